@@ -1,0 +1,1 @@
+"""Steppe: reinforcement-learning experiments at any size."""

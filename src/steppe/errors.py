@@ -1,0 +1,53 @@
+"""The kinds of mistake Steppe can name. Each is one sentence: what is wrong, where, and the way out.
+
+Raised where the mistake is found, turned into text and an exit code in one place: the edge of the CLI.
+"""
+
+from __future__ import annotations
+
+
+class SteppeError(Exception):
+    """Something went wrong that a person can understand; `exit_code` is what the CLI ends with."""
+
+    exit_code = 1
+
+
+class UserError(SteppeError):
+    """The user can put this right by writing something else."""
+
+    exit_code = 2
+
+
+class SpecError(UserError):
+    """A spec file or a setting is wrong: names the file and the path inside it."""
+
+
+class MissingExtra(UserError):
+    """An optional package is needed: names the `pip install` to run."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f'{what} needs an optional package; run: pip install "steppe[{extra}]"')
+
+
+class ProjectError(UserError):
+    """No project here, or it cannot be used."""
+
+
+class StateError(UserError):
+    """The experiment is in a state that does not allow what was asked."""
+
+
+class CheckpointError(SteppeError):
+    """No checkpoint could be read."""
+
+
+class EnvironmentFault(SteppeError):
+    """The user's environment raised, or returned something that cannot be learned from."""
+
+
+class TrainingDiverged(SteppeError):
+    """A loss or a parameter became NaN or infinite."""
+
+
+class StorageError(SteppeError):
+    """The disk is full, read-only or gone."""
