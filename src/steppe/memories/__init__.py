@@ -1,0 +1,5 @@
+"""Where experience is kept until it is learned from."""
+
+from steppe.memories.replay import Replay, ReplayState, Sample, Timesteps
+
+__all__ = ["Replay", "ReplayState", "Sample", "Timesteps"]

@@ -1,0 +1,54 @@
+"""How an experiment is trained. Importing this is light; JAX comes with the first check or run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from steppe.runners._base import Outcome, Progress
+from steppe.specs.experiment import ExperimentSpec
+
+__all__ = ["Outcome", "Progress", "check", "run"]
+
+log = logging.getLogger(__name__)
+
+
+def check(spec: ExperimentSpec) -> list[str]:
+    """Builds everything that the experiment needs and throws it away; notices of what will have no effect.
+
+    Raises a UserError for whatever cannot work: unknown agents and settings, networks that do not fit the
+    observations, actions that the algorithm cannot take.
+    """
+    from steppe.runners.setup import make_engine, notices_for
+
+    if spec.run_mode == "single" and spec.platform == "local":
+        make_engine(spec).close()
+    return notices_for(spec)
+
+
+def run(
+    spec: ExperimentSpec,
+    folder: Path,
+    *,
+    resume: bool,
+    request: Callable[[], str | None],
+    on_progress: Callable[[Progress], None],
+) -> Outcome:
+    """Trains in this process and leaves metrics, checkpoints, policies and a video in `folder`.
+
+    `request` is asked between chunks of about a tenth of a second whether to "pause" or "stop".
+    """
+    from steppe.runners.leaving import leave_video_and_onnx
+    from steppe.runners.loop import Loop
+    from steppe.runners.setup import make_engine, notices_for
+
+    engine = make_engine(spec)
+    try:
+        loop = Loop(spec, engine, folder, request, on_progress)
+        loop.notices += notices_for(spec)
+        outcome = loop.run(resume)
+    finally:
+        engine.close()
+    outcome.notices.extend(leave_video_and_onnx(spec, folder, outcome.state))
+    return outcome

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-Unit = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[float, Field(gt=0.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
+
+def _whole(value: Any) -> Any:
+    # JSON has one kind of number: 1e6 is a fine way to write a million.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# Strict, because a quoted number or a true where a number belongs is a mistake worth hearing about.
+Number = Annotated[float, Field(strict=True)]
+Unit = Annotated[float, Field(strict=True, ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(strict=True, gt=0.0)]
+NonNegative = Annotated[float, Field(strict=True, ge=0.0)]
+Count = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_whole)]
+Natural = Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)]
 
 
 class Spec(BaseModel):

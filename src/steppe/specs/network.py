@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, RootModel
+from pydantic import BeforeValidator, Field, RootModel
 
 from steppe.specs._base import Count, Spec, Unit
 
 Activation = Literal[
     "relu", "elu", "selu", "sigmoid", "swish", "leaky_relu", "softplus", "softsign", "softmax", "tanh", "gelu", "none"
 ]
+Pooling = Literal["max", "average"]
 Padding = Literal["SAME", "VALID"]
+
+_OTHER_SPELLINGS = {"lrelu": "leaky_relu", "mean": "average", "same": "SAME", "valid": "VALID"}
+
+
+def _usual_spelling(word: Any) -> Any:
+    return _OTHER_SPELLINGS.get(word, word) if isinstance(word, str) else word
+
+
+_Activation = Annotated[Activation, BeforeValidator(_usual_spelling)]
+_Pooling = Annotated[Pooling, BeforeValidator(_usual_spelling)]
+_Padding = Annotated[Padding, BeforeValidator(_usual_spelling)]
 
 
 class Dense(Spec):
@@ -20,7 +32,7 @@ class Dense(Spec):
     type: Literal["dense"]
     size: Count
     """How many outputs."""
-    activation: Activation = "relu"
+    activation: _Activation = "relu"
     """The nonlinearity after it."""
     bias: bool = True
     """Whether a bias is added."""
@@ -46,9 +58,9 @@ class Conv1d(Spec):
     """How many positions a filter sees."""
     stride: Count = 1
     """How far it moves each time."""
-    padding: Padding = "SAME"
+    padding: _Padding = "SAME"
     """SAME pads with zeros, VALID does not."""
-    activation: Activation = "relu"
+    activation: _Activation = "relu"
     """The nonlinearity after it."""
     bias: bool = True
     """Whether a bias is added."""
@@ -64,9 +76,9 @@ class Conv2d(Spec):
     """The filter's height and width."""
     stride: Count = 1
     """How far it moves each time."""
-    padding: Padding = "SAME"
+    padding: _Padding = "SAME"
     """SAME pads with zeros, VALID does not."""
-    activation: Activation = "relu"
+    activation: _Activation = "relu"
     """The nonlinearity after it."""
     bias: bool = True
     """Whether a bias is added."""
@@ -76,13 +88,13 @@ class Pool2d(Spec):
     """The maximum or the mean of each window of an image."""
 
     type: Literal["pool2d"]
-    pooling_type: Literal["max", "average"] = "max"
+    pooling_type: _Pooling = "max"
     """What is taken of each window."""
     window: Count = 2
     """The window's height and width."""
     stride: Count = 2
     """How far it moves each time."""
-    padding: Padding = "SAME"
+    padding: _Padding = "SAME"
     """SAME pads at the borders, VALID does not."""
 
 
@@ -104,7 +116,7 @@ class Nonlinearity(Spec):
     """A nonlinearity by itself."""
 
     type: Literal["nonlinearity"]
-    name: Activation = "relu"
+    name: _Activation = "relu"
     """Which one."""
 
 
@@ -126,7 +138,7 @@ class LayerNorm(Spec):
 
 Layer = Annotated[
     Dense | Linear | Conv1d | Conv2d | Pool2d | Flatten | Dropout | Nonlinearity | Embedding | LayerNorm,
-    Field(discriminator="type"),
+    Field(discriminator="type", title="layer"),
 ]
 
 

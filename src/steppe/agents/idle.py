@@ -1,0 +1,144 @@
+"""Agents that do not learn: what every learner must beat, and what tests an environment."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from steppe.agents._base import Acting, Agent, Metrics, Situation, TrainState, fresh_state
+from steppe.errors import SpecError
+from steppe.records import heads
+from steppe.specs._base import Count, Settings
+from steppe.specs.spaces import Box, Discrete
+
+Array = jax.Array
+
+
+class IdleSettings(Settings):
+    """What can be said to an agent that does not learn."""
+
+    horizon: Count = 128
+    """How many timesteps each environment takes between two looks at the stop conditions."""
+
+
+S = TypeVar("S", bound=IdleSettings)
+
+
+class Idle(Agent[S], Generic[S]):
+    """Acts without looking and learns nothing."""
+
+    experience: ClassVar[Literal["trajectories", "transitions", "none"]] = "none"
+
+    def __init__(self, settings: S, situation: Situation) -> None:
+        super().__init__(settings, situation)
+        self.horizon = settings.horizon
+
+    def init(self, key: Array) -> TrainState:
+        """Nothing but a key."""
+        nothing = jnp.zeros(0)
+        return fresh_state(self, nothing, nothing, (), key)
+
+    def to_environment(self, actions: Array) -> Array:
+        """In the environment's shape and numbering."""
+        return heads.postprocess(actions, self.situation.action, xp=jnp)
+
+    def gradients(self, state: TrainState, batch: Any) -> tuple[Array, Metrics]:
+        """None at all."""
+        return state.params, {}
+
+    def apply(self, state: TrainState, gradients: Array) -> TrainState:
+        """Changes nothing."""
+        return state
+
+    def update(self, state: TrainState, experience: Any) -> tuple[TrainState, Metrics]:
+        """Learns nothing."""
+        return state, {}
+
+    @property
+    def updates_per_experience(self) -> int:
+        """None."""
+        return 0
+
+    def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
+        """None."""
+        return {}
+
+    def policy_head(self) -> dict[str, Any]:
+        """Named like the agent."""
+        return {"kind": self.type}
+
+
+class RandomSettings(IdleSettings):
+    """Settings of `random`."""
+
+
+class Random(Idle[RandomSettings]):
+    """Every action equally likely; unbounded continuous actions are drawn from a standard normal distribution."""
+
+    type = "random"
+    Settings: ClassVar = RandomSettings
+
+    def __init__(self, settings: RandomSettings, situation: Situation) -> None:
+        super().__init__(settings, situation)
+        space = situation.action
+        self.is_unbounded = isinstance(space, Box) and not space.is_bounded
+        self.noise_size = space.size if isinstance(space, Box) else heads.outputs_size("categorical", space)
+
+    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
+        """Uniform, or normal where the actions have no bounds."""
+        draw = jax.random.normal if self.is_unbounded else jax.random.uniform
+        return draw(key, (*shape, self.noise_size))
+
+    def act(self, acting: Acting, observations: Array, noise: Array | None, timestep: Array) -> tuple[Array, Array]:
+        """The noise stretched over the space; without noise, its first action or middle."""
+        envs = observations.shape[0]
+        if noise is None:
+            noise = jnp.full((envs, self.noise_size), 0.0 if self.is_unbounded else 0.5)
+        return heads.sample("random", None, noise, self.situation.action, xp=jnp), jnp.zeros((envs, 0))
+
+
+class ConstantSettings(IdleSettings):
+    """Settings of `constant`."""
+
+    action: int | float | list[int] | list[float] = 0
+    """The action that is always taken; one number stands for all elements."""
+
+
+class Constant(Idle[ConstantSettings]):
+    """Always the same action."""
+
+    type = "constant"
+    Settings: ClassVar = ConstantSettings
+
+    def __init__(self, settings: ConstantSettings, situation: Situation) -> None:
+        super().__init__(settings, situation)
+        self.noise_size = 1
+        space = situation.action
+        shape = () if isinstance(space, Discrete) else (space.size,) if isinstance(space, Box) else space.shape
+        dtype = np.float32 if isinstance(space, Box) else np.int32
+        given = np.asarray(settings.action, dtype)
+        try:
+            self.action = np.broadcast_to(given, shape).astype(dtype)
+        except ValueError:
+            raise SpecError(
+                f"agent.action has {given.size} numbers, but an action of {situation.environment} has {shape}"
+            ) from None
+        if isinstance(space, Discrete) and not 0 <= int(self.action) < space.n:
+            raise SpecError(f"agent.action is {int(self.action)}, but the actions are 0 to {space.n - 1}")
+
+    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
+        """None is needed."""
+        return jnp.zeros((*shape, self.noise_size))
+
+    def act(self, acting: Acting, observations: Array, noise: Array | None, timestep: Array) -> tuple[Array, Array]:
+        """The same action for every environment."""
+        envs = observations.shape[0]
+        return jnp.broadcast_to(self.action, (envs, *self.action.shape)), jnp.zeros((envs, 0))
+
+    def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
+        """The one action, as the environment takes it."""
+        taken = heads.postprocess(self.action[None], self.situation.action, xp=np)[0]
+        return {"constant/action": np.asarray(taken)}

@@ -1,0 +1,50 @@
+"""Parameters as one vector: fast to optimise, to shard over servers and to write into from many threads.
+
+A network's parameters are a nested dict of many small arrays. An optimiser that walks over them costs more than the
+gradient itself for small networks, so Steppe keeps the vector and cuts it into the named arrays where they are used
+(the compiler turns the cuts into plain reads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Layout:
+    """Where each named array lies in the vector."""
+
+    def __init__(self, init: Callable[[jax.Array], dict[str, Any]]) -> None:
+        """`init` makes the nested dict; only its shapes are looked at."""
+        shapes = jax.eval_shape(init, jax.random.key(0))
+        paths, self._tree = jax.tree_util.tree_flatten_with_path(shapes)
+        self.names = ["/".join(str(part.key) for part in path) for path, _ in paths]
+        self.shapes = [leaf.shape for _, leaf in paths]
+        sizes = [int(np.prod(shape, dtype=int)) for shape in self.shapes]
+        self._ends = np.cumsum([0, *sizes]).tolist()
+
+    @property
+    def size(self) -> int:
+        return self._ends[-1]
+
+    def join(self, tree: dict[str, Any]) -> jax.Array:
+        """Nested dict -> vector [P]."""
+        return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
+
+    def split(self, vector: jax.Array) -> dict[str, Any]:
+        """Vector [P] -> nested dict."""
+        return jax.tree.unflatten(self._tree, self._pieces(vector))
+
+    def named(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """Vector [P] -> flat dict of "a/b/kernel" names; NumPy vectors are not copied."""
+        return dict(zip(self.names, self._pieces(vector), strict=True))
+
+    def _pieces(self, vector: Any) -> list[Any]:
+        return [
+            vector[start:end].reshape(shape)
+            for start, end, shape in zip(self._ends, self._ends[1:], self.shapes, strict=False)
+        ]

@@ -1,0 +1,57 @@
+"""Running mean and variance, merged batch by batch (Chan et al. 1979: parallel variance)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+CLIP = 10.0
+"""Normalised values are held within +- CLIP."""
+EPSILON = 1e-8
+
+
+class Statistics(NamedTuple):
+    """Mean and variance of everything seen so far, and how much that was."""
+
+    mean: jax.Array
+    variance: jax.Array
+    count: jax.Array
+
+
+def empty(shape: tuple[int, ...]) -> Statistics:
+    """Before anything was seen: normalising with this changes nothing."""
+    return Statistics(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
+
+
+def merge(statistics: Statistics, values: jax.Array, axis: str | None = None) -> Statistics:
+    """Takes in values [T, N, *shape]; with `axis`, the values on all devices of that axis."""
+    count = jnp.float32(values.shape[0] * values.shape[1])
+    mean = values.mean((0, 1))
+    variance = values.var((0, 1))
+    if axis is not None:
+        shards = jax.lax.axis_size(axis)
+        second_moment = jax.lax.pmean(variance + mean**2, axis)
+        mean = jax.lax.pmean(mean, axis)
+        variance = second_moment - mean**2
+        count = count * shards
+    total = statistics.count + count
+    shift = mean - statistics.mean
+    spread = statistics.variance * statistics.count + variance * count
+    return Statistics(
+        mean=statistics.mean + shift * count / total,
+        variance=(spread + shift**2 * statistics.count * count / total) / total,
+        count=total,
+    )
+
+
+def normalize(statistics: Statistics, values: jax.Array) -> jax.Array:
+    """Values shifted and scaled to mean 0 and variance 1."""
+    scaled = (values - statistics.mean) / jnp.sqrt(statistics.variance + EPSILON)
+    return jnp.clip(scaled, -CLIP, CLIP)
+
+
+def scale(statistics: Statistics, rewards: jax.Array) -> jax.Array:
+    """Rewards divided by the spread of the returns; not shifted, since that would change what is best."""
+    return jnp.clip(rewards / jnp.sqrt(statistics.variance + EPSILON), -CLIP, CLIP)

@@ -1,0 +1,49 @@
+"""Vanilla policy gradient with a learned baseline: the algorithm of A2C and A3C (Mnih et al. 2016, arXiv:1602.01783)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from steppe.agents._base import Metrics, TrainState, Trajectory
+from steppe.agents.actor_critic import ActorCritic, ActorCriticSettings
+from steppe.agents.optimizers import OptimizerName
+from steppe.specs._base import Count, NonNegative, Positive, Unit
+
+Array = jax.Array
+
+
+class VPGSettings(ActorCriticSettings):
+    """Settings of `vpg`."""
+
+    gae_lambda: Unit = 0.95
+    """How far advantages look ahead: 0 is one step, 1 is the whole episode."""
+    horizon: Count = 16
+    """How many timesteps each environment takes between two updates."""
+    learning_rate: Positive = 1e-3
+    """The optimiser's step size."""
+    optimizer: OptimizerName = "adam"
+    """How gradients become steps."""
+    entropy_coefficient: NonNegative = 0.01
+    """The weight of the entropy bonus that keeps the policy exploring."""
+
+
+class VPG(ActorCritic[VPGSettings]):
+    """One optimiser step for each trajectory."""
+
+    type = "vpg"
+    Settings: ClassVar = VPGSettings
+    default_num_envs = 16
+
+    def policy_loss(self, log_probs: Array, old_log_probs: Array, advantages: Array) -> tuple[Array, Metrics]:
+        """Log-probabilities weighted by advantages: the policy gradient theorem, negated to be minimised."""
+        return -(log_probs * advantages).mean(), {}
+
+    def update(self, state: TrainState, experience: Trajectory) -> tuple[TrainState, Metrics]:
+        """One optimiser step on the whole trajectory."""
+        state = self.note_rewards(state, experience)
+        gradients, metrics = self.gradients(state, self.prepare(state, experience))
+        state = self.apply(state, gradients)
+        return self.note_observations(state, experience), jax.tree.map(jnp.mean, metrics)

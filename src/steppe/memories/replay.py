@@ -1,0 +1,173 @@
+"""Replay memory as pure functions over arrays: a ring of the last timesteps of N environments.
+
+Uniform (Lin 1992) or prioritised by error (Schaul et al. 2016, arXiv:1511.05952), with n-step returns put together when a
+batch is drawn, so that the memory holds plain timesteps whatever the algorithm asks of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from steppe.memories.sum_tree import SumTree
+
+Array = jax.Array
+
+
+class Timesteps(NamedTuple):
+    """What is remembered of each timestep; leaves are [rows, N, ...]."""
+
+    observations: Array
+    actions: Array
+    rewards: Array
+    terminated: Array
+    truncated: Array
+    next_observations: Array
+
+
+class ReplayState(NamedTuple):
+    """The memory's contents."""
+
+    timesteps: Timesteps
+    """[rows, N, ...]; rows are written round and round."""
+    head: Array
+    """The row that is written next."""
+    filled: Array
+    """How many rows hold something."""
+    tree: Array
+    """Priorities as a sum tree, [0] where sampling is uniform."""
+    highest: Array
+    """The highest priority given so far: what new timesteps start with."""
+
+
+class Sample(NamedTuple):
+    """A batch [B, ...] with n-step returns, and where it was drawn from."""
+
+    observations: Array
+    actions: Array
+    rewards: Array
+    discounts: Array
+    next_observations: Array
+    weights: Array
+    places: Array
+    """Row x N + environment of each drawn timestep."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How a memory behaves; its contents are a `ReplayState`."""
+
+    capacity: int
+    """How many timesteps are kept, of all environments together."""
+    num_envs: int
+    horizon: int
+    """How many rows are written at once."""
+    discount: float
+    n_step: int = 1
+    prioritized: bool = False
+    priority_exponent: float = 0.6
+    importance_exponent: float = 0.4
+
+    @property
+    def rows(self) -> int:
+        """Whole blocks of `horizon` rows, at least enough for one n-step window beside the block being written."""
+        blocks = -(-self.capacity // (self.num_envs * self.horizon))
+        least = -(-(self.n_step + self.horizon) // self.horizon)
+        return max(blocks, least) * self.horizon
+
+    @property
+    def _tree(self) -> SumTree:
+        return SumTree(self.rows * self.num_envs)
+
+    def init(self, example: Timesteps) -> ReplayState:
+        """An empty memory for timesteps like `example`, whose leaves are one environment's: [...]."""
+
+        def room(leaf: Any) -> Array:
+            return jnp.zeros((self.rows, self.num_envs, *leaf.shape), leaf.dtype)
+
+        tree = self._tree.init() if self.prioritized else jnp.zeros(0)
+        return ReplayState(
+            timesteps=jax.tree.map(room, example),
+            head=jnp.int32(0),
+            filled=jnp.int32(0),
+            tree=tree,
+            highest=jnp.float32(1.0),
+        )
+
+    def add(self, state: ReplayState, timesteps: Timesteps) -> ReplayState:
+        """Writes [horizon, N, ...] over the oldest rows."""
+        written = jax.tree.map(
+            lambda store, new: jax.lax.dynamic_update_slice_in_dim(store, new.astype(store.dtype), state.head, 0),
+            state.timesteps,
+            timesteps,
+        )
+        tree = state.tree
+        if self.prioritized:
+            # Rows whose n successors are not all there yet cannot be drawn: priority 0 until they are.
+            fresh = state.head + jnp.arange(self.horizon)
+            tree = self._tree.set(tree, self._places(fresh), jnp.zeros(self.horizon * self.num_envs))
+            ready = (fresh - (self.n_step - 1)) % self.rows
+            exists = state.filled + jnp.arange(self.horizon) >= self.n_step - 1
+            priorities = jnp.where(exists, state.highest, 0.0)
+            tree = self._tree.set(tree, self._places(ready), jnp.repeat(priorities, self.num_envs))
+        return state._replace(
+            timesteps=written,
+            head=(state.head + self.horizon) % self.rows,
+            filled=jnp.minimum(state.filled + self.horizon, self.rows),
+            tree=tree,
+        )
+
+    def sample(self, state: ReplayState, key: Array, batch_size: int) -> Sample:
+        """Draws a batch; the memory must hold at least `n_step` rows."""
+        drawable = jnp.maximum(state.filled - (self.n_step - 1), 1) * self.num_envs
+        if self.prioritized:
+            places, probabilities = self._tree.sample(state.tree, key, batch_size)
+            weights = (drawable * probabilities) ** -self.importance_exponent
+            weights = weights / weights.max()
+        else:
+            oldest = (state.head - state.filled) % self.rows
+            drawn = jax.random.randint(key, (batch_size,), 0, drawable)
+            rows = (oldest + drawn // self.num_envs) % self.rows
+            places = rows * self.num_envs + drawn % self.num_envs
+            weights = jnp.ones(batch_size)
+        return self._n_step(state.timesteps, places, weights)
+
+    def reprioritize(self, state: ReplayState, places: Array, errors: Array, when: Array) -> ReplayState:
+        """Gives drawn timesteps the priority of their newest error [B], if `when` holds."""
+        priorities = (jnp.abs(errors) + 1e-6) ** self.priority_exponent
+        priorities = jnp.where(when, priorities, self._tree.get(state.tree, places))
+        return state._replace(
+            tree=self._tree.set(state.tree, places, priorities),
+            highest=jnp.maximum(state.highest, priorities.max()),
+        )
+
+    def _places(self, rows: Array) -> Array:
+        return (rows[:, None] * self.num_envs + jnp.arange(self.num_envs)).reshape(-1)
+
+    def _n_step(self, timesteps: Timesteps, places: Array, weights: Array) -> Sample:
+        """Sums up to n rewards from each place on, stopping where its episode ends."""
+        rows, envs = places // self.num_envs, places % self.num_envs
+        returns = jnp.zeros(places.shape)
+        discount = jnp.ones(places.shape)
+        going = jnp.ones(places.shape, bool)
+        terminated = jnp.zeros(places.shape, bool)
+        last = rows
+        for step in range(self.n_step):
+            at = (rows + step) % self.rows
+            last = jnp.where(going, at, last)
+            returns = returns + jnp.where(going, discount * timesteps.rewards[at, envs], 0.0)
+            discount = jnp.where(going, discount * self.discount, discount)
+            terminated = terminated | (going & timesteps.terminated[at, envs])
+            going = going & ~(timesteps.terminated[at, envs] | timesteps.truncated[at, envs])
+        return Sample(
+            observations=timesteps.observations[rows, envs],
+            actions=timesteps.actions[rows, envs],
+            rewards=returns,
+            discounts=jnp.where(terminated, 0.0, discount),
+            next_observations=timesteps.next_observations[last, envs],
+            weights=weights,
+            places=places,
+        )

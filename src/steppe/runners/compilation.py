@@ -1,0 +1,62 @@
+"""How JAX is set up before its first use: a compilation cache on disk, and as many host devices as pay."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+ENVS_PER_SHARD = 256
+"""Fewer environments than this on a device, and talking between devices costs more than it brings."""
+
+
+def cache_folder() -> Path:
+    """Where compiled programs are kept: $STEPPE_CACHE, or the user's cache folder."""
+    if given := os.environ.get("STEPPE_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steppe" / "compiled"
+
+
+def shards_for(num_envs: int, cores: int | None = None) -> int:
+    """Over how many host devices that many environments are best spread: a power of two, at most one for each core."""
+    cores = cores or len(os.sched_getaffinity(0))
+    shards = 1
+    while shards * 2 <= cores and num_envs // (shards * 2) >= ENVS_PER_SHARD and num_envs % (shards * 2) == 0:
+        shards *= 2
+    return shards
+
+
+def prepare_jax(shards: int = 1) -> int:
+    """Sets JAX up for training on this many host devices; how many there really are (JAX may be in use already)."""
+    # One XLA worker thread a device: small programs lose more by handing work over than they gain.
+    os.environ.setdefault("NPROC", str(shards))
+    import jax
+
+    _use_cache(jax)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if shards > 1:
+        try:
+            jax.config.update("jax_num_cpu_devices", shards)
+        except RuntimeError:
+            log.debug("JAX was in use before the number of host devices could be set")
+    devices = jax.devices()
+    return min(shards, len(devices)) if devices[0].platform == "cpu" else 1
+
+
+def _use_cache(jax: object) -> None:
+    config = jax.config  # type: ignore[attr-defined]
+    if config.jax_compilation_cache_dir is not None:
+        return
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{folder} is not writable")
+    except OSError as error:
+        log.warning("compiled programs are not kept: %s", error)
+        return
+    config.update("jax_compilation_cache_dir", str(folder))
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    config.update("jax_persistent_cache_min_entry_size_bytes", -1)

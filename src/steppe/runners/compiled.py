@@ -1,0 +1,184 @@
+"""The compiled engine: acting, stepping and learning in one program, dispatched in chunks of many iterations."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from steppe.agents._base import Agent
+from steppe.envs._base import JaxEnv
+from steppe.records.policy import Policy
+from steppe.runners import episodes as episode_window
+from steppe.runners._base import Chunk, Limits
+from steppe.runners.arrays import from_arrays, to_arrays
+from steppe.runners.episodes import Window, empty_window
+from steppe.runners.learning import Learner, begin, learn
+from steppe.runners.rollout import Envs, Finished, Rollout
+
+Array = jax.Array
+AXIS = "shards"
+LARGEST_TIMESTEP = 2**30
+"""Timesteps are counted by the host without bound; inside the program schedules see no more than this."""
+
+
+class Run(NamedTuple):
+    """Everything that changes while training: what a checkpoint holds."""
+
+    learner: Learner
+    envs: Envs
+    window: Window
+
+
+class Columns(NamedTuple):
+    """What each iteration leaves behind; leaves [iterations]."""
+
+    episodes: Array
+    mean_return: Array
+    mean_length: Array
+    metrics: dict[str, Array]
+
+
+class CompiledEngine:
+    """One program for any number of iterations, so that chunk sizes change neither results nor compilation."""
+
+    exact_resume = True
+
+    def __init__(self, agent: Agent[Any], env: JaxEnv, repeat_actions: int, max_timesteps: int | None) -> None:
+        situation = agent.situation
+        self.agent = agent
+        self.num_envs = situation.num_envs
+        self.shards = situation.shards
+        self.timesteps_per_iteration = agent.horizon * self.num_envs
+        self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, 1, 1024))
+        self.rollout = Rollout(agent, env, repeat_actions, max_timesteps)
+        self._program = jax.jit(self._sharded(self._chunk), donate_argnums=0)
+        self._play = jax.jit(self.rollout.play, static_argnums=(2, 3))
+        self._run: Run | None = None
+
+    def begin(self, seed: int) -> None:
+        """Fresh parameters and fresh episodes."""
+        self._run = self._placed(self._fresh(jax.random.key(seed)))
+
+    def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
+        """Every bit as it was."""
+        template = jax.eval_shape(self._fresh, jax.random.key(seed))
+        self._run = self._placed(from_arrays(template, arrays))
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Agent, memory, environments, window: all of it."""
+        return to_arrays(self._run)
+
+    def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
+        """One call of the compiled program."""
+        self._run, done, reached, healthy, columns = self._program(
+            self._run,
+            jnp.int32(iterations),
+            jnp.int32(min(timestep, LARGEST_TIMESTEP)),
+            jnp.int32(min(limits.episodes, 2**31 - 1) if limits.episodes is not None else 2**31 - 1),
+            jnp.float32(np.inf if limits.stop_at_return is None else limits.stop_at_return),
+        )
+        count = int(done)
+        named = {"episodes": columns.episodes, "mean_return": columns.mean_return, "mean_length": columns.mean_length}
+        named |= columns.metrics
+        return Chunk(
+            iterations=count,
+            columns={name: np.asarray(column)[:count] for name, column in named.items()},
+            has_reached_return=bool(reached),
+            is_healthy=bool(healthy),
+        )
+
+    def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
+        """All episodes side by side in one program."""
+        assert self._run is not None
+        acting = self.agent.acting(self._run.learner.agent)
+        if self.shards > 1:
+            acting = jax.device_put(jax.tree.map(np.asarray, acting), jax.devices()[0])
+        returns, lengths = self._play(acting, jax.random.key(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
+        return float(np.mean(returns)), float(np.mean(lengths))
+
+    def policy(self, timestep: int) -> Policy:
+        """The policy as of the last iteration."""
+        assert self._run is not None
+        return self.agent.policy(self._run.learner.agent, timestep)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _fresh(self, key: Array) -> Run:
+        agent_key, env_key = jax.random.split(key)
+        envs = self.rollout.begin(env_key, self.num_envs, self.shards)
+        return Run(begin(self.agent, agent_key), envs, empty_window())
+
+    def _chunk(
+        self, run: Run, iterations: Array, timestep: Array, episodes: Array, stop_at_return: Array
+    ) -> tuple[Run, Array, Array, Array, Columns]:
+        """(run, iterations done, return reached, healthy, columns [most_iterations])."""
+        shapes = jax.eval_shape(self._iteration, run, timestep)[1]
+        columns = jax.tree.map(lambda leaf: jnp.zeros((self.most_iterations,), leaf.dtype), shapes)
+
+        def is_going(carry: tuple[Run, Columns, Array, Array, Array, Array]) -> Array:
+            _, _, done, finished, reached, healthy = carry
+            return (done < iterations) & (finished < episodes) & ~reached & healthy
+
+        def iteration(carry: tuple[Run, Columns, Array, Array, Array, Array]) -> Any:
+            run, columns, done, finished, _, _ = carry
+            run, row = self._iteration(run, timestep + done * self.timesteps_per_iteration)
+            columns = jax.tree.map(lambda column, value: column.at[done].set(value), columns, row)
+            reached = episode_window.has_reached(run.window, stop_at_return)
+            healthy = jnp.isfinite(row.metrics.get("loss", jnp.float32(0.0)))
+            return run, columns, done + 1, finished + row.episodes, reached, healthy
+
+        start = (run, columns, jnp.int32(0), jnp.int32(0), jnp.bool_(False), jnp.bool_(True))
+        run, columns, done, _, reached, healthy = jax.lax.while_loop(is_going, iteration, start)
+        return run, done, reached, healthy, columns
+
+    def _iteration(self, run: Run, timestep: Array) -> tuple[Run, Columns]:
+        acting = self.agent.acting(run.learner.agent)
+        envs, trajectory, finished = self.rollout.collect(run.envs, acting, timestep)
+        learner, metrics = learn(self.agent, run.learner, trajectory)
+        if self.shards > 1:
+            finished = Finished(*(jax.lax.all_gather(leaf, AXIS, axis=1, tiled=True) for leaf in finished))
+            metrics = {name: jax.lax.pmean(value, AXIS) for name, value in metrics.items()}
+        window = episode_window.record(run.window, *finished)
+        row = Columns(
+            episodes=finished.ended.sum(dtype=jnp.int32),
+            mean_return=episode_window.mean_return(window),
+            mean_length=episode_window.mean_length(window),
+            metrics=metrics,
+        )
+        return Run(learner, envs, window), row
+
+    def _sharded(self, chunk: Any) -> Any:
+        """Spreads the environments over the devices; every device learns the same from all of them."""
+        if self.shards == 1:
+            return chunk
+        self.agent.axis = AXIS
+        scalar = PartitionSpec()
+        run = Run(scalar, PartitionSpec(AXIS), scalar)  # type: ignore[arg-type]
+        return jax.shard_map(
+            chunk,
+            mesh=self._mesh(),
+            in_specs=(run, scalar, scalar, scalar, scalar),
+            out_specs=(run, scalar, scalar, scalar, scalar),
+            check_vma=False,
+        )
+
+    def _placed(self, run: Run) -> Run:
+        """On the devices where the program wants it, and free to be overwritten."""
+        if self.shards == 1:
+            return jax.tree.map(partial(jnp.array, copy=True), run)
+        everywhere = NamedSharding(self._mesh(), PartitionSpec())
+        spread = NamedSharding(self._mesh(), PartitionSpec(AXIS))
+        return Run(
+            jax.device_put(run.learner, everywhere),
+            jax.device_put(run.envs, spread),
+            jax.device_put(run.window, everywhere),
+        )
+
+    def _mesh(self) -> Mesh:
+        return Mesh(np.array(jax.devices()[: self.shards]), (AXIS,))

@@ -1,0 +1,264 @@
+"""The training loop: asks the engine for chunks of work, and in between writes, measures, saves and listens."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steppe.errors import CheckpointError, TrainingDiverged
+from steppe.records import checkpoints
+from steppe.records.metrics import MetricsWriter
+from steppe.records.policy import Policy
+from steppe.runners._base import Chunk, Engine, Limits, Outcome, Progress
+from steppe.runners.schedule import Schedule
+from steppe.specs.experiment import ExperimentSpec
+from steppe.specs.frequency import Frequency
+
+log = logging.getLogger(__name__)
+
+CHUNK_SECONDS = 0.1
+"""How long the loop lets the engine work before it looks around."""
+ENDINGS = {"pause": "paused", "stop": "stopped"}
+
+Request = Callable[[], str | None]
+OnProgress = Callable[[Progress], None]
+
+
+class Loop:
+    """One run of one experiment in this process."""
+
+    def __init__(self, spec: ExperimentSpec, engine: Engine, folder: Path, request: Request, show: OnProgress) -> None:
+        self.spec = spec
+        self.engine = engine
+        self.folder = folder
+        self.request = request
+        self.show = show
+        self.seed = spec.seed or 0
+        self.episode_limit, self.timestep_limit = spec.limits
+        self.timestep = self.episode = self.update = 0
+        self.mean_return: float | None = None
+        self.mean_length: float | None = None
+        self.best_return: float | None = None
+        self.best_policy: Policy | None = None
+        self.latest: dict[str, float] = {}
+        self.steps_per_second = 0.0
+        self.seconds = 0.0
+        self.saved_at: int | None = None
+        self.notices: list[str] = []
+
+    def run(self, resume: bool) -> Outcome:
+        """Trains until something ends it; whatever it is, the work so far is saved."""
+        self.show(Progress("compiling"))
+        if resume:
+            self._restore()
+        else:
+            self.engine.begin(self.seed)
+        self._clock = time.perf_counter() - self.seconds
+        self._summaries = self._schedule(self.spec.summary_frequency)
+        self._saves = self._schedule(self.spec.saver_frequency)
+        evaluation = self.spec.evaluation
+        self._evaluations = self._schedule(Frequency(evaluation.every, "t")) if evaluation else None
+        with MetricsWriter(self.folder, resume_from=self.timestep if resume else None) as self._metrics:
+            if not resume:
+                self._save()
+            state, reason = self._train()
+            self._save()
+        return Outcome(
+            state, reason, self.timestep, self.episode, self.update, self.mean_return, self.seconds, self.notices
+        )
+
+    def _train(self) -> tuple[str, str]:
+        iterations = 1
+        while True:
+            if ending := self._ending():
+                return ending
+            iterations = min(iterations, self._iterations_left())
+            started = time.perf_counter()
+            chunk = self.engine.advance(iterations, self.timestep, self._limits())
+            spent = time.perf_counter() - started
+            self._take_in(chunk, spent)
+            if not chunk.is_healthy:
+                raise TrainingDiverged(self._divergence())
+            if self._evaluations and self._evaluations.is_due(self.timestep, self.episode, self.seconds):
+                self._evaluate()
+            if self._saves.is_due(self.timestep, self.episode, self.seconds):
+                self._save()
+            self.show(self._progress("training"))
+            if chunk.has_reached_return:
+                return "completed", f"the mean return of the last 100 episodes reached {self.spec.stop_at_return:g}"
+            iterations = self._next_size(chunk, spent)
+
+    def _ending(self) -> tuple[str, str] | None:
+        """(state, reason) when the run is over."""
+        if self.timestep_limit is not None and self.timestep >= self.timestep_limit:
+            return "completed", f"all {self.timestep_limit:,} timesteps were run"
+        if self.episode_limit is not None and self.episode >= self.episode_limit:
+            return "completed", f"all {self.episode_limit:,} episodes were run"
+        if wish := self.request():
+            return ENDINGS[wish], f"asked to {wish}"
+        return None
+
+    def _iterations_left(self) -> int:
+        """Until the next thing that is due at a certain timestep."""
+        lefts = [s.timesteps_left(self.timestep) for s in (self._saves, self._evaluations) if s]
+        if self.timestep_limit is not None:
+            lefts.append(self.timestep_limit - self.timestep)
+        known = [left for left in lefts if left is not None]
+        if not known:
+            return self.engine.most_iterations
+        return max(1, math.ceil(min(known) / self.engine.timesteps_per_iteration))
+
+    def _next_size(self, chunk: Chunk, spent: float) -> int:
+        """As many iterations as fill CHUNK_SECONDS; growth is gradual, since the first chunk includes compilation."""
+        fitting = int(CHUNK_SECONDS * chunk.iterations / max(spent, 1e-6))
+        return int(np.clip(fitting, 1, min(8 * chunk.iterations, self.engine.most_iterations)))
+
+    def _limits(self) -> Limits:
+        left = None if self.episode_limit is None else self.episode_limit - self.episode
+        return Limits(left, self.spec.stop_at_return)
+
+    def _take_in(self, chunk: Chunk, spent: float) -> None:
+        """Counts what a chunk did and writes a summary at each iteration where one is due."""
+        columns = chunk.columns
+        before = self.seconds
+        self.seconds = time.perf_counter() - self._clock
+        self.steps_per_second = chunk.iterations * self.engine.timesteps_per_iteration / max(spent, 1e-9)
+        for i in range(chunk.iterations):
+            self.timestep += self.engine.timesteps_per_iteration
+            self.episode += int(columns["episodes"][i])
+            self.update += int(columns["updates"][i])
+            at = before + (self.seconds - before) * (i + 1) / chunk.iterations
+            if self._summaries.is_due(self.timestep, self.episode, at):
+                self._summarize(columns, i)
+        if chunk.iterations:
+            self._note_returns(columns, chunk.iterations - 1)
+        if self.spec.evaluation is None and self._is_best(self.mean_return):
+            self.best_policy = self.engine.policy(self.timestep)
+
+    def _summarize(self, columns: dict[str, np.ndarray], i: int) -> None:
+        self._note_returns(columns, i)
+        skipped = {"episodes", "updates", "mean_return", "mean_length"}
+        self.latest = {name: float(column[i]) for name, column in columns.items() if name not in skipped}
+        if not columns["updates"][i]:
+            self.latest = {}
+        self._write(self.latest)
+
+    def _note_returns(self, columns: dict[str, np.ndarray], i: int) -> None:
+        self.mean_return = _number(columns["mean_return"][i])
+        self.mean_length = _number(columns["mean_length"][i])
+
+    def _write(self, metrics: dict[str, float]) -> None:
+        """One line of metrics.jsonl and the same scalars for TensorBoard."""
+        record: dict[str, Any] = {
+            "time": time.time(),
+            "timestep": self.timestep,
+            "episode": self.episode,
+            "update": self.update,
+            "worker": 0,
+            "mean_return": self.mean_return,
+            "mean_length": self.mean_length,
+            "steps_per_second": self.steps_per_second,
+        }
+        self._metrics.write(record | metrics)
+        log.debug("timestep %d: episode %d, mean return %s", self.timestep, self.episode, self.mean_return)
+
+    def _evaluate(self) -> None:
+        evaluation = self.spec.evaluation
+        assert evaluation is not None
+        self.show(self._progress("evaluating"))
+        # Seeded by the timestep alone: evaluating more or less often must not change what is learned.
+        seed = (self.seed * 1_000_003 + self.timestep) % 2**31
+        mean_return, mean_length = self.engine.evaluate(evaluation.episodes, evaluation.greedy, seed)
+        self._write({"evaluation_return": mean_return, "evaluation_length": mean_length})
+        log.info("timestep %d: evaluation return %.1f", self.timestep, mean_return)
+        if self._is_best(mean_return):
+            self.best_policy = self.engine.policy(self.timestep)
+
+    def _is_best(self, value: float | None) -> bool:
+        if value is None or (self.best_return is not None and value <= self.best_return):
+            return False
+        self.best_return = value
+        return True
+
+    def _save(self) -> None:
+        """Checkpoint and policies; nothing is done twice for the same timestep."""
+        if self.saved_at == self.timestep:
+            return
+        self.show(self._progress("saving"))
+        manifest = {
+            "timestep": self.timestep,
+            "episode": self.episode,
+            "update": self.update,
+            "seconds": self.seconds,
+            "mean_return": self.mean_return,
+            "best_return": self.best_return,
+            "seed": self.seed,
+            "shards": self.engine.agent.situation.shards,
+        }
+        checkpoints.save(self.folder, self.timestep, self.engine.snapshot(), manifest)
+        self.engine.policy(self.timestep).save(self.folder / "policy")
+        if self.best_policy is not None:
+            self.best_policy.save(self.folder / "policy" / "best")
+            self.best_policy = None
+        self.saved_at = self.timestep
+        log.info("saved at timestep %d", self.timestep)
+
+    def _restore(self) -> None:
+        checkpoint = checkpoints.load_latest(self.folder)
+        for sentence in checkpoint.skipped:
+            self._notice(sentence)
+        manifest = checkpoint.manifest
+        if manifest["shards"] != self.engine.agent.situation.shards:
+            raise CheckpointError(
+                f"this run was spread over {manifest['shards']} devices, and only "
+                f"{self.engine.agent.situation.shards} can be used here; start Steppe in a process of its own"
+            )
+        self.engine.restore(checkpoint.arrays, self.seed)
+        self.timestep, self.episode, self.update = (manifest[name] for name in ("timestep", "episode", "update"))
+        self.seconds, self.best_return = manifest["seconds"], manifest["best_return"]
+        self.mean_return = manifest["mean_return"]
+        self.saved_at = self.timestep
+        if not self.engine.exact_resume:
+            self._notice(
+                "the environments start new episodes, since a gymnasium environment's state cannot be saved; "
+                "everything else goes on exactly"
+            )
+        log.info("resumed at timestep %d", self.timestep)
+
+    def _notice(self, sentence: str) -> None:
+        self.notices.append(sentence)
+        log.warning(sentence)
+
+    def _divergence(self) -> str:
+        good = f"the last good checkpoint is of timestep {self.saved_at:,}" if self.saved_at is not None else ""
+        return (
+            f"the loss became NaN or infinite at timestep {self.timestep:,}; {good}: "
+            "resume from it with a smaller agent.learning_rate or agent.max_gradient_norm"
+        )
+
+    def _schedule(self, frequency: Frequency) -> Schedule:
+        return Schedule(frequency, self.timestep, self.episode, self.seconds)
+
+    def _progress(self, phase: str) -> Progress:
+        return Progress(
+            phase,
+            self.timestep,
+            self.episode,
+            self.update,
+            self.mean_return,
+            self.mean_length,
+            self.best_return,
+            self.steps_per_second,
+            self.seconds,
+            self.latest,
+        )
+
+
+def _number(value: Any) -> float | None:
+    return None if math.isnan(value) else float(value)

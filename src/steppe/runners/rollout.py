@@ -1,0 +1,154 @@
+"""Acting in compiled environments: N environments, T timesteps, one scan."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from steppe.agents._base import Acting, Agent, Trajectory
+from steppe.envs._base import JaxEnv
+
+Array = jax.Array
+
+
+class Envs(NamedTuple):
+    """N environments in the middle of their episodes."""
+
+    states: Any
+    """Leaves [N, ...]."""
+    returns: Array
+    """Undiscounted, of the episodes so far [N]."""
+    running_returns: Array
+    """Discounted, for reward normalisation [N]."""
+    lengths: Array
+    """Timesteps of the episodes so far [N]."""
+    frames: Array
+    """Environment steps of the episodes so far [N]: more than `lengths` when actions are repeated."""
+    keys: Array
+    """One for each device that environments are spread over [shards]."""
+
+
+class Finished(NamedTuple):
+    """Which episodes ended at which timestep, with what return and length; leaves [T, N]."""
+
+    ended: Array
+    returns: Array
+    lengths: Array
+
+
+class Rollout:
+    """How an agent and a compiled environment meet."""
+
+    def __init__(self, agent: Agent[Any], env: JaxEnv, repeat_actions: int, max_timesteps: int | None) -> None:
+        self.agent = agent
+        self.env = env
+        self.repeat_actions = repeat_actions
+        self.max_timesteps = max_timesteps
+
+    def begin(self, key: Array, num_envs: int, shards: int) -> Envs:
+        """All environments at the start of an episode."""
+        reset_key, key = jax.random.split(key)
+        zeros, counts = jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)
+        states = jax.vmap(self.env.reset)(jax.random.split(reset_key, num_envs))
+        return Envs(states, zeros, zeros, counts, counts, jax.random.split(key, shards))
+
+    def collect(self, envs: Envs, acting: Acting, timestep: Array) -> tuple[Envs, Trajectory, Finished]:
+        """Acts for `agent.horizon` timesteps in every environment, from `timestep` on."""
+        num_envs, horizon = envs.lengths.shape[0], self.agent.horizon
+        reset_key, noise_key, key = jax.random.split(envs.keys[0], 3)
+        # All randomness and all fresh starts of the rollout are drawn at once, out of the loop: in it they cost more
+        # than the environment and the network together.
+        fresh = jax.vmap(jax.vmap(self.env.reset))(jax.random.split(reset_key, (horizon, num_envs)))
+        is_greedy = self.agent.situation.deterministic
+        noise = None if is_greedy else self.agent.draw_noise(noise_key, (horizon, num_envs))
+        timesteps = timestep + num_envs * jnp.arange(horizon)
+
+        def step(envs: Envs, at: tuple[Any, Any, Array]) -> tuple[Envs, tuple[Trajectory, Finished]]:
+            fresh, noise, timestep = at
+            observations = self._observe(envs.states)
+            actions, outputs = self.agent.act(acting, observations, noise, timestep)
+            states, rewards, terminated, frames = self._step(envs, self.agent.to_environment(actions))
+            lengths = envs.lengths + 1
+            truncated = self._is_over_time(lengths, frames)
+            ended = terminated | truncated
+            returns = envs.returns + rewards
+            running_returns = self._discount * envs.running_returns + rewards
+            trajectory = Trajectory(
+                observations, actions, rewards, terminated, truncated, self._observe(states), outputs, running_returns
+            )
+            going = envs._replace(
+                states=jax.tree.map(lambda new, old: _where(ended, new, old), fresh, states),
+                returns=jnp.where(ended, 0.0, returns),
+                running_returns=jnp.where(ended, 0.0, running_returns),
+                lengths=jnp.where(ended, 0, lengths),
+                frames=jnp.where(ended, 0, frames),
+            )
+            return going, (trajectory, Finished(ended, returns, lengths))
+
+        envs, (trajectory, finished) = jax.lax.scan(step, envs, (fresh, noise, timesteps))
+        return envs._replace(keys=key[None]), trajectory, finished
+
+    def play(self, acting: Acting, key: Array, episodes: int, greedy: bool, timestep: Array) -> tuple[Array, Array]:
+        """Returns and lengths [episodes] of one episode in each of `episodes` environments."""
+        reset_key, key = jax.random.split(key)
+        envs = self.begin(reset_key, episodes, 1)
+
+        def is_going(carry: tuple[Envs, Array, Array]) -> Array:
+            return jnp.any(~carry[1])
+
+        def step(carry: tuple[Envs, Array, Array]) -> tuple[Envs, Array, Array]:
+            envs, over, key = carry
+            noise_key, key = jax.random.split(key)
+            noise = None if greedy else self.agent.draw_noise(noise_key, (episodes,))
+            actions, _ = self.agent.act(acting, self._observe(envs.states), noise, timestep)
+            states, rewards, terminated, frames = self._step(envs, self.agent.to_environment(actions))
+            returns = envs.returns + jnp.where(over, 0.0, rewards)
+            lengths = envs.lengths + ~over
+            ended = over | terminated | self._is_over_time(lengths, frames)
+            return envs._replace(states=states, returns=returns, lengths=lengths, frames=frames), ended, key
+
+        envs, _, _ = jax.lax.while_loop(is_going, step, (envs, jnp.zeros(episodes, bool), key))
+        return envs.returns, envs.lengths
+
+    @property
+    def _discount(self) -> float:
+        return getattr(self.agent.settings, "discount", 1.0)
+
+    def _observe(self, states: Any) -> Array:
+        return jax.vmap(self.env.observe)(states)
+
+    def _step(self, envs: Envs, actions: Array) -> tuple[Any, Array, Array, Array]:
+        """(states, rewards, terminated, frames) after the actions, repeated as often as the experiment says."""
+        step = jax.vmap(self.env.step)
+        states, rewards, terminated = step(envs.states, actions)
+        frames = envs.frames + 1
+        if self.repeat_actions == 1:
+            return states, rewards, terminated, frames
+
+        def again(_: int, carry: tuple[Any, Array, Array, Array]) -> tuple[Any, Array, Array, Array]:
+            states, rewards, terminated, frames = carry
+            over = terminated | self._is_over_frames(frames)
+            next_states, reward, ended = step(states, actions)
+            return (
+                jax.tree.map(lambda old, new: _where(over, old, new), states, next_states),
+                rewards + jnp.where(over, 0.0, reward),
+                terminated | (ended & ~over),
+                frames + ~over,
+            )
+
+        return jax.lax.fori_loop(1, self.repeat_actions, again, (states, rewards, terminated, frames))
+
+    def _is_over_time(self, lengths: Array, frames: Array) -> Array:
+        over = self._is_over_frames(frames)
+        return over if self.max_timesteps is None else over | (lengths >= self.max_timesteps)
+
+    def _is_over_frames(self, frames: Array) -> Array:
+        limit = self.env.max_episode_steps
+        return jnp.zeros(frames.shape, bool) if limit is None else frames >= limit
+
+
+def _where(condition: Array, yes: Array, no: Array) -> Array:
+    """Chooses per environment [N] between leaves [N, ...]."""
+    return jnp.where(condition.reshape(condition.shape + (1,) * (no.ndim - condition.ndim)), yes, no)

@@ -1,0 +1,231 @@
+"""An experiment: what is learned, where, for how long, and what is written down on the way."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, model_validator
+
+from steppe.errors import SpecError
+from steppe.specs._base import Count, Natural, Number, Spec
+from steppe.specs.agent import AgentSpec
+from steppe.specs.cluster import ClusterSpec
+from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.files import (
+    SUFFIXES,
+    find_config,
+    find_project,
+    locate_config,
+    not_found,
+    read_spec_file,
+    shown_path,
+)
+from steppe.specs.frequency import Frequency
+from steppe.specs.network import NetworkSpec
+from steppe.specs.overrides import parse_override, put
+from steppe.specs.validation import Origins, join_path, validate
+
+DEFAULT_LIMITS = (10_000, 1_000_000)
+"""How many episodes and timesteps an experiment runs that names neither."""
+SUB_SPECS = ("environment", "agent", "network", "cluster")
+_MEANT_BY_TEXT = {"environment": "id", "agent": "type"}
+"""The field that a bare text stands for when it names no file."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_NAME_RULE = (
+    'a name is made of letters, digits, ".", "_" and "-", does not start with "." or "-", '
+    'and has no ".." and at most 100 characters'
+)
+
+
+def valid_name(name: str) -> str:
+    """The name itself when a folder can safely be called so, else a SpecError."""
+    try:
+        return _checked_name(name)
+    except ValueError as error:
+        raise SpecError(f'wrong name "{name}"; {error}') from None
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise ValueError(_NAME_RULE)
+    return name
+
+
+def _not_in_episodes(frequency: Frequency) -> Frequency:
+    if frequency.unit == "e":
+        raise ValueError('summaries are written by seconds or timesteps, such as "120s" or "5000t", not by episodes')
+    return frequency
+
+
+class EvaluationSpec(Spec):
+    """How the policy is measured while it learns."""
+
+    every: Count = 10_000
+    """How many timesteps lie between two evaluations."""
+    episodes: Count = 10
+    """How many episodes each evaluation plays."""
+    greedy: bool = True
+    """Whether the most likely action is taken instead of a random one."""
+
+
+class ExperimentSpec(Spec):
+    """One experiment, its sub-specs inlined."""
+
+    name: Annotated[str, AfterValidator(_checked_name)]
+    """The experiment's name, and its folder's."""
+    description: str = ""
+    """What it is about, for people."""
+    environment: EnvironmentSpec
+    """What it learns in."""
+    agent: AgentSpec
+    """What learns."""
+    network: NetworkSpec | None = None
+    """The agent's network; without one it follows from the observation's shape."""
+    cluster: ClusterSpec | None = None
+    """The cluster to run on."""
+    platform: Literal["local", "ray", "kubernetes"] = "local"
+    """Where its processes run."""
+    episodes: Count | None = None
+    """How many episodes it runs, over all environments and workers."""
+    total_timesteps: Count | None = None
+    """How many timesteps it runs; with neither this nor episodes: 1,000,000 timesteps or 10,000 episodes."""
+    max_timesteps_per_episode: Count | None = None
+    """When an episode is cut off; without it the environment's own limit holds."""
+    deterministic: bool = False
+    """Whether the agent acts without exploring."""
+    repeat_actions: Count = 1
+    """How many times the environment is stepped with each action."""
+    debug_logging: bool = False
+    """Whether the log holds details."""
+    run_mode: Literal["single", "multi-threaded", "distributed", "async"] = "single"
+    """How the work is spread."""
+    num_workers: Count = 3
+    """How many workers act, in every run mode but single."""
+    num_parameter_servers: Count = 1
+    """How many parameter servers share the parameters, in run mode distributed."""
+    saver_frequency: Frequency = Frequency(600, "s")
+    """How often a checkpoint is written."""
+    summary_frequency: Annotated[Frequency, AfterValidator(_not_in_episodes)] = Frequency(5000, "t")
+    """How often metrics are written, in seconds or timesteps."""
+    num_envs: Count | None = None
+    """How many environments each worker steps together; without it the agent's own default."""
+    seed: Natural | None = None
+    """What all randomness follows from; without it each run differs."""
+    evaluation: EvaluationSpec | None = None
+    """How the policy is measured on the way; not at all without it."""
+    stop_at_return: Number | None = None
+    """The mean return of the last 100 episodes that ends the experiment."""
+    schema_version: Literal[1] = 1
+    """Which version of these fields this is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _understand_old_words(cls, data: Any) -> Any:
+        return _in_present_words(data)
+
+    @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """(episodes, total_timesteps), None where there is no limit."""
+        if self.episodes is None and self.total_timesteps is None:
+            return DEFAULT_LIMITS
+        return self.episodes, self.total_timesteps
+
+
+def load_experiment(
+    file: str | Path | None, overrides: dict[str, Any], sets: list[str], start: Path, *, options: bool = True
+) -> ExperimentSpec:
+    """The experiment in `file`, then `overrides` (None is not given), then each `path=value` of `sets`.
+
+    Sub-specs given by name are looked up and inlined. `options` says whether errors write overrides as `--episodes`.
+    """
+    data: dict[str, Any] = {}
+    origins = Origins()
+    given = {key: copy.deepcopy(value) for key, value in overrides.items() if value is not None}
+    if file is not None:
+        path = find_config(file, "experiment", start)
+        data, origins = _read(path)
+        # What is overridden anyway need not be found.
+        data = {key: value for key, value in data.items() if key not in given}
+        data, origins = _inline(data, origins, path.parent, path)
+    for key, value in given.items():
+        data[key] = value
+        place = (f"--{key.replace('_', '-')}", "") if options else ("", key)
+        origins = origins.with_part((key,), *place)
+        if options and key in _MEANT_BY_TEXT and isinstance(value, str):
+            origins = origins.with_part((key, _MEANT_BY_TEXT[key]), *place)
+    data, origins = _inline(data, origins, start)
+    for text in sets:
+        steps, value = parse_override(text)
+        written = put(data, steps, value, text)
+        origins = origins.with_part(written, "--set", join_path("", written))
+        data, origins = _inline(data, origins, start)
+    spec = validate(ExperimentSpec, data, source=origins)
+    spec.agent.written_in(origins.below("agent"))
+    return spec
+
+
+def dump(spec: ExperimentSpec) -> dict[str, Any]:
+    """The full spec with every sub-spec inlined, ready for JSON; loading it gives the same spec."""
+    return spec.model_dump(mode="json")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Origins]:
+    """(data, where it was written); a file that gives no name gives its own."""
+    data, origins = read_spec_file(path), Origins(shown_path(path))
+    if not isinstance(data, dict):
+        validate(ExperimentSpec, data, source=origins)
+    name = {"name": path.stem} if _NAME.fullmatch(path.stem) else {}
+    return name | _in_present_words(data), origins
+
+
+def _in_present_words(data: Any) -> Any:
+    """An old tfcli file says `"type": "experiment"`, and `timesteps` for total_timesteps."""
+    if not isinstance(data, dict):
+        return data
+    data = {key: value for key, value in data.items() if (key, value) != ("type", "experiment")}
+    if "timesteps" in data and "total_timesteps" not in data:
+        data["total_timesteps"] = data.pop("timesteps")
+    return data
+
+
+def _inline(
+    data: dict[str, Any], origins: Origins, folder: Path, written_in: Path | None = None
+) -> tuple[dict[str, Any], Origins]:
+    """Every sub-spec given as text replaced by the content of the file it names, or by what it means."""
+    data = dict(data)
+    for kind in SUB_SPECS:
+        text = data.get(kind)
+        if isinstance(text, str):
+            path = _locate(text, kind, folder, written_in)
+            if path is not None:
+                data[kind] = read_spec_file(path)
+                origins = origins.with_part((kind,), shown_path(path), "")
+            elif kind not in _MEANT_BY_TEXT or text.endswith(SUFFIXES):
+                raise not_found(text, kind, folder, origins.place(kind))
+        if isinstance(data.get(kind), str) and kind in _MEANT_BY_TEXT:
+            data[kind] = {_MEANT_BY_TEXT[kind]: data[kind]}
+        # TOML has no list at the top of a file, so a network may be wrapped.
+        if kind == "network" and isinstance(data.get(kind), dict) and list(data[kind]) == ["layers"]:
+            inner = origins.below(kind, "layers")
+            data[kind], origins = data[kind]["layers"], origins.with_part((kind,), inner.source, inner.path)
+    return data, origins
+
+
+def _locate(text: str, kind: str, folder: Path, written_in: Path | None) -> Path | None:
+    """The file a sub-spec's text names: a name in configs/<kind>s/ first, then a path from `folder` or the project.
+
+    The name first, and the file itself never: experiment "cartpole" may well have environment "cartpole".
+    """
+    project = find_project(folder)
+    configs = [project / "configs" / f"{kind}s"] if project else []
+    # A file that happens to lie around must not change what "ppo" means; a path or an ending asks for a file.
+    asks_for_file = kind not in _MEANT_BY_TEXT or text.endswith(SUFFIXES) or (kind == "agent" and "/" in text)
+    folders = configs + ([folder, *([project] if project else [])] if asks_for_file else [])
+    for place in folders:
+        path = locate_config(text, [place])
+        if path is not None and (written_in is None or path.resolve() != written_in.resolve()):
+            return path
+    return None

@@ -1,0 +1,225 @@
+"""Finding and reading spec files: JSON, YAML and TOML."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from steppe.errors import SpecError
+from steppe.specs.validation import join_path
+from steppe.specs.words import did_you_mean
+
+SUFFIXES = (".json", ".yaml", ".yml", ".toml")
+PROJECT_FILE = "steppe.json"
+_ENDINGS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+
+
+def find_project(start: Path) -> Path | None:
+    """The nearest folder from `start` upward that holds steppe.json, or None."""
+    start = start.absolute()
+    return next((folder for folder in (start, *start.parents) if (folder / PROJECT_FILE).is_file()), None)
+
+
+def find_config(name: str | Path, kind: str, start: Path) -> Path:
+    """The spec file called `name`: a path from `start` or from the project, else a name in configs/<kind>s/.
+
+    The ending (.json, .yaml, .yml or .toml) may be left out.
+    """
+    path = locate_config(name, folders_for(kind, start))
+    if path is None:
+        raise not_found(name, kind, start)
+    return path
+
+
+def folders_for(kind: str, start: Path) -> list[Path]:
+    """Where specs of a kind are looked for, first to last."""
+    project = find_project(start)
+    return [start] if project is None else list(dict.fromkeys([start, project, project / "configs" / f"{kind}s"]))
+
+
+def locate_config(name: str | Path, folders: Iterable[Path]) -> Path | None:
+    """The first spec file called `name` in the folders, or None."""
+    if Path(name).name in ("", ".."):
+        return None
+    for folder in folders:
+        for path in (folder / name, *(folder / f"{name}{suffix}" for suffix in SUFFIXES)):
+            if path.suffix in SUFFIXES and _is_file(path):
+                return path
+    return None
+
+
+def not_found(name: str | Path, kind: str, start: Path, place: str = "") -> SpecError:
+    """The error that says where a file was looked for and which existing name is nearest."""
+    if _is_file(start / name):
+        return SpecError(f"{name}{place} is no spec file; its name must end in {_ENDINGS}")
+    base, has_ending = Path(name).name, Path(name).suffix in SUFFIXES
+    folders = list(dict.fromkeys((folder / name).parent for folder in folders_for(kind, start)))
+    names = [path.name if has_ending else path.stem for folder in reversed(folders) for path in _spec_files(folder)]
+    looked_for = base if has_ending else f"{base}.json (or .yaml, .yml, .toml)"
+    where = " and ".join(shown_path(folder) for folder in folders)
+    return SpecError(f'no {kind} "{name}"{place}: looked for {looked_for} in {where}{did_you_mean(base, names)}')
+
+
+def read_spec_file(path: str | Path) -> Any:
+    """The file's content as plain JSON values; a broken file is a SpecError with its line and column."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise SpecError(f"{shown_path(path)} is not text in UTF-8; save it as UTF-8") from None
+    except OSError as error:
+        raise SpecError(f"cannot read {shown_path(path)}: {(error.strerror or str(error)).lower()}") from None
+    parse = {".yaml": _parse_yaml, ".yml": _parse_yaml, ".toml": _parse_toml}.get(path.suffix, _parse_json)
+    try:
+        data = parse(text, shown_path(path))
+        _check_plain(data, shown_path(path), "")
+    except RecursionError:
+        raise SpecError(f"{shown_path(path)} is nested too deeply to be read") from None
+    if isinstance(data, dict):
+        data.pop("$schema", None)  # editors read it, we do not
+    return data
+
+
+def shown_path(path: str | Path) -> str:
+    """A path as the user would type it: from the current folder when it lies below it."""
+    path = Path(path).absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long for the disk names no file
+        return False
+
+
+def _spec_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.name != PROJECT_FILE)
+
+
+def _parse_json(text: str, source: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=lambda pairs: _without_repeats(pairs, source))
+    except json.JSONDecodeError as error:
+        reason = _json_reason(text[: error.pos].rstrip(), text[error.pos :], error.msg)
+        raise _broken("JSON", source, text, error.lineno, error.colno, reason) from None
+    except ValueError:  # Python refuses to read numbers of thousands of digits
+        raise SpecError(f"broken JSON in {source}: a number in it has too many digits") from None
+
+
+_JSON_REASONS = {
+    "Expecting ',' delimiter": "a comma is missing before this",
+    "Expecting ':' delimiter": "a colon is missing before this",
+    "Expecting value": "a value is missing here",
+    "Expecting property name": "a field name in double quotes is missing here",
+    "Unterminated string": "this text has no closing quote",
+    "Invalid control character": "a line break or tab stands inside text",
+    "Extra data": "something follows the end",
+}
+
+
+def _json_reason(before: str, rest: str, message: str) -> str:
+    """What is wrong, from what stands where reading stopped."""
+    if not rest.strip():
+        return "the file ends too early"
+    if rest.startswith(("//", "/*", "#")):
+        return "JSON has no comments"
+    if rest.startswith("'"):
+        return "text takes double quotes"
+    if "trailing comma" in message or (before.endswith(",") and rest.startswith(("}", "]", ","))):
+        return "there is a comma too many"
+    for word, right in (("True", "true"), ("False", "false"), ("None", "null")):
+        if rest.startswith(word):
+            return f"{word} is written {right}"
+    return next((reason for start, reason in _JSON_REASONS.items() if message.startswith(start)), message)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]], source: str) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise SpecError(f'field "{repeated}" is written twice in {source}; keep one of the two')
+    return data
+
+
+def _parse_yaml(text: str, source: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.load(text, _yaml_loader())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        raise _broken("YAML", source, text, line, column, error.problem or error.context or "cannot be read") from None
+    except yaml.YAMLError as error:
+        raise SpecError(f"broken YAML in {source}: {' '.join(str(error).split())}") from None
+
+
+def _yaml_loader() -> Any:
+    """A safe loader with JSON's idea of scalars: 1e-3 is a number (YAML 1.1 reads text) and a date is text."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
+                if key.value in seen:
+                    problem = f'field "{key.value}" is written twice'
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return Loader
+
+
+def _parse_toml(text: str, source: str) -> Any:
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = str(error)
+        place = re.search(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$", message)
+        reason = message[: place.start()] if place else message
+        lines = text.splitlines() or [""]
+        line, column = (int(place[1]), int(place[2])) if place and place[1] else (len(lines), len(lines[-1]) + 1)
+        raise _broken("TOML", source, text, line, column, reason[0].lower() + reason[1:]) from None
+
+
+def _broken(language: str, source: str, text: str, line: int, column: int, reason: str) -> SpecError:
+    lines = text.splitlines()
+    content = lines[line - 1].strip() if line <= len(lines) else ""
+    quote = f": {content[:80]}" if content else ""
+    return SpecError(f"broken {language} in {source} at line {line}, column {column}: {reason}{quote}")
+
+
+def _check_plain(value: Any, source: str, path: str) -> None:
+    """Refuse what JSON cannot hold, since a run writes its spec down as JSON."""
+    at = f" at {path}" if path else ""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise SpecError(f"wrong field name {key} in {source}{at}; write it in quotes")
+            _check_plain(inner, source, join_path(path, (key,)))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _check_plain(inner, source, join_path(path, (index,)))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise SpecError(f"wrong value {value} in {source}{at}; it must be a finite number")
+    elif not (value is None or isinstance(value, str | int | float)):
+        raise SpecError(f"wrong value {value} in {source}{at}; write it in quotes")

@@ -1,0 +1,29 @@
+import pytest
+
+from steppe.errors import SpecError
+from steppe.specs.cluster import ClusterSpec
+from steppe.specs.validation import validate
+
+
+def test_the_old_defaults_hold():
+    cluster = validate(ClusterSpec, {"name": "small", "machine_type": "n1-standard-1"})
+    assert (cluster.num_nodes, cluster.gpus_per_node, cluster.gpu_type, cluster.disk_size) == (3, 0, None, 100)
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        (
+            {"machine_type": "n1", "cpus_per_node": 4, "memory_per_node": 16},
+            "wrong settings in c.json; give either machine_type or cpus_per_node and memory_per_node, not both",
+        ),
+        ({"cpus_per_node": 4}, "wrong settings in c.json; cpus_per_node and memory_per_node must be given together"),
+        ({"num_nodes": 0}, "wrong value 0 in c.json at num_nodes; it must be at least 1"),
+        ({"memory_per_node": 0}, "wrong value 0 in c.json at memory_per_node; it must be more than 0"),
+        ({"gpu_per_node": 1}, 'unknown field "gpu_per_node" in c.json at gpu_per_node; did you mean "gpus_per_node"?'),
+    ],
+)
+def test_a_mistake_is_named(written, sentence):
+    with pytest.raises(SpecError) as error:
+        validate(ClusterSpec, written, source="c.json")
+    assert str(error.value) == sentence
