@@ -1,1 +1,42 @@
-"""Steppe: reinforcement-learning experiments at any size."""
+"""Steppe: reinforcement-learning experiments at any size.
+
+import steppe
+experiment = steppe.train("CartPole-v1", agent="ppo", total_timesteps=500_000)
+action = experiment.policy().act(observation)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steppe.api import train
+    from steppe.experiments.experiment import Experiment
+    from steppe.records.policy import Policy, load_policy
+
+    __version__: str
+
+__all__ = ["Experiment", "Policy", "__version__", "load_policy", "train"]
+
+# By name and only when asked for: importing steppe stays quick, and nothing below imports what lies above.
+_HOMES = {
+    "train": "steppe.api",
+    "Experiment": "steppe.experiments.experiment",
+    "Policy": "steppe.records.policy",
+    "load_policy": "steppe.records.policy",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("steppe")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'steppe' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

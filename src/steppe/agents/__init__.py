@@ -1,4 +1,4 @@
-"""The algorithms, by name. Importing this is light; an algorithm's module (and JAX) is imported when it is asked for."""
+"""The algorithms, by name. Importing this is light: an algorithm's module (and JAX) is imported when asked for."""
 
 from __future__ import annotations
 

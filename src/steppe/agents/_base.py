@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from steppe.agents.normalizers import CLIP, Statistics, empty
 from steppe.errors import UserError
@@ -17,7 +17,6 @@ from steppe.specs._base import Settings
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Space
 
-Array = jax.Array
 Metrics = dict[str, Array]
 S = TypeVar("S", bound=Settings)
 
@@ -98,7 +97,7 @@ class Situation:
 
 
 class Agent(ABC, Generic[S]):
-    """The contract of every algorithm. No method has side effects; all but `__init__` and `policy` can be compiled."""
+    """The contract of every algorithm. No method has side effects; all but `init` and `policy...` can be compiled."""
 
     type: ClassVar[str]
     Settings: ClassVar[type[Settings]]
@@ -122,7 +121,7 @@ class Agent(ABC, Generic[S]):
 
     @abstractmethod
     def init(self, key: Array) -> TrainState:
-        """The state before the first timestep."""
+        """The state before the first timestep. Parameters are drawn on the host, so this is not compiled."""
 
     def acting(self, state: TrainState) -> Acting:
         """The part of the state that `act` needs."""
@@ -189,10 +188,15 @@ def _can_normalize(space: Space) -> bool:
     return isinstance(space, Box) and not space.is_image and space.dtype.startswith("float")
 
 
-def fresh_state(agent: Agent[Any], params: Array, target: Array, optimizer: Any, key: Array) -> TrainState:
+def host_generator(key: Array) -> np.random.Generator:
+    """NumPy's randomness, seeded by a JAX key."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel().tolist())
+
+
+def fresh_state(agent: Agent[Any], params: Any, target: Any, optimizer: Any, key: Array) -> TrainState:
     """A state with nothing seen and no update taken."""
     shape = agent.situation.observation.shape if agent.normalizes_observations else ()
-    return TrainState(params, target, optimizer, empty(shape), empty(()), key, jnp.int32(0))
+    return TrainState(params, target, optimizer, empty(shape), empty(()), key, np.int32(0))  # type: ignore[arg-type]
 
 
 def normalizer_tensors(agent: Agent[Any], state: TrainState) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 
 from steppe.agents import normalizers
 from steppe.agents._base import (
@@ -18,6 +19,7 @@ from steppe.agents._base import (
     TrainState,
     Trajectory,
     fresh_state,
+    host_generator,
     normalizer_tensors,
 )
 from steppe.agents.advantages import generalized_advantages
@@ -28,8 +30,6 @@ from steppe.networks import Network, apply_head, default_layers, head
 from steppe.records import heads
 from steppe.specs._base import Count, NonNegative, Positive, Settings, Unit
 from steppe.specs.spaces import Box
-
-Array = jax.Array
 
 
 class ActorCriticSettings(Settings):
@@ -90,7 +90,7 @@ class ActorCritic(Agent[S], Generic[S]):
         self.network = Network(self.layers, situation.observation)
         is_image = isinstance(situation.observation, Box) and situation.observation.is_image
         self.shares_network = is_image if settings.share_network is None else settings.share_network
-        self.layout = Layout(self._init_params)
+        self.layout = Layout(self._draw_params(None))
         self.optimizer = make_optimizer(
             settings.optimizer,
             settings.learning_rate,
@@ -101,9 +101,8 @@ class ActorCritic(Agent[S], Generic[S]):
 
     def init(self, key: Array) -> TrainState:
         """Orthogonal weights; a small last layer makes the first policy nearly uniform."""
-        params_key, key = jax.random.split(key)
-        params = self.layout.join(self._init_params(params_key))
-        return fresh_state(self, params, jnp.zeros(0), self.optimizer.init(params), key)
+        params = self.layout.join(self._draw_params(host_generator(key)))
+        return fresh_state(self, params, params[:0], self.optimizer.init(params), key)
 
     def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
         """What the distribution adds to the outputs to draw an action."""
@@ -205,17 +204,14 @@ class ActorCritic(Agent[S], Generic[S]):
         """As the distribution has it."""
         return {"kind": self.distribution.kind}
 
-    def _init_params(self, key: Array) -> dict[str, Any]:
-        keys = jax.random.split(key, 4)
-        policy = {
-            "torso": self.network.init(keys[0]),
-            "head": head(keys[1], self.network.features, self.distribution.outputs, scale=0.01),
-        }
+    def _draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
+        features, outputs = self.network.features, self.distribution.outputs
+        policy: dict[str, Any] = {"torso": self.network.init(rng), "head": head(rng, features, outputs, scale=0.01)}
         if isinstance(self.situation.action, Box):
-            policy["head"]["log_std"] = jnp.full(self.distribution.outputs, self.settings.initial_log_std)
-        value = {"head": head(keys[2], self.network.features, 1, scale=1.0)}
+            policy["head"]["log_std"] = np.full(outputs, self.settings.initial_log_std, np.float32)
+        value: dict[str, Any] = {"head": head(rng, features, 1, scale=1.0)}
         if not self.shares_network:
-            value["torso"] = self.network.init(keys[3])
+            value["torso"] = self.network.init(rng)
         return {"policy": policy, "value": value}
 
     def _outputs(self, params: dict[str, Any], observations: Array) -> Array:

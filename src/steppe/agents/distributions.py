@@ -11,11 +11,10 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from steppe.errors import UserError
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
-
-Array = jax.Array
 
 
 class Distribution(Protocol):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 from pydantic import model_validator
 
 from steppe.agents import normalizers
@@ -23,6 +24,7 @@ from steppe.agents._base import (
     Trajectory,
     Transitions,
     fresh_state,
+    host_generator,
     normalizer_tensors,
 )
 from steppe.agents.layout import Layout
@@ -33,8 +35,6 @@ from steppe.networks import Network, apply_head, default_layers, head
 from steppe.records import heads
 from steppe.specs._base import Count, Natural, Positive, Settings, Spec, Unit
 from steppe.specs.spaces import Discrete
-
-Array = jax.Array
 
 
 class MemorySettings(Spec):
@@ -119,7 +119,7 @@ class DQN(Agent[DQNSettings]):
         self.noise_size = 1 + self.actions
         self.layers = situation.network or default_layers(situation.observation)
         self.network = Network(self.layers, situation.observation)
-        self.layout = Layout(self._init_params)
+        self.layout = Layout(self._draw_params(None))
         self.optimizer = make_optimizer(
             settings.optimizer,
             settings.learning_rate,
@@ -145,8 +145,7 @@ class DQN(Agent[DQNSettings]):
 
     def init(self, key: Array) -> TrainState:
         """The target network starts as a copy."""
-        params_key, key = jax.random.split(key)
-        params = self.layout.join(self._init_params(params_key))
+        params = self.layout.join(self._draw_params(host_generator(key)))
         return fresh_state(self, params, params, self.optimizer.init(params), key)
 
     def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
@@ -157,7 +156,7 @@ class DQN(Agent[DQNSettings]):
         """The share of random actions at a timestep (a number or an array)."""
         settings = self.settings
         fallen = (timestep / settings.exploration_timesteps) * 1.0
-        fallen = jnp.minimum(fallen, 1.0) if isinstance(timestep, jax.Array) else min(fallen, 1.0)
+        fallen = jnp.minimum(fallen, 1.0) if isinstance(timestep, Array) else min(fallen, 1.0)
         return settings.initial_exploration + fallen * (settings.final_exploration - settings.initial_exploration)
 
     def act(self, acting: Acting, observations: Array, noise: Array | None, timestep: Array) -> tuple[Array, Array]:
@@ -232,13 +231,12 @@ class DQN(Agent[DQNSettings]):
         settings = self.settings
         return {"kind": "q_values", "dueling": settings.dueling, "epsilon": settings.final_exploration}
 
-    def _init_params(self, key: Array) -> dict[str, Any]:
-        torso_key, head_key, value_key = jax.random.split(key, 3)
+    def _draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
         features = self.network.features
-        output: dict[str, Any] = head(head_key, features, self.actions, scale=1.0)
+        output: dict[str, Any] = head(rng, features, self.actions, scale=1.0)
         if self.settings.dueling:
-            output = {"advantage": output, "value": head(value_key, features, 1, scale=1.0)}
-        return {"torso": self.network.init(torso_key), "head": output}
+            output = {"advantage": output, "value": head(rng, features, 1, scale=1.0)}
+        return {"torso": self.network.init(rng), "head": output}
 
     def _values(self, vector: Array, observations: Array, dropout_key: Array | None = None) -> Array:
         """[B, ...] -> the value of each action [B, n]."""

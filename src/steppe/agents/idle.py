@@ -7,14 +7,13 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from steppe.agents._base import Acting, Agent, Metrics, Situation, TrainState, fresh_state
 from steppe.errors import SpecError
 from steppe.records import heads
 from steppe.specs._base import Count, Settings
 from steppe.specs.spaces import Box, Discrete
-
-Array = jax.Array
 
 
 class IdleSettings(Settings):
@@ -38,7 +37,7 @@ class Idle(Agent[S], Generic[S]):
 
     def init(self, key: Array) -> TrainState:
         """Nothing but a key."""
-        nothing = jnp.zeros(0)
+        nothing = np.zeros(0, np.float32)
         return fresh_state(self, nothing, nothing, (), key)
 
     def to_environment(self, actions: Array) -> Array:

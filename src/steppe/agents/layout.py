@@ -7,21 +7,19 @@ gradient itself for small networks, so Steppe keeps the vector and cuts it into 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 
 class Layout:
     """Where each named array lies in the vector."""
 
-    def __init__(self, init: Callable[[jax.Array], dict[str, Any]]) -> None:
-        """`init` makes the nested dict; only its shapes are looked at."""
-        shapes = jax.eval_shape(init, jax.random.key(0))
-        paths, self._tree = jax.tree_util.tree_flatten_with_path(shapes)
+    def __init__(self, example: dict[str, Any]) -> None:
+        """`example` is a nested dict of arrays; only its shapes are looked at."""
+        paths, self._tree = jax.tree_util.tree_flatten_with_path(example)
         self.names = ["/".join(str(part.key) for part in path) for path, _ in paths]
         self.shapes = [leaf.shape for _, leaf in paths]
         sizes = [int(np.prod(shape, dtype=int)) for shape in self.shapes]
@@ -29,13 +27,14 @@ class Layout:
 
     @property
     def size(self) -> int:
+        """How many numbers the vector holds."""
         return self._ends[-1]
 
-    def join(self, tree: dict[str, Any]) -> jax.Array:
-        """Nested dict -> vector [P]."""
-        return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
+    def join(self, tree: dict[str, Any]) -> np.ndarray:
+        """Nested dict of NumPy arrays -> vector [P]."""
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
-    def split(self, vector: jax.Array) -> dict[str, Any]:
+    def split(self, vector: Array) -> dict[str, Any]:
         """Vector [P] -> nested dict."""
         return jax.tree.unflatten(self._tree, self._pieces(vector))
 

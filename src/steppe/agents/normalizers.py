@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import Array
 
 CLIP = 10.0
 """Normalised values are held within +- CLIP."""
@@ -15,17 +17,18 @@ EPSILON = 1e-8
 class Statistics(NamedTuple):
     """Mean and variance of everything seen so far, and how much that was."""
 
-    mean: jax.Array
-    variance: jax.Array
-    count: jax.Array
+    mean: Array
+    variance: Array
+    samples: Array
 
 
 def empty(shape: tuple[int, ...]) -> Statistics:
     """Before anything was seen: normalising with this changes nothing."""
-    return Statistics(jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
+    zeros, ones = np.zeros(shape, np.float32), np.ones(shape, np.float32)
+    return Statistics(zeros, ones, np.zeros((), np.float32))  # type: ignore[arg-type]
 
 
-def merge(statistics: Statistics, values: jax.Array, axis: str | None = None) -> Statistics:
+def merge(statistics: Statistics, values: Array, axis: str | None = None) -> Statistics:
     """Takes in values [T, N, *shape]; with `axis`, the values on all devices of that axis."""
     count = jnp.float32(values.shape[0] * values.shape[1])
     mean = values.mean((0, 1))
@@ -36,22 +39,22 @@ def merge(statistics: Statistics, values: jax.Array, axis: str | None = None) ->
         mean = jax.lax.pmean(mean, axis)
         variance = second_moment - mean**2
         count = count * shards
-    total = statistics.count + count
+    total = statistics.samples + count
     shift = mean - statistics.mean
-    spread = statistics.variance * statistics.count + variance * count
+    spread = statistics.variance * statistics.samples + variance * count
     return Statistics(
         mean=statistics.mean + shift * count / total,
-        variance=(spread + shift**2 * statistics.count * count / total) / total,
-        count=total,
+        variance=(spread + shift**2 * statistics.samples * count / total) / total,
+        samples=total,
     )
 
 
-def normalize(statistics: Statistics, values: jax.Array) -> jax.Array:
+def normalize(statistics: Statistics, values: Array) -> Array:
     """Values shifted and scaled to mean 0 and variance 1."""
     scaled = (values - statistics.mean) / jnp.sqrt(statistics.variance + EPSILON)
     return jnp.clip(scaled, -CLIP, CLIP)
 
 
-def scale(statistics: Statistics, rewards: jax.Array) -> jax.Array:
+def scale(statistics: Statistics, rewards: Array) -> Array:
     """Rewards divided by the spread of the returns; not shifted, since that would change what is best."""
     return jnp.clip(rewards / jnp.sqrt(statistics.variance + EPSILON), -CLIP, CLIP)

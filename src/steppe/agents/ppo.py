@@ -6,14 +6,13 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from pydantic import AliasChoices, Field
 
 from steppe.agents._base import Metrics, Situation, TrainState, Trajectory
 from steppe.agents.actor_critic import ActorCritic, ActorCriticSettings, Batch
 from steppe.errors import SpecError
 from steppe.specs._base import Count, Positive
-
-Array = jax.Array
 
 
 class PPOSettings(ActorCriticSettings):

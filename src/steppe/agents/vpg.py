@@ -1,4 +1,4 @@
-"""Vanilla policy gradient with a learned baseline: the algorithm of A2C and A3C (Mnih et al. 2016, arXiv:1602.01783)."""
+"""Vanilla policy gradient with a learned baseline, as in A2C and A3C (Mnih et al. 2016, arXiv:1602.01783)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from steppe.agents._base import Metrics, TrainState, Trajectory
 from steppe.agents.actor_critic import ActorCritic, ActorCriticSettings
 from steppe.agents.optimizers import OptimizerName
 from steppe.specs._base import Count, NonNegative, Positive, Unit
-
-Array = jax.Array
 
 
 class VPGSettings(ActorCriticSettings):

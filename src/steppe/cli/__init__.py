@@ -1,0 +1,79 @@
+"""The command line. `main` is its edge: the one place where errors become text and an exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["main"]
+
+PROGRAMS = ("steppe", "tfcli")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; 0, or the exit code of what went wrong."""
+    from steppe.cli.app import app
+
+    words, debug = _without_debug(sys.argv[1:] if arguments is None else arguments)
+    program = Path(sys.argv[0]).name
+    try:
+        result = app(words, prog_name=program if program in PROGRAMS else PROGRAMS[0], standalone_mode=False)
+    except Exception as error:
+        if debug:
+            import traceback
+
+            traceback.print_exc()
+        return _tell(error)
+    return result if isinstance(result, int) else 0
+
+
+def _without_debug(words: list[str]) -> tuple[list[str], bool]:
+    """Takes --debug out wherever it stands, so that it can be added to the end of a command that failed."""
+    end = words.index("--") if "--" in words else len(words)
+    kept = [word for word in words[:end] if word != "--debug"]
+    debug = len(kept) < end or os.environ.get("STEPPE_DEBUG", "0") not in ("", "0")
+    return kept + words[end:], debug
+
+
+def _tell(error: Exception) -> int:
+    from steppe.errors import SteppeError
+
+    if isinstance(error, SteppeError):
+        return _say(str(error), error.exit_code)
+    # Typer's own: told by their shape, since Typer has both used and absorbed Click.
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
+        return 2
+    if hasattr(error, "format_message"):
+        return _say(_usage(error), getattr(error, "exit_code", 2))
+    if type(error).__name__ == "Abort":
+        return _say("nothing was done: no answer was given", 1)
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return _say(f"something unexpected went wrong ({reason}); run it again with --debug to see where", 1)
+
+
+def _say(sentence: str, exit_code: int) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return exit_code
+
+
+def _usage(error: Exception) -> str:
+    """Typer's complaint as one of our sentences, with the command that explains."""
+    from steppe.specs.words import did_you_mean
+
+    context: Any = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else PROGRAMS[0]
+    words = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
+    unknown = re.match(r"No such command '(.*?)'", words)
+    if unknown is not None:
+        sentence = f'unknown command "{unknown[1]}"{did_you_mean(unknown[1], getattr(context.command, "commands", ()))}'
+    elif type(error).__name__ == "NoSuchOption":
+        option = error.option_name  # type: ignore[attr-defined]
+        options = [name for parameter in context.command.params for name in parameter.opts] if context else []
+        sentence = f'unknown option "{option}"{did_you_mean(option, options)}'
+    else:
+        sentence = words[:1].lower() + words[1:].replace(". ", "; ")
+    return f'{sentence} ("{command} --help" lists what there is)'

@@ -1,7 +1,7 @@
 """Replay memory as pure functions over arrays: a ring of the last timesteps of N environments.
 
-Uniform (Lin 1992) or prioritised by error (Schaul et al. 2016, arXiv:1511.05952), with n-step returns put together when a
-batch is drawn, so that the memory holds plain timesteps whatever the algorithm asks of them.
+Uniform (Lin 1992) or prioritised by error (Schaul et al. 2016, arXiv:1511.05952). n-step returns are put together when
+a batch is drawn, so that the memory holds plain timesteps whatever the algorithm asks of them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import Array
 
 from steppe.memories.sum_tree import SumTree
-
-Array = jax.Array
 
 
 class Timesteps(NamedTuple):
@@ -85,16 +85,15 @@ class Replay:
     def init(self, example: Timesteps) -> ReplayState:
         """An empty memory for timesteps like `example`, whose leaves are one environment's: [...]."""
 
-        def room(leaf: Any) -> Array:
-            return jnp.zeros((self.rows, self.num_envs, *leaf.shape), leaf.dtype)
+        def room(leaf: Any) -> np.ndarray:
+            return np.zeros((self.rows, self.num_envs, *leaf.shape), leaf.dtype)
 
-        tree = self._tree.init() if self.prioritized else jnp.zeros(0)
-        return ReplayState(
+        return ReplayState(  # type: ignore[arg-type]
             timesteps=jax.tree.map(room, example),
-            head=jnp.int32(0),
-            filled=jnp.int32(0),
-            tree=tree,
-            highest=jnp.float32(1.0),
+            head=np.int32(0),
+            filled=np.int32(0),
+            tree=self._tree.init() if self.prioritized else np.zeros(0, np.float32),
+            highest=np.float32(1.0),
         )
 
     def add(self, state: ReplayState, timesteps: Timesteps) -> ReplayState:

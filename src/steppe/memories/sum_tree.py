@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-
-Array = jax.Array
+import numpy as np
+from jax import Array
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,17 @@ class SumTree:
 
     @property
     def depth(self) -> int:
+        """How many levels lie below the root."""
         return max(1, (self.size - 1).bit_length())
 
     @property
     def leaves(self) -> int:
+        """How many leaves there are: a power of two."""
         return 1 << self.depth
 
-    def init(self) -> Array:
+    def init(self) -> np.ndarray:
         """All priorities zero: [2 * leaves]."""
-        return jnp.zeros(2 * self.leaves)
+        return np.zeros(2 * self.leaves, np.float32)
 
     def get(self, tree: Array, places: Array) -> Array:
         """The priorities [B] of the places [B]."""

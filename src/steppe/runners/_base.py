@@ -61,7 +61,7 @@ class Chunk:
 
     iterations: int
     columns: dict[str, np.ndarray]
-    """One number per iteration: episodes (finished in it), updates, mean_return, mean_length, and the agent's metrics."""
+    """One number per iteration: episodes finished, updates, mean_return, mean_length, and the agent's metrics."""
     has_reached_return: bool
     is_healthy: bool
     """Whether every loss was a finite number."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from steppe.agents._base import Agent
@@ -20,7 +21,6 @@ from steppe.runners.episodes import Window, empty_window
 from steppe.runners.learning import Learner, begin, learn
 from steppe.runners.rollout import Envs, Finished, Rollout
 
-Array = jax.Array
 AXIS = "shards"
 LARGEST_TIMESTEP = 2**30
 """Timesteps are counted by the host without bound; inside the program schedules see no more than this."""
@@ -57,17 +57,17 @@ class CompiledEngine:
         self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, 1, 1024))
         self.rollout = Rollout(agent, env, repeat_actions, max_timesteps)
         self._program = jax.jit(self._sharded(self._chunk), donate_argnums=0)
+        self._begin_envs = jax.jit(self.rollout.begin, static_argnums=(1, 2))
         self._play = jax.jit(self.rollout.play, static_argnums=(2, 3))
         self._run: Run | None = None
 
     def begin(self, seed: int) -> None:
         """Fresh parameters and fresh episodes."""
-        self._run = self._placed(self._fresh(jax.random.key(seed)))
+        self._run = self._placed(self._fresh(seed))
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
         """Every bit as it was."""
-        template = jax.eval_shape(self._fresh, jax.random.key(seed))
-        self._run = self._placed(from_arrays(template, arrays))
+        self._run = self._placed(from_arrays(self._fresh(seed), arrays))
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Agent, memory, environments, window: all of it."""
@@ -109,9 +109,9 @@ class CompiledEngine:
     def close(self) -> None:
         """Nothing to end."""
 
-    def _fresh(self, key: Array) -> Run:
-        agent_key, env_key = jax.random.split(key)
-        envs = self.rollout.begin(env_key, self.num_envs, self.shards)
+    def _fresh(self, seed: int) -> Run:
+        agent_key, env_key = jax.random.split(jax.random.key(seed))
+        envs = self._begin_envs(env_key, self.num_envs, self.shards)
         return Run(begin(self.agent, agent_key), envs, empty_window())
 
     def _chunk(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import Array
 
-Array = jax.Array
 WINDOW = 100
 
 
@@ -22,7 +22,8 @@ class Window(NamedTuple):
 
 def empty_window() -> Window:
     """Before the first episode has ended."""
-    return Window(jnp.zeros(WINDOW), jnp.zeros(WINDOW, jnp.int32), jnp.int32(0), jnp.int32(0))
+    nothing = np.int32(0)
+    return Window(np.zeros(WINDOW, np.float32), np.zeros(WINDOW, np.int32), nothing, nothing)  # type: ignore[arg-type]
 
 
 def record(window: Window, finished: Array, returns: Array, lengths: Array) -> Window:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from steppe.agents._base import Agent, Metrics, Trajectory
 from steppe.envs.host import HostEnvs
@@ -52,7 +53,7 @@ class HostEngine:
 
     def begin(self, seed: int) -> None:
         """Fresh parameters and fresh episodes."""
-        self._learner = begin(self.agent, jax.random.key(seed))
+        self._learner = _owned(begin(self.agent, jax.random.key(seed)))
         self._rng = np.random.default_rng(seed)
         self._start_episodes(seed)
 
@@ -64,7 +65,7 @@ class HostEngine:
         self._returns.extend(arrays.pop("host/returns").tolist())
         self._lengths.extend(arrays.pop("host/lengths").tolist())
         template = begin(self.agent, jax.random.key(seed))
-        self._learner = jax.tree.map(partial(jnp.array, copy=True), from_arrays(template, arrays))
+        self._learner = _owned(from_arrays(template, arrays))
         self._start_episodes(int(self._rng.integers(2**31)))
 
     def snapshot(self) -> dict[str, np.ndarray]:
@@ -189,7 +190,7 @@ class HostEngine:
     def _act_in_numpy(
         self, observations: np.ndarray, noise: np.ndarray | None, timestep: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The same as `agent.act`; for a small network a NumPy forward pass is faster than dispatching a compiled one."""
+        """The same as `agent.act`, without a dispatch: for a small network that costs more than the forward pass."""
         actor, space = self._actor, self.agent.situation.action
         outputs = actor.outputs(observations)
         if actor.kind == "constant":
@@ -200,7 +201,7 @@ class HostEngine:
         log_std = actor.tensors.get("head/log_std", 0.0)
         return heads.sample(actor.kind, outputs, noise, space, log_std=log_std, epsilon=exploration), outputs
 
-    def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, jax.Array]:
+    def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
         """`learn` with all metrics in one vector, so that one transfer brings them."""
         metrics: Metrics
         learner, metrics = learn(self.agent, learner, trajectory)
@@ -228,6 +229,11 @@ def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Spac
         outputs=np.zeros((*lead, outputs), np.float32),
         running_returns=np.zeros(lead, np.float32),
     )
+
+
+def _owned(tree: Any) -> Any:
+    """Copies that the compiled update may overwrite."""
+    return jax.tree.map(partial(jnp.array, copy=True), tree)
 
 
 def _start(space: Space) -> int:

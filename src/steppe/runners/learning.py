@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from steppe.agents._base import Agent, Metrics, TrainState, Trajectory, Transitions
 from steppe.memories import ReplayState, Timesteps
 from steppe.specs.spaces import Box, Space
-
-Array = jax.Array
 
 
 class Learner(NamedTuple):
@@ -31,7 +30,7 @@ def begin(agent: Agent[Any], key: Array) -> Learner:
 
 
 def learn(agent: Agent[Any], learner: Learner, trajectory: Trajectory) -> tuple[Learner, Metrics]:
-    """Takes in [T, N, ...] timesteps; the metrics are scalars, and `updates` says how many optimiser steps were taken."""
+    """Takes in [T, N, ...] timesteps; the metrics are scalars, `updates` says how many optimiser steps were taken."""
     before = learner.agent.updates
     match agent.experience:
         case "trajectories":

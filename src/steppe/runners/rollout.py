@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from steppe.agents._base import Acting, Agent, Trajectory
 from steppe.envs._base import JaxEnv
-
-Array = jax.Array
 
 
 class Envs(NamedTuple):

@@ -22,11 +22,13 @@ DEFAULT_EPISODE_LIMIT = 1000
 def notices_for(spec: ExperimentSpec) -> list[str]:
     """What a user should know of settings that have no effect here."""
     notices = []
-    given = spec.model_fields_set
     if spec.run_mode == "single":
-        for name in ("num_workers", "num_parameter_servers"):
-            if name in given and getattr(spec, name) != type(spec).model_fields[name].default:
-                notices.append(f'{name} has no effect in run mode "single", which has one worker')
+        defaults = {name: type(spec).model_fields[name].default for name in ("num_workers", "num_parameter_servers")}
+        notices += [
+            f'{name} has no effect in run mode "single", which has one worker'
+            for name, default in defaults.items()
+            if getattr(spec, name) != default
+        ]
     if spec.deterministic:
         notices.append("deterministic is on: the agent acts without exploring while it learns")
     return notices

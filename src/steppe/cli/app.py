@@ -1,0 +1,58 @@
+"""All commands, put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from steppe.cli import catalogue, experiment, policy, project
+from steppe.cli.train import train
+
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    name="steppe",
+    help="Runs reinforcement-learning experiments: one file, from a laptop to a cluster.",
+    epilog="Begin with: steppe train CartPole-v1",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help is as readable, and takes half the time
+    context_settings=SETTINGS,
+)
+app.command()(train)
+app.command()(project.init)
+app.add_typer(experiment.app, name="experiment", help="Make, start, watch and end the experiments of a project.")
+app.add_typer(policy.app, name="policy", help="Use trained policies.")
+app.command()(policy.report)
+app.command()(catalogue.agents)
+app.command()(catalogue.environments)
+app.command()(catalogue.layers)
+app.command()(catalogue.schema)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    print(f"steppe {installed('steppe')}")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def everywhere(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the whole traceback of an error; works anywhere in a command.")
+    ] = False,
+) -> None:
+    """Runs reinforcement-learning experiments: one file, from a laptop to a cluster."""

@@ -1,0 +1,202 @@
+"""`steppe experiment`: the life of the experiments of a project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steppe.cli import listing
+from steppe.cli.flags import SETS, with_experiment_flags
+from steppe.cli.train import DETACH, QUIET
+
+if TYPE_CHECKING:
+    from steppe.experiments.store import RunFolder
+
+EXPERIMENT = Annotated[
+    str,
+    typer.Option("-e", "--experiment", metavar="NAME", help="The experiment's name, or the path of its run folder."),
+]
+TIMEOUT = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for it.")]
+RESTART = Annotated[bool, typer.Option("--force", help="Start anew; the old results are kept beside.")]
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+@with_experiment_flags
+def new(
+    fields: dict[str, Any],
+    sets: list[str],
+    file: Annotated[
+        str | None, typer.Option("-f", "--file", metavar="FILE", help="A name in configs/experiments/, or a file.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("-n", "--name", metavar="NAME", help="The experiment's name; without it the file's.")
+    ] = None,
+    start: Annotated[bool, typer.Option("-s", "--start", help="Start it at once.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an experiment of that name; its old results are kept beside.")
+    ] = False,
+    detach: DETACH = False,
+    quiet: QUIET = False,
+) -> int:
+    """Make an experiment from a file and flags."""
+    from steppe.cli.console import shown
+    from steppe.cli.running import reference_of, say, start_and_show
+    from steppe.errors import UserError
+    from steppe.experiments import lifecycle
+    from steppe.experiments.project import open_project
+    from steppe.specs.experiment import load_experiment
+
+    here = Path.cwd()
+    store = open_project(here).store
+    if file is None and name is None:
+        raise UserError("a new experiment needs a name or a file: steppe experiment new -f cartpole_ppo -n first")
+    spec = load_experiment(file, fields | ({} if name is None else {"name": name}), sets, here)
+    if start:
+        lifecycle.check_supported(spec)
+    for notice in lifecycle.check(spec, here):
+        say(notice, quiet)
+    folder = lifecycle.create(spec, store, name=spec.name, force=force)
+    if start:
+        lifecycle.prepare(folder)
+        return start_and_show(folder, resume=False, detach=detach, quiet=quiet)
+    if not quiet:
+        print(f'made experiment "{folder.name}" in {shown(folder.path)}; start it with:')
+        print(f"  steppe experiment start -e {reference_of(folder)}")
+    return 0
+
+
+@app.command("list")
+def list_experiments(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+) -> None:
+    """List the experiments with their states."""
+    listing.print_list(Path.cwd(), as_json)
+
+
+@app.command()
+def show(
+    experiment: EXPERIMENT,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+) -> None:
+    """Show one experiment: its state, its spec and its files."""
+    listing.print_experiment(_find(experiment), as_json)
+
+
+@app.command()
+def start(
+    experiment: EXPERIMENT,
+    resume: Annotated[bool, typer.Option("-R", "--resume", help="Train on from the last checkpoint.")] = False,
+    force: RESTART = False,
+    detach: DETACH = False,
+    sets: SETS = None,
+    quiet: QUIET = False,
+) -> int:
+    """Start an experiment, or resume it.
+
+    Ctrl-C saves a checkpoint and pauses.
+    """
+    return _start(experiment, resume=resume, force=force, detach=detach, sets=sets, quiet=quiet)
+
+
+@app.command()
+def resume(experiment: EXPERIMENT, detach: DETACH = False, sets: SETS = None, quiet: QUIET = False) -> int:
+    """Train on from the last checkpoint.
+
+    The same as start --resume.
+    """
+    return _start(experiment, resume=True, force=False, detach=detach, sets=sets, quiet=quiet)
+
+
+@app.command()
+def pause(experiment: EXPERIMENT, timeout: TIMEOUT = 120.0) -> int:
+    """Save a checkpoint and pause a running experiment.
+
+    Waits until it is paused.
+    """
+    from steppe.experiments import lifecycle
+
+    folder = _find(experiment)
+    return listing.print_ended(folder, lifecycle.pause(folder, timeout), "paused")
+
+
+@app.command()
+def stop(experiment: EXPERIMENT, timeout: TIMEOUT = 120.0) -> int:
+    """Save a checkpoint and stop a running experiment.
+
+    Waits until it is stopped; a paused experiment is marked as stopped.
+    """
+    from steppe.experiments import lifecycle
+
+    folder = _find(experiment)
+    return listing.print_ended(folder, lifecycle.stop(folder, timeout), "stopped")
+
+
+@app.command()
+def download(
+    experiment: EXPERIMENT,
+    to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Where to; without it ./NAME-results.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+) -> None:
+    """Copy what an experiment left to a folder of your own."""
+    from steppe.cli.console import shown
+    from steppe.experiments import lifecycle
+
+    folder = _find(experiment)
+    target = to or Path.cwd() / f"{folder.name}-results"
+    files = lifecycle.download(folder, target, force=force)
+    print(f"copied {len(files)} file{'' if len(files) == 1 else 's'} to {shown(target.absolute())}")
+
+
+@app.command()
+def logs(
+    experiment: EXPERIMENT,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep printing until the experiment ends.")] = False,
+) -> None:
+    """Print the log of an experiment."""
+    listing.print_log(_find(experiment), follow)
+
+
+@app.command()
+def delete(
+    experiment: EXPERIMENT,
+    force: Annotated[bool, typer.Option("--force", help="Do not ask.")] = False,
+) -> int:
+    """Delete an experiment and all its results."""
+    from steppe.cli.console import shown
+    from steppe.errors import StateError
+    from steppe.experiments.project import known_stores
+    from steppe.experiments.states import advance
+
+    folder = _find(experiment)
+    stores = [store for store in known_stores(Path.cwd()) if store.path.resolve() == folder.path.parent.resolve()]
+    if not stores:
+        raise StateError(
+            f"{folder.path} is in neither this project's experiments/ nor ./steppe-runs/; "
+            "go to the folder it belongs to, or delete it yourself"
+        )
+    advance(folder.status().state, "delete", folder.name)
+    if not force and not typer.confirm(f"Delete {shown(folder.path)} and everything in it?"):
+        print("nothing was deleted")
+        return 1
+    stores[0].delete(folder)
+    print(f'deleted experiment "{folder.name}"')
+    return 0
+
+
+def _start(name: str, *, resume: bool, force: bool, detach: bool, sets: list[str] | None, quiet: bool) -> int:
+    from steppe.cli.running import start_and_show
+    from steppe.experiments import lifecycle
+
+    folder = _find(name)
+    lifecycle.prepare(folder, resume=resume, force=force, sets=sets)
+    return start_and_show(folder, resume=resume, detach=detach, quiet=quiet)
+
+
+def _find(name: str) -> RunFolder:
+    from steppe.experiments.project import find_experiment
+
+    return find_experiment(name, Path.cwd())

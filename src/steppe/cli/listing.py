@@ -1,0 +1,178 @@
+"""What `experiment list`, `show`, `logs` and the end of `pause` and `stop` print."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steppe.cli.text import age, count, duration, score, size
+
+if TYPE_CHECKING:
+    from steppe.experiments.states import State
+    from steppe.experiments.store import RunFolder, Status
+
+
+def print_list(start: Path, as_json: bool) -> None:
+    """Every experiment known from `start`, as a table or as JSON."""
+    from steppe.cli.console import console, print_json, table
+    from steppe.errors import ProjectError
+    from steppe.experiments.project import known_stores
+
+    stores = known_stores(start)
+    if not stores:
+        raise ProjectError(f'no project in {start} or above and no ./steppe-runs/ here; "steppe init" makes a project')
+    rows = [_row(folder) for store in stores for folder in store.folders()]
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        console().print("no experiments yet; make one: steppe experiment new -f cartpole_ppo -n first", markup=False)
+        return
+    listing = table(
+        *("NAME", "STATE", "RUN MODE", "ENVIRONMENT", "AGENT", "TIMESTEPS", "RETURN", "AGE"),
+        right=("TIMESTEPS", "RETURN"),
+    )
+    for row in rows:
+        if "error" in row:
+            listing.add_row(row["name"], "unreadable", "", "", "", "", "", "")
+            continue
+        trained = count(row["timestep"]) if row["timestep"] else "-"
+        is_over = row["state"] == "completed" or not row["total_timesteps"]
+        limit = "" if is_over else f" of {count(row['total_timesteps'])}"
+        listing.add_row(
+            *(row["name"], row["state"], row["run_mode"], row["environment"], row["agent"]),
+            *(f"{trained}{limit}", score(row["mean_return"]), age(row["created"]).removesuffix(" ago")),
+        )
+    console().print(listing)
+    for row in rows:
+        if "error" in row:
+            console().print(f"note: {row['error']}", markup=False)
+
+
+def print_experiment(folder: RunFolder, as_json: bool) -> None:
+    """One experiment's status, spec and files."""
+    from steppe.cli.console import console, print_json
+
+    status, spec = folder.status(), folder.spec_data()
+    files = [path for path in sorted(folder.path.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    if as_json:
+        names = [str(path.relative_to(folder.path)) for path in files]
+        print_json(
+            {
+                "name": folder.name,
+                "folder": str(folder.path),
+                "status": dataclasses.asdict(status),
+                "spec": spec,
+                "files": names,
+            }
+        )
+        return
+    out = console()
+    reason = f": {status.reason}" if status.reason else ""
+    out.print(f'experiment "{folder.name}" is {status.state}{reason}', markup=False, style="bold")
+    for label, text in _facts(folder, status):
+        out.print(f"  {label:<12} {text}", markup=False)
+    out.print("spec", style="bold")
+    for line in json.dumps({key: value for key, value in spec.items() if value is not None}, indent=2).splitlines()[
+        1:-1
+    ]:
+        out.print(line, markup=False)
+    out.print("files", style="bold")
+    for label, text in _files(folder.path):
+        out.print(f"  {label:<24} {text}", markup=False)
+
+
+def print_log(folder: RunFolder, follow: bool) -> None:
+    """log.txt, and with `follow` what is added to it until the experiment ends."""
+    from steppe.errors import StateError
+
+    if not folder.log.exists() and not (follow and folder.status().is_live):
+        raise StateError(f'experiment "{folder.name}" has no log yet; it is {folder.status().state}')
+    position = 0
+    while True:
+        # Asked before reading: what is written between the two would be lost otherwise.
+        is_live = follow and folder.status().is_live
+        if folder.log.exists():
+            with folder.log.open(encoding="utf-8", errors="replace") as file:
+                file.seek(position)
+                print(file.read(), end="", flush=True)
+                position = file.tell()
+        if not is_live:
+            return
+        time.sleep(0.3)
+
+
+def print_ended(folder: RunFolder, status: Status, wanted: State) -> int:
+    """How an experiment ended that was asked to; the exit code."""
+    from steppe.cli.console import console
+    from steppe.cli.running import reference_of
+
+    if status.state == wanted:
+        sentence = f'experiment "{folder.name}" is {wanted} at timestep {status.timestep:,}; train on with:'
+    else:
+        reason = f": {status.reason}" if status.reason else ""
+        sentence = f'experiment "{folder.name}" was not {wanted} but is {status.state}{reason}'
+    console().print(sentence, markup=False)
+    if status.state == wanted:
+        console().print(f"  steppe experiment resume -e {reference_of(folder)}", markup=False)
+    return 0 if status.state in (wanted, "completed") else 1
+
+
+def _row(folder: RunFolder) -> dict[str, Any]:
+    from steppe.errors import SteppeError
+
+    try:
+        status, spec = folder.status(), folder.spec_data()
+    except SteppeError as error:
+        return {"name": folder.name, "error": str(error)}
+    environment, agent = spec.get("environment"), spec.get("agent")
+    return {
+        "name": folder.name,
+        "state": status.state,
+        "reason": status.reason,
+        "run_mode": spec.get("run_mode", "single"),
+        "platform": spec.get("platform", "local"),
+        "environment": environment.get("id") if isinstance(environment, dict) else environment,
+        "agent": agent.get("type") if isinstance(agent, dict) else agent,
+        "total_timesteps": spec.get("total_timesteps"),
+        "episodes": spec.get("episodes"),
+        "timestep": status.timestep,
+        "episode": status.episode,
+        "mean_return": status.mean_return,
+        "created": status.created,
+        "started": status.started,
+        "finished": status.finished,
+        "folder": str(folder.path),
+    }
+
+
+def _facts(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
+    facts = [("folder", str(folder.path)), ("created", age(status.created))]
+    if status.started is not None:
+        facts += [
+            ("started", age(status.started)),
+            ("trained", f"{status.timestep:,} timesteps, {status.episode:,} episodes, {status.update:,} updates"),
+            ("time", duration(status.seconds)),
+            ("return", f"{score(status.mean_return)} (mean of the last 100 episodes)"),
+        ]
+    if status.is_live:
+        facts.append(("process", f"{status.pid} on {status.host}, heard {age(status.heartbeat)}"))
+    elif status.finished is not None:
+        facts.append(("ended", age(status.finished)))
+    return [*facts, *(("note", notice) for notice in status.notices)]
+
+
+def _files(folder: Path) -> list[tuple[str, str]]:
+    """Each file with its size, each folder with how many files it has."""
+    rows = []
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        inside = [path for path in entry.rglob("*") if path.is_file()] if entry.is_dir() else [entry]
+        total = size(sum(path.stat().st_size for path in inside))
+        many = f"{len(inside)} file{'' if len(inside) == 1 else 's'}, " if entry.is_dir() else ""
+        rows.append((entry.name + ("/" if entry.is_dir() else ""), many + total))
+    return rows

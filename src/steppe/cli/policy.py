@@ -1,0 +1,54 @@
+"""`steppe policy` and `steppe report`: what is done with the results of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _policy() -> None:
+    """Use trained policies."""
+
+
+@app.command()
+def export(
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="A policy folder, or the run folder or name it is in.")
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The ONNX file to write.")] = Path("policy.onnx"),
+    force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
+) -> None:
+    """Write a policy as an ONNX file, with its pre- and post-processing inside."""
+    from steppe.cli.console import shown
+    from steppe.errors import UserError
+    from steppe.records.policy import load_policy
+
+    if to.exists() and not force:
+        raise UserError(f"{to} exists already; choose another --to, or use --force to write over it")
+    path = load_policy(_policy_folder(folder)).export_onnx(to)
+    print(f"wrote {shown(Path(path).absolute())}")
+
+
+def report(
+    experiment: Annotated[str, typer.Option("-e", "--experiment", metavar="NAME", help="Its name, or its run folder.")],
+) -> None:
+    """Write report.html of an experiment again."""
+    from steppe.cli.console import shown
+    from steppe.experiments.project import find_experiment
+    from steppe.records.report import write_report
+
+    print(f"wrote {shown(write_report(find_experiment(experiment, Path.cwd()).path))}")
+
+
+def _policy_folder(name: str) -> Path:
+    path = Path(name)
+    if (path / "policy.json").is_file():
+        return path
+    from steppe.experiments.project import find_experiment
+
+    return find_experiment(name, Path.cwd()).path / "policy"

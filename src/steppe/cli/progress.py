@@ -1,0 +1,181 @@
+"""Progress in the terminal: a live panel, or a line now and then where there is no terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from steppe.cli.console import console
+from steppe.cli.text import count, duration, score
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from steppe.runners import Progress
+    from steppe.specs.experiment import ExperimentSpec
+
+LINE_SECONDS = 3.0
+COMPILING = "compiling the training program..."
+
+
+def display(spec: ExperimentSpec, quiet: bool = False) -> Display:
+    """The right display for where the output goes."""
+    if quiet:
+        return Display(spec)
+    return Panel(spec) if console().is_terminal else Lines(spec)
+
+
+class Display:
+    """Shows nothing; what the others share."""
+
+    def __init__(self, spec: ExperimentSpec) -> None:
+        self.title = f"{spec.name}: {spec.agent.type} on {spec.environment.id}"
+        self.episodes, self.timesteps = spec.limits
+        self.goal = spec.stop_at_return
+        self.latest: Progress | None = None
+        self.began = time.monotonic()
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, progress: Progress) -> None:
+        """Called after each chunk of training."""
+        self.latest = progress
+
+    def announce(self, sentence: str) -> None:
+        """Something that must be seen now."""
+
+    def done(self) -> float:
+        """The share of the way that is behind, by the limit that is nearest: 0 .. 1."""
+        if self.latest is None:
+            return 0.0
+        by_timesteps = self.latest.timestep / self.timesteps if self.timesteps else 0.0
+        by_episodes = self.latest.episode / self.episodes if self.episodes else 0.0
+        return min(1.0, max(by_timesteps, by_episodes))
+
+    def remaining(self) -> float | None:
+        """Seconds left at this speed, at most: a return that is reached ends it earlier."""
+        if self.latest is None or not self.latest.steps_per_second or not self.done():
+            return None
+        whole = self.latest.timestep / self.done()
+        return (whole - self.latest.timestep) / self.latest.steps_per_second
+
+    def counted(self) -> str:
+        """`120k of 500k timesteps`."""
+        if self.latest is None:
+            return ""
+        if self.timesteps:
+            return f"{count(self.latest.timestep)} of {count(self.timesteps)} timesteps"
+        if self.episodes:
+            return f"{count(self.latest.episode)} of {count(self.episodes)} episodes"
+        return f"{count(self.latest.timestep)} timesteps"
+
+    def doing(self) -> str:
+        """What it does now, where that is not plain training."""
+        if self.latest is None:
+            return "starting..."
+        words = {"compiling": COMPILING, "evaluating": "evaluating the policy...", "saving": "saving..."}
+        return words.get(self.latest.phase, "")
+
+
+class Lines(Display):
+    """A plain line every few seconds, for pipes and log files."""
+
+    def __init__(self, spec: ExperimentSpec) -> None:
+        super().__init__(spec)
+        self._next = 0.0
+        self._compiling = False
+
+    def __enter__(self) -> Lines:
+        self._print(self.title)
+        return self
+
+    def update(self, progress: Progress) -> None:
+        """A line if it is time for one."""
+        super().update(progress)
+        now = time.monotonic()
+        if progress.phase == "compiling":
+            if not self._compiling:
+                self._print(COMPILING)
+            self._compiling = True
+        elif progress.timestep and now >= self._next:
+            self._next = now + LINE_SECONDS
+            self._print(
+                f"{self.counted()} ({self.done():.0%}), mean return {score(progress.mean_return)}, "
+                f"{count(progress.steps_per_second)} steps/s, {duration(now - self.began)}"
+            )
+
+    def announce(self, sentence: str) -> None:
+        """A line of its own."""
+        self._print(sentence)
+
+    def _print(self, line: str) -> None:
+        # Training must survive a reader that went away.
+        with contextlib.suppress(OSError):
+            print(line, flush=True)
+
+
+class Panel(Display):
+    """A live panel: the bar, the return, the speed, the times."""
+
+    def __init__(self, spec: ExperimentSpec) -> None:
+        from rich.live import Live
+
+        super().__init__(spec)
+        self._announced = ""
+        self._live = Live(get_renderable=self.render, console=console(), refresh_per_second=5, transient=True)
+
+    def __enter__(self) -> Panel:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._live.stop()
+
+    def announce(self, sentence: str) -> None:
+        """Below the figures until the end."""
+        self._announced = sentence
+
+    def render(self) -> RenderableType:
+        """The panel as of now."""
+        from rich import panel
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        rows: list[Any] = []
+        if self.latest is not None and self.latest.phase != "compiling":
+            bar = Table.grid(padding=(0, 2), expand=True)
+            bar.add_column(ratio=1)
+            bar.add_column(justify="right")
+            bar.add_row(ProgressBar(total=1.0, completed=self.done()), f"{self.done():.0%}  {self.counted()}")
+            rows += [bar, self._figures()]
+        else:
+            rows.append(Text(f"{self.doing()}  {duration(time.monotonic() - self.began)}"))
+        if self._announced:
+            rows.append(Text(self._announced, style="bold yellow"))
+        return panel.Panel(Group(*rows), title=Text(self.title), title_align="left", padding=(0, 1))
+
+    def _figures(self) -> RenderableType:
+        from rich.table import Table
+
+        assert self.latest is not None
+        goal = f" of {score(self.goal)}" if self.goal is not None else ""
+        remaining = self.remaining()
+        grid = Table.grid(padding=(0, 2), expand=True)
+        for _ in range(4):
+            grid.add_column(ratio=1)
+        for row in (
+            ("mean return", f"{score(self.latest.mean_return)}{goal}", "best", score(self.latest.best_return)),
+            ("episodes", f"{self.latest.episode:,}", "updates", f"{self.latest.update:,}"),
+            ("steps/s", count(self.latest.steps_per_second), "elapsed", duration(time.monotonic() - self.began)),
+            ("remaining", f"at most {duration(remaining)}" if remaining else "-", "", self.doing()),
+        ):
+            grid.add_row(*row)
+        return grid

@@ -1,0 +1,66 @@
+"""`steppe train`: an experiment without a project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from steppe.cli.flags import with_experiment_flags
+
+DETACH = Annotated[bool, typer.Option("--detach", help="Train in a process of its own; its output goes to log.txt.")]
+QUIET = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")]
+
+
+@with_experiment_flags
+def train(
+    fields: dict[str, Any],
+    sets: list[str],
+    env: Annotated[
+        str | None, typer.Argument(metavar="ENVIRONMENT", help="What to learn, such as CartPole-v1.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option("-f", "--file", metavar="FILE", help="An experiment file to begin with.")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("-n", "--name", metavar="NAME", help="The name of the run; without it a new one is made."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start a run of that name anew; its old results are kept beside.")
+    ] = False,
+    detach: DETACH = False,
+    quiet: QUIET = False,
+) -> int:
+    """Train an agent here and now.
+
+    For example: steppe train CartPole-v1 --agent ppo --total-timesteps 500000
+
+    The results go to experiments/ in a project and to ./steppe-runs/ elsewhere. Ctrl-C saves a checkpoint and pauses.
+    """
+    from steppe.cli.running import say, start_and_show
+    from steppe.errors import UserError
+    from steppe.experiments import lifecycle
+    from steppe.experiments.experiment import WITHOUT_NAME
+    from steppe.experiments.project import store_for_new_runs
+    from steppe.specs.experiment import load_experiment
+
+    here = Path.cwd()
+    if env is not None:
+        if fields.get("environment") not in (None, env):
+            raise UserError(f'two environments are given, "{env}" and "{fields["environment"]}"; leave one out')
+        fields["environment"] = env
+    if file is None:
+        if "environment" not in fields and not any(text.startswith("environment") for text in sets):
+            raise UserError("no environment is given; try: steppe train CartPole-v1")
+        fields = {"agent": "ppo", "name": WITHOUT_NAME} | fields
+    if name is not None:
+        fields["name"] = name
+    spec = load_experiment(file, fields, sets, here)
+    lifecycle.check_supported(spec)
+    for notice in lifecycle.check(spec, here):
+        say(notice, quiet)
+    folder = lifecycle.create(spec, store_for_new_runs(here), name=name, force=force)
+    lifecycle.prepare(folder)
+    return start_and_show(folder, resume=False, detach=detach, quiet=quiet)

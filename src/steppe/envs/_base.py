@@ -1,0 +1,46 @@
+"""What every compiled environment is: three pure functions over one environment's state, and its settings."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from steppe.specs._base import Count, Settings
+from steppe.specs.spaces import Space
+
+State = Any
+"""Any pytree of arrays; each environment has its own NamedTuple."""
+
+
+class JaxEnv(Settings):
+    """One environment as pure functions that JAX can trace; its fields are its settings, so it is frozen and hashable.
+
+    `step` neither resets nor counts time: whoever runs it (usually under `vmap`, inside a `scan`) does both.
+    """
+
+    id: ClassVar[str]
+    reward_threshold: ClassVar[float | None] = None
+
+    max_episode_steps: Count | None = None
+    """How many timesteps an episode may last before it is truncated."""
+
+    @property
+    def observation_space(self) -> Space:
+        """What `observe` returns."""
+        raise NotImplementedError
+
+    @property
+    def action_space(self) -> Space:
+        """What `step` takes."""
+        raise NotImplementedError
+
+    def reset(self, key: Any) -> State:
+        """The state a new episode starts in."""
+        raise NotImplementedError
+
+    def step(self, state: State, action: Any) -> tuple[State, Any, Any]:
+        """(next state, reward float32 [], terminated bool []) after one action; action: [] or [size]."""
+        raise NotImplementedError
+
+    def observe(self, state: State) -> Any:
+        """What the agent sees of a state, in the shape of `observation_space`."""
+        raise NotImplementedError

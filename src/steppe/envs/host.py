@@ -1,0 +1,104 @@
+"""N gymnasium environments stepped together, NumPy in and out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from steppe.envs._loop import Buffers, Loop, Stepper
+from steppe.envs.spaces import zeros
+from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.spaces import Space
+
+
+class Step(NamedTuple):
+    """What one decision in each of N environments led to. The arrays are reused by the second step after this one."""
+
+    observations: np.ndarray
+    """[N, ...]: what to act on next; where an episode ended, the first observation of the next one."""
+    rewards: np.ndarray
+    """Float32 [N]."""
+    terminated: np.ndarray
+    """Bool [N]: the episode came to its end, and nothing can follow."""
+    truncated: np.ndarray
+    """Bool [N]: the episode was cut off (and did not terminate at the same time); more could have followed."""
+    next_observations: np.ndarray
+    """[N, ...]: the true successor, also where an episode ended; the same array as `observations` where none did."""
+
+
+class HostEnvs:
+    """Environments of one spec, reset as soon as their episodes end.
+
+    Choices count from 0 on the agent's side, whatever the environment's `start` is; continuous actions are clipped to
+    their bounds; Dict and Tuple observations are flattened. Time limits count decisions, each of which lasts
+    `repeat_actions` steps of the environment.
+    """
+
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        num_envs: int,
+        max_timesteps_per_episode: int | None = None,
+        repeat_actions: int = 1,
+    ) -> None:
+        self.num_envs = num_envs
+        self._stepper = _stepper(spec, num_envs, max_timesteps_per_episode, repeat_actions)
+        self.observation_space: Space = self._stepper.layout.observation_space
+        self.action_space: Space = self._stepper.layout.action_space
+        self.max_episode_steps = self._stepper.layout.limit
+        # Two sets in turn, so that what the last step returned is still whole while the next one is taken.
+        self._buffers = [allocate(self.observation_space, num_envs) for _ in range(2)]
+
+    def reset(self, seed: int) -> np.ndarray:
+        """Starts new episodes, environment i seeded with seed + i, and returns their observations [N, ...]."""
+        buffers = self._take_buffers()
+        self._stepper.reset(seed, buffers.next_observations)
+        return buffers.next_observations
+
+    def step(self, actions: np.ndarray) -> Step:
+        """One decision in each environment; actions: [N, ...]."""
+        buffers = self._take_buffers()
+        any_ended = self._stepper.step(actions, buffers)
+        observations, following, rewards, terminated, truncated = buffers
+        return Step(observations if any_ended else following, rewards, terminated, truncated, following)
+
+    def close(self) -> None:
+        """Closes the environments and ends their processes; may be called again."""
+        self._stepper.close()
+
+    def __enter__(self) -> HostEnvs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take_buffers(self) -> Buffers:
+        self._buffers.reverse()
+        return self._buffers[0]
+
+
+def allocate(space: Space, rows: int) -> Buffers:
+    """Buffers for the results of `rows` environments."""
+    return Buffers(
+        observations=zeros(space, rows),
+        next_observations=zeros(space, rows),
+        rewards=np.zeros(rows, np.float32),
+        terminated=np.zeros(rows, bool),
+        truncated=np.zeros(rows, bool),
+    )
+
+
+def _stepper(spec: EnvironmentSpec, num_envs: int, max_timesteps: int | None, repeat: int) -> Stepper:
+    """The way the spec asks for; "auto" is the loop in this process, which is exact for every environment."""
+    match spec.vectorization:
+        case "processes":
+            from steppe.envs._processes import Processes
+
+            return Processes(spec, num_envs, max_timesteps, repeat)
+        case "native":
+            from steppe.envs._native import Native
+
+            return Native(spec, num_envs, max_timesteps, repeat)
+        case _:
+            return Loop(spec, num_envs, max_timesteps, repeat)

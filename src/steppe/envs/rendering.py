@@ -1,0 +1,154 @@
+"""Plays one episode and keeps its pictures. Twins are shown through the gymnasium original of the same id."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steppe.envs.registry import has_twin, make_jax
+from steppe.errors import SteppeError
+from steppe.specs.environment import EnvironmentSpec
+
+Act = Callable[[np.ndarray], Any]
+"""From one observation, as the agent sees it, to one action, as the agent gives it."""
+
+MAX_FPS = 25
+MAX_SIDE = 400
+MAX_FRAMES = 1000
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One episode: its pictures, each uint8 [height, width, 3], or the reason why there are none."""
+
+    frames: list[np.ndarray] | None
+    fps: int = 0
+    episode_return: float = 0.0
+    length: int = 0
+    reason: str = ""
+
+
+def record_episode(
+    spec: EnvironmentSpec,
+    act: Act,
+    seed: int = 0,
+    max_timesteps_per_episode: int | None = None,
+    repeat_actions: int = 1,
+) -> Recording:
+    """Plays one episode. Long or large ones are thinned out: a recording stays within some tens of megabytes."""
+    try:
+        if has_twin(spec.id) and not _has_original(spec.id):
+            return _record_twin(spec, act, seed, max_timesteps_per_episode, repeat_actions)
+        with warnings.catch_warnings():
+            # pygame and its relatives warn about their own dependencies, which the user cannot change.
+            warnings.simplefilter("ignore")
+            return _record_gymnasium(spec, act, seed, max_timesteps_per_episode, repeat_actions)
+    except SteppeError as error:
+        return Recording(None, reason=str(error))
+
+
+def _has_original(id: str) -> bool:
+    import gymnasium
+
+    return id in gymnasium.registry
+
+
+def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | None, repeat: int) -> Recording:
+    from steppe.envs._loop import describe
+    from steppe.envs.making import make_env
+    from steppe.envs.spaces import zeros
+
+    if "DISPLAY" not in os.environ:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    env, own_limit = make_env(spec, render_mode="rgb_array")
+    try:
+        layout, write, offer = describe(spec, env, own_limit, limit)
+        film = _Film(int(env.metadata.get("render_fps") or 30))
+        row = zeros(layout.observation_space, 1)
+        obs, _ = env.reset(seed=seed)
+        reason = film.add(env.render())
+        total, length, ended = 0.0, 0, False
+        while not reason and not ended and not film.is_full:
+            write(obs, row, 0)
+            # A copy, for the agent may keep what it was shown.
+            action = offer(np.asarray(act(row[0].copy()))[None])[0]
+            for _ in range(repeat):
+                obs, reward, terminated, truncated, _ = env.step(action)
+                total += float(reward)
+                reason = film.add(env.render())
+                if ended := bool(terminated or truncated):
+                    break
+            length += 1
+            ended = ended or length == layout.limit
+    except SteppeError:
+        raise
+    except Exception as error:
+        reason = f'environment "{spec.id}" cannot be shown: {type(error).__name__}: {error}'
+    finally:
+        env.close()
+    if reason:
+        return Recording(None, reason=reason)
+    return Recording(film.frames, film.fps, total, length)
+
+
+def _record_twin(spec: EnvironmentSpec, act: Act, seed: int, limit: int | None, repeat: int) -> Recording:
+    """A compiled environment without an original draws itself."""
+    import jax
+
+    env = make_jax(spec)
+    render = getattr(env, "render", None)
+    if render is None:
+        return Recording(None, reason=f'environment "{spec.id}" cannot be shown: it has no pictures')
+    limit = min(number for number in (limit, env.max_episode_steps, MAX_FRAMES) if number is not None)
+    step, observe = jax.jit(env.step), jax.jit(env.observe)
+    film = _Film(8)
+    state = jax.jit(env.reset)(jax.random.key(seed))
+    film.add(render(state))
+    total, length, ended = 0.0, 0, False
+    while not ended and length < limit and not film.is_full:
+        action = np.asarray(act(np.asarray(observe(state))))
+        for _ in range(repeat):
+            state, reward, terminated = step(state, action)
+            total += float(reward)
+            film.add(render(state))
+            if ended := bool(terminated):
+                break
+        length += 1
+    return Recording(film.frames, film.fps, total, length)
+
+
+class _Film:
+    """Frames at no more than MAX_FPS and MAX_SIDE."""
+
+    def __init__(self, fps: int) -> None:
+        self._every = -(-fps // MAX_FPS)
+        self._shown = 0
+        self.fps = max(1, fps // self._every)
+        self.frames: list[np.ndarray] = []
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.frames) >= MAX_FRAMES
+
+    def add(self, picture: Any) -> str:
+        """Keeps the picture if it is its turn; returns why it cannot be one, or nothing."""
+        if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] not in (3, 4):
+            return f"the environment does not draw pictures (it returned {type(picture).__name__})"
+        if self._shown % self._every == 0 and not self.is_full:
+            self.frames.append(_shrink(picture[..., :3]))
+        self._shown += 1
+        return ""
+
+
+def _shrink(picture: np.ndarray) -> np.ndarray:
+    """The same picture with no side above MAX_SIDE, each pixel the mean of a square of the original's."""
+    factor = -(-max(picture.shape[:2]) // MAX_SIDE)
+    height, width = (side // factor for side in picture.shape[:2])
+    squares = picture[: height * factor, : width * factor].reshape(height, factor, width, factor, 3)
+    return squares.mean(axis=(1, 3)).astype(np.uint8) if factor > 1 else np.ascontiguousarray(picture, np.uint8)

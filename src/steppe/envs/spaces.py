@@ -1,0 +1,236 @@
+"""Gymnasium's spaces in Steppe's words, and how one observation or action crosses between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+
+from steppe.errors import UserError
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
+
+Write = Callable[[Any, np.ndarray, int], None]
+"""Writes one observation of the environment into row i of an array [N, ...]; a wrong shape is a ValueError."""
+WriteAll = Callable[[list[Any], np.ndarray], None]
+"""Writes N observations into an array [N, ...] as fast as it can; may raise anything, upon which `Write` tells why."""
+Offer = Callable[[np.ndarray], Any]
+"""Turns actions [N, ...] of the agent into N actions of the environment."""
+
+
+def observation_crossing(space: gym_spaces.Space, id: str) -> tuple[Space, Write]:
+    """The observation space as the agent sees it, and what writes an observation into a buffer of that space."""
+    match space:
+        case gym_spaces.Box():
+            return _observed_box(space)
+        case gym_spaces.Discrete():
+            start = int(space.start)
+            if start == 0:
+                return Discrete(int(space.n)), _write_number
+            return Discrete(int(space.n), start), lambda obs, rows, i: _write_number(obs - start, rows, i)
+        case gym_spaces.MultiDiscrete():
+            nvec = _counts(space, id)
+            return MultiDiscrete(nvec), _writer((len(nvec),), np.shape(space.nvec))
+        case gym_spaces.MultiBinary():
+            size = int(np.prod(space.shape))
+            return MultiDiscrete((2,) * size), _writer((size,), space.shape)
+        case gym_spaces.Dict() | gym_spaces.Tuple():
+            return _flattened(space, id)
+        case _:
+            raise UserError(
+                f'environment "{id}" observes a {type(space).__name__} space, which Steppe cannot learn from; wrap '
+                "it so that it observes Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
+            )
+
+
+def action_crossing(space: gym_spaces.Space, id: str) -> tuple[Space, Offer]:
+    """The action space as the agent sees it (choices from 0 on), and what turns its actions into the environment's."""
+    match space:
+        case gym_spaces.Discrete():
+            start = int(space.start)
+            offer: Offer = _as_ints if start == 0 else lambda actions: [int(action) + start for action in actions]
+            return Discrete(int(space.n), start), offer
+        case gym_spaces.MultiDiscrete():
+            shape, dtype = np.shape(space.nvec), space.dtype
+            return MultiDiscrete(_counts(space, id)), lambda actions: actions.astype(dtype).reshape(-1, *shape)
+        case gym_spaces.MultiBinary():
+            shape, size = space.shape, int(np.prod(space.shape))
+            return MultiDiscrete((2,) * size), lambda actions: actions.astype(np.int8).reshape(-1, *shape)
+        case gym_spaces.Box():
+            return _acted_box(space)
+        case _:
+            raise UserError(
+                f'environment "{id}" takes actions from a {type(space).__name__} space, which Steppe cannot choose '
+                "from; wrap it so that it takes Discrete, MultiDiscrete, MultiBinary or Box actions"
+            )
+
+
+def to_gymnasium(space: Space) -> gym_spaces.Space:
+    """The same space in gymnasium's words."""
+    match space:
+        case Box():
+            low, high = space.bounds()
+            return gym_spaces.Box(low.astype(space.dtype), high.astype(space.dtype), space.shape, np.dtype(space.dtype))
+        case Discrete():
+            return gym_spaces.Discrete(space.n, start=space.start)
+        case MultiDiscrete():
+            return gym_spaces.MultiDiscrete(np.asarray(space.nvec))
+
+
+def bulk_writer(space: gym_spaces.Space, write: Write) -> WriteAll:
+    """The fastest way to write the observations of N environments: in one call of NumPy where they are plain arrays."""
+    if isinstance(space, gym_spaces.Box) and space.shape:
+        merged = (-1, *space.shape[1:])
+
+        def concatenate(seen: list[Any], rows: np.ndarray) -> None:
+            # Unlike an assignment, concatenation does not broadcast, so a wrong shape cannot slip through.
+            np.concatenate(seen, out=rows.reshape(merged))
+
+        return concatenate
+
+    def write_all(seen: list[Any], rows: np.ndarray) -> None:
+        for i, obs in enumerate(seen):
+            write(obs, rows, i)
+
+    return write_all
+
+
+def zeros(space: Space, rows: int) -> np.ndarray:
+    """An empty buffer for `rows` elements of a space."""
+    return np.zeros((rows, *space.shape), space.dtype)
+
+
+def _observed_box(space: gym_spaces.Box) -> tuple[Space, Write]:
+    """A box keeps its shape; bytes stay bytes and every other number becomes float32."""
+    dtype = "uint8" if space.dtype == np.uint8 else "float32"
+    shape = space.shape or (1,)
+    return Box(shape, *_bounds(space), dtype), _writer(shape, space.shape)
+
+
+def _acted_box(space: gym_spaces.Box) -> tuple[Space, Offer]:
+    """Actions are clipped to the bounds and rounded where the environment wants whole numbers."""
+    shape, dtype = space.shape, space.dtype
+    low, high = (np.asarray(bound, np.float32).reshape(space.shape or (1,)) for bound in (space.low, space.high))
+    whole = not np.issubdtype(dtype, np.floating)
+
+    def offer(actions: np.ndarray) -> np.ndarray:
+        # A new array each time: an environment may keep its last action to compare with the next one.
+        clipped = np.clip(actions, low, high)
+        if whole:
+            clipped = np.rint(clipped)
+        return clipped.astype(dtype, copy=False).reshape(-1, *shape)
+
+    return Box(space.shape or (1,), *_bounds(space)), offer
+
+
+def _flattened(space: gym_spaces.Space, id: str) -> tuple[Space, Write]:
+    """All leaves of a Dict or Tuple side by side in one float32 vector, as `gymnasium.spaces.flatten` orders them."""
+    leaves = list(_leaves(space, id))
+    sizes = [_flat_size(leaf) for _, leaf in leaves]
+    ends = np.cumsum(sizes).tolist()
+    parts = [(path, leaf, end - size, end) for (path, leaf), size, end in zip(leaves, sizes, ends, strict=True)]
+    flat = gym_spaces.flatten_space(space)
+    assert isinstance(flat, gym_spaces.Box)
+
+    def write(obs: Any, rows: np.ndarray, i: int) -> None:
+        row = rows[i]
+        for path, leaf, begin, end in parts:
+            value = obs
+            for key in path:
+                value = value[key]
+            _write_leaf(value, leaf, row[begin:end])
+
+    return Box((int(ends[-1]) if ends else 0,), *_bounds(flat)), write
+
+
+def _leaves(space: gym_spaces.Space, id: str, path: tuple[Any, ...] = ()) -> Any:
+    """Each (path, space) that is not itself a Dict or Tuple, in flattening order."""
+    match space:
+        case gym_spaces.Dict():
+            for key, inner in space.spaces.items():
+                yield from _leaves(inner, id, (*path, key))
+        case gym_spaces.Tuple():
+            for index, inner in enumerate(space.spaces):
+                yield from _leaves(inner, id, (*path, index))
+        case _:
+            observation_crossing(space, id)  # refuses what cannot be flattened
+            yield path, space
+
+
+def _flat_size(leaf: gym_spaces.Space) -> int:
+    match leaf:
+        case gym_spaces.Discrete():
+            return int(leaf.n)
+        case gym_spaces.MultiDiscrete():
+            return int(np.sum(leaf.nvec))
+        case _:
+            return int(np.prod(leaf.shape, dtype=int))
+
+
+def _write_leaf(value: Any, leaf: gym_spaces.Space, out: np.ndarray) -> None:
+    """Numbers as they are, choices as one-hot vectors; out: [size of the leaf]."""
+    match leaf:
+        case gym_spaces.Discrete():
+            out[:] = 0.0
+            out[_index(int(value) - int(leaf.start), int(leaf.n))] = 1.0
+        case gym_spaces.MultiDiscrete():
+            out[:] = 0.0
+            begin = 0
+            chosen = (np.asarray(value) - leaf.start).reshape(-1).tolist()
+            for choice, n in zip(chosen, np.reshape(leaf.nvec, -1).tolist(), strict=True):
+                out[begin + _index(choice, n)] = 1.0
+                begin += n
+        case _:
+            value = np.asarray(value)
+            if value.shape != leaf.shape:
+                raise ValueError(f"an observation of shape {value.shape} where its space says {leaf.shape}")
+            out[:] = value.reshape(-1)
+
+
+def _index(choice: int, n: int) -> int:
+    if not 0 <= choice < n:
+        raise ValueError(f"the observation {choice} where its space has the choices 0 to {n - 1}")
+    return choice
+
+
+def _writer(shape: tuple[int, ...], original: tuple[int, ...]) -> Write:
+    """Copies an observation of the `original` shape into a row of `shape`, refusing any other shape."""
+    same = shape == original
+
+    def write(obs: Any, rows: np.ndarray, i: int) -> None:
+        # NumPy would broadcast a wrong shape silently, so it is compared first.
+        if getattr(obs, "shape", None) != original:
+            obs = np.asarray(obs)
+            if obs.shape != original:
+                raise ValueError(f"an observation of shape {obs.shape} where its space says {original}")
+        rows[i] = obs if same else obs.reshape(shape)
+
+    return write
+
+
+def _write_number(obs: Any, rows: np.ndarray, i: int) -> None:
+    rows[i] = int(obs)
+
+
+def _as_ints(actions: np.ndarray) -> list[int]:
+    return actions.tolist()
+
+
+def _counts(space: gym_spaces.MultiDiscrete, id: str) -> tuple[int, ...]:
+    """How many options each choice has, refusing choices that do not count from 0."""
+    if np.any(np.asarray(space.start) != 0):
+        raise UserError(
+            f'environment "{id}" has a MultiDiscrete space whose choices do not count from 0, which Steppe does not '
+            "support; wrap it so that they do"
+        )
+    return tuple(int(n) for n in np.reshape(space.nvec, -1))
+
+
+def _bounds(space: gym_spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(low, high), each shortened to one number where all elements share it."""
+    sides = []
+    for bound in (space.low, space.high):
+        values = np.asarray(bound, np.float32).reshape(-1)
+        sides.append(tuple(values[:1].tolist() if values.size and np.all(values == values[0]) else values.tolist()))
+    return sides[0], sides[1]

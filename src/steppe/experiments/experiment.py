@@ -1,0 +1,126 @@
+"""The Python API of one experiment."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steppe.experiments import lifecycle
+from steppe.experiments.project import find_experiment, store_for_new_runs
+from steppe.experiments.run import run
+from steppe.experiments.store import Status
+
+if TYPE_CHECKING:
+    from steppe.records.policy import Policy
+    from steppe.runners import Progress
+    from steppe.specs.experiment import ExperimentSpec
+
+WITHOUT_NAME = "run"
+
+
+class Experiment:
+    """A named spec and its run folder: `Experiment(environment="CartPole-v1", agent="ppo").start()`."""
+
+    def __init__(
+        self,
+        spec: ExperimentSpec | str | Path | None = None,
+        *,
+        folder: str | Path | None = None,
+        force: bool = False,
+        **fields: Any,
+    ) -> None:
+        """Checks the spec (itself, a file's name, or fields) and makes its run folder, as `experiment new` does."""
+        from steppe.specs.experiment import ExperimentSpec
+
+        here = Path.cwd()
+        name = fields.get("name")
+        if isinstance(spec, ExperimentSpec):
+            if fields:
+                raise TypeError("give an ExperimentSpec or fields, not both; spec.model_copy(update={...}) changes one")
+            name = spec.name
+        else:
+            spec = load(spec, fields, here)
+        lifecycle.check(spec, here)
+        path = None if folder is None else Path(folder)
+        self._folder = lifecycle.create(spec, store_for_new_runs(here), name=name, path=path, force=force)
+
+    @classmethod
+    def open(cls, name: str | Path) -> Experiment:
+        """The experiment of that name in the project around the current folder, or at that path."""
+        experiment = cls.__new__(cls)
+        experiment._folder = find_experiment(str(name), Path.cwd())
+        return experiment
+
+    def start(
+        self,
+        *,
+        resume: bool = False,
+        force: bool = False,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Status:
+        """Trains here and now until it ends; Ctrl-C saves a checkpoint, pauses, and then raises KeyboardInterrupt."""
+        lifecycle.prepare(self._folder, resume=resume, force=force)
+        ended = run(self._folder, resume=resume, on_progress=on_progress)
+        if ended.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        if ended.signal is not None:
+            raise SystemExit(ended.exit_code)
+        return self.status
+
+    def start_detached(self, *, resume: bool = False, force: bool = False) -> int:
+        """Trains in a process of its own, whose id is returned; its output goes to log.txt."""
+        lifecycle.prepare(self._folder, resume=resume, force=force)
+        return lifecycle.start_detached(self._folder, resume=resume)
+
+    def pause(self, timeout: float = lifecycle.WAIT_SECONDS) -> Status:
+        """Asks the process that trains it to save a checkpoint and pause, and waits until it has."""
+        return lifecycle.pause(self._folder, timeout)
+
+    def stop(self, timeout: float = lifecycle.WAIT_SECONDS) -> Status:
+        """Asks the process that trains it to save a checkpoint and stop, and waits until it has."""
+        return lifecycle.stop(self._folder, timeout)
+
+    @property
+    def name(self) -> str:
+        """The run folder's name."""
+        return self._folder.name
+
+    @property
+    def folder(self) -> Path:
+        """Where the run leaves everything."""
+        return self._folder.path
+
+    @property
+    def spec(self) -> ExperimentSpec:
+        """The full spec, as in experiment.json."""
+        return self._folder.spec()
+
+    @property
+    def status(self) -> Status:
+        """State, timesteps, return and times, as of now."""
+        return self._folder.status()
+
+    def policy(self) -> Policy:
+        """The trained policy: `.act(observation)`."""
+        from steppe.records.policy import load_policy
+
+        return load_policy(self.folder / "policy")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every record of metrics.jsonl."""
+        from steppe.records.metrics import read_metrics
+
+        return read_metrics(self.folder)
+
+    def __repr__(self) -> str:
+        return f"Experiment({str(self.folder)!r}, {self.status.state})"
+
+
+def load(file: str | Path | None, fields: dict[str, Any], start: Path) -> ExperimentSpec:
+    """A spec from a file and fields; without a name it gets one with its folder."""
+    from steppe.specs.experiment import load_experiment
+
+    named = fields if file is not None or fields.get("name") else fields | {"name": WITHOUT_NAME}
+    return load_experiment(file, named, [], start, options=False)

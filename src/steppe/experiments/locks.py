@@ -1,0 +1,76 @@
+"""Who owns a run folder: the process that holds its lock file, released by the kernel however that process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from steppe.errors import StorageError
+
+LOCK_FILE = ".lock"
+
+_held: set[int] = set()
+
+
+def acquire(folder: Path, patience: float = 0.0) -> int | None:
+    """A descriptor that holds the folder's lock, or None if another holds it for all of `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        descriptor = _open(folder / LOCK_FILE)
+        if _lock(descriptor) and _is_still_there(descriptor, folder / LOCK_FILE):
+            _held.add(descriptor)
+            return descriptor
+        os.close(descriptor)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.01)
+
+
+def release(descriptor: int) -> None:
+    """Gives the lock back."""
+    _held.discard(descriptor)
+    os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        # A reader of a read-only folder must still be able to see whether a run is alive.
+        if error.errno in (errno.EROFS, errno.EACCES) and path.exists():
+            return os.open(path, os.O_RDONLY)
+        raise StorageError(f"cannot lock {path.parent}: {error.strerror or error}") from error
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        os.close(descriptor)
+        raise StorageError(f"this file system cannot lock files: {error.strerror or error}") from error
+    return True
+
+
+def _is_still_there(descriptor: int, path: Path) -> bool:
+    """False where the folder was deleted or renamed between opening and locking."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
+
+
+def _forget_after_fork() -> None:
+    # A forked environment process shares the lock; without this an orphan of a killed run would keep it for ever.
+    for descriptor in _held:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,152 @@
+"""The one owner of a running experiment: holds the lock, writes the status, keeps the heartbeat, hears requests."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from steppe.errors import StorageError
+from steppe.experiments.states import Event, advance
+from steppe.experiments.store import RunFolder, Status
+
+if TYPE_CHECKING:
+    from steppe.runners import Progress
+
+HEARTBEAT_SECONDS = 1.0
+
+log = logging.getLogger("steppe.experiments")
+
+
+@contextmanager
+def owning(folder: RunFolder, event: Event) -> Iterator[Owner]:
+    """Takes the folder's lock and starts the heartbeat; both end with the block, or with the process."""
+    with folder.lock(event) as before:
+        folder.forget_requests()
+        owner = Owner(folder, before)
+        owner.advance(
+            event,
+            reason="",
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started=time.time(),
+            finished=None,
+            phase="",
+            notices=(),
+        )
+        owner.start_heartbeat()
+        try:
+            yield owner
+        finally:
+            owner.end_heartbeat()
+            with contextlib.suppress(OSError):
+                folder.forget_requests()
+
+
+class Owner:
+    """Writes status.json for as long as it holds the lock; no one else does."""
+
+    def __init__(self, folder: RunFolder, status: Status) -> None:
+        self.folder = folder
+        self.status = status
+        self._writing = threading.Lock()
+        self._over = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="steppe-heartbeat", daemon=True)
+
+    def advance(self, event: Event, **fields: Any) -> None:
+        """Follows one edge of the state machine and writes it down."""
+        with self._writing:
+            state = advance(self.status.state, event, self.folder.name)
+            self.status = dataclasses.replace(self.status, state=state, heartbeat=time.time(), **fields)
+            self.folder.write_status(self.status)
+
+    def note(self, progress: Progress) -> None:
+        """Remembers how far the training is; the heartbeat writes it."""
+        with self._writing:
+            if progress.phase == "compiling":
+                # Nothing is known yet: a resumed run keeps the figures it was paused with.
+                self.status = dataclasses.replace(self.status, phase=progress.phase)
+                return
+            self.status = dataclasses.replace(
+                self.status,
+                timestep=progress.timestep,
+                episode=progress.episode,
+                update=progress.update,
+                mean_return=progress.mean_return,
+                mean_length=progress.mean_length,
+                best_return=progress.best_return,
+                steps_per_second=progress.steps_per_second,
+                seconds=progress.seconds,
+                phase=progress.phase,
+            )
+
+    def start_heartbeat(self) -> None:
+        """From now on the status is fresh even while a long compilation keeps the main thread busy."""
+        self._heart.start()
+
+    def end_heartbeat(self) -> None:
+        """Ends the thread."""
+        self._over.set()
+        self._heart.join()
+
+    def _beat(self) -> None:
+        complained = False
+        while not self._over.wait(HEARTBEAT_SECONDS):
+            try:
+                with self._writing:
+                    self.status = dataclasses.replace(self.status, heartbeat=time.time())
+                    self.folder.write_status(self.status)
+            except StorageError as error:
+                # The training itself ends with this error at its next checkpoint; a heartbeat must not end it.
+                if not complained:
+                    log.warning("the status cannot be written: %s", error)
+                complained = True
+
+
+class Requests:
+    """What was asked of the running training: by signal in this process, by request.json from another."""
+
+    def __init__(self, folder: RunFolder, announce: Callable[[str], None]) -> None:
+        self.signal: signal.Signals | None = None
+        self._folder = folder
+        self._announce = announce
+        self._action: str | None = None
+        self._told = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Requests:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._heard)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def latest(self) -> str | None:
+        """ "stop" or "pause" once asked for, else None; a stop outweighs a pause."""
+        if self._action != "stop":
+            self._action = self._folder.asked() or self._action
+        if self._action and not self._told:
+            self._told = True
+            log.info("asked to %s", self._action)
+        return self._action
+
+    def _heard(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+        self._action = "stop" if number == signal.SIGTERM else self._action or "pause"
+        if number == signal.SIGINT:
+            self._announce("pausing: saving a checkpoint (Ctrl-C again ends at once)")

@@ -1,0 +1,120 @@
+"""Projects: a folder with steppe.json and configs/, and finding an experiment by its name or its path."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from steppe.errors import ProjectError, StateError
+from steppe.experiments.store import RunFolder, Store
+from steppe.records.durable import storing, write_atomically
+from steppe.specs.files import PROJECT_FILE, find_project
+from steppe.specs.words import did_you_mean
+
+EXPERIMENTS, LOOSE_RUNS = "experiments", "steppe-runs"
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project on disk."""
+
+    root: Path
+
+    @property
+    def store(self) -> Store:
+        """Its experiments."""
+        return Store(self.root / EXPERIMENTS)
+
+
+def init_project(root: Path, name: str | None = None, remote_id: str | None = None, force: bool = False) -> list[Path]:
+    """Writes steppe.json and the default configs; existing files are refused, all before the first is written."""
+    root = Path(root).absolute()
+    about = {"name": name or root.name, "remote_id": remote_id, "schema_version": 1}
+    files = {root / PROJECT_FILE: json.dumps(about, indent=2) + "\n"}
+    files |= {root / "configs" / path: text for path, text in templates()}
+    existing = [path for path in files if path.exists()]
+    if existing and not force:
+        more = f" and {len(existing) - 1} more" if len(existing) > 1 else ""
+        raise ProjectError(
+            f"{existing[0].relative_to(root)}{more} exist{'' if more else 's'} already in {root}; "
+            "use --force to write the defaults over them"
+        )
+    with storing(root):
+        for path in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        (root / EXPERIMENTS).mkdir(exist_ok=True)
+    for path, text in files.items():
+        write_atomically(path, text)
+    return list(files)
+
+
+def templates() -> Iterator[tuple[Path, str]]:
+    """The shipped configs: (path below configs/, text)."""
+    yield from _files(resources.files("steppe.experiments") / "templates", Path())
+
+
+def open_project(start: Path) -> Project:
+    """The project that `start` lies in."""
+    root = find_project(start)
+    if root is None:
+        raise ProjectError(f'no project in {start} or above (no {PROJECT_FILE}); "steppe init" makes one here')
+    return Project(root)
+
+
+def store_for_new_runs(start: Path) -> Store:
+    """Where `steppe train` puts its run: the project's experiments, or ./steppe-runs outside a project."""
+    root = find_project(start)
+    return Project(root).store if root else Store(start / LOOSE_RUNS)
+
+
+def known_stores(start: Path) -> list[Store]:
+    """The places where an experiment's name is looked up from `start`."""
+    root = find_project(start)
+    stores = [Project(root).store] if root else []
+    return [*stores, *([Store(start / LOOSE_RUNS)] if (start / LOOSE_RUNS).is_dir() else [])]
+
+
+def find_experiment(name: str, start: Path) -> RunFolder:
+    """The experiment of that name in the project (or in ./steppe-runs), or the run folder at that path."""
+    stores = known_stores(start)
+    at_path = RunFolder(start / Path(name).expanduser())
+    if "/" in name or name in (".", ".."):
+        at_path = RunFolder(at_path.path.resolve())
+        if at_path.exists:
+            return at_path
+        raise StateError(f"no experiment in {at_path.path} (it has no experiment.json)")
+    for store in stores:
+        folder = store.folder(name)
+        if folder.exists:
+            return folder
+    if at_path.exists:
+        return at_path
+    if not stores:
+        raise ProjectError(
+            f'no experiment "{name}": no project in {start} or above (no {PROJECT_FILE}); '
+            'go to a project, make one with "steppe init", or give -e the path of a run folder'
+        )
+    names = [folder.name for store in stores for folder in store.folders()]
+    listing = '; "steppe experiment list" shows those there are' if names else '; make one: "steppe experiment new"'
+    raise StateError(f'no experiment "{name}" in {stores[0].path}{did_you_mean(name, names) or listing}')
+
+
+def let_user_modules_import(start: Path) -> None:
+    """Lets `module:callable` environments be imported from the current folder and the project, after all else."""
+    root = find_project(start)
+    for folder in (Path.cwd(), *([root] if root else [])):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
+def _files(folder: Traversable, below: Path) -> Iterator[tuple[Path, str]]:
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir():
+            yield from _files(entry, below / entry.name)
+        elif entry.name.endswith(".json"):
+            yield below / entry.name, entry.read_text(encoding="utf-8")

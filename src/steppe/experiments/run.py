@@ -1,0 +1,196 @@
+"""Trains one experiment in this process; `python -m steppe.experiments.run FOLDER [--resume]` is a detached run."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steppe.errors import SteppeError
+from steppe.experiments.owner import Owner, Requests, owning
+from steppe.experiments.project import let_user_modules_import
+from steppe.experiments.store import RunFolder
+
+if TYPE_CHECKING:
+    from steppe.runners import Outcome, Progress
+    from steppe.specs.experiment import ExperimentSpec
+
+Trainer = Callable[..., "Outcome"]
+LOG_PROGRESS_SECONDS = 10.0
+
+log = logging.getLogger("steppe.experiments")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended, and the signal that asked for it (Ctrl-C is 2, SIGTERM is 15), if one did."""
+
+    outcome: Outcome
+    signal: int | None
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects: 128 + the signal, so that Ctrl-C ends a loop of runs too."""
+        return 128 + self.signal if self.signal is not None else 0
+
+
+def run(
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+    announce: Callable[[str], None] = lambda sentence: None,
+    trainer: Trainer | None = None,
+) -> Ended:
+    """Owns the folder, trains until an end, writes that end down. Ctrl-C pauses, SIGTERM stops."""
+    with owning(folder, "resume" if resume else "start") as owner:
+        try:
+            spec = folder.spec()
+        except SteppeError as error:
+            _end(owner, "fail", str(error))
+            raise
+        with logging_to(folder.log, spec.debug_logging), Requests(folder, announce) as requests:
+            log.info("%s %s", "resuming" if resume else "starting", folder.path)
+            try:
+                outcome = _train(owner, spec, requests, on_progress, resume, trainer)
+            except KeyboardInterrupt:
+                _end(owner, "stop", "ended at once by a second Ctrl-C; what came after the last checkpoint is lost")
+                raise
+            except SteppeError as error:
+                _end(owner, "fail", str(error))
+                raise
+            except BaseException as error:
+                log.exception("an unexpected error ended the run")
+                _end(owner, "fail", f"{type(error).__name__}: {error}")
+                raise
+            _write_down(owner, outcome)
+    asked = requests.signal if outcome.state in ("paused", "stopped") else None
+    return Ended(outcome, None if asked is None else int(asked))
+
+
+@contextmanager
+def logging_to(path: Path, debug: bool) -> Iterator[None]:
+    """Python's logging into log.txt while the block lasts: Steppe's own at INFO or DEBUG, the rest from WARNING."""
+    handler = _LogFile(path, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root, own = logging.getLogger(), logging.getLogger("steppe")
+    level = own.level
+    root.addHandler(handler)
+    own.setLevel(logging.DEBUG if debug else logging.INFO)
+    try:
+        yield
+    finally:
+        own.setLevel(level)
+        root.removeHandler(handler)
+        handler.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The entry of a detached run: what it has to say goes to log.txt."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    folder = RunFolder(Path(arguments[0]))
+    try:
+        return run(folder, resume="--resume" in arguments[1:]).exit_code
+    except SteppeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+class _LogFile(logging.FileHandler):
+    """A full disk must not fill the terminal with the logging module's own tracebacks."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Drops the record."""
+
+
+def _train(
+    owner: Owner,
+    spec: ExperimentSpec,
+    requests: Requests,
+    on_progress: Callable[[Progress], None] | None,
+    resume: bool,
+    trainer: Trainer | None,
+) -> Outcome:
+    let_user_modules_import(owner.folder.path)
+    if trainer is None:
+        from steppe import runners
+
+        trainer = runners.run
+
+    next_line = 0.0
+
+    def request() -> str | None:
+        action = requests.latest()
+        if action == "pause" and owner.status.state in ("starting", "running"):
+            owner.advance("ask_pause")
+        return action
+
+    def progressed(progress: Progress) -> None:
+        nonlocal next_line
+        owner.note(progress)
+        if owner.status.state == "starting" and progress.phase != "compiling":
+            owner.advance("train")
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + LOG_PROGRESS_SECONDS
+            log.info("%s", _line(progress))
+        if on_progress is not None:
+            on_progress(progress)
+
+    return trainer(spec, owner.folder.path, resume=resume, request=request, on_progress=progressed)
+
+
+def _write_down(owner: Owner, outcome: Outcome) -> None:
+    fields: dict[str, Any] = {
+        "timestep": outcome.timestep,
+        "episode": outcome.episode,
+        "update": outcome.update,
+        "mean_return": outcome.mean_return,
+        "seconds": outcome.seconds,
+        "notices": tuple(outcome.notices),
+    }
+    for notice in outcome.notices:
+        log.warning("%s", notice)
+    if outcome.state == "completed" and owner.status.state == "starting":
+        owner.advance("train")
+    if outcome.state == "paused" and owner.status.state != "pausing":
+        owner.advance("ask_pause")
+    events: dict[str, Any] = {"completed": "complete", "paused": "pause", "stopped": "stop"}
+    _end(owner, events[outcome.state], outcome.reason, **fields)
+    _rewrite_report(owner.folder)
+
+
+def _end(owner: Owner, event: Any, reason: str, **fields: Any) -> None:
+    """Writes the last state; a disk that refuses even that must not hide the first error."""
+    log.log(logging.ERROR if event == "fail" else logging.INFO, "%s: %s", event, reason)
+    try:
+        owner.advance(event, reason=reason, finished=time.time(), phase="", **fields)
+    except SteppeError as error:
+        log.warning("the last state could not be written: %s", error)
+        if event == "complete":
+            raise
+
+
+def _rewrite_report(folder: RunFolder) -> None:
+    """The report tells the final state, which only the owner knows; a run is not failed by its report."""
+    from steppe.records.report import write_report
+
+    try:
+        write_report(folder.path)
+    except Exception:
+        log.exception("report.html could not be written")
+
+
+def _line(progress: Progress) -> str:
+    score = "no episode yet" if progress.mean_return is None else f"mean return {progress.mean_return:.2f}"
+    return f"{progress.phase}: timestep {progress.timestep}, episode {progress.episode}, {score}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

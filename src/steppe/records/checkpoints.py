@@ -1,0 +1,267 @@
+"""Checkpoints: everything a run needs to go on, in `checkpoints/<timestep>/{state.safetensors,state.json}`.
+
+A checkpoint is written under a temporary name, forced to the disk and renamed, so it is there whole or not at all.
+`state.json` holds the size and sha256 of the arrays and a sha256 of itself, so damage is found when it is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steppe.errors import CheckpointError
+from steppe.records.durable import (
+    remove_leftovers,
+    storage_error,
+    storing,
+    sync_folder,
+    temporary_name,
+    write_synced,
+)
+
+FORMAT = "steppe-checkpoint"
+VERSION = 1
+ARRAYS = "state.safetensors"
+MANIFEST = "state.json"
+
+_SHELF = "checkpoints"
+# A checkpoint that is being replaced by another of the same timestep steps aside under this name until that is safe.
+_REPLACED = ".replaced"
+_NAME = re.compile(rf"(0|[1-9]\d*)({re.escape(_REPLACED)})?")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved; `skipped` says, in sentences, which newer checkpoints could not be used and why."""
+
+    timestep: int
+    arrays: dict[str, np.ndarray]
+    manifest: dict[str, Any]
+    path: Path
+    skipped: list[str] = field(default_factory=list)
+
+
+def save(
+    folder: str | os.PathLike[str],
+    timestep: int,
+    arrays: Mapping[str, np.ndarray],
+    manifest: Mapping[str, Any],
+    keep: int = 3,
+) -> Path:
+    """Save a checkpoint of the run in `folder`, then delete all but the `keep` newest up to it.
+
+    Arrays may have any shape, () and (0, ...) included. The manifest is kept as JSON: tuples come back as lists.
+    """
+    shelf = Path(folder) / _SHELF
+    path = shelf / str(int(timestep))
+    contiguous = {name: _storable(name, array) for name, array in arrays.items()}
+    with storing(path):
+        if not shelf.is_dir():
+            shelf.mkdir(parents=True, exist_ok=True)
+            sync_folder(shelf.parent)
+        remove_leftovers(shelf)
+        _finish_replacements(shelf)
+        temporary = shelf / temporary_name(path.name)
+        try:
+            temporary.mkdir()
+            _write(temporary, int(timestep), contiguous, manifest)
+            _publish(temporary, path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    _prune(shelf, int(timestep), keep)
+    return path
+
+
+def load_latest(folder: str | os.PathLike[str]) -> Checkpoint:
+    """The newest checkpoint of the run in `folder` that is undamaged."""
+    shelf = Path(folder) / _SHELF
+    skipped: list[str] = []
+    # A writer may prune or replace what was just listed; then the list is made again.
+    for _ in range(10):
+        skipped = []
+        vanished = False
+        for path in _candidates(shelf):
+            try:
+                return _load(path, skipped)
+            except CheckpointError as damage:
+                vanished = vanished or not path.is_dir()
+                skipped.append(f"checkpoint {path.name} was skipped: {damage}")
+        if not vanished:
+            break
+    if not skipped:
+        raise CheckpointError(f"there is no checkpoint in {shelf}; start the experiment without resuming")
+    raise CheckpointError(
+        f"no checkpoint in {shelf} can be used ({'; '.join(skipped)}); start the experiment without resuming"
+    )
+
+
+def list_checkpoints(folder: str | os.PathLike[str]) -> list[int]:
+    """The timesteps that have a checkpoint, oldest first; whether each is undamaged is seen when it is loaded."""
+    return sorted({_timestep(path) for path in _candidates(Path(folder) / _SHELF)})
+
+
+def _write(temporary: Path, timestep: int, arrays: dict[str, np.ndarray], manifest: Mapping[str, Any]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    file = temporary / ARRAYS
+    try:
+        save_file(arrays, file, metadata={"format": FORMAT})
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise CheckpointError(f"the state cannot be saved: {error}") from error
+        raise storage_error(temporary.parent / str(timestep), int(code[1]), str(error)) from error
+    # safetensors makes its files private; the folder has the permissions the user's umask asks for.
+    file.chmod(temporary.stat().st_mode & 0o666)
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        size = stream.tell()
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "steppe": _steppe_version(),
+        "time": time.time(),
+        "timestep": timestep,
+        "arrays": {"file": ARRAYS, "bytes": size, "sha256": digest},
+        "manifest": manifest,
+    }
+    # Through JSON once, so that the digest is of what a reader will see.
+    content = json.loads(json.dumps(content, default=_plain))
+    content["sha256"] = _digest(content)
+    write_synced(temporary / MANIFEST, json.dumps(content, indent=1).encode())
+    sync_folder(temporary)
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    aside = path.with_name(path.name + _REPLACED)
+    replaces = path.is_dir()
+    if replaces:
+        path.rename(aside)
+    try:
+        temporary.rename(path)
+    except OSError:
+        if replaces:
+            aside.rename(path)
+        raise
+    sync_folder(path.parent)
+    if replaces:
+        _discard(aside)
+
+
+def _finish_replacements(shelf: Path) -> None:
+    for aside in shelf.glob(f"*{_REPLACED}"):
+        path = aside.with_name(aside.name.removesuffix(_REPLACED))
+        if path.is_dir():
+            _discard(aside)
+        elif _NAME.fullmatch(aside.name):
+            aside.rename(path)
+
+
+def _prune(shelf: Path, timestep: int, keep: int) -> None:
+    # Checkpoints beyond this timestep are left alone: damaged ones that a resume fell back from, or another run's.
+    upto = [path for path in _candidates(shelf) if _timestep(path) <= timestep]
+    for path in upto[max(keep, 1) :]:
+        _discard(path)
+
+
+def _discard(path: Path) -> None:
+    # Renamed first: a crash while deleting must leave no half checkpoint under a checkpoint's name.
+    doomed = path.with_name(temporary_name(path.name))
+    with contextlib.suppress(OSError):
+        path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _candidates(shelf: Path) -> list[Path]:
+    if not shelf.is_dir():
+        return []
+    found = [path for path in shelf.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: (_timestep(path), not path.name.endswith(_REPLACED)), reverse=True)
+
+
+def _timestep(path: Path) -> int:
+    return int(path.name.removesuffix(_REPLACED))
+
+
+def _load(path: Path, skipped: list[str]) -> Checkpoint:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    content = _read_manifest(path)
+    file = path / ARRAYS
+    try:
+        size = file.stat().st_size
+        if size != content["arrays"]["bytes"]:
+            raise CheckpointError(f"{ARRAYS} has {size} bytes where {content['arrays']['bytes']} were written")
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if digest != content["arrays"]["sha256"]:
+            raise CheckpointError(f"the sha256 of {ARRAYS} is not the one that was written: its bytes have changed")
+        arrays = load_file(file)
+    except OSError as error:
+        raise CheckpointError(f"{ARRAYS} cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise CheckpointError(f"{ARRAYS} cannot be understood: {error}") from error
+    return Checkpoint(content["timestep"], arrays, content["manifest"], path, skipped)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((path / MANIFEST).read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{MANIFEST} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{MANIFEST} is not JSON: its bytes have changed or are missing") from error
+    written = content.pop("sha256", None) if isinstance(content, dict) else None
+    if written is None or written != _digest(content):
+        raise CheckpointError(f"the sha256 in {MANIFEST} is not that of its content: its bytes have changed")
+    if content.get("format") != FORMAT or content.get("version") != VERSION:
+        found = f"{content.get('format')} {content.get('version')}"
+        raise CheckpointError(f"it is in format {found}, and this Steppe reads {FORMAT} {VERSION}")
+    if content["timestep"] != _timestep(path):
+        raise CheckpointError(f"{MANIFEST} is of timestep {content['timestep']}")
+    return content
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _storable(name: str, array: Any) -> np.ndarray:
+    # safetensors writes from the array's address, so anything but row order would be saved as other numbers.
+    result = np.require(array, requirements="C")
+    if result.dtype.kind not in "biufV" or result.dtype.hasobject:
+        raise CheckpointError(f'"{name}" has numbers of type {result.dtype}, which a checkpoint cannot hold')
+    return result.astype(result.dtype.newbyteorder("="), copy=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    raise CheckpointError(f"the manifest holds a {type(value).__name__}, which JSON cannot")
+
+
+@cache
+def _steppe_version() -> str:
+    from importlib import metadata
+
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version("steppe")
+    return "unknown"

@@ -1,0 +1,332 @@
+"""A policy: everything that turns an observation into an action, in two files that load without JAX.
+
+policy.safetensors holds the tensors and, in its header, the description and one checksum over both: a single rename
+replaces the policy, so a reader sees the old one or the new one. policy.json repeats the description for people.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from steppe.errors import SpecError, StorageError, UserError
+from steppe.records import heads
+from steppe.records.durable import write_atomically
+from steppe.records.forward import Forward, Layers
+from steppe.records.layers import plan
+from steppe.specs.network import NetworkSpec
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space, from_json, to_json
+
+FORMAT = "steppe-policy"
+VERSION = 1
+TENSORS_FILE = "policy.safetensors"
+DESCRIPTION_FILE = "policy.json"
+
+
+@dataclass(frozen=True)
+class PolicyDescription:
+    """What a policy is, apart from its tensors.
+
+    `head` is {"kind": "categorical" | "gaussian" | "q_values" | "random" | "constant"}; a q_values head may add
+    "dueling": true, and "epsilon": how often it explores when it samples. `normalizer` is {"clip": 10.0} or None.
+    """
+
+    agent: str
+    environment: str
+    timestep: int
+    observation: Space
+    action: Space
+    network: NetworkSpec | None = None
+    head: dict[str, Any] = field(default_factory=lambda: {"kind": "random"})
+    normalizer: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For policy.json."""
+        return {
+            "agent": self.agent,
+            "environment": self.environment,
+            "timestep": int(self.timestep),
+            "observation": to_json(self.observation),
+            "action": to_json(self.action),
+            "network": None if self.network is None else self.network.model_dump(),
+            "head": self.head,
+            "normalizer": self.normalizer,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> PolicyDescription:
+        """The inverse of `to_json`."""
+        network = None if data["network"] is None else NetworkSpec.model_validate(data["network"])
+        observation, action = from_json(data["observation"]), from_json(data["action"])
+        rest = {name: data[name] for name in ("agent", "environment", "timestep", "head", "normalizer")}
+        return cls(observation=observation, action=action, network=network, **rest)
+
+
+class Policy:
+    """Acts with NumPy alone; may be shared by threads.
+
+    Tensors: torso/<layer>/{kernel, bias, scale, embedding}; head/{kernel, bias}, and head/log_std [A] for a gaussian;
+    for a dueling head head/value/{kernel, bias} and head/advantage/{kernel, bias}; normalizer/{mean, var} in the
+    observation's shape; constant/action as the environment takes it.
+    """
+
+    def __init__(self, description: PolicyDescription, tensors: Mapping[str, Any]) -> None:
+        self.description = description
+        self._rng = np.random.default_rng()
+        self._shapes = tensor_shapes(description)
+        network = None if description.network is None else plan(description.network, description.observation)
+        self._forward = None if network is None or "constant/action" in self._shapes else Forward(network)
+        self._weights = self._prepare(tensors)
+
+    @property
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The policy's own copies."""
+        return self._weights.tensors
+
+    @property
+    def kind(self) -> str:
+        """The head's kind: see `steppe.records.heads`."""
+        return self.description.head["kind"]
+
+    def act(self, observation: Any, deterministic: bool = True, rng: np.random.Generator | None = None) -> Any:
+        """What the environment takes, for one observation or a batch [B, ...]; a Discrete action is a plain int."""
+        observations, is_batch = self._coerce(observation)
+        space = self.description.action
+        weights = self._weights
+        outputs = self._outputs(observations, weights)
+        if self.kind == "constant":
+            actions = np.broadcast_to(weights.tensors["constant/action"], (len(observations), *space.shape)).copy()
+            return actions if is_batch else _one(actions, space)
+        if deterministic and self.kind != "random":
+            action = heads.greedy(self.kind, outputs, space)
+        else:
+            noise = heads.draw_noise(self.kind, space, (len(observations),), self._rng if rng is None else rng)
+            log_std = weights.tensors.get("head/log_std", 0.0)
+            epsilon = self.description.head.get("epsilon", 0.0)
+            action = heads.sample(self.kind, outputs, noise, space, log_std=log_std, epsilon=epsilon)
+        actions = heads.postprocess(action, space)
+        return actions if is_batch else _one(actions, space)
+
+    def outputs(self, observations: Any) -> np.ndarray:
+        """The head's outputs [B, outputs] (logits, means or values) for raw observations [B, ...]."""
+        return self._outputs(self._coerce(observations)[0], self._weights)
+
+    def replace(self, tensors: Mapping[str, Any]) -> None:
+        """Takes copies of new tensors of the same names and shapes; other threads see all of them or none."""
+        self._weights = self._prepare(tensors)
+
+    def save(self, folder: Path | str) -> Path:
+        """Writes the policy into `folder`; a reader gets the old policy or the new one, never a mixture."""
+        from safetensors.numpy import save
+
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot make the folder {folder}: {error.strerror or error}") from error
+        description = self.description.to_json()
+        text = json.dumps(description, sort_keys=True)
+        checksum = _checksum(text, self.tensors)
+        metadata = {"format": FORMAT, "version": str(VERSION), "description": text, "sha256": checksum}
+        write_atomically(folder / TENSORS_FILE, save(self.tensors, metadata))
+        manifest = {"format": FORMAT, "version": VERSION, "sha256": checksum, **description}
+        write_atomically(folder / DESCRIPTION_FILE, json.dumps(manifest, indent=2) + "\n")
+        return folder
+
+    def export_onnx(self, path: Path | str) -> Path:
+        """Writes an ONNX model: observation [batch, ...] -> action, outputs."""
+        from steppe.records.onnx import export
+
+        return export(self, Path(path))
+
+    def _prepare(self, tensors: Mapping[str, Any]) -> _Weights:
+        """Checks and copies the tensors, and computes what acting needs of them."""
+        copies: dict[str, np.ndarray] = {}
+        for name, shape in self._shapes.items():
+            if name not in tensors:
+                raise UserError(f'the policy lacks the tensor "{name}" of shape {shape}')
+            dtype = self.description.action.dtype if name == "constant/action" else np.float32
+            copies[name] = np.array(tensors[name], dtype, order="C")
+            if copies[name].shape != shape:
+                raise UserError(f'the tensor "{name}" of the policy must have shape {shape}, not {copies[name].shape}')
+        if unknown := tensors.keys() - self._shapes.keys():
+            raise UserError(f'the policy has a tensor "{min(unknown)}" that its description does not know')
+        torso = {name.removeprefix("torso/"): each for name, each in copies.items() if name.startswith("torso/")}
+        layers = None if self._forward is None else self._forward.prepare(torso)
+        normalizer = None
+        if self.description.normalizer is not None and "normalizer/mean" in copies:
+            scale = np.float32(1) / np.sqrt(copies["normalizer/var"] + np.float32(1e-8))
+            normalizer = (copies["normalizer/mean"], scale, np.float32(self.description.normalizer["clip"]))
+        return _Weights(copies, layers, normalizer)
+
+    def _outputs(self, observations: np.ndarray, weights: _Weights) -> np.ndarray:
+        tensors = weights.tensors
+        if self._forward is None or weights.layers is None:
+            constant = tensors.get("constant/action", np.zeros(0)).ravel().astype(np.float32)
+            return np.tile(constant, (len(observations), 1))
+        if weights.normalizer is not None:
+            mean, scale, clip = weights.normalizer
+            observations = np.clip((observations - mean) * scale, -clip, clip)
+        features = self._forward(weights.layers, observations)
+        if "head/kernel" in tensors:
+            outputs = np.dot(features, tensors["head/kernel"])
+            outputs += tensors["head/bias"]
+            return outputs
+        value = features @ tensors["head/value/kernel"] + tensors["head/value/bias"]
+        advantage = features @ tensors["head/advantage/kernel"] + tensors["head/advantage/bias"]
+        return value + advantage - advantage.mean(-1, keepdims=True)
+
+    def _coerce(self, observation: Any) -> tuple[np.ndarray, bool]:
+        """(observations [B, *shape], whether a batch was given)."""
+        space = self.description.observation
+        try:
+            given = np.asarray(observation)
+            dtype = _input_dtype(space)
+            array = given if given.dtype == dtype else given.astype(dtype)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"an observation must be numbers of shape {space.shape}: {error}") from error
+        is_batch = array.ndim == len(space.shape) + 1
+        if array.shape[is_batch:] != space.shape:
+            expected = f"{space.shape}, or {('batch', *space.shape)} for several".replace("'", "")
+            raise UserError(f"an observation must have shape {expected}, but this one has shape {array.shape}")
+        if not isinstance(space, Box):
+            _check_range(array, space)
+        return (array, True) if is_batch else (array[None], False)
+
+
+class _Weights(NamedTuple):
+    """One generation of tensors and what was computed from them, swapped as a whole."""
+
+    tensors: dict[str, np.ndarray]
+    layers: Layers | None
+    normalizer: tuple[np.ndarray, np.ndarray, np.float32] | None
+
+
+def load_policy(path: Path | str) -> Policy:
+    """Loads a policy from its folder, its policy.json, or a run folder (its policy/)."""
+    folder = _policy_folder(Path(path))
+    file = folder / TENSORS_FILE
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
+    metadata, tensors = _parse(data, file)
+    if metadata.get("format") != FORMAT:
+        raise UserError(f"{file} is not a Steppe policy")
+    _check_version(metadata.get("version"), file)
+    text = metadata.get("description", "")
+    if _checksum(text, tensors) != metadata.get("sha256"):
+        raise UserError(f"{file} is damaged: its checksum does not match; copy or train it again")
+    _check_manifest(folder / DESCRIPTION_FILE, metadata["sha256"], json.loads(text))
+    try:
+        return Policy(PolicyDescription.from_json(json.loads(text)), tensors)
+    except (KeyError, TypeError, ValueError, SpecError) as error:
+        raise UserError(f"{file} holds a description that cannot be understood: {error}") from error
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested parameters as flat tensors: {"torso": {"0_dense": {"kernel": k}}} -> {"torso/0_dense/kernel": k}."""
+    flat = {}
+    for name, value in tree.items():
+        path = f"{prefix}/{name}" if prefix else name
+        flat.update(flatten(value, path) if isinstance(value, Mapping) else {path: value})
+    return flat
+
+
+def tensor_shapes(description: PolicyDescription) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every tensor a policy of this description has."""
+    kind, action = description.head["kind"], description.action
+    if kind == "random":
+        return {}
+    if kind == "constant":
+        return {"constant/action": action.shape}
+    if description.network is None:
+        raise SpecError(f'a policy with a "{kind}" head needs a network')
+    network, outputs = plan(description.network, description.observation), heads.outputs_size(kind, action)
+    shapes = {f"torso/{step.name}/{name}": shape for step in network.steps for name, shape in step.parameters}
+    for part, size in (
+        {"value/": 1, "advantage/": outputs}.items() if description.head.get("dueling") else [("", outputs)]
+    ):
+        shapes |= {f"head/{part}kernel": (network.features, size), f"head/{part}bias": (size,)}
+    if kind == "gaussian":
+        shapes["head/log_std"] = (outputs,)
+    if description.normalizer is not None:
+        shapes |= {f"normalizer/{name}": description.observation.shape for name in ("mean", "var")}
+    return shapes
+
+
+def _one(actions: np.ndarray, space: Space) -> Any:
+    return int(actions[0]) if isinstance(space, Discrete) else actions[0]
+
+
+def _input_dtype(space: Space) -> np.dtype:
+    if isinstance(space, Box):
+        return np.dtype(np.uint8 if space.dtype == "uint8" else np.float32)
+    return np.dtype(np.int32)
+
+
+def _check_range(array: np.ndarray, space: Discrete | MultiDiscrete) -> None:
+    """Refuses choices that do not exist, which would otherwise act like no observation at all."""
+    first = space.start if isinstance(space, Discrete) else 0
+    end = first + space.n if isinstance(space, Discrete) else np.asarray(space.nvec)
+    if np.any(array < first) or np.any(array >= end):
+        raise UserError(f"an observation must lie in {first} .. {end - 1}, but this one is {array.tolist()}")
+
+
+def _policy_folder(path: Path) -> Path:
+    folder = path.parent if path.name in (TENSORS_FILE, DESCRIPTION_FILE) else path
+    for candidate in (folder, folder / "policy"):
+        if (candidate / TENSORS_FILE).is_file():
+            return candidate
+    raise UserError(
+        f"there is no policy in {path}; give a folder with {TENSORS_FILE}, or the folder of a run that has saved one"
+    )
+
+
+def _parse(data: bytes, file: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """(metadata, tensors) of a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        tensors = load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{file} is damaged: {error}; copy or train it again") from error
+    return header.get("__metadata__", {}), tensors
+
+
+def _check_version(version: Any, file: Path) -> None:
+    if str(version) != str(VERSION):
+        raise UserError(f"{file} has version {version} but this Steppe reads version {VERSION}; upgrade Steppe")
+
+
+def _check_manifest(file: Path, checksum: str, description: dict[str, Any]) -> None:
+    """Refuses a policy.json that was changed by hand; one with another checksum is left from an interrupted save."""
+    try:
+        manifest = json.loads(file.read_text())
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from error
+    _check_version(manifest.get("version"), file)
+    if manifest.get("sha256") == checksum and {name: manifest.get(name) for name in description} != description:
+        raise UserError(
+            f"{file} does not describe the tensors beside it; export the policy again instead of editing it"
+        )
+
+
+def _checksum(description: str, tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of the description and of every tensor's name, type, shape and bytes."""
+    digest = hashlib.sha256(description.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name} {tensor.dtype} {tensor.shape}\n".encode())
+        digest.update(np.ascontiguousarray(tensor).data)
+    return digest.hexdigest()

@@ -1,0 +1,137 @@
+"""Exported models, run by onnxruntime, against the policies they came from."""
+
+from __future__ import annotations
+
+import builtins
+from typing import get_args
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from steppe.errors import MissingExtra, UserError
+from steppe.records import Policy, PolicyDescription
+from steppe.records.policy import tensor_shapes
+from steppe.specs.network import Activation, NetworkSpec
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete
+
+ACTIVATIONS = get_args(Activation)
+DENSE = [{"type": "dense", "size": 16, "activation": "tanh"}]
+BYTES = ((0.0,), (255.0,), "uint8")
+
+
+def make_policy(observation, action=None, layers=DENSE, kind="categorical", normalizer=None, **head):
+    spaces = (observation, action or Discrete(3))
+    head = {"kind": kind, **head}
+    description = PolicyDescription("test", "Test-v0", 7, *spaces, NetworkSpec(layers), head, normalizer)
+    rng = np.random.default_rng(0)
+    tensors = {
+        name: rng.standard_normal(shape) / np.sqrt(max(1, np.prod(shape[:-1], dtype=int)))
+        for name, shape in tensor_shapes(description).items()
+    }
+    if normalizer:
+        tensors["normalizer/var"] = np.square(tensors["normalizer/var"]) + 0.1
+    return Policy(description, tensors)
+
+
+def observations(space, batch):
+    rng = np.random.default_rng(1)
+    if isinstance(space, Discrete):
+        return rng.integers(space.start, space.start + space.n, batch)
+    if isinstance(space, MultiDiscrete):
+        return rng.integers(0, space.nvec, (batch, len(space.nvec)))
+    if space.dtype == "uint8":
+        return rng.integers(0, 256, (batch, *space.shape), np.uint8)
+    return rng.standard_normal((batch, *space.shape)).astype(np.float32)
+
+
+def assert_model_equals(policy, folder, batch=5):
+    space = policy.description.observation
+    path = policy.export_onnx(folder / "deep" / "policy.onnx")
+    onnx.checker.check_model(onnx.load(path), full_check=True)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    raw = observations(space, batch)
+    given = raw.astype(np.float32 if isinstance(space, Box) else np.int64)
+    action, outputs = session.run(["action", "outputs"], {"observation": given})
+    np.testing.assert_allclose(outputs, policy.outputs(raw), atol=1e-5, rtol=1e-5)
+    expected = policy.act(raw)
+    assert action.shape == expected.shape
+    np.testing.assert_allclose(action, expected, atol=1e-5, rtol=1e-5)
+    return action
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_equal_the_policy(tmp_path, activation):
+    layers = [{"type": "dense", "size": 9, "activation": activation}, {"type": "nonlinearity", "name": activation}]
+    assert_model_equals(make_policy(Box((4,)), layers=layers), tmp_path)
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize(("window", "stride"), [(3, 1), (3, 2), (4, 3), (2, 2)])
+def test_windows_equal_the_policy_for_odd_sizes(tmp_path, padding, window, stride):
+    spatial = {"window": window, "stride": stride, "padding": padding}
+    image = Box((13, 10, 2))
+    assert_model_equals(make_policy(image, layers=[{"type": "conv2d", "size": 4, **spatial}]), tmp_path)
+    assert_model_equals(make_policy(Box((11, 2)), layers=[{"type": "conv1d", "size": 4, **spatial}]), tmp_path)
+    for kind in ("max", "average"):
+        pool = [{"type": "pool2d", "pooling_type": kind, **spatial}]
+        assert_model_equals(make_policy(image, layers=pool), tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(3, 12, 10), (12, 10, 3)])
+def test_every_layer_on_images_of_bytes_equals_the_policy(tmp_path, shape):
+    layers = [
+        {"type": "conv2d", "size": 4, "bias": False},
+        {"type": "layer_norm"},
+        {"type": "pool2d"},
+        {"type": "dropout"},
+        {"type": "flatten"},
+        {"type": "linear", "size": 6, "bias": False},
+        {"type": "layer_norm"},
+        {"type": "dense", "size": 5},
+    ]
+    assert_model_equals(make_policy(Box(shape, *BYTES), layers=layers), tmp_path)
+
+
+@pytest.mark.parametrize("space", [Discrete(4, start=2), MultiDiscrete((2, 4))])
+def test_choices_equal_the_policy(tmp_path, space):
+    assert_model_equals(make_policy(space), tmp_path)
+    embedding = [{"type": "embedding", "indices": 4, "size": 3}, {"type": "dense", "size": 5}]
+    assert_model_equals(make_policy(space, layers=embedding), tmp_path)
+
+
+def test_normalisation_is_included(tmp_path):
+    assert_model_equals(make_policy(Box((4,)), normalizer={"clip": 0.7}), tmp_path)
+    assert_model_equals(make_policy(Box((2, 3)), normalizer={"clip": 10.0}), tmp_path)
+    assert_model_equals(make_policy(Box((3, 2), *BYTES), normalizer={"clip": 10.0}), tmp_path)
+
+
+def test_actions_of_every_kind_are_as_the_environment_takes_them(tmp_path):
+    box = Box((2, 1), (-0.05, float("-inf")), (0.05, float("inf")))
+    action = assert_model_equals(make_policy(Box((4,)), box, kind="gaussian"), tmp_path, batch=20)
+    assert np.abs(action[:, 0]).max() == np.float32(0.05)
+    assert_model_equals(make_policy(Box((4,)), Box((2,), (-1.0,), (1.0,), "float64"), kind="gaussian"), tmp_path)
+    assert_model_equals(make_policy(Box((4,)), Discrete(4, start=-2), kind="q_values"), tmp_path)
+    assert_model_equals(make_policy(Box((4,)), kind="q_values", dueling=True), tmp_path)
+    assert_model_equals(make_policy(Box((4,)), MultiDiscrete((2, 3))), tmp_path)
+
+
+def test_a_policy_without_a_network_is_refused(tmp_path):
+    policy = Policy(PolicyDescription("random", "Test-v0", 0, Box((4,)), Discrete(2)), {})
+    with pytest.raises(UserError, match='"random"'):
+        policy.export_onnx(tmp_path / "policy.onnx")
+
+
+def test_without_the_onnx_package_the_extra_is_named(tmp_path, monkeypatch):
+    policy = make_policy(Box((4,)))
+    actual = builtins.__import__
+
+    def without_onnx(name, *args, **settings):
+        if name == "onnx":
+            raise ImportError(name)
+        return actual(name, *args, **settings)
+
+    monkeypatch.setattr(builtins, "__import__", without_onnx)
+    with pytest.raises(MissingExtra, match=r"steppe\[onnx\]"):
+        policy.export_onnx(tmp_path / "policy.onnx")

@@ -1,0 +1,253 @@
+"""The report: one file, all it says escaped and true, whatever the run left behind."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steppe.errors import StorageError
+from steppe.records import charts, page
+from steppe.records.metrics import MetricsWriter
+from steppe.records.report import write_report
+
+EVIL = '<script>alert("1")</script>&\'`'
+VOID = {"meta", "img", "br", "line", "path", "circle", "rect", "link", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """Collects what a browser would see, and checks that every element is closed where it must be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID or tag == "circle":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text.append(data.strip())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def read(path: Path) -> Reader:
+    reader = Reader()
+    reader.feed(path.read_text())
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def a_run(folder: Path, name: str = "cartpole", **experiment: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    spec = {
+        "name": name,
+        "environment": {"id": "CartPole-v1", "settings": {}},
+        "agent": {"type": "ppo", "discount": 0.99, "optimizer": {"type": "adam", "learning_rate": 0.00025}},
+        "network": [{"type": "dense", "size": 64, "activation": "tanh"}],
+        "total_timesteps": 100_000,
+        "seed": None,
+        **experiment,
+    }
+    (folder / "experiment.json").write_text(json.dumps(spec))
+    (folder / "status.json").write_text(json.dumps({"state": "completed", "timings": {"compiling": 3.25}}))
+    with MetricsWriter(folder) as writer:
+        for index in range(1, 51):
+            record = {"time": 1e9 + index, "timestep": index * 1000, "episode": index * 7, "update": index}
+            record |= {"mean_return": 9.5 * index, "mean_length": 9.5 * index, "steps_per_second": 1000.0}
+            record |= {"policy_loss": -0.01, "entropy": 0.69 - index / 100}
+            if index % 10 == 0:
+                record["evaluation_return"] = 10.0 * index
+            writer.write(record)
+    return folder
+
+
+def test_the_headline_and_the_settings_are_said(tmp_path: Path) -> None:
+    path = write_report(a_run(tmp_path / "run"))
+    assert path == tmp_path / "run" / "report.html"
+    text = read(path).text
+    for said in ("cartpole", "completed", "ppo on CartPole-v1", "475", "50,000", "350 episodes, 50 updates", "1,000"):
+        assert said in text, said
+    for name, value in (
+        ("total timesteps", "100,000"),
+        ("optimizer · learning rate", "0.00025"),
+        ("layer\u00a01", "dense, size 64, activation tanh"),
+        ("seed", "not set"),
+        ("compiling", "3.2 s"),
+        ("wall time", "50.0 s"),
+    ):
+        assert value in [after for before, after in pairwise(filter(None, text)) if before == name], name
+    assert "steppe experiment new -f experiment.json -n cartpole-again --start" in text
+
+
+def test_the_page_asks_the_network_for_nothing_and_runs_no_script(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    (run / "videos").mkdir()
+    (run / "videos" / "final.gif").write_bytes(b"GIF89a")
+    path = write_report(run)
+    reader = read(path)
+    assert not {"script", "link", "iframe", "object", "embed"} & {name for name, _ in reader.elements}
+    for _, attributes in reader.elements:
+        assert not [name for name in attributes if name.startswith("on")]
+        for name in ("src", "href", "srcset", "xlink:href"):
+            assert (attributes.get(name) or "./").startswith(("./", "data:image/gif;base64,"))
+    assert not re.search(r"url\(|@import|https?:", path.read_text())
+
+
+def test_the_curve_has_its_line_its_evaluations_its_goal_and_its_ticks(tmp_path: Path) -> None:
+    reader = read(write_report(a_run(tmp_path / "run", stop_at_return=450)))
+    curve = next(a for a in reader.all("svg") if (a.get("aria-label") or "").startswith("mean return"))
+    assert curve["aria-label"] == (
+        "mean return: from 9.5 at 1k timesteps to 475 at 50k timesteps; highest 475 at 50k timesteps"
+    )
+    assert len([a for a in reader.all("path") if a.get("class") == "mark"]) == 5 + 1  # and one in the legend
+    for said in ("10k", "50k", "timesteps", "mean return", "goal 450", "goal 450: reached"):
+        assert said in reader.text, said
+    assert "policy loss" in reader.text
+    assert "entropy" in reader.text
+
+
+def test_everything_that_comes_from_a_file_is_escaped(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", name=EVIL, **{EVIL: EVIL, "agent": {"type": EVIL, EVIL: {EVIL: [EVIL]}}})
+    (run / "status.json").write_text(json.dumps({"state": EVIL, "reason": EVIL, "timings": {EVIL: 1}}))
+    with MetricsWriter(run) as writer:
+        writer.write({"timestep": 99_000, EVIL: 1.0})
+    (run / "videos").mkdir()
+    (run / "videos" / 'a"onload="b<i>.gif').write_bytes(b"GIF89a")
+    reader = read(write_report(run))
+    assert not {"script", "i"} & {name for name, _ in reader.elements}
+    assert not [a for _, a in reader.elements if "onload" in a]
+    assert EVIL in reader.text
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\xff\x00 not json\n[1]\n", b'{"timestep":1}\n', b'{"mean_return":1e999}\n']
+)
+def test_a_run_with_little_or_broken_records_still_has_a_report(tmp_path: Path, content: bytes | None) -> None:
+    for name in ("metrics.jsonl", "experiment.json", "status.json"):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+    reader = read(write_report(tmp_path))
+    assert "no episode has ended yet" in reader.text
+    assert "No mean return has been recorded yet." in reader.text
+
+
+def test_a_missing_run_is_an_error_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"run folder .*gone does not exist"):
+        write_report(tmp_path / "gone")
+
+
+def test_wall_time_leaves_out_the_pause_before_a_resume(tmp_path: Path) -> None:
+    lines = [
+        {"time": 1000.0, "timestep": 100, "steps_per_second": 10.0},
+        {"time": 1030.0, "timestep": 400, "steps_per_second": 10.0},
+        {"event": "resumed", "time": 9000.0, "timestep": 400},
+        {"time": 9005.0, "timestep": 500, "steps_per_second": 20.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = read(write_report(tmp_path)).text
+    assert text[text.index("Wall time") + 1 :][:2] == ["45.0 s", "resumed once"]
+
+
+def test_the_newest_small_video_is_inside_and_a_large_one_is_a_link(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    videos = run / "videos"
+    videos.mkdir()
+    (videos / "old.gif").write_bytes(b"GIF89a-old")
+    (videos / "new.gif").write_bytes(b"GIF89a-new")
+    os.utime(videos / "old.gif", (1, 1))
+    (image,) = read(write_report(run)).all("img")
+    assert base64.b64decode((image["src"] or "").removeprefix("data:image/gif;base64,")) == b"GIF89a-new"
+    assert image["alt"]
+    with (videos / "new.gif").open("r+b") as file:
+        file.truncate(5_000_000)
+    reader = read(write_report(run))
+    assert reader.all("img") == []
+    assert "./videos/new.gif" in [a["href"] for a in reader.all("a")]
+
+
+def test_files_are_linked_relative_to_the_report(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    (run / "policy").mkdir()
+    (run / "policy" / "policy.json").write_text("{}")
+    links = [a["href"] for a in read(write_report(run)).all("a")]
+    assert links == ["./experiment.json", "./status.json", "./metrics.jsonl", "./policy/", "./tensorboard/"]
+    for link in links:
+        assert (run / str(link)).exists()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "about", "expected"),
+    [
+        (0, 500, 5, [0, 100, 200, 300, 400, 500]),
+        (9.5, 475, 5, [0, 100, 200, 300, 400, 500]),
+        (0.1, 0.3, 4, [0.1, 0.15, 0.2, 0.25, 0.3]),
+        (-1.2e-5, 0, 3, [-1.5e-5, -1e-5, -5e-6, 0]),
+        (7, 7, 2, [6, 7, 8]),
+    ],
+)
+def test_ticks_are_round_numbers_around_the_range(low: float, high: float, about: int, expected: list[float]) -> None:
+    assert charts.ticks(low, high, about) == pytest.approx(expected)
+
+
+@given(low=st.floats(-1e12, 1e12), span=st.floats(1e-6, 1e12), about=st.integers(1, 12))
+def test_ticks_cover_any_range_and_are_few(low: float, span: float, about: int) -> None:
+    # Below this share of its size, a number's neighbours cannot be told apart on an axis.
+    span = max(span, abs(low) * 1e-6)
+    ticks = charts.ticks(low, low + span, about)
+    assert ticks == sorted(set(ticks))
+    assert 2 <= len(ticks) <= about + 3
+    assert ticks[0] <= low + 1e-3 * span
+    assert ticks[-1] >= low + span - 1e-3 * span
+
+
+def test_numbers_are_said_as_people_say_them() -> None:
+    assert [charts.short(x) for x in (0, 50_000, 1.5e6, 0.25, -0.005, 1e-5, 2.5e-4, 3e9)] == [
+        *("0", "50k", "1.5M", "0.25", "-0.005", "1e-5", "2.5e-4", "3G")
+    ]
+    assert [page.number(x) for x in (None, 487.23, 12345.6, 0.01234, 3, 1.5, 0)] == [
+        *("–", "487.2", "12,346", "0.0123", "3", "1.50", "0")
+    ]
+    assert [page.duration(x) for x in (None, 0.85, 12.34, 60, 250, 7500, 90000)] == [
+        *("–", "850 ms", "12.3 s", "1 min", "4 min 10 s", "2 h 5 min", "1 d 1 h")
+    ]
+    assert [page.size(x) for x in (12, 1400, 3_200_000, 250_000)] == ["12 B", "1.4 kB", "3.2 MB", "250 kB"]
+
+
+def test_thinning_keeps_the_ends_and_every_extreme() -> None:
+    points = [(float(i), 0.0) for i in range(10_000)]
+    points[4321] = (4321.0, 99.0)
+    points[5678] = (5678.0, -99.0)
+    thinned = charts.thin(points, 200)
+    assert len(thinned) <= 200
+    assert {points[0], points[-1], points[4321], points[5678]} <= set(thinned)
+    assert thinned == sorted(thinned)
+
+
+def test_a_chart_of_one_point_can_be_drawn() -> None:
+    drawn = charts.draw(charts.Chart("loss", [(0.0, 0.0)], "timesteps", "loss"), charts.SMALL)
+    assert "nan" not in drawn
+    assert "inf" not in drawn
+    assert 'class="end"' in drawn
