@@ -18,6 +18,8 @@ from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Space
 
 Metrics = dict[str, Array]
+Leaf = Any
+"""A JAX array, or a NumPy array on its way to one."""
 S = TypeVar("S", bound=Settings)
 
 
@@ -50,18 +52,18 @@ class Acting(NamedTuple):
 class Trajectory(NamedTuple):
     """What N environments saw in T timesteps; leaves are [T, N, ...]."""
 
-    observations: Array
-    actions: Array
-    rewards: Array
-    terminated: Array
+    observations: Leaf
+    actions: Leaf
+    rewards: Leaf
+    terminated: Leaf
     """The episode ended for good: nothing follows."""
-    truncated: Array
+    truncated: Leaf
     """The episode was cut by a time limit: the value of what would have followed counts."""
-    next_observations: Array
+    next_observations: Leaf
     """The true successors, before any reset."""
-    outputs: Array
+    outputs: Leaf
     """What the network put out when acting (logits, means or values), [T, N, outputs]."""
-    running_returns: Array
+    running_returns: Leaf
     """Discounted sums of the rewards of each episode so far: what reward normalisation measures."""
 
 
@@ -100,7 +102,8 @@ class Agent(ABC, Generic[S]):
     """The contract of every algorithm. No method has side effects; all but `init` and `policy...` can be compiled."""
 
     type: ClassVar[str]
-    Settings: ClassVar[type[Settings]]
+    Settings: ClassVar[Any]
+    """The class of `settings`."""
     experience: ClassVar[Literal["trajectories", "transitions", "none"]]
     default_num_envs: ClassVar[int] = 8
     horizon: int
@@ -131,6 +134,10 @@ class Agent(ABC, Generic[S]):
     def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
         """The randomness of actions, [*shape, noise_size]: drawn for a whole rollout at once, since a draw costs
         more than a small network's forward pass."""
+
+    def exploration(self, timestep: int) -> float:
+        """The share of random actions at a timestep, for agents that explore by chance."""
+        return 0.0
 
     @abstractmethod
     def act(self, acting: Acting, observations: Array, noise: Array | None, timestep: Array) -> tuple[Array, Array]:
@@ -196,7 +203,7 @@ def host_generator(key: Array) -> np.random.Generator:
 def fresh_state(agent: Agent[Any], params: Any, target: Any, optimizer: Any, key: Array) -> TrainState:
     """A state with nothing seen and no update taken."""
     shape = agent.situation.observation.shape if agent.normalizes_observations else ()
-    return TrainState(params, target, optimizer, empty(shape), empty(()), key, np.int32(0))  # type: ignore[arg-type]
+    return TrainState(params, target, optimizer, empty(shape), empty(()), key, np.int32(0))
 
 
 def normalizer_tensors(agent: Agent[Any], state: TrainState) -> dict[str, np.ndarray]:

@@ -102,7 +102,7 @@ class ActorCritic(Agent[S], Generic[S]):
     def init(self, key: Array) -> TrainState:
         """Orthogonal weights; a small last layer makes the first policy nearly uniform."""
         params = self.layout.join(self._draw_params(host_generator(key)))
-        return fresh_state(self, params, params[:0], self.optimizer.init(params), key)
+        return fresh_state(self, params, params[:0], jax.jit(self.optimizer.init)(params), key)
 
     def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
         """What the distribution adds to the outputs to draw an action."""

@@ -146,14 +146,14 @@ class DQN(Agent[DQNSettings]):
     def init(self, key: Array) -> TrainState:
         """The target network starts as a copy."""
         params = self.layout.join(self._draw_params(host_generator(key)))
-        return fresh_state(self, params, params, self.optimizer.init(params), key)
+        return fresh_state(self, params, params, jax.jit(self.optimizer.init)(params), key)
 
     def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
         """Uniform: the first number decides whether to explore, the others which action to explore."""
         return jax.random.uniform(key, (*shape, self.noise_size))
 
     def exploration(self, timestep: Any) -> Any:
-        """The share of random actions at a timestep (a number or an array)."""
+        """Falls linearly; the timestep may be a number or an array."""
         settings = self.settings
         fallen = (timestep / settings.exploration_timesteps) * 1.0
         fallen = jnp.minimum(fallen, 1.0) if isinstance(timestep, Array) else min(fallen, 1.0)

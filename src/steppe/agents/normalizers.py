@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +17,15 @@ EPSILON = 1e-8
 class Statistics(NamedTuple):
     """Mean and variance of everything seen so far, and how much that was."""
 
-    mean: Array
-    variance: Array
-    samples: Array
+    mean: Any
+    variance: Any
+    samples: Any
 
 
 def empty(shape: tuple[int, ...]) -> Statistics:
     """Before anything was seen: normalising with this changes nothing."""
     zeros, ones = np.zeros(shape, np.float32), np.ones(shape, np.float32)
-    return Statistics(zeros, ones, np.zeros((), np.float32))  # type: ignore[arg-type]
+    return Statistics(zeros, ones, np.zeros((), np.float32))
 
 
 def merge(statistics: Statistics, values: Array, axis: str | None = None) -> Statistics:

@@ -95,8 +95,8 @@ def check_supported(spec: ExperimentSpec) -> None:
     for field, value, supported in (("run_mode", spec.run_mode, "single"), ("platform", spec.platform, "local")):
         if value != supported:
             raise UserError(
-                f'experiment "{spec.name}" has {field} "{value}", and this version of Steppe starts only '
-                f'"{supported}"; start it with --set {field}={supported}, or keep the file for a later version'
+                f'{field} "{value}" cannot be started by this version of Steppe, which has only "{supported}"; '
+                f"use --set {field}={supported}, or keep the experiment for a later version"
             )
 
 

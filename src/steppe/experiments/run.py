@@ -101,6 +101,10 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        # Its traceback is in log.txt already, where this goes too.
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
 
 
 class _LogFile(logging.FileHandler):

@@ -16,16 +16,19 @@ from jax import Array
 
 from steppe.memories.sum_tree import SumTree
 
+Leaf = Any
+"""A JAX array, or a NumPy array on its way to one."""
+
 
 class Timesteps(NamedTuple):
     """What is remembered of each timestep; leaves are [rows, N, ...]."""
 
-    observations: Array
-    actions: Array
-    rewards: Array
-    terminated: Array
-    truncated: Array
-    next_observations: Array
+    observations: Leaf
+    actions: Leaf
+    rewards: Leaf
+    terminated: Leaf
+    truncated: Leaf
+    next_observations: Leaf
 
 
 class ReplayState(NamedTuple):
@@ -33,13 +36,13 @@ class ReplayState(NamedTuple):
 
     timesteps: Timesteps
     """[rows, N, ...]; rows are written round and round."""
-    head: Array
+    head: Leaf
     """The row that is written next."""
-    filled: Array
+    filled: Leaf
     """How many rows hold something."""
-    tree: Array
+    tree: Leaf
     """Priorities as a sum tree, [0] where sampling is uniform."""
-    highest: Array
+    highest: Leaf
     """The highest priority given so far: what new timesteps start with."""
 
 
@@ -88,7 +91,7 @@ class Replay:
         def room(leaf: Any) -> np.ndarray:
             return np.zeros((self.rows, self.num_envs, *leaf.shape), leaf.dtype)
 
-        return ReplayState(  # type: ignore[arg-type]
+        return ReplayState(
             timesteps=jax.tree.map(room, example),
             head=np.int32(0),
             filled=np.int32(0),

@@ -43,11 +43,11 @@ def orthogonal(rng: Generator | None, shape: tuple[int, ...], gain: float) -> np
 
 
 def _parameter(rng: Generator | None, name: str, shape: tuple[int, ...], kernel_init: str) -> np.ndarray:
+    if name == "scale":
+        return np.ones(shape, np.float32)
+    if rng is None:
+        return np.zeros(shape, np.float32)
     match name:
-        case "scale":
-            return np.ones(shape, np.float32)
-        case "kernel" | "embedding" if rng is None:
-            return np.zeros(shape, np.float32)
         case "kernel" if kernel_init == "orthogonal":
             return orthogonal(rng, shape, sqrt(2.0))
         case "kernel":

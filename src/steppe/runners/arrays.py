@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from steppe.errors import CheckpointError
@@ -25,7 +26,7 @@ def from_arrays(template: Any, arrays: dict[str, np.ndarray]) -> Any:
             raise CheckpointError(f'the checkpoint has no "{name}"; it was made by an experiment with other settings')
         array = arrays[name]
         if _is_key(leaf):
-            return jax.random.wrap_key_data(array)
+            return jax.random.wrap_key_data(jnp.asarray(array))
         if array.shape != leaf.shape or array.dtype != leaf.dtype:
             raise CheckpointError(
                 f'the checkpoint\'s "{name}" is {array.dtype} {list(array.shape)}, but this experiment needs '

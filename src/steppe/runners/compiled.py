@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -169,9 +168,9 @@ class CompiledEngine:
         )
 
     def _placed(self, run: Run) -> Run:
-        """On the devices where the program wants it, and free to be overwritten."""
+        """On the devices where the program wants it."""
         if self.shards == 1:
-            return jax.tree.map(partial(jnp.array, copy=True), run)
+            return run
         everywhere = NamedSharding(self._mesh(), PartitionSpec())
         spread = NamedSharding(self._mesh(), PartitionSpec(AXIS))
         return Run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,16 +14,16 @@ WINDOW = 100
 class Window(NamedTuple):
     """Returns and lengths of the last episodes, written round and round."""
 
-    returns: Array
-    lengths: Array
-    position: Array
-    filled: Array
+    returns: Any
+    lengths: Any
+    position: Any
+    filled: Any
 
 
 def empty_window() -> Window:
     """Before the first episode has ended."""
     nothing = np.int32(0)
-    return Window(np.zeros(WINDOW, np.float32), np.zeros(WINDOW, np.int32), nothing, nothing)  # type: ignore[arg-type]
+    return Window(np.zeros(WINDOW, np.float32), np.zeros(WINDOW, np.int32), nothing, nothing)
 
 
 def record(window: Window, finished: Array, returns: Array, lengths: Array) -> Window:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from functools import partial
 from typing import Any
 
 import jax
@@ -53,7 +52,7 @@ class HostEngine:
 
     def begin(self, seed: int) -> None:
         """Fresh parameters and fresh episodes."""
-        self._learner = _owned(begin(self.agent, jax.random.key(seed)))
+        self._learner = begin(self.agent, jax.random.key(seed))
         self._rng = np.random.default_rng(seed)
         self._start_episodes(seed)
 
@@ -65,7 +64,7 @@ class HostEngine:
         self._returns.extend(arrays.pop("host/returns").tolist())
         self._lengths.extend(arrays.pop("host/lengths").tolist())
         template = begin(self.agent, jax.random.key(seed))
-        self._learner = _owned(from_arrays(template, arrays))
+        self._learner = from_arrays(template, arrays)
         self._start_episodes(int(self._rng.integers(2**31)))
 
     def snapshot(self) -> dict[str, np.ndarray]:
@@ -219,7 +218,7 @@ def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Spac
         dtype = observation.dtype if observation.dtype in ("uint8", "int32") else np.float32
         return np.zeros((*lead, *observation.shape), dtype)
 
-    return Trajectory(  # type: ignore[arg-type]
+    return Trajectory(
         observations=observations(),
         actions=np.zeros((*lead, *action_shape), np.float32 if isinstance(action, Box) else np.int32),
         rewards=np.zeros(lead, np.float32),
@@ -229,11 +228,6 @@ def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Spac
         outputs=np.zeros((*lead, outputs), np.float32),
         running_returns=np.zeros(lead, np.float32),
     )
-
-
-def _owned(tree: Any) -> Any:
-    """Copies that the compiled update may overwrite."""
-    return jax.tree.map(partial(jnp.array, copy=True), tree)
 
 
 def _start(space: Space) -> int:

@@ -23,8 +23,6 @@ class Envs(NamedTuple):
     """Discounted, for reward normalisation [N]."""
     lengths: Array
     """Timesteps of the episodes so far [N]."""
-    frames: Array
-    """Environment steps of the episodes so far [N]: more than `lengths` when actions are repeated."""
     keys: Array
     """One for each device that environments are spread over [shards]."""
 
@@ -51,7 +49,7 @@ class Rollout:
         reset_key, key = jax.random.split(key)
         zeros, counts = jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)
         states = jax.vmap(self.env.reset)(jax.random.split(reset_key, num_envs))
-        return Envs(states, zeros, zeros, counts, counts, jax.random.split(key, shards))
+        return Envs(states, zeros, zeros, counts, jax.random.split(key, shards))
 
     def collect(self, envs: Envs, acting: Acting, timestep: Array) -> tuple[Envs, Trajectory, Finished]:
         """Acts for `agent.horizon` timesteps in every environment, from `timestep` on."""
@@ -68,9 +66,9 @@ class Rollout:
             fresh, noise, timestep = at
             observations = self._observe(envs.states)
             actions, outputs = self.agent.act(acting, observations, noise, timestep)
-            states, rewards, terminated, frames = self._step(envs, self.agent.to_environment(actions))
+            states, rewards, terminated = self._step(envs.states, self.agent.to_environment(actions))
             lengths = envs.lengths + 1
-            truncated = self._is_over_time(lengths, frames)
+            truncated = self._is_over_time(lengths) & ~terminated
             ended = terminated | truncated
             returns = envs.returns + rewards
             running_returns = self._discount * envs.running_returns + rewards
@@ -82,7 +80,6 @@ class Rollout:
                 returns=jnp.where(ended, 0.0, returns),
                 running_returns=jnp.where(ended, 0.0, running_returns),
                 lengths=jnp.where(ended, 0, lengths),
-                frames=jnp.where(ended, 0, frames),
             )
             return going, (trajectory, Finished(ended, returns, lengths))
 
@@ -102,11 +99,11 @@ class Rollout:
             noise_key, key = jax.random.split(key)
             noise = None if greedy else self.agent.draw_noise(noise_key, (episodes,))
             actions, _ = self.agent.act(acting, self._observe(envs.states), noise, timestep)
-            states, rewards, terminated, frames = self._step(envs, self.agent.to_environment(actions))
+            states, rewards, terminated = self._step(envs.states, self.agent.to_environment(actions))
             returns = envs.returns + jnp.where(over, 0.0, rewards)
             lengths = envs.lengths + ~over
-            ended = over | terminated | self._is_over_time(lengths, frames)
-            return envs._replace(states=states, returns=returns, lengths=lengths, frames=frames), ended, key
+            ended = over | terminated | self._is_over_time(lengths)
+            return envs._replace(states=states, returns=returns, lengths=lengths), ended, key
 
         envs, _, _ = jax.lax.while_loop(is_going, step, (envs, jnp.zeros(episodes, bool), key))
         return envs.returns, envs.lengths
@@ -118,34 +115,24 @@ class Rollout:
     def _observe(self, states: Any) -> Array:
         return jax.vmap(self.env.observe)(states)
 
-    def _step(self, envs: Envs, actions: Array) -> tuple[Any, Array, Array, Array]:
-        """(states, rewards, terminated, frames) after the actions, repeated as often as the experiment says."""
+    def _step(self, states: Any, actions: Array) -> tuple[Any, Array, Array]:
+        """(states, rewards, terminated) after the actions, repeated as often as the experiment says."""
         step = jax.vmap(self.env.step)
-        states, rewards, terminated = step(envs.states, actions)
-        frames = envs.frames + 1
+        states, rewards, terminated = step(states, actions)
         if self.repeat_actions == 1:
-            return states, rewards, terminated, frames
+            return states, rewards, terminated
 
-        def again(_: int, carry: tuple[Any, Array, Array, Array]) -> tuple[Any, Array, Array, Array]:
-            states, rewards, terminated, frames = carry
-            over = terminated | self._is_over_frames(frames)
-            next_states, reward, ended = step(states, actions)
-            return (
-                jax.tree.map(lambda old, new: _where(over, old, new), states, next_states),
-                rewards + jnp.where(over, 0.0, reward),
-                terminated | (ended & ~over),
-                frames + ~over,
-            )
+        def again(_: int, carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
+            states, rewards, over = carry
+            next_states, reward, terminated = step(states, actions)
+            states = jax.tree.map(lambda old, new: _where(over, old, new), states, next_states)
+            return states, rewards + jnp.where(over, 0.0, reward), over | terminated
 
-        return jax.lax.fori_loop(1, self.repeat_actions, again, (states, rewards, terminated, frames))
+        return jax.lax.fori_loop(1, self.repeat_actions, again, (states, rewards, terminated))
 
-    def _is_over_time(self, lengths: Array, frames: Array) -> Array:
-        over = self._is_over_frames(frames)
-        return over if self.max_timesteps is None else over | (lengths >= self.max_timesteps)
-
-    def _is_over_frames(self, frames: Array) -> Array:
-        limit = self.env.max_episode_steps
-        return jnp.zeros(frames.shape, bool) if limit is None else frames >= limit
+    def _is_over_time(self, lengths: Array) -> Array:
+        limits = [limit for limit in (self.max_timesteps, self.env.max_episode_steps) if limit is not None]
+        return lengths >= min(limits) if limits else jnp.zeros(lengths.shape, bool)
 
 
 def _where(condition: Array, yes: Array, no: Array) -> Array:

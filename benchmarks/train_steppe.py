@@ -1,0 +1,33 @@
+"""One Steppe run in a process of its own, through the Python API; prints its costs as one line of JSON.
+
+The whole runner is measured: progress, status, metrics.jsonl, TensorBoard and the final checkpoint and policies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import steppe
+from window import Window
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("fields", type=json.loads, help="the fields of the experiment, as JSON")
+    parser.add_argument("--warm-up", type=int, required=True, help="timesteps before the measuring begins")
+    arguments = parser.parse_args()
+
+    window = Window(arguments.warm_up)
+    # The last checkpoint is due at the last timestep, so that it is written inside the window and not after it.
+    fields = {"saver_frequency": f"{arguments.fields['total_timesteps']}t"} | arguments.fields
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = steppe.Experiment(folder=Path(folder) / "run", **fields)
+        experiment.start(on_progress=lambda progress: progress.phase == "training" and window.mark(progress.timestep))
+    print(json.dumps({"version": steppe.__version__, **window.costs()}))
+
+
+if __name__ == "__main__":
+    main()

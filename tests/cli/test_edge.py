@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steppe.errors import SteppeError
+from steppe.experiments import project as project_module
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["trian"], 'unknown command "trian"; did you mean "train"?'),
+        (["experiment", "strat"], 'unknown command "strat"; did you mean "start"?'),
+        (["train", "--agnet", "ppo"], 'unknown option "--agnet"; did you mean "--agent"?'),
+        (["experiment", "start"], "missing option '-e' / '--experiment'"),
+        (["experiment", "start", "-e"], "option '-e' requires an argument"),
+        (["schema", "agnt"], 'unknown kind of spec "agnt"; did you mean "agent"?'),
+        (["experiment", "list"], '"steppe init" makes a project'),
+        (["train"], "no environment is given; try: steppe train CartPole-v1"),
+        (["train", "CartPole-v1", "-E", "Pendulum-v1"], "two environments are given"),
+        (["train", "CartPole-v1", "-t", "abc"], 'wrong value "abc" in --total-timesteps'),
+        (["train", "CartPole-v1", "-n", "../up"], 'wrong value "../up" in --name'),
+        (["train", "CartPole-v1", "-m", "distributed"], "cannot be started by this version"),
+        (["agents", "pppo"], 'did you mean "ppo"?'),
+        (["policy", "export", "nowhere"], 'no experiment "nowhere"'),
+    ],
+)
+def test_a_users_mistake_is_one_sentence_and_exit_code_2(
+    steppe: Any, here: Path, words: list[str], sentence: str
+) -> None:
+    answer = steppe(*words)
+    assert answer.code == 2
+    assert answer.err.startswith("error: ")
+    assert sentence in answer.err
+    assert answer.err.count("\n") == 1
+    assert "Traceback" not in answer.err
+    assert list(here.iterdir()) == []
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
+    """Makes every command that looks for experiments raise."""
+
+    def break_with(error: Exception) -> None:
+        def fail(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(project_module, "known_stores", fail)
+
+    return break_with
+
+
+def test_an_unexpected_error_asks_for_debug(steppe: Any, broken: Any) -> None:
+    broken(ZeroDivisionError("division by zero"))
+    answer = steppe("experiment", "list")
+    assert answer.code == 1
+    assert answer.err == (
+        "error: something unexpected went wrong (ZeroDivisionError: division by zero); "
+        "run it again with --debug to see where\n"
+    )
+
+
+@pytest.mark.parametrize("words", [["--debug", "experiment", "list"], ["experiment", "list", "--debug"]])
+def test_debug_anywhere_shows_the_traceback(steppe: Any, broken: Any, words: list[str]) -> None:
+    broken(SteppeError("a known one"))
+    answer = steppe(*words)
+    assert answer.code == 1
+    assert "Traceback" in answer.err
+    assert answer.err.endswith("error: a known one\n")
+
+
+def test_debug_can_come_from_the_environment(steppe: Any, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(SteppeError("a known one"))
+    monkeypatch.setenv("STEPPE_DEBUG", "1")
+    assert "Traceback" in steppe("experiment", "list").err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["train", "-h"], ["experiment", "new", "--help"]])
+def test_help_is_given_for_everything(steppe: Any, words: list[str]) -> None:
+    answer = steppe(*words)
+    assert answer.code == 0
+    assert "Usage: steppe" in answer.out
+
+
+def test_no_command_at_all_shows_the_help(steppe: Any) -> None:
+    assert "Usage: steppe" in steppe().err
+
+
+@pytest.mark.parametrize("words", [["version"], ["--version"]])
+def test_the_version_is_that_of_the_package(steppe: Any, words: list[str]) -> None:
+    import steppe as package
+
+    assert steppe(*words).out == f"steppe {package.__version__}\n"
+
+
+def test_every_flag_of_the_old_client_is_there(steppe: Any) -> None:
+    text = steppe("experiment", "new", "--help").out
+    flags = (
+        "-f, --file|-n, --name|-A, --agent|-M, --network|-E, --environment|-C, --cluster|-e, --episodes|"
+        "-t, --total-timesteps|--max-timesteps-per-episode|-d, --deterministic|-m, --run-mode|-w, --num-workers|"
+        "-p, --num-parameter-servers|--repeat-actions|--saver-frequency|--summary-frequency|--seed|--set|-s, --start"
+    )
+    for flag in flags.split("|"):
+        assert f"  {flag} " in text
+
+
+HEAVY = ("jax", "flax", "optax", "numpy", "gymnasium", "tensorboardX", "onnx", "PIL", "pydantic", "rich")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from steppe.cli import main; main(['--help']); "
+        f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_list_imports_nothing_heavy(project: Path) -> None:
+    heavy = set(HEAVY) - {"pydantic", "rich"}
+    code = (
+        "import sys; from steppe.cli import main; main(['experiment', 'list']); "
+        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "steppe", "trian"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "did you mean" in done.stderr

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steppe.experiments import locks
+from steppe.experiments.store import RunFolder, Status
+
+
+@pytest.fixture
+def first(steppe: Any, project: Path, trained: Any) -> RunFolder:
+    """A new experiment called first."""
+    assert steppe("experiment", "new", "-f", "cartpole_ppo", "-n", "first").code == 0
+    return RunFolder(project / "experiments" / "first")
+
+
+def test_new_writes_the_whole_spec_with_every_flag(steppe: Any, project: Path, trained: Any) -> None:
+    answer = steppe(
+        *("experiment", "new", "-n", "all", "-A", "dqn", "-M", "mlp_256_relu", "-E", "cartpole", "-C", "single_node"),
+        *("-e", "7", "-t", "1e3", "--max-timesteps-per-episode", "50", "-d", "-m", "async", "-w", "5", "-p", "2"),
+        *("--repeat-actions", "2", "--saver-frequency", "100e", "--summary-frequency", "60", "--num-envs", "4"),
+        *("--set", "agent.discount=0.5", "--set", "evaluation.every=10", "--stop-at-return", "-3", "--debug-logging"),
+        *("--platform", "ray"),
+    )
+    assert answer.code == 0, answer.err
+    spec = RunFolder(project / "experiments" / "all").spec()
+    assert (spec.name, spec.agent.type, spec.agent.settings["discount"]) == ("all", "dqn", 0.5)
+    assert spec.network is not None
+    assert spec.network.root[0].model_dump()["size"] == 256
+    assert spec.cluster is not None
+    assert (spec.environment.id, spec.cluster.name) == ("CartPole-v1", "single-node")
+    assert (spec.episodes, spec.total_timesteps, spec.max_timesteps_per_episode) == (7, 1000, 50)
+    assert (spec.deterministic, spec.run_mode, spec.num_workers, spec.num_parameter_servers) == (True, "async", 5, 2)
+    assert (spec.repeat_actions, str(spec.saver_frequency), str(spec.summary_frequency)) == (2, "100e", "60s")
+    assert (spec.num_envs, spec.stop_at_return, spec.debug_logging, spec.platform) == (4, -3.0, True, "ray")
+    assert spec.evaluation is not None
+    assert spec.evaluation.every == 10
+    assert spec.seed is not None
+
+
+def test_new_takes_the_files_name_and_seed(steppe: Any, project: Path, trained: Any) -> None:
+    assert steppe("experiment", "new", "-f", "cartpole_ppo").code == 0
+    assert RunFolder(project / "experiments" / "cartpole_ppo").spec().seed == 1
+
+
+def test_new_refuses_a_name_that_exists(steppe: Any, first: RunFolder) -> None:
+    answer = steppe("experiment", "new", "-f", "cartpole_ppo", "-n", "first")
+    assert (answer.code, "exists already" in answer.err) == (2, True)
+    assert steppe("experiment", "new", "-f", "cartpole_dqn", "-n", "first", "--force").code == 0
+    assert first.spec().agent.type == "dqn"
+
+
+def test_new_with_start_trains_and_tells_where_everything_is(steppe: Any, project: Path, trained: Any) -> None:
+    answer = steppe("experiment", "new", "-f", "cartpole_ppo", "-n", "first", "--start")
+    assert answer.code == 0
+    assert [(spec.name, resume) for spec, resume in trained] == [("first", False)]
+    assert 'experiment "first" is completed: all 500000 timesteps were run' in answer.out
+    assert "score        12.5" in answer.out
+    assert "experiments/first/checkpoints/" in answer.out
+    assert "note: mind the gap" in answer.out
+    assert "steppe experiment show -e first" in answer.out
+
+
+def test_quiet_says_nothing(steppe: Any, first: RunFolder) -> None:
+    assert steppe("experiment", "start", "-e", "first", "-q").out == ""
+
+
+def test_start_works_from_a_folder_below(steppe: Any, first: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(first.path.parent.parent / "configs" / "agents")
+    assert steppe("experiment", "start", "-e", "first").code == 0
+    assert first.status().state == "completed"
+
+
+def test_start_takes_a_path(steppe: Any, first: RunFolder, tmp_path_factory: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    answer = steppe("experiment", "start", "-e", str(first.path))
+    assert answer.code == 0
+    assert f"steppe experiment show -e {first.path}" in answer.out
+
+
+@pytest.mark.parametrize("resume", [["start", "-R"], ["start", "--resume"], ["resume"]])
+def test_a_completed_experiment_is_resumed_with_more_to_do(
+    steppe: Any, first: RunFolder, trained: Any, resume: list[str]
+) -> None:
+    steppe("experiment", "start", "-e", "first")
+    assert "--set total_timesteps=1000000" in steppe("experiment", *resume, "-e", "first").err
+    answer = steppe("experiment", *resume, "-e", "first", "--set", "total_timesteps=1000000")
+    assert answer.code == 0
+    assert [resumed for _, resumed in trained] == [False, True]
+    assert first.status().timestep == 1_000_000
+
+
+def test_start_again_needs_resume_or_force(steppe: Any, first: RunFolder) -> None:
+    steppe("experiment", "start", "-e", "first")
+    answer = steppe("experiment", "start", "-e", "first")
+    assert answer.code == 2
+    assert "--resume" in answer.err
+    assert steppe("experiment", "start", "-e", "first", "--force").code == 0
+    assert len(list(first.path.glob("before-*"))) == 1
+
+
+def test_list_shows_every_experiment(steppe: Any, first: RunFolder) -> None:
+    steppe("experiment", "start", "-e", "first")
+    steppe("experiment", "new", "-f", "cartpole_dqn", "-n", "second")
+    heading, *rows = steppe("experiment", "list").out.splitlines()
+    assert heading.split() == ["NAME", "STATE", "RUN", "MODE", "ENVIRONMENT", "AGENT", "TIMESTEPS", "RETURN", "AGE"]
+    assert rows[0].split()[:7] == ["first", "completed", "single", "CartPole-v1", "ppo", "500k", "12.5"]
+    assert rows[1].split()[:5] == ["second", "created", "single", "CartPole-v1", "dqn"]
+
+
+def test_list_as_json_is_for_programs(steppe: Any, first: RunFolder) -> None:
+    (row,) = json.loads(steppe("experiment", "list", "--json").out)
+    assert (row["name"], row["state"], row["run_mode"], row["timestep"]) == ("first", "created", "single", 0)
+
+
+def test_list_goes_on_past_a_broken_experiment(steppe: Any, first: RunFolder) -> None:
+    (first.path / "status.json").write_text("{")
+    answer = steppe("experiment", "list")
+    assert answer.code == 0
+    assert "unreadable" in answer.out
+    assert "status.json is not valid JSON" in answer.out
+
+
+def test_list_finds_a_run_that_died(steppe: Any, first: RunFolder) -> None:
+    first.write_status(Status("running", host=socket.gethostname(), pid=1))
+    assert steppe("experiment", "list").out.splitlines()[1].split()[1] == "failed"
+    assert "ended without a word" in steppe("experiment", "show", "-e", "first").out
+
+
+def test_show_tells_state_spec_and_files(steppe: Any, first: RunFolder) -> None:
+    steppe("experiment", "start", "-e", "first")
+    out = steppe("experiment", "show", "-e", "first").out
+    assert '"id": "CartPole-v1"' in out
+    assert "500,000 timesteps, 9 episodes, 4 updates" in out
+    assert "checkpoints/" in out
+    data = json.loads(steppe("experiment", "show", "-e", "first", "--json").out)
+    assert data["status"]["state"] == "completed"
+    assert data["spec"]["agent"]["type"] == "ppo"
+    assert "experiment.json" in data["files"]
+
+
+def test_logs_prints_the_log(steppe: Any, first: RunFolder) -> None:
+    assert "has no log yet" in steppe("experiment", "logs", "-e", "first").err
+    steppe("experiment", "start", "-e", "first")
+    for follow in ([], ["--follow"]):
+        assert "complete: all 500000 timesteps were run" in steppe("experiment", "logs", "-e", "first", *follow).out
+
+
+@pytest.mark.parametrize("command", ["pause", "stop"])
+def test_what_does_not_run_cannot_be_ended(steppe: Any, first: RunFolder, command: str) -> None:
+    answer = steppe("experiment", command, "-e", "first")
+    assert answer.code == 2
+    assert "has not been started yet" in answer.err
+
+
+def test_stop_marks_a_paused_experiment(steppe: Any, first: RunFolder) -> None:
+    first.write_status(Status("paused", timestep=5))
+    answer = steppe("experiment", "stop", "-e", "first")
+    assert (answer.code, first.status().state) == (0, "stopped")
+    assert "is stopped at timestep 5" in answer.out
+
+
+def test_download_copies_to_a_folder_of_its_own(steppe: Any, first: RunFolder, here: Path) -> None:
+    assert steppe("experiment", "download", "-e", "first").code == 0
+    assert (here / "first-results" / "experiment.json").is_file()
+    assert steppe("experiment", "download", "-e", "first", "--to", "copy").code == 0
+    assert (here / "copy" / "experiment.json").is_file()
+    assert "--force" in steppe("experiment", "download", "-e", "first", "--to", "copy").err
+
+
+@pytest.mark.parametrize(("answer", "remains"), [("y\n", False), ("n\n", True), ("", True)])
+def test_delete_asks_first(
+    steppe: Any, first: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any, answer: str, remains: bool
+) -> None:
+    typed = tmp_path_factory.mktemp("typed") / "answer"
+    typed.write_text(answer)
+    with typed.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        code = steppe("experiment", "delete", "-e", "first").code
+    assert (code, first.exists) == (int(remains), remains)
+
+
+def test_delete_with_force_does_not_ask(steppe: Any, first: RunFolder) -> None:
+    assert steppe("experiment", "delete", "-e", "first", "--force").code == 0
+    assert not first.path.exists()
+
+
+def test_delete_refuses_a_running_experiment(steppe: Any, first: RunFolder) -> None:
+    first.write_status(Status("running", host=socket.gethostname(), pid=os.getpid()))
+    descriptor = locks.acquire(first.path)
+    assert descriptor is not None
+    answer = steppe("experiment", "delete", "-e", "first", "--force")
+    locks.release(descriptor)
+    assert answer.code == 2
+    assert "is running and cannot be deleted" in answer.err
+    assert first.exists
+
+
+def test_delete_stays_inside_experiments(steppe: Any, first: RunFolder, here: Path) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / "experiment.json").write_text("{}")
+    answer = steppe("experiment", "delete", "-e", "./mine", "--force")
+    assert answer.code == 2
+    assert "delete it yourself" in answer.err
+    assert (here / "mine" / "experiment.json").exists()
+
+
+def test_report_is_written_again(steppe: Any, first: RunFolder) -> None:
+    steppe("experiment", "start", "-e", "first")
+    (first.path / "report.html").unlink()
+    assert steppe("report", "-e", "first").out == "wrote experiments/first/report.html\n"
+    assert (first.path / "report.html").is_file()

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import steppe as package
+from steppe.experiments.store import RunFolder
+from steppe.records.checkpoints import list_checkpoints
+
+
+def test_train_needs_no_project(steppe: Any, here: Path, trained: Any) -> None:
+    answer = steppe("train", "CartPole-v1", "--agent", "ppo", "-t", "1e3", "--set", "agent.discount=0.9")
+    assert answer.code == 0
+    ((spec, resume),) = trained
+    assert (spec.name, spec.total_timesteps, spec.agent.settings["discount"], resume) == (
+        "CartPole-v1-ppo-1",
+        1000,
+        0.9,
+        False,
+    )
+    assert RunFolder(here / "steppe-runs" / "CartPole-v1-ppo-1").status().state == "completed"
+    assert "steppe-runs/CartPole-v1-ppo-1/checkpoints/" in answer.out
+    assert "steppe experiment show -e CartPole-v1-ppo-1" in answer.out
+
+
+def test_each_run_without_a_name_is_a_new_one(steppe: Any, here: Path, trained: Any) -> None:
+    for _ in range(2):
+        steppe("train", "CartPole-v1", "-q")
+    assert [spec.name for spec, _ in trained] == ["CartPole-v1-ppo-1", "CartPole-v1-ppo-2"]
+
+
+def test_a_run_with_a_name_is_not_overwritten(steppe: Any, here: Path, trained: Any) -> None:
+    assert steppe("train", "CartPole-v1", "-n", "mine").code == 0
+    assert "exists already" in steppe("train", "CartPole-v1", "-n", "mine").err
+    assert steppe("train", "CartPole-v1", "-n", "mine", "--force").code == 0
+    assert len(list((here / "steppe-runs" / "mine").glob("before-*"))) == 1
+
+
+def test_train_inside_a_project_is_an_experiment_of_it(steppe: Any, project: Path, trained: Any) -> None:
+    steppe("train", "-f", "cartpole_dqn", "-q")
+    steppe("train", "grid_world", "-q")
+    names = {folder.name for folder in (project / "experiments").iterdir()}
+    assert names == {"CartPole-v1-dqn-1", "GridWorld-v0-ppo-1"}
+
+
+def test_the_api_trains_in_one_call(here: Path, trained: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = package.train("CartPole-v1", agent={"type": "vpg"}, total_timesteps=50, progress=False)
+    assert (experiment.status.state, experiment.spec.agent.type, experiment.spec.seed is not None) == (
+        "completed",
+        "vpg",
+        True,
+    )
+    assert experiment.folder == here / "steppe-runs" / "CartPole-v1-vpg-1"
+    assert capsys.readouterr().out == ""
+
+
+def test_the_api_opens_starts_and_resumes(here: Path, trained: Any) -> None:
+    made = package.Experiment(environment="CartPole-v1", agent="random", total_timesteps=50, folder="runs/mine")
+    assert made.status.state == "created"
+    assert made.start().state == "completed"
+    opened = package.Experiment.open("runs/mine")
+    assert opened.name == "mine"
+    assert repr(opened) == f"Experiment('{here}/runs/mine', completed)"
+    with pytest.raises(package.errors.StateError, match="--resume"):
+        opened.start()
+
+
+def test_a_field_that_does_not_exist_is_named(here: Path) -> None:
+    with pytest.raises(package.errors.SpecError, match='unknown field "total_timestep"'):
+        package.train("CartPole-v1", total_timestep=50)
+    assert list(here.iterdir()) == []
+
+
+def _wait_for(folder: RunFolder, *states: str) -> str:
+    deadline = time.monotonic() + 120
+    while not folder.exists or (state := folder.status().state) not in states:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return state
+
+
+def test_a_real_detached_run_is_paused_resumed_and_stopped(steppe: Any, here: Path) -> None:
+    folder = RunFolder(here / "steppe-runs" / "mine")
+    answer = steppe("train", "CartPole-v1", "-A", "random", "-t", "1e10", "-e", "1e10", "-n", "mine", "--detach")
+    assert answer.code == 0, answer.err
+    assert "is training in process" in answer.out
+    _wait_for(folder, "running")
+    assert "is running already" in steppe("experiment", "start", "-e", "mine").err
+    assert steppe("experiment", "pause", "-e", "mine").code == 0
+    assert folder.status().state == "paused"
+    paused_at = folder.status().timestep
+    assert paused_at in list_checkpoints(folder.path)
+    assert steppe("experiment", "resume", "-e", "mine", "--detach").code == 0
+    _wait_for(folder, "running")
+    assert steppe("experiment", "stop", "-e", "mine").code == 0
+    assert folder.status().state == "stopped"
+    assert folder.status().timestep >= paused_at
+
+
+@pytest.mark.parametrize(("number", "state"), [(signal.SIGINT, "paused"), (signal.SIGTERM, "stopped")])
+def test_a_real_run_saves_everything_on_a_signal(here: Path, number: signal.Signals, state: str) -> None:
+    command = [sys.executable, "-m", "steppe", "train", "CartPole-v1", "-A", "random", "-t", "1e10", "-e", "1e10"]
+    folder = RunFolder(here / "steppe-runs" / "CartPole-v1-random-1")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        _wait_for(folder, "running")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, folder.status().state, err) == (128 + number, state, "")
+    assert f"is {state}" in out
+    assert "steppe experiment resume -e CartPole-v1-random-1" in out
+    assert folder.status().timestep in list_checkpoints(folder.path)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from steppe.envs.rendering import MAX_SIDE, record_episode
+from steppe.specs.environment import EnvironmentSpec
+
+
+def test_a_twin_is_shown_through_its_original() -> None:
+    pytest.importorskip("pygame")
+    shapes = []
+
+    def act(observation: np.ndarray) -> int:
+        shapes.append((observation.shape, observation.dtype))
+        return 1
+
+    recording = record_episode(EnvironmentSpec(id="CartPole-v1"), act, seed=0)
+    assert recording.reason == ""
+    assert recording.frames is not None
+    assert 5 <= recording.length < 30
+    assert recording.episode_return == recording.length == len(shapes)
+    assert set(shapes) == {((4,), np.dtype("float32"))}
+    assert all(frame.dtype == np.uint8 and frame.shape == (200, 300, 3) for frame in recording.frames)
+    assert max(recording.frames[0].shape) <= MAX_SIDE
+    # 50 frames a second are more than a GIF shows: every second one is kept.
+    assert recording.fps == 25
+    assert len(recording.frames) == (recording.length + 2) // 2
+    assert np.any(recording.frames[0] != recording.frames[-1])
+
+
+def test_the_limit_and_repeated_actions_hold_while_recording() -> None:
+    pytest.importorskip("pygame")
+    spec = EnvironmentSpec(id="Pendulum-v1")
+    recording = record_episode(spec, lambda observation: np.zeros(1), max_timesteps_per_episode=4, repeat_actions=3)
+    assert recording.length == 4
+    assert recording.frames is not None
+    assert len(recording.frames) == (1 + 12 + 1) // 2
+
+
+def test_a_grid_draws_itself() -> None:
+    spec = EnvironmentSpec(id="GridWorld-v0", settings={"width": 3, "height": 2})
+    moves = iter([1, 1, 2])
+    recording = record_episode(spec, lambda observation: next(moves))
+    assert recording.frames is not None
+    assert len(recording.frames) == 4
+    assert recording.length == 3
+    assert recording.episode_return == pytest.approx(0.98)
+    assert recording.frames[0].shape == (48, 72, 3)
+
+
+@pytest.mark.parametrize("id", ["steppe_toys:Counter", "NoSuchThing-v0", "steppe_toys:Silent"])
+def test_what_cannot_be_shown_says_why(id: str) -> None:
+    recording = record_episode(EnvironmentSpec(id=id), lambda observation: 0)
+    assert recording.frames is None
+    assert id.split(":")[-1] in recording.reason or "does not draw" in recording.reason

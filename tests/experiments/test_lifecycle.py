@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steppe.errors import StateError, SteppeError, UserError
+from steppe.experiments import lifecycle
+from steppe.experiments.run import run
+from steppe.experiments.store import RunFolder, Status, Store
+from steppe.records import checkpoints
+from steppe.specs.experiment import ExperimentSpec
+
+
+@pytest.fixture(autouse=True)
+def _no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "check", lambda spec, start: [])
+
+
+@pytest.fixture
+def ended(folder: RunFolder) -> Any:
+    """Puts the experiment into an ended state, with a checkpoint unless told otherwise."""
+
+    def end(state: str, checkpoint: bool = True, **fields: Any) -> RunFolder:
+        folder.write_status(Status(state=state, **fields))  # type: ignore[arg-type]
+        if checkpoint:
+            checkpoints.save(folder.path, 10, {"a": np.zeros(1)}, {})
+        return folder
+
+    return end
+
+
+def test_a_run_without_a_name_is_called_after_what_it_trains(store: Store, spec: ExperimentSpec) -> None:
+    first, second = (lifecycle.create(spec, store) for _ in range(2))
+    assert (first.name, second.name) == ("CartPole-v1-random-1", "CartPole-v1-random-2")
+    assert first.spec().name == "CartPole-v1-random-1"
+
+
+@pytest.mark.parametrize("id", ["my.envs:make", "ALE/Pong-v5", "..", "a" * 200, "::", "a..b/.c"])
+def test_any_environment_gives_a_valid_name(store: Store, spec: ExperimentSpec, id: str) -> None:
+    odd = spec.model_copy(update={"environment": spec.environment.model_copy(update={"id": id})})
+    folder = lifecycle.create(odd, store)
+    assert folder.path.parent == store.path
+    assert folder.spec().name == folder.name
+
+
+def test_a_missing_seed_is_drawn_and_written_down(store: Store, spec: ExperimentSpec) -> None:
+    seedless = spec.model_copy(update={"seed": None})
+    seeds = [lifecycle.create(seedless, store).spec().seed for _ in range(3)]
+    assert None not in seeds
+    assert len(set(seeds)) == 3
+
+
+@pytest.mark.parametrize("state", ["paused", "stopped", "failed", "completed"])
+def test_an_ended_experiment_needs_resume_or_force(ended: Any, state: str) -> None:
+    folder = ended(state, timestep=10)
+    with pytest.raises(StateError, match=r"--resume.*--force"):
+        lifecycle.prepare(folder)
+    lifecycle.prepare(folder, resume=True)
+    lifecycle.prepare(folder, force=True)
+    assert folder.status().state == "created"
+    (aside,) = folder.path.glob("before-*")
+    assert (aside / "checkpoints").is_dir()
+    assert not (folder.path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("state", ["failed", "stopped"])
+def test_an_ended_experiment_without_a_checkpoint_can_only_start_anew(ended: Any, state: str) -> None:
+    folder = ended(state, checkpoint=False)
+    with pytest.raises(StateError, match=r"left no checkpoint.*--force"):
+        lifecycle.prepare(folder)
+    with pytest.raises(StateError, match="has no checkpoint to resume from"):
+        lifecycle.prepare(folder, resume=True)
+
+
+def test_resuming_what_never_started_is_refused(folder: RunFolder) -> None:
+    with pytest.raises(StateError, match="has not been started yet"):
+        lifecycle.prepare(folder, resume=True)
+
+
+def test_resume_and_force_exclude_each_other(ended: Any) -> None:
+    with pytest.raises(UserError, match="one of the two"):
+        lifecycle.prepare(ended("paused"), resume=True, force=True)
+
+
+def test_a_completed_experiment_is_resumed_with_more_to_do(ended: Any) -> None:
+    folder = ended("completed", timestep=30)
+    with pytest.raises(StateError, match=r"completed \(30 timesteps\).*--set total_timesteps=60"):
+        lifecycle.prepare(folder, resume=True)
+    lifecycle.prepare(folder, resume=True, sets=["total_timesteps=60"])
+    assert folder.spec().total_timesteps == 60
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "option"),
+    [
+        ({"total_timesteps": None, "episodes": 5}, {"episode": 5}, "--set episodes=10"),
+        ({"stop_at_return": 4.0}, {"mean_return": 4.5}, "--set stop_at_return=null"),
+    ],
+)
+def test_what_ended_a_completed_experiment_is_named(ended: Any, fields: Any, status: Any, option: str) -> None:
+    folder = ended("completed", **status)
+    folder.write_spec(folder.spec().model_copy(update=fields))
+    with pytest.raises(StateError, match=option):
+        lifecycle.prepare(folder, resume=True)
+
+
+def test_what_is_learned_cannot_change_on_resume(ended: Any) -> None:
+    with pytest.raises(UserError, match="agent cannot change when an experiment is resumed"):
+        lifecycle.prepare(ended("paused"), resume=True, sets=["agent.discount=0.5"])
+
+
+@pytest.mark.parametrize(("field", "value"), [("run_mode", "distributed"), ("platform", "kubernetes")])
+def test_what_this_version_cannot_run_is_made_but_not_started(
+    store: Store, spec: ExperimentSpec, field: str, value: str
+) -> None:
+    folder = lifecycle.create(spec.model_copy(update={field: value}), store, name="later")
+    with pytest.raises(UserError, match=f'{field} "{value}".*--set {field}='):
+        lifecycle.prepare(folder)
+
+
+def test_pause_waits_until_it_is_paused(folder: RunFolder, trainer: Any, in_background: Any) -> None:
+    held = trainer(hold=True)
+    in_background(lambda: run(folder, trainer=held))
+    assert held.training.wait(30)
+    assert lifecycle.pause(folder, timeout=30).state == "paused"
+    assert lifecycle.stop(folder).state == "stopped"
+
+
+def test_a_pause_that_takes_too_long_says_so(folder: RunFolder, wait: Any, in_background: Any) -> None:
+    release: list[bool] = []
+
+    def deaf(*_: Any, **__: Any) -> None:
+        wait(lambda: release)
+        raise StateError("enough")
+
+    in_background(lambda: run(folder, trainer=deaf))  # type: ignore[arg-type]
+    wait(lambda: folder.status().is_live)
+    with pytest.raises(SteppeError, match=r"is not paused after 0\.01 s; it is still starting"):
+        lifecycle.pause(folder, timeout=0.01)
+    release.append(True)
+
+
+@pytest.mark.parametrize("state", ["created", "completed", "failed", "stopped"])
+def test_what_does_not_run_cannot_be_paused_or_stopped(ended: Any, state: str) -> None:
+    folder = ended(state)
+    with pytest.raises(StateError, match=f"is {state} and cannot be paused"):
+        lifecycle.pause(folder)
+    with pytest.raises(StateError, match=rf"is {state} (and cannot be stopped|already)"):
+        lifecycle.stop(folder)
+
+
+def test_download_copies_the_results_and_no_locks(ended: Any, tmp_path: Path) -> None:
+    folder = ended("paused")
+    (folder.path / "before-1").mkdir()
+    (folder.path / "before-1" / "metrics.jsonl").write_text("old")
+    folder.ask("pause")
+    (folder.path / ".lock").touch()
+    lifecycle.download(folder, tmp_path / "copy")
+    names = {str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").iterdir()}
+    assert names == {"experiment.json", "status.json", "checkpoints"}
+
+
+def test_download_never_overwrites_unless_forced(ended: Any, tmp_path: Path) -> None:
+    folder = ended("paused")
+    (tmp_path / "status.json").write_text("mine")
+    with pytest.raises(UserError, match=r"status\.json exists already.*--force"):
+        lifecycle.download(folder, tmp_path)
+    assert (tmp_path / "status.json").read_text() == "mine"
+    assert not (tmp_path / "experiment.json").exists()
+    lifecycle.download(folder, tmp_path, force=True)
+    assert (tmp_path / "status.json").read_text() != "mine"
+
+
+def test_download_into_the_run_folder_is_refused(ended: Any) -> None:
+    folder = ended("paused")
+    with pytest.raises(UserError, match="inside the run folder"):
+        lifecycle.download(folder, folder.path / "copy")

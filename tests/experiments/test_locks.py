@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steppe.experiments import locks
+
+HOLD = """
+import sys
+from pathlib import Path
+from steppe.experiments import locks
+print(locks.acquire(Path(sys.argv[1])) is not None, flush=True)
+{then}
+sys.stdin.read()
+"""
+
+
+def _holder(folder: Path, then: str = "") -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD.format(then=then), str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "True"
+    return process
+
+
+def test_a_lock_is_held_once(tmp_path: Path) -> None:
+    first = locks.acquire(tmp_path)
+    assert first is not None
+    assert locks.acquire(tmp_path) is None
+    locks.release(first)
+    again = locks.acquire(tmp_path)
+    assert again is not None
+    locks.release(again)
+
+
+@pytest.mark.faults
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    with _holder(tmp_path) as process:
+        assert locks.acquire(tmp_path) is None
+        process.kill()
+        process.wait()
+    descriptor = locks.acquire(tmp_path)
+    assert descriptor is not None
+    locks.release(descriptor)
+
+
+@pytest.mark.faults
+def test_an_orphaned_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    fork = "import os\nchild = os.fork()\nif child == 0:\n    import signal; signal.pause()\nprint(child, flush=True)"
+    with _holder(tmp_path, fork) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.kill()
+        process.wait()
+        try:
+            descriptor = locks.acquire(tmp_path)
+            assert descriptor is not None
+            locks.release(descriptor)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_the_lock_of_a_folder_that_was_deleted_is_not_a_lock_of_the_next_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    first = locks.acquire(folder)
+    assert first is not None
+    shutil.rmtree(folder)
+    folder.mkdir()
+    second = locks.acquire(folder)
+    assert second is not None
+    locks.release(first)
+    assert locks.acquire(folder) is None
+    locks.release(second)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steppe import agents
+from steppe.errors import ProjectError, StateError
+from steppe.experiments.project import find_experiment, init_project, open_project, templates
+from steppe.experiments.store import Store
+from steppe.specs.cluster import ClusterSpec
+from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.experiment import ExperimentSpec, load_experiment
+from steppe.specs.network import NetworkSpec
+
+TEMPLATES = dict(templates())
+
+
+def test_init_writes_every_kind_of_config(tmp_path: Path) -> None:
+    init_project(tmp_path, name="demo", remote_id="cloud-7")
+    about = json.loads((tmp_path / "steppe.json").read_text())
+    assert (about["name"], about["remote_id"]) == ("demo", "cloud-7")
+    kinds = {path.name: {file.stem for file in path.iterdir()} for path in (tmp_path / "configs").iterdir()}
+    assert kinds["agents"] == {"ppo", "vpg", "dqn", "random", "constant"}
+    assert kinds["networks"] == {"mlp_64_tanh", "mlp_256_relu", "nature_cnn"}
+    assert kinds["experiments"] == {"cartpole_ppo", "cartpole_dqn", "pendulum_ppo"}
+    assert {"small_cluster", "large_cluster", "single_node", "single_node_gpu", "single_node_2xgpu"} == kinds[
+        "clusters"
+    ]
+    assert {"cartpole", "pendulum", "mountain_car", "grid_world"} <= kinds["environments"]
+
+
+def test_init_refuses_to_overwrite_and_writes_nothing_then(tmp_path: Path) -> None:
+    mine = tmp_path / "configs" / "agents" / "ppo.json"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(ProjectError, match=r"configs/agents/ppo\.json exists already.*--force"):
+        init_project(tmp_path)
+    assert not (tmp_path / "steppe.json").exists()
+    init_project(tmp_path, force=True)
+    assert mine.read_text() != "mine"
+
+
+@pytest.mark.parametrize("path", [path for path in TEMPLATES if path.parts[0] == "experiments"], ids=str)
+def test_every_shipped_experiment_loads_by_its_name(path: Path, tmp_path: Path) -> None:
+    init_project(tmp_path)
+    spec = load_experiment(path.stem, {}, [], tmp_path)
+    assert spec.name == path.stem
+    assert spec.seed == 1
+
+
+@pytest.mark.parametrize("path", [path for path in TEMPLATES if path.parts[0] == "agents"], ids=str)
+def test_every_shipped_agent_shows_the_real_defaults(path: Path) -> None:
+    written = json.loads(TEMPLATES[path])
+    settings = agents.settings_class(written.pop("type"))
+    assert settings.model_validate(written) == settings()
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in TEMPLATES if path.parts[0] not in ("experiments", "agents")], ids=str
+)
+def test_every_other_shipped_config_is_valid(path: Path) -> None:
+    kinds = {"networks": NetworkSpec, "environments": EnvironmentSpec, "clusters": ClusterSpec}
+    kinds[path.parts[0]].model_validate(json.loads(TEMPLATES[path]))
+
+
+@pytest.fixture
+def project(tmp_path: Path, spec: ExperimentSpec) -> Path:
+    init_project(tmp_path)
+    open_project(tmp_path).store.folder("first").create(spec)
+    return tmp_path
+
+
+def test_an_experiment_is_found_from_any_folder_below(project: Path) -> None:
+    below = project / "configs" / "agents"
+    assert find_experiment("first", below).path == project / "experiments" / "first"
+
+
+def test_an_experiment_is_found_by_its_path(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    assert find_experiment(str(project / "experiments" / "first"), elsewhere).name == "first"
+    assert find_experiment(".", project / "experiments" / "first").name == "first"
+
+
+def test_a_misspelt_experiment_gets_the_nearest_name(project: Path) -> None:
+    with pytest.raises(StateError, match=r'no experiment "frist".*did you mean "first"'):
+        find_experiment("frist", project)
+
+
+def test_outside_a_project_the_way_in_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProjectError, match="steppe init"):
+        open_project(tmp_path)
+    with pytest.raises(ProjectError, match="steppe init"):
+        find_experiment("first", tmp_path)
+
+
+def test_loose_runs_are_found_by_name(tmp_path: Path, spec: ExperimentSpec) -> None:
+    Store(tmp_path / "steppe-runs").folder("loose").create(spec)
+    assert find_experiment("loose", tmp_path).path == tmp_path / "steppe-runs" / "loose"

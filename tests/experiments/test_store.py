@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from steppe.errors import SpecError, StateError, SteppeError
+from steppe.experiments import locks
+from steppe.experiments.store import DIED, RunFolder, Status, Store
+from steppe.specs.experiment import ExperimentSpec
+
+
+def _write(folder: RunFolder, **fields: object) -> None:
+    folder.write_status(Status(**fields))  # type: ignore[arg-type]
+
+
+def test_a_new_experiment_has_its_spec_and_is_created(folder: RunFolder, spec: ExperimentSpec) -> None:
+    assert folder.spec() == spec
+    assert folder.status().state == "created"
+    assert json.loads((folder.path / "experiment.json").read_text())["environment"]["id"] == "CartPole-v1"
+
+
+def test_a_status_is_read_as_it_was_written(folder: RunFolder) -> None:
+    status = Status(
+        "paused", "asked to", 12, "host", 1.0, 2.0, 3.0, 4.0, 5, 6, 7, 8.5, 9.5, 10.5, 11.5, 12.5, "", ("a",)
+    )
+    folder.write_status(status)
+    assert folder.status() == status
+
+
+def test_an_existing_experiment_is_not_overwritten(folder: RunFolder, spec: ExperimentSpec) -> None:
+    with pytest.raises(StateError, match=r'"first" exists already.*--force'):
+        folder.create(spec)
+
+
+def test_force_keeps_the_old_results_beside(folder: RunFolder, spec: ExperimentSpec) -> None:
+    _write(folder, state="completed", timestep=30)
+    (folder.path / "metrics.jsonl").write_text("old")
+    folder.create(spec.model_copy(update={"seed": 2}), force=True)
+    (aside,) = folder.path.glob("before-*")
+    assert (aside / "metrics.jsonl").read_text() == "old"
+    assert json.loads((aside / "experiment.json").read_text())["seed"] == 1
+    assert json.loads((aside / "status.json").read_text())["timestep"] == 30
+    assert folder.spec().seed == 2
+    assert folder.status().state == "created"
+    assert not (folder.path / "metrics.jsonl").exists()
+
+
+def test_force_twice_in_a_second_keeps_both(folder: RunFolder, spec: ExperimentSpec) -> None:
+    for text in ("one", "two"):
+        (folder.path / "metrics.jsonl").write_text(text)
+        folder.create(spec, force=True)
+    assert {(aside / "metrics.jsonl").read_text() for aside in folder.path.glob("before-*")} == {"one", "two"}
+
+
+@pytest.mark.parametrize("state", ["starting", "running", "pausing"])
+def test_a_live_state_without_an_owner_becomes_failed(folder: RunFolder, state: str) -> None:
+    _write(folder, state=state, host=socket.gethostname(), heartbeat=time.time(), timestep=7)
+    status = folder.status()
+    assert (status.state, status.reason, status.timestep) == ("failed", DIED, 7)
+    assert folder.read_status() == status
+
+
+def test_a_live_state_with_an_owner_stays(folder: RunFolder) -> None:
+    _write(folder, state="running", host=socket.gethostname(), heartbeat=0.0)
+    descriptor = locks.acquire(folder.path)
+    assert descriptor is not None
+    assert folder.status().state == "running"
+    locks.release(descriptor)
+
+
+@pytest.mark.parametrize(("silence", "state"), [(10.0, "running"), (61.0, "failed")])
+def test_a_run_on_another_host_lives_by_its_heartbeat(folder: RunFolder, silence: float, state: str) -> None:
+    _write(folder, state="running", host="elsewhere", heartbeat=time.time() - silence)
+    assert folder.status().state == state
+
+
+def test_a_run_on_another_host_is_not_taken_over(folder: RunFolder) -> None:
+    _write(folder, state="running", host="elsewhere", pid=5, heartbeat=time.time())
+    with pytest.raises(StateError, match="process 5 on elsewhere"), folder.lock("start"):
+        pass
+
+
+def test_an_owned_folder_is_refused_with_the_process(folder: RunFolder) -> None:
+    _write(folder, state="running", host=socket.gethostname(), pid=77)
+    descriptor = locks.acquire(folder.path)
+    assert descriptor is not None
+    with (
+        pytest.raises(StateError, match=r'"first" is running already \(process 77\); stop it first'),
+        folder.lock("start"),
+    ):
+        pass
+    with pytest.raises(StateError, match="cannot be deleted"), folder.lock("delete"):
+        pass
+    locks.release(descriptor)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"state": "dancing"}'])
+def test_a_broken_status_is_named(folder: RunFolder, text: str) -> None:
+    (folder.path / "status.json").write_text(text)
+    with pytest.raises(SteppeError, match=r"status\.json"):
+        folder.status()
+
+
+def test_requests_are_heard_and_forgotten(folder: RunFolder) -> None:
+    assert folder.asked() is None
+    folder.ask("pause")
+    assert folder.asked() == "pause"
+    folder.forget_requests()
+    assert folder.asked() is None
+
+
+def test_a_broken_request_is_no_request(folder: RunFolder) -> None:
+    (folder.path / "request.json").write_text('{"action": "explode"}')
+    assert folder.asked() is None
+
+
+def test_new_folders_are_numbered(store: Store) -> None:
+    assert [store.new_folder("a").name for _ in range(3)] == ["a-1", "a-2", "a-3"]
+    assert store.folders() == []
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "", "a b"])
+def test_a_name_that_is_no_folder_name_is_refused(store: Store, name: str) -> None:
+    with pytest.raises(SpecError, match="wrong name"):
+        store.folder(name)
+
+
+def test_delete_removes_the_whole_folder(store: Store, folder: RunFolder) -> None:
+    store.delete(folder)
+    assert list(store.path.iterdir()) == []
+
+
+def test_delete_refuses_what_is_not_in_the_store(store: Store, folder: RunFolder, tmp_path: Path) -> None:
+    for path in (tmp_path, folder.path / "before-1", store.path / "missing"):
+        with pytest.raises(StateError, match="is not an experiment"):
+            store.delete(RunFolder(path))
+    link = store.path / "link"
+    link.symlink_to(folder.path)
+    with pytest.raises(StateError, match="is not an experiment"):
+        store.delete(RunFolder(link))
+    assert folder.exists
+
+
+def test_unknown_fields_of_a_later_version_are_ignored(folder: RunFolder) -> None:
+    data = dataclasses.asdict(Status("paused")) | {"mood": "good"}
+    (folder.path / "status.json").write_text(json.dumps(data))
+    assert folder.status().state == "paused"

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from steppe.errors import SteppeError
+from steppe.platforms import LocalPlatform, LocalProcess, Platform
+
+
+def _ended(process: LocalProcess) -> int:
+    deadline = time.monotonic() + 30
+    while (code := process.exit_code()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return code
+
+
+@pytest.fixture
+def platform() -> Platform:
+    return LocalPlatform()
+
+
+def test_output_is_added_to_the_log(platform: LocalPlatform, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("before\n")
+    process = platform.launch([sys.executable, "-c", "import sys; print('out'); print('err', file=sys.stderr)"], log)
+    assert _ended(process) == 0
+    assert log.read_text().splitlines() == ["before", "out", "err"]
+
+
+def test_the_exit_code_is_told_again_and_again(platform: LocalPlatform, tmp_path: Path) -> None:
+    process = platform.launch([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log.txt")
+    assert _ended(process) == 3
+    assert process.exit_code() == 3
+
+
+def test_a_process_has_a_session_of_its_own(platform: LocalPlatform, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    process = platform.launch([sys.executable, "-c", "import os; print(os.getsid(0), os.getpid())"], log)
+    assert _ended(process) == 0
+    session, pid = log.read_text().split()
+    assert session == pid == str(process.pid)
+    assert session != str(os.getsid(0))
+
+
+def test_a_process_can_be_asked_to_end(platform: LocalPlatform, tmp_path: Path) -> None:
+    process = platform.launch([sys.executable, "-c", "import signal; signal.pause()"], tmp_path / "log.txt")
+    assert process.exit_code() is None
+    process.end()
+    assert _ended(process) == -15
+    process.end()
+
+
+def test_a_command_that_does_not_exist_is_one_sentence(platform: LocalPlatform, tmp_path: Path) -> None:
+    with pytest.raises(SteppeError, match="cannot start a process"):
+        platform.launch(["/nowhere/python"], tmp_path / "log.txt")
