@@ -78,7 +78,7 @@ def ratios(runs: Runs, reference: str, name: str, cost: str) -> list[float]:
 def at_least(runs: Runs, reference: str, name: str, cost: str, factor: float) -> Verdict:
     """Whether `name` is that many times cheaper than `reference`, on the median of the rounds."""
     measured = ratios(runs, reference, name, cost)
-    bar = f"{name}: {cost} at most 1/{factor:g} of {reference}"
+    bar = f"{name}: {COSTS[cost]} at most 1/{factor:g} of {reference}"
     return Verdict(
         bar, f"1/{median(measured):.1f} (1/{min(measured):.1f} to 1/{max(measured):.1f})", median(measured) >= factor
     )
@@ -97,12 +97,12 @@ def conclude(
     The first contestant is the reference of the ratios, which are of `cost`; without one there are none.
     """
     script = Path(sys.argv[0]).stem
-    print(f"\n{claim}\n{machine()}\n")
+    print(f"\n{claim.strip()}\n{machine()}\n")
     print_table(table(runs, columns, cost))
     for verdict in verdicts:
-        print(f"{'met' if verdict.is_met else 'NOT MET'}: {verdict.bar}; measured {verdict.measured}")
+        judgement = "too short to judge" if quick else "met" if verdict.is_met else "NOT MET"
+        print(f"{judgement}: {verdict.bar}; measured {verdict.measured}")
     if quick:
-        print("(--quick: too short to prove anything; nothing is written)")
         return 0
     result = {
         "claim": claim,
@@ -135,7 +135,10 @@ def print_table(rows: list[list[str]]) -> None:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     rule = ["-" * width for width in widths]
     for row in [rows[0], rule, *rows[1:]]:
-        cells = [cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))]
+        cells = [
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         print("| " + " | ".join(cells) + " |")
     print()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from contestants import PPO, SB3, SB3_ONE_THREAD, peers, steppe
+from contestants import PPO, SB3, sb3, steppe
 from interleave import at_least, conclude, interleave, is_quick
 
 NAME = "Steppe, 1,024 environments"
@@ -17,9 +17,8 @@ def main() -> int:
     timesteps, warm_up, rounds = (25_600, 10_240, 1) if quick else (102_400, 10_240, 5)
     iterations = 8 if quick else 40
     many = steppe(NAME, PPO, iterations * ITERATION, ITERATION, num_envs=1024)
-    runs = interleave([*peers("ppo", timesteps, warm_up), many], rounds)
-    verdicts = [at_least(runs, reference, NAME, "wall_us", 35) for reference in (SB3, SB3_ONE_THREAD)]
-    return conclude(str(__doc__), runs, verdicts, quick, cost="wall_us")
+    runs = interleave([sb3("ppo", timesteps, warm_up), many], rounds)
+    return conclude(str(__doc__), runs, [at_least(runs, SB3, NAME, "wall_us", 35)], quick, cost="wall_us")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from contestants import PPO, SB3, SB3_ONE_THREAD, peers, steppe
+from contestants import PPO, SB3, other_peers, sb3, steppe
 from interleave import at_least, conclude, interleave, is_quick
 
 NAME = "Steppe, compiled"
@@ -13,9 +13,13 @@ NAME = "Steppe, compiled"
 def main() -> int:
     quick = is_quick(__doc__)
     timesteps, warm_up, rounds = (25_600, 10_240, 1) if quick else (102_400, 10_240, 5)
-    runs = interleave([*peers("ppo", timesteps, warm_up), steppe(NAME, PPO, timesteps, warm_up)], rounds)
-    verdicts = [at_least(runs, reference, NAME, "cpu_us", 18) for reference in (SB3, SB3_ONE_THREAD)]
-    return conclude(str(__doc__), runs, verdicts, quick)
+    contestants = [
+        sb3("ppo", timesteps, warm_up),
+        *other_peers("ppo", timesteps, warm_up),
+        steppe(NAME, PPO, timesteps, warm_up),
+    ]
+    runs = interleave(contestants, rounds)
+    return conclude(str(__doc__), runs, [at_least(runs, SB3, NAME, "cpu_us", 18)], quick)
 
 
 if __name__ == "__main__":

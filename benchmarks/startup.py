@@ -23,7 +23,7 @@ def main() -> int:
     quick = is_quick(__doc__)
     goal, timesteps, rounds = ("50", "10240", 1) if quick else ("475", "102400", 5)
     train = [STEPPE, "train", "CartPole-v1", "--agent", "ppo", "--stop-at-return", goal, "--seed", "1"]
-    peer = peer_command("stable_baselines3", "ppo", "--timesteps", timesteps, "--seed", "1")
+    peer = peer_command("stable_baselines3", "ppo", "--threads", "1", "--timesteps", timesteps, "--seed", "1")
     watch(train)  # fills the compilation cache, and Python's own of bytecode
     runs = interleave(
         [
@@ -59,7 +59,7 @@ def watch(command: list[str], cold: bool = False) -> Run:
         "version": steppe.__version__ if command[0] == STEPPE else "",
         "seconds": seconds,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
-        # In kilobytes on Linux.
+        # Linux counts in kilobytes, and never less than what the starting process, this one, had itself.
         "peak_megabytes": usage.ru_maxrss * 1024 / 1e6,
     }
 

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import steppe
+from steppe.runners import Progress
 from window import Window
 
 
@@ -23,9 +24,14 @@ def main() -> None:
     window = Window(arguments.warm_up)
     # The last checkpoint is due at the last timestep, so that it is written inside the window and not after it.
     fields = {"saver_frequency": f"{arguments.fields['total_timesteps']}t"} | arguments.fields
+
+    def mark(progress: Progress) -> None:
+        if progress.phase == "training":
+            window.mark(progress.timestep)
+
     with tempfile.TemporaryDirectory() as folder:
         experiment = steppe.Experiment(folder=Path(folder) / "run", **fields)
-        experiment.start(on_progress=lambda progress: progress.phase == "training" and window.mark(progress.timestep))
+        experiment.start(on_progress=mark)
     print(json.dumps({"version": steppe.__version__, **window.costs()}))
 
 

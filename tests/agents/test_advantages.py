@@ -67,7 +67,9 @@ def test_advantages_are_the_sums_of_the_definition(data, timesteps, envs, discou
 @settings(deadline=None, max_examples=20, derandomize=True)
 @given(data=st.data(), timesteps=st.sampled_from([1, 5, 12]), discount=factors)
 def test_lambda_1_gives_monte_carlo_returns_minus_values(data, timesteps, discount):
-    arrays = draw(data, timesteps, 3)
+    _, values, next_values, terminated, truncated = arrays = draw(data, timesteps, 3)
+    # Only where the value of a successor is the value of the next row do the errors of an episode telescope.
+    next_values[:-1] = np.where(terminated[:-1] + truncated[:-1] > 0, next_values[:-1], values[1:])
     expected = monte_carlo(*arrays, discount)
     np.testing.assert_allclose(compiled(*arrays, discount, 1.0), expected, rtol=1e-4, atol=1e-3)
 

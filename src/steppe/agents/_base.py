@@ -38,7 +38,7 @@ class TrainState(NamedTuple):
     """Running variance of the discounted returns (untouched unless rewards are normalised)."""
     key: Array
     """Where all later randomness of updates comes from."""
-    updates: Array
+    updates: Leaf
     """How many optimiser steps were taken: int32."""
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from steppe.errors import EnvironmentFault
 from steppe.records.policy import Policy
 
 
@@ -65,6 +66,8 @@ class Chunk:
     has_reached_return: bool
     is_healthy: bool
     """Whether every loss was a finite number."""
+    fault: EnvironmentFault | None = None
+    """What went wrong in an environment after these iterations, which are whole."""
 
 
 class Engine(Protocol):

@@ -13,6 +13,7 @@ from jax import Array
 
 from steppe.agents._base import Agent, Metrics, Trajectory
 from steppe.envs.host import HostEnvs
+from steppe.errors import EnvironmentFault
 from steppe.records import heads
 from steppe.records.policy import Policy
 from steppe.runners._base import Chunk, Limits
@@ -79,10 +80,15 @@ class HostEngine:
         """Collects and learns, iteration by iteration."""
         rows: list[dict[str, float]] = []
         finished, reached, healthy = 0, False, True
+        fault: EnvironmentFault | None = None
         while len(rows) < iterations and not reached and healthy:
             if limits.episodes is not None and finished >= limits.episodes:
                 break
-            trajectory, ended = self._collect(timestep)
+            try:
+                trajectory, ended = self._collect(timestep)
+            except EnvironmentFault as error:
+                fault = error
+                break
             self._learner, values = self._learn(self._learner, trajectory)
             metrics = dict(zip(self._metric_names, np.asarray(values).tolist(), strict=True))
             rows.append(
@@ -94,7 +100,7 @@ class HostEngine:
             reached = limits.stop_at_return is not None and is_full and _mean(self._returns) >= limits.stop_at_return
             healthy = bool(np.isfinite(metrics.get("loss", 0.0)))
         columns = {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
-        return Chunk(len(rows), columns, reached, healthy)
+        return Chunk(len(rows), columns, reached, healthy, fault)
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """Plays in environments of its own, several at once."""

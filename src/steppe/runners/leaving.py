@@ -16,7 +16,7 @@ def leave_video_and_onnx(spec: ExperimentSpec, folder: Path, state: str) -> list
     """Both where they can be had; a missing optional package or an environment without pictures is only noted."""
     policy = load_policy(folder / "policy")
     steps = [lambda: _leave_onnx(policy, folder)]
-    if state == "completed":
+    if spec.video and state == "completed":
         steps.append(lambda: _leave_video(spec, policy, folder))
     notices = []
     for step in steps:

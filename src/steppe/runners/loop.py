@@ -85,6 +85,9 @@ class Loop:
             self._take_in(chunk, spent)
             if not chunk.is_healthy:
                 raise TrainingDiverged(self._divergence())
+            if chunk.fault is not None:
+                self._save()
+                raise chunk.fault
             if self._evaluations and self._evaluations.is_due(self.timestep, self.episode, self.seconds):
                 self._evaluate()
             if self._saves.is_due(self.timestep, self.episode, self.seconds):
@@ -120,8 +123,11 @@ class Loop:
         return int(np.clip(fitting, 1, min(8 * chunk.iterations, self.engine.most_iterations)))
 
     def _limits(self) -> Limits:
-        left = None if self.episode_limit is None else self.episode_limit - self.episode
-        return Limits(left, self.spec.stop_at_return)
+        lefts = [self._saves.episodes_left(self.episode)]
+        if self.episode_limit is not None:
+            lefts.append(self.episode_limit - self.episode)
+        known = [left for left in lefts if left is not None]
+        return Limits(min(known) if known else None, self.spec.stop_at_return)
 
     def _take_in(self, chunk: Chunk, spent: float) -> None:
         """Counts what a chunk did and writes a summary at each iteration where one is due."""

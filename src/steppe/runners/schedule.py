@@ -21,8 +21,12 @@ class Schedule:
         return True
 
     def timesteps_left(self, timestep: int) -> int | None:
-        """How many timesteps until it is due, where that is known beforehand."""
+        """How many timesteps until it is due, where they decide."""
         return max(int(self._next) - timestep, 0) if self.frequency.unit == "t" else None
+
+    def episodes_left(self, episode: int) -> int | None:
+        """How many episodes until it is due, where they decide."""
+        return max(int(self._next) - episode, 0) if self.frequency.unit == "e" else None
 
     def _advance(self, timestep: int, episode: int, seconds: float) -> None:
         amount = self.frequency.amount

@@ -118,6 +118,8 @@ class ExperimentSpec(Spec):
     """How the policy is measured on the way; not at all without it."""
     stop_at_return: Number | None = None
     """The mean return of the last 100 episodes that ends the experiment."""
+    video: bool = True
+    """Whether a finished run leaves a film of one episode, where the environment can be drawn."""
     schema_version: Literal[1] = 1
     """Which version of these fields this is."""
 

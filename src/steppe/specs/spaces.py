@@ -21,6 +21,7 @@ class Box:
 
     @property
     def size(self) -> int:
+        """How many numbers one value holds."""
         return int(np.prod(self.shape, dtype=int))
 
     @property
@@ -30,6 +31,7 @@ class Box:
 
     @property
     def is_bounded(self) -> bool:
+        """Whether every number has a lowest and a highest value."""
         return bool(np.all(np.isfinite(self.low)) and np.all(np.isfinite(self.high)))
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
@@ -60,6 +62,7 @@ class MultiDiscrete:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """One place for each choice."""
         return (len(self.nvec),)
 
 

@@ -1,0 +1,332 @@
+"""What every agent must do, in every space it allows: one suite for all of them."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from steppe import agents
+from steppe.agents import normalizers
+from steppe.agents._base import Situation, TrainState, Trajectory, Transitions
+from steppe.errors import SpecError
+from steppe.specs.agent import AgentSpec
+from steppe.specs.network import NetworkSpec
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete
+
+ENVS = 4
+DENSE = NetworkSpec([{"type": "dense", "size": 8, "activation": "tanh"}])
+CONVOLUTION = NetworkSpec(
+    [
+        {"type": "conv2d", "size": 4, "window": 3, "stride": 2},
+        {"type": "flatten"},
+        {"type": "dense", "size": 8, "activation": "relu"},
+    ]
+)
+OBSERVATIONS = {
+    "vector": Box((3,)),
+    "normalised": Box((3,)),
+    "image": Box((12, 12, 1), (0.0,), (255.0,), "uint8"),
+    "one number": Discrete(5, start=2),
+    "several numbers": MultiDiscrete((3, 4)),
+}
+ACTIONS = {
+    "discrete": Discrete(3),
+    "discrete from 2": Discrete(3, start=2),
+    "multi-discrete": MultiDiscrete((2, 3)),
+    "box": Box((2,), (-1.0, -0.1), (1.0, 0.2)),
+    "unbounded box of two axes": Box((2, 2)),
+}
+SETTINGS = {
+    "random": {},
+    "constant": {"action": 1},
+    "vpg": {"horizon": 4},
+    "ppo": {"horizon": 4, "epochs": 2, "minibatches": 2},
+    "dqn": {"batch_size": 8, "dueling": True, "final_exploration": 0.3, "exploration_timesteps": 10},
+}
+ALLOWED_ACTIONS = {name: list(ACTIONS) for name in SETTINGS} | {"dqn": ["discrete", "discrete from 2"]}
+LEARNERS = ("vpg", "ppo", "dqn")
+# Every action space with one kind of observation, every kind of observation with one action space.
+CASES = [(agent, action, "vector") for agent in SETTINGS for action in ALLOWED_ACTIONS[agent]]
+CASES += [(agent, "discrete from 2", kind) for agent in SETTINGS for kind in OBSERVATIONS if kind != "vector"]
+
+
+class Bench:
+    """An agent in one situation, with all that is compiled of it."""
+
+    def __init__(self, agent, action, observation):
+        self.action, self.observation = ACTIONS[action], OBSERVATIONS[observation]
+        situation = Situation(
+            observation=self.observation,
+            action=self.action,
+            network=CONVOLUTION if observation == "image" else DENSE,
+            num_envs=ENVS,
+            environment="Test-v0",
+            normalize_observations=observation == "normalised",
+        )
+        self.agent = agents.make(AgentSpec.model_validate({"type": agent, **SETTINGS[agent]}), situation)
+        self.rng = np.random.default_rng(0)
+        self.act = jax.jit(self.agent.act)
+        self.to_environment = jax.jit(self.agent.to_environment)
+        self.update = jax.jit(self.agent.update)
+
+    @cached_property
+    def state(self) -> TrainState:
+        """Parameters that prefer some actions to others, and statistics where observations are normalised."""
+        state = self.agent.init(jax.random.key(1))
+        noise = np.random.default_rng(1).normal(0.0, 0.5, state.params.shape).astype(np.float32)
+        state = state._replace(params=state.params + noise)
+        if self.agent.normalizes_observations:
+            seen = np.random.default_rng(2).normal(5.0, 3.0, (8, ENVS, 3)).astype(np.float32)
+            state = state._replace(observations=normalizers.merge(state.observations, seen))
+        return state
+
+    def observe(self, *lead):
+        """Observations as environments give them."""
+        space, rng = self.observation, np.random.default_rng(len(lead))
+        match space:
+            case Discrete():
+                return rng.integers(space.start, space.start + space.n, lead).astype(np.int32)
+            case MultiDiscrete():
+                return np.stack([rng.integers(0, n, lead) for n in space.nvec], -1).astype(np.int32)
+        if space.dtype == "uint8":
+            return rng.integers(0, 256, (*lead, *space.shape)).astype(np.uint8)
+        return rng.normal(4.0, 3.0, (*lead, *space.shape)).astype(np.float32)
+
+    def draw(self, *lead, seed=3):
+        """(actions, outputs) with noise."""
+        noise = self.agent.draw_noise(jax.random.key(seed), lead)
+        return self.act(self.agent.acting(self.state), self.observe(*lead), noise, 5)
+
+    @cached_property
+    def experience(self):
+        """What the agent learns from, as a runner or a memory gives it."""
+        rng = np.random.default_rng(4)
+        if self.agent.experience == "transitions":
+            actions, _ = self.draw(8)
+            rewards = rng.normal(size=8).astype(np.float32)
+            discounts = rng.choice([0.0, 0.9], 8).astype(np.float32)
+            return Transitions(
+                self.observe(8), actions, rewards, discounts, self.observe(8)[::-1], np.ones(8, np.float32)
+            )
+        lead = (self.agent.horizon, ENVS)
+        flat = lead[0] * lead[1]
+        actions, outputs = (leaf.reshape(*lead, *leaf.shape[1:]) for leaf in self.draw(flat))
+        observations = self.observe(flat).reshape(*lead, *self.observation.shape)
+        rewards = rng.normal(size=lead).astype(np.float32)
+        terminated, truncated = rng.random((2, *lead)) < 0.2
+        return Trajectory(
+            observations, actions, rewards, terminated, truncated, observations[::-1], outputs, rewards
+        )
+
+
+bench_of = lru_cache(maxsize=None)(Bench)
+
+
+@pytest.fixture(params=CASES, ids="-".join)
+def bench(request):
+    return bench_of(*request.param)
+
+
+@pytest.fixture(params=[case for case in CASES if case[0] in LEARNERS], ids="-".join)
+def learner(request):
+    return bench_of(*request.param)
+
+
+def stored_shape(space):
+    return (space.size,) if isinstance(space, Box) else space.shape
+
+
+def described(tree):
+    """Structure, shapes and dtypes."""
+    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
+def same(first, second):
+    """Whether two states agree bit for bit."""
+    plain = [jax.tree.map(_plain, tree) for tree in (first, second)]
+    return all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, plain), strict=True))
+
+
+def _plain(leaf):
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+def test_the_first_state_is_one_vector_of_parameters_with_nothing_learned(bench):
+    state = bench.agent.init(jax.random.key(0))
+    assert state.params.ndim == 1
+    assert state.params.dtype == np.float32
+    assert state.target.shape in (state.params.shape, (0,))
+    assert state.updates == 0
+    assert state.updates.dtype == np.int32
+    assert np.all(np.isfinite(state.params))
+    if bench.agent.normalizes_observations:
+        assert state.observations.mean.shape == bench.observation.shape
+    assert described(state) == described(bench.agent.init(jax.random.key(1)))
+
+
+def test_the_same_key_gives_the_same_state_and_another_key_another(bench):
+    first, again, other = (bench.agent.init(jax.random.key(seed)) for seed in (0, 0, 1))
+    assert same(first, again)
+    assert not same(first, other)
+
+
+def test_drawn_actions_have_the_shape_that_the_learner_stores(bench):
+    noise = bench.agent.draw_noise(jax.random.key(0), (2, ENVS))
+    assert noise.shape == (2, ENVS, bench.agent.noise_size)
+    actions, outputs = bench.draw(ENVS)
+    assert actions.shape == (ENVS, *stored_shape(bench.action))
+    assert actions.dtype == (np.float32 if isinstance(bench.action, Box) else np.int32)
+    assert outputs.shape[:-1] == (ENVS,)
+    assert outputs.dtype == np.float32
+    if not isinstance(bench.action, Box):
+        sizes = bench.action.n if isinstance(bench.action, Discrete) else np.array(bench.action.nvec)
+        assert np.all((actions >= 0) & (actions < sizes))
+
+
+def test_actions_reach_the_environment_in_its_shape_and_bounds(bench):
+    actions, _ = bench.draw(64)
+    taken = np.asarray(bench.to_environment(actions))
+    assert taken.shape == (64, *bench.action.shape)
+    match bench.action:
+        case Box():
+            assert taken.dtype == np.float32
+            low, high = bench.action.bounds()
+            assert np.all((taken >= low) & (taken <= high))
+        case Discrete(n, start):
+            assert taken.dtype == np.int32
+            assert np.all((taken >= start) & (taken < start + n))
+            np.testing.assert_array_equal(taken - start, actions)
+        case MultiDiscrete(nvec):
+            assert taken.dtype == np.int32
+            assert np.all((taken >= 0) & (taken < np.array(nvec)))
+
+
+def test_actions_drawn_with_the_same_noise_are_the_same(bench):
+    first, again, other = (bench.draw(64, seed=seed)[0] for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first, again)
+    if bench.agent.type != "constant":
+        assert np.any(np.asarray(first) != np.asarray(other))
+
+
+def test_each_environment_is_acted_in_by_itself(bench):
+    noise = bench.agent.draw_noise(jax.random.key(0), (ENVS,))
+    acting, observations = bench.agent.acting(bench.state), bench.observe(ENVS)
+    together, _ = bench.act(acting, observations, noise, 5)
+    turned, _ = bench.act(acting, observations[::-1], noise[::-1], 5)
+    np.testing.assert_allclose(together, turned[::-1], rtol=1e-5, atol=1e-6)
+
+
+def test_greedy_actions_are_those_of_the_exported_policy(bench):
+    observations = bench.observe(32)
+    actions, outputs = bench.act(bench.agent.acting(bench.state), observations, None, 0)
+    taken = np.asarray(bench.to_environment(actions))
+    policy = bench.agent.policy(bench.state, 7)
+    assert policy.description.agent == bench.agent.type
+    assert policy.description.timestep == 7
+    if bench.agent.type == "random":
+        # A random policy stays random when it is asked for its best action.
+        assert policy.act(observations).shape == taken.shape
+        return
+    np.testing.assert_allclose(policy.act(observations), taken, rtol=1e-4, atol=1e-4)
+    if bench.agent.type in LEARNERS:
+        np.testing.assert_allclose(policy.outputs(observations), outputs, rtol=1e-4, atol=1e-4)
+        assert len(np.unique(taken.reshape(32, -1), axis=0)) > 1
+
+
+def test_an_exported_policy_keeps_its_own_copy(bench):
+    policy = bench.agent.policy(bench.state, 0)
+    before = {name: tensor.copy() for name, tensor in policy.tensors.items()}
+    for tensor in bench.agent.policy_tensors(bench.state).values():
+        tensor += 1.0 if tensor.dtype == np.float32 else 1
+    for name, tensor in policy.tensors.items():
+        np.testing.assert_array_equal(tensor, before[name])
+
+
+def test_an_update_changes_the_parameters_and_keeps_the_form_of_the_state(learner):
+    after, metrics = learner.update(learner.state, learner.experience)
+    assert described(after) == described(learner.state)
+    assert np.any(np.asarray(after.params) != np.asarray(learner.state.params))
+    assert np.all(np.isfinite(after.params))
+    assert after.updates == learner.state.updates + learner.agent.updates_per_experience
+    metrics.pop("priorities", None)
+    assert "loss" in metrics
+    for name, value in metrics.items():
+        assert value.shape == (), name
+        assert np.isfinite(value), name
+
+
+def test_the_state_can_be_carried_through_a_scan(learner):
+    def twice(state, experience):
+        return jax.lax.scan(lambda state, _: learner.agent.update(state, experience), state, None, length=2)
+
+    state, _ = jax.eval_shape(twice, learner.state, learner.experience)
+    assert described(state) == described(learner.state)
+
+
+def test_the_same_update_gives_the_same_bits(learner):
+    first, again = (learner.update(learner.state, learner.experience)[0] for _ in range(2))
+    assert same(first, again)
+
+
+def test_gradients_and_apply_are_what_other_run_modes_can_take_apart(learner):
+    batch = learner.experience
+    if learner.agent.experience == "trajectories":
+        batch = jax.eval_shape(learner.agent.prepare, learner.state, batch)
+    gradients, _ = jax.eval_shape(learner.agent.gradients, learner.state, batch)
+    assert gradients.shape == learner.state.params.shape
+    assert gradients.dtype == np.float32
+    after = jax.eval_shape(learner.agent.apply, learner.state, gradients)
+    assert described(after) == described(learner.state)
+
+
+def test_acting_needs_only_the_acting_part_of_the_state(bench):
+    acting = bench.agent.acting(bench.state)
+    assert set(acting._fields) == {"params", "observations"}
+
+
+@pytest.mark.parametrize("agent", ["random", "constant"])
+def test_agents_that_do_not_learn_keep_their_state(agent):
+    bench = bench_of(agent, "discrete", "vector")
+    after, metrics = bench.agent.update(bench.state, None)
+    assert same(after, bench.state)
+    assert metrics == {}
+    assert bench.agent.updates_per_experience == 0
+
+
+@pytest.mark.parametrize(
+    ("agent", "written", "meant"),
+    [
+        ("random", "horizn", "horizon"),
+        ("constant", "acton", "action"),
+        ("vpg", "discout", "discount"),
+        ("ppo", "epoch", "epochs"),
+        ("dqn", "doubel", "double"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_the_nearest_word(agent, written, meant):
+    spec = AgentSpec.model_validate({"type": agent, written: 1})
+    with pytest.raises(SpecError, match=f'^unknown field "{written}".*; did you mean "{meant}"\\?'):
+        agents.make(spec, Situation(Box((3,)), Discrete(2)))
+
+
+@pytest.mark.parametrize("agent", SETTINGS)
+def test_a_setting_of_the_wrong_type_is_refused(agent):
+    written = "update_frequency" if agent == "dqn" else "horizon"
+    for wrong in ("many", 0, -3, 1.5, True, None):
+        with pytest.raises(SpecError, match=written):
+            agents.make(AgentSpec.model_validate({"type": agent, written: wrong}), Situation(Box((3,)), Discrete(2)))
+
+
+def test_an_unknown_agent_is_refused_with_the_nearest_word():
+    with pytest.raises(SpecError, match='^unknown agent "pppo".*did you mean "ppo"\\?.*"steppe agents" lists them'):
+        agents.make(AgentSpec.model_validate("pppo"), Situation(Box((3,)), Discrete(2)))
+
+
+def test_this_suite_holds_every_agent():
+    assert set(SETTINGS) == set(agents.names())
+    for name in agents.names():
+        assert agents.settings_class(name)().model_dump().keys() >= {"horizon"} or name == "dqn"

@@ -1,0 +1,305 @@
+"""Proximal policy optimisation against the same losses in NumPy, differentiated by finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from steppe.agents._base import Trajectory
+from steppe.agents.actor_critic import Batch
+from steppe.agents.ppo import shuffled
+from steppe.errors import SpecError, UserError
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete
+
+ACTIONS = {
+    "discrete": Discrete(3),
+    "multi-discrete": MultiDiscrete((2, 3)),
+    "box": Box((2,), (-1.0,), (1.0,)),
+}
+
+
+def random_actions(space, rng, *lead):
+    match space:
+        case Discrete():
+            return rng.integers(0, space.n, lead).astype(np.int32)
+        case MultiDiscrete():
+            return np.stack([rng.integers(0, n, lead) for n in space.nvec], -1).astype(np.int32)
+    return rng.normal(size=(*lead, space.size)).astype(np.float32)
+
+
+def random_batch(space, seed=0, size=16):
+    rng = np.random.default_rng(seed)
+    return Batch(
+        observations=rng.normal(size=(size, 3)).astype(np.float32),
+        actions=random_actions(space, rng, size),
+        # Spread widely, so that ratios fall on both sides of the clip.
+        log_probs=rng.normal(-1.5, 0.5, size).astype(np.float32),
+        advantages=rng.normal(0.5, 2.0, size).astype(np.float32),
+        returns=rng.normal(size=size).astype(np.float32),
+    )
+
+
+def log_probs_and_entropy(in_numpy, space, outputs, log_std, actions):
+    """([B], []) of outputs [B, outputs]."""
+    if isinstance(space, Box):
+        std = np.exp(log_std)
+        each = -((actions - outputs) ** 2) / (2 * std**2) - np.log(std * math.sqrt(2 * math.pi))
+        return each.sum(-1), np.sum(0.5 * np.log(2 * math.pi * math.e * std**2))
+    choices = (space.n,) if isinstance(space, Discrete) else space.nvec
+    columns = actions.reshape(len(outputs), -1)
+    total, entropy = 0.0, 0.0
+    for i, part in enumerate(np.split(outputs, np.cumsum(choices)[:-1], -1)):
+        log_p = in_numpy.log_softmax(part)
+        total = total + log_p[np.arange(len(outputs)), columns[:, i]]
+        entropy = entropy - (np.exp(log_p) * log_p).sum(-1).mean()
+    return total, entropy
+
+
+def loss_in_numpy(in_numpy, agent, vector, batch):
+    """{"loss", "policy_loss", "value_loss", "entropy", "approximate_kl", "clip_fraction"} (eq. 7 and 9)."""
+    settings = agent.settings
+    tensors = in_numpy.tensors(agent, vector)
+    features = in_numpy.torso(tensors, "policy/", batch.observations)
+    outputs = in_numpy.dense(tensors, "policy/head", features)
+    value_features = features if settings.share_network else in_numpy.torso(tensors, "value/", batch.observations)
+    values = in_numpy.dense(tensors, "value/head", value_features)[:, 0]
+    log_std = tensors.get("policy/head/log_std")
+    log_probs, entropy = log_probs_and_entropy(in_numpy, agent.situation.action, outputs, log_std, batch.actions)
+    advantages = batch.advantages.astype(np.float64)
+    if settings.normalize_advantages:
+        advantages = (advantages - advantages.mean()) / advantages.std()
+    ratio = np.exp(log_probs - batch.log_probs)
+    held = np.clip(ratio, 1 - settings.clip, 1 + settings.clip)
+    policy_loss = -np.mean(np.minimum(ratio * advantages, held * advantages))
+    value_loss = np.mean((values - batch.returns) ** 2)
+    return {
+        "loss": policy_loss + settings.value_coefficient * value_loss - settings.entropy_coefficient * entropy,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "approximate_kl": np.mean(ratio - 1 - np.log(ratio)),
+        "clip_fraction": np.mean(np.abs(ratio - 1) > settings.clip),
+    }
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("share_network", [False, True])
+def test_loss_and_gradient_are_those_of_the_paper(make_agent, shaken, in_numpy, action, share_network):
+    agent = make_agent(
+        "ppo",
+        ACTIONS[action],
+        share_network=share_network,
+        entropy_coefficient=0.1,
+        value_coefficient=0.7,
+        normalize_advantages=share_network,
+        horizon=8,
+    )
+    state, batch = shaken(agent), random_batch(ACTIONS[action])
+    gradients, metrics = jax.jit(agent.gradients)(state, batch)
+    expected = loss_in_numpy(in_numpy, agent, state.params, batch)
+    assert 0.1 < expected["clip_fraction"] < 0.9
+    assert set(metrics) == set(expected)
+    for name, value in expected.items():
+        assert metrics[name].item() == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    slope = in_numpy.slope(lambda vector: loss_in_numpy(in_numpy, agent, vector, batch)["loss"], state.params)
+    np.testing.assert_allclose(gradients, slope, rtol=1e-3, atol=2e-5)
+    assert np.count_nonzero(gradients) > agent.layout.size / 2
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_trajectory_becomes_log_probabilities_advantages_and_returns(make_agent, shaken, in_numpy, action):
+    space = ACTIONS[action]
+    agent = make_agent("ppo", space, horizon=4, discount=0.9, gae_lambda=0.8)
+    state = shaken(agent)
+    trajectory = random_trajectory(agent, space, in_numpy, state)
+    batch = jax.jit(agent.prepare)(state, trajectory)
+    tensors = in_numpy.tensors(agent, state.params)
+
+    def values(observations):
+        return in_numpy.dense(tensors, "value/head", in_numpy.torso(tensors, "value/", observations))[..., 0]
+
+    advantages = np.zeros((4, 2))
+    following = np.zeros(2)
+    for t in reversed(range(4)):
+        future = 0.9 * values(trajectory.next_observations[t]) * ~trajectory.terminated[t]
+        error = trajectory.rewards[t] + future - values(trajectory.observations[t])
+        following = error + 0.72 * following * ~(trajectory.terminated[t] | trajectory.truncated[t])
+        advantages[t] = following
+    outputs = trajectory.outputs.reshape(8, -1)
+    actions = trajectory.actions.reshape(8, *trajectory.actions.shape[2:])
+    log_std = tensors.get("policy/head/log_std")
+    log_probs, _ = log_probs_and_entropy(in_numpy, space, outputs, log_std, actions)
+    np.testing.assert_allclose(batch.advantages, advantages.ravel(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        batch.returns, (advantages + values(trajectory.observations)).ravel(), rtol=1e-4, atol=1e-4
+    )
+    np.testing.assert_allclose(batch.log_probs, log_probs, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(batch.observations, trajectory.observations.reshape(8, 3))
+    np.testing.assert_array_equal(batch.actions, actions)
+
+
+def random_trajectory(agent, space, in_numpy, state, seed=1):
+    """[T, 2, ...] of noise, with the outputs that the policy really had."""
+    rng = np.random.default_rng(seed)
+    lead = (agent.horizon, 2)
+    observations, next_observations = rng.normal(size=(2, *lead, 3)).astype(np.float32)
+    tensors = in_numpy.tensors(agent, state.params)
+    outputs = in_numpy.dense(tensors, "policy/head", in_numpy.torso(tensors, "policy/", observations))
+    ended = rng.random((2, *lead)) < 0.2
+    return Trajectory(
+        observations=observations,
+        actions=random_actions(space, rng, *lead),
+        rewards=rng.normal(size=lead).astype(np.float32),
+        terminated=ended[0],
+        truncated=ended[1],
+        next_observations=next_observations,
+        outputs=outputs.astype(np.float32),
+        running_returns=rng.normal(size=lead).astype(np.float32),
+    )
+
+
+def test_an_update_counts_a_step_for_each_minibatch_of_each_epoch(make_agent, shaken, in_numpy):
+    agent = make_agent("ppo", Discrete(3), horizon=6, epochs=3, minibatches=4)
+    state = shaken(agent)
+    assert agent.updates_per_experience == 12
+    after, _ = jax.jit(agent.update)(state, random_trajectory(agent, Discrete(3), in_numpy, state))
+    assert after.updates == state.updates + 12
+    assert jax.random.key_data(after.key).tolist() != jax.random.key_data(state.key).tolist()
+
+
+def test_one_epoch_of_one_minibatch_is_one_plain_gradient_step(make_agent, shaken, in_numpy):
+    agent = make_agent(
+        "ppo", Discrete(3), horizon=6, epochs=1, minibatches=1, optimizer="gradient_descent", max_gradient_norm=None
+    )
+    state = shaken(agent)
+    trajectory = random_trajectory(agent, Discrete(3), in_numpy, state)
+    after, metrics = jax.jit(agent.update)(state, trajectory)
+    batch = Batch(*map(np.asarray, jax.jit(agent.prepare)(state, trajectory)))
+    slope = in_numpy.slope(lambda vector: loss_in_numpy(in_numpy, agent, vector, batch)["loss"], state.params)
+    np.testing.assert_allclose(after.params, state.params - 3e-4 * slope, rtol=1e-5, atol=1e-6)
+    # The policy that learns is still the one that acted: all ratios are 1.
+    assert metrics["approximate_kl"].item() == pytest.approx(0.0, abs=1e-6)
+    assert metrics["clip_fraction"].item() == 0.0
+
+
+def test_with_equal_advantages_nothing_is_divided_by_zero(make_agent, shaken):
+    agent = make_agent("ppo", Discrete(3), horizon=8)
+    batch = random_batch(Discrete(3))._replace(advantages=np.full(16, 2.0, np.float32))
+    gradients, metrics = jax.jit(agent.gradients)(shaken(agent), batch)
+    assert np.all(np.isfinite(gradients))
+    assert metrics["policy_loss"].item() == pytest.approx(0.0, abs=1e-3)
+
+
+# BUG: ActorCritic._standardized takes E[x^2] - E[x]^2, which float32 cannot hold. Fix: centre first, then
+# `deviation = sqrt(pmean(((advantages - mean) ** 2).mean()))`.
+@pytest.mark.xfail(strict=True, reason="the spread of advantages far from zero is lost to rounding")
+def test_advantages_far_from_zero_are_standardised_exactly(make_agent, shaken, in_numpy):
+    agent = make_agent("ppo", Discrete(3), horizon=8)
+    advantages = np.random.default_rng(4).normal(-3000.0, 1.0, 16).astype(np.float32)
+    state, batch = shaken(agent), random_batch(Discrete(3))._replace(advantages=advantages)
+    metrics = jax.jit(agent.gradients)(state, batch)[1]
+    expected = loss_in_numpy(in_numpy, agent, state.params, batch)
+    assert metrics["policy_loss"].item() == pytest.approx(expected["policy_loss"], rel=0.01)
+
+
+def test_normalised_rewards_are_divided_by_the_spread_of_the_returns(make_agent, shaken, in_numpy):
+    agents = [
+        make_agent("ppo", Discrete(3), horizon=6, situation={"normalize_rewards": normalised})
+        for normalised in (False, True)
+    ]
+    state = shaken(agents[0])
+    trajectory = random_trajectory(agents[0], Discrete(3), in_numpy, state)
+    noted = agents[1].note_rewards(state, trajectory)
+    assert noted.returns.variance.item() == pytest.approx(trajectory.running_returns.var(), rel=1e-4)
+    scaled = trajectory._replace(rewards=trajectory.rewards / trajectory.running_returns.std())
+    expected = jax.jit(agents[0].prepare)(state, scaled).advantages
+    np.testing.assert_allclose(jax.jit(agents[1].prepare)(noted, trajectory).advantages, expected, rtol=1e-4, atol=1e-5)
+    assert agents[0].note_rewards(state, trajectory).returns is state.returns
+
+
+def test_observation_statistics_are_noted_after_the_update_that_compares_probabilities(make_agent, shaken, in_numpy):
+    agent = make_agent(
+        "ppo", Discrete(3), horizon=6, epochs=1, minibatches=1, situation={"normalize_observations": True}
+    )
+    state = shaken(agent)
+    trajectory = random_trajectory(agent, Discrete(3), in_numpy, state)
+    after, metrics = jax.jit(agent.update)(state, trajectory)
+    assert metrics["approximate_kl"].item() == pytest.approx(0.0, abs=1e-6)
+    seen = trajectory.observations.reshape(-1, 3)
+    np.testing.assert_allclose(after.observations.mean, seen.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(after.observations.variance, seen.var(0), rtol=1e-4)
+
+
+def test_a_linearly_falling_learning_rate_reaches_zero_with_the_last_timestep(make_agent, shaken, in_numpy):
+    agent = make_agent(
+        "ppo",
+        Discrete(3),
+        horizon=6,
+        epochs=2,
+        minibatches=2,
+        learning_rate_decay="linear",
+        situation={"total_timesteps": 36},
+    )
+    state = shaken(agent)
+    update = jax.jit(agent.update)
+    trajectory = random_trajectory(agent, Discrete(3), in_numpy, state)
+    for _ in range(36 // 12):
+        before = state
+        state, _ = update(state, trajectory)
+        assert np.any(np.asarray(state.params) != np.asarray(before.params))
+    np.testing.assert_array_equal(update(state, trajectory)[0].params, state.params)
+
+
+def test_timesteps_that_cannot_be_cut_into_equal_minibatches_are_refused(make_agent):
+    sentence = (
+        "^horizon x num_envs = 30 timesteps cannot be cut into 4 equal minibatches; "
+        r"change agent\.horizon, agent\.minibatches or num_envs$"
+    )
+    with pytest.raises(SpecError, match=sentence):
+        make_agent("ppo", Discrete(3), num_envs=3, horizon=10, minibatches=4)
+
+
+def test_normalising_images_is_refused(make_agent):
+    with pytest.raises(UserError, match="^normalize_observations needs observations of real numbers"):
+        make_agent(
+            "ppo",
+            Discrete(3),
+            observation=Box((12, 12, 1), (0.0,), (255.0,), "uint8"),
+            network=None,
+            situation={"normalize_observations": True},
+        )
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 100])
+def test_shuffled_rows_are_permutations(length):
+    rows = np.asarray(shuffled(jax.random.key(0), 5, length))
+    assert rows.dtype == np.int32
+    np.testing.assert_array_equal(np.sort(rows, -1), np.broadcast_to(np.arange(length), (5, length)))
+
+
+def test_shuffled_rows_differ_from_each_other_and_from_key_to_key():
+    first, second = (np.asarray(shuffled(jax.random.key(seed), 4, 100)) for seed in (0, 1))
+    rows = [*first, *second]
+    assert len({row.tobytes() for row in rows}) == 8
+    # Two independent orders of 100 agree in one place on average.
+    assert max(np.sum(a == b) for i, a in enumerate(rows) for b in rows[:i]) < 10
+    np.testing.assert_array_equal(first, shuffled(jax.random.key(0), 4, 100))
+
+
+@pytest.mark.parametrize("length", [5, 8])
+def test_every_number_is_equally_likely_in_every_position(length):
+    rows = np.asarray(shuffled(jax.random.key(3), 20_000, length))
+    counts = np.stack([np.bincount(rows[:, position], minlength=length) for position in range(length)])
+    for position in range(length):
+        assert stats.chisquare(counts[position]).pvalue > 0.001
+
+
+def test_every_order_is_equally_likely():
+    rows = np.asarray(shuffled(jax.random.key(4), 24_000, 4))
+    counts = np.unique(rows @ np.array([64, 16, 4, 1]), return_counts=True)[1]
+    assert len(counts) == 24
+    assert stats.chisquare(counts).pvalue > 0.001
