@@ -6,6 +6,7 @@ when the checkpoint of that moment is on disk; "whole command" adds the report, 
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 import steppe
-from contestants import SB3, peer_command
+from contestants import PPO, SB3, peer_command
 from interleave import Contestant, Run, Verdict, conclude, interleave, is_quick, output_of
 
 NAME = "Steppe"
@@ -42,8 +43,9 @@ def main() -> int:
 
 
 def train(seed: int, goal: float) -> Run:
-    """`steppe train` as a user types it, with the hyper-parameters of contestants.PPO, which are its defaults."""
-    command = [str(Path(sys.executable).with_name("steppe")), "train", "CartPole-v1", "--agent", "ppo", "-n", "run"]
+    """`steppe train CartPole-v1`; the hyper-parameters are its defaults, and spelled out in case those change."""
+    settings = [f"--set={name}={json.dumps(value)}" for name, value in PPO.items()]
+    command = [str(Path(sys.executable).with_name("steppe")), "train", "CartPole-v1", "-n", "run", *settings]
     command += ["--stop-at-return", str(goal), "--total-timesteps", str(MOST_TIMESTEPS), "--seed", str(seed)]
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()

@@ -63,7 +63,8 @@ def test_an_orphaned_child_does_not_keep_the_lock(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         try:
-            descriptor = locks.acquire(tmp_path)
+            # The child may not have run yet when its parent is killed; it lets go as soon as it does.
+            descriptor = locks.acquire(tmp_path, patience=20.0)
             assert descriptor is not None
             locks.release(descriptor)
         finally:

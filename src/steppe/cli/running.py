@@ -85,7 +85,8 @@ def next_commands(folder: RunFolder, status: Status) -> list[str]:
         commands.append(f"tensorboard --logdir {shlex.quote(shown(folder.path / 'tensorboard'))}")
     if status.state == "completed":
         data = folder.spec_data()
-        other = "dqn" if data["agent"]["type"] == "ppo" and status.mean_return is not None else "ppo"
+        # Both take every kind of action, so the command works whatever the environment.
+        other = "vpg" if data["agent"]["type"] == "ppo" else "ppo"
         environment = shlex.quote(data["environment"]["id"])
         commands.append(f"steppe train {environment} --agent {other}")
     return commands
