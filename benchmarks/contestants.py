@@ -12,8 +12,8 @@ from interleave import Contestant, output_of
 
 HERE = Path(__file__).parent
 SB3 = "stable-baselines3, 1 thread"
-"""What every ratio is taken against. With torch.set_num_threads(1) it is at its best: for networks this small a second
-thread only waits in a busy loop, which doubles the CPU time on an idle machine and does far worse on a loaded one."""
+"""What every ratio is taken against: with torch.set_num_threads(1) it is at its best. For networks this small more
+threads cost a multiple of the CPU time, and on a loaded machine of the wall time too."""
 
 PPO = {
     "agent": {"type": "ppo", "horizon": 128, "epochs": 4, "minibatches": 4, "learning_rate": 3e-4},

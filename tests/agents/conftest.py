@@ -27,9 +27,9 @@ def _jax_as_in_training() -> None:
 def make_agent():
     """make_agent("ppo", action_space, observation=..., num_envs=..., clip=..., ...): other words are settings."""
 
-    def make(type, action, observation=Box((3,)), network=TANH_4, num_envs=2, situation=(), **settings):  # noqa: B008
+    def make(type, space, /, observation=Box((3,)), network=TANH_4, num_envs=2, situation=(), **settings):  # noqa: B008
         described = Situation(
-            observation=observation, action=action, network=network, num_envs=num_envs, **dict(situation)
+            observation=observation, action=space, network=network, num_envs=num_envs, **dict(situation)
         )
         return agents.make(AgentSpec.model_validate({"type": type, **settings}), described)
 

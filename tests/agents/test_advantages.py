@@ -77,7 +77,7 @@ def test_lambda_1_gives_monte_carlo_returns_minus_values(data, timesteps, discou
 @settings(deadline=None, max_examples=20, derandomize=True)
 @given(data=st.data(), timesteps=st.sampled_from([1, 5, 12]), discount=factors)
 def test_lambda_0_gives_one_step_errors(data, timesteps, discount):
-    rewards, values, next_values, terminated, truncated = arrays = draw(data, timesteps, 3)
+    rewards, values, next_values, terminated, _ = arrays = draw(data, timesteps, 3)
     expected = rewards + np.where(terminated == 1, 0.0, discount * next_values) - values
     np.testing.assert_allclose(compiled(*arrays, discount, 0.0), expected, rtol=1e-5, atol=1e-5)
 

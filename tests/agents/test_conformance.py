@@ -18,6 +18,8 @@ from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 ENVS = 4
+SAMPLES = 16
+"""How many observations are acted on at once, always: another number would be another program to compile."""
 DENSE = NetworkSpec([{"type": "dense", "size": 8, "activation": "tanh"}])
 CONVOLUTION = NetworkSpec(
     [
@@ -45,7 +47,7 @@ SETTINGS = {
     "constant": {"action": 1},
     "vpg": {"horizon": 4},
     "ppo": {"horizon": 4, "epochs": 2, "minibatches": 2},
-    "dqn": {"batch_size": 8, "dueling": True, "final_exploration": 0.3, "exploration_timesteps": 10},
+    "dqn": {"batch_size": SAMPLES, "dueling": True, "final_exploration": 0.3, "exploration_timesteps": 10},
 }
 ALLOWED_ACTIONS = {name: list(ACTIONS) for name in SETTINGS} | {"dqn": ["discrete", "discrete from 2"]}
 LEARNERS = ("vpg", "ppo", "dqn")
@@ -68,7 +70,6 @@ class Bench:
             normalize_observations=observation == "normalised",
         )
         self.agent = agents.make(AgentSpec.model_validate({"type": agent, **SETTINGS[agent]}), situation)
-        self.rng = np.random.default_rng(0)
         self.act = jax.jit(self.agent.act)
         self.to_environment = jax.jit(self.agent.to_environment)
         self.update = jax.jit(self.agent.update)
@@ -84,9 +85,10 @@ class Bench:
             state = state._replace(observations=normalizers.merge(state.observations, seen))
         return state
 
-    def observe(self, *lead):
-        """Observations as environments give them."""
-        space, rng = self.observation, np.random.default_rng(len(lead))
+    @cached_property
+    def observations(self):
+        """[SAMPLES, ...] as environments give them."""
+        space, rng, lead = self.observation, np.random.default_rng(3), (SAMPLES,)
         match space:
             case Discrete():
                 return rng.integers(space.start, space.start + space.n, lead).astype(np.int32)
@@ -96,31 +98,26 @@ class Bench:
             return rng.integers(0, 256, (*lead, *space.shape)).astype(np.uint8)
         return rng.normal(4.0, 3.0, (*lead, *space.shape)).astype(np.float32)
 
-    def draw(self, *lead, seed=3):
+    def draw(self, seed=3):
         """(actions, outputs) with noise."""
-        noise = self.agent.draw_noise(jax.random.key(seed), lead)
-        return self.act(self.agent.acting(self.state), self.observe(*lead), noise, 5)
+        noise = self.agent.draw_noise(jax.random.key(seed), (SAMPLES,))
+        return self.act(self.agent.acting(self.state), self.observations, noise, 5)
 
     @cached_property
     def experience(self):
         """What the agent learns from, as a runner or a memory gives it."""
         rng = np.random.default_rng(4)
+        actions, outputs = self.draw()
+        rewards = rng.normal(size=SAMPLES).astype(np.float32)
+        following = self.observations[::-1]
         if self.agent.experience == "transitions":
-            actions, _ = self.draw(8)
-            rewards = rng.normal(size=8).astype(np.float32)
-            discounts = rng.choice([0.0, 0.9], 8).astype(np.float32)
-            return Transitions(
-                self.observe(8), actions, rewards, discounts, self.observe(8)[::-1], np.ones(8, np.float32)
-            )
-        lead = (self.agent.horizon, ENVS)
-        flat = lead[0] * lead[1]
-        actions, outputs = (leaf.reshape(*lead, *leaf.shape[1:]) for leaf in self.draw(flat))
-        observations = self.observe(flat).reshape(*lead, *self.observation.shape)
-        rewards = rng.normal(size=lead).astype(np.float32)
-        terminated, truncated = rng.random((2, *lead)) < 0.2
-        return Trajectory(
-            observations, actions, rewards, terminated, truncated, observations[::-1], outputs, rewards
+            discounts = rng.choice([0.0, 0.9], SAMPLES).astype(np.float32)
+            return Transitions(self.observations, actions, rewards, discounts, following, np.ones_like(rewards))
+        terminated, truncated = rng.random((2, SAMPLES)) < 0.2
+        flat = Trajectory(
+            self.observations, actions, rewards, terminated, truncated, following, outputs, running_returns=rewards
         )
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, ENVS, *leaf.shape[1:]), flat)
 
 
 bench_of = lru_cache(maxsize=None)(Bench)
@@ -177,10 +174,10 @@ def test_the_same_key_gives_the_same_state_and_another_key_another(bench):
 def test_drawn_actions_have_the_shape_that_the_learner_stores(bench):
     noise = bench.agent.draw_noise(jax.random.key(0), (2, ENVS))
     assert noise.shape == (2, ENVS, bench.agent.noise_size)
-    actions, outputs = bench.draw(ENVS)
-    assert actions.shape == (ENVS, *stored_shape(bench.action))
+    actions, outputs = bench.draw()
+    assert actions.shape == (SAMPLES, *stored_shape(bench.action))
     assert actions.dtype == (np.float32 if isinstance(bench.action, Box) else np.int32)
-    assert outputs.shape[:-1] == (ENVS,)
+    assert outputs.shape[:-1] == (SAMPLES,)
     assert outputs.dtype == np.float32
     if not isinstance(bench.action, Box):
         sizes = bench.action.n if isinstance(bench.action, Discrete) else np.array(bench.action.nvec)
@@ -188,9 +185,9 @@ def test_drawn_actions_have_the_shape_that_the_learner_stores(bench):
 
 
 def test_actions_reach_the_environment_in_its_shape_and_bounds(bench):
-    actions, _ = bench.draw(64)
+    actions, _ = bench.draw()
     taken = np.asarray(bench.to_environment(actions))
-    assert taken.shape == (64, *bench.action.shape)
+    assert taken.shape == (SAMPLES, *bench.action.shape)
     match bench.action:
         case Box():
             assert taken.dtype == np.float32
@@ -206,22 +203,22 @@ def test_actions_reach_the_environment_in_its_shape_and_bounds(bench):
 
 
 def test_actions_drawn_with_the_same_noise_are_the_same(bench):
-    first, again, other = (bench.draw(64, seed=seed)[0] for seed in (3, 3, 4))
+    first, again, other = (bench.draw(seed)[0] for seed in (3, 3, 4))
     np.testing.assert_array_equal(first, again)
     if bench.agent.type != "constant":
         assert np.any(np.asarray(first) != np.asarray(other))
 
 
 def test_each_environment_is_acted_in_by_itself(bench):
-    noise = bench.agent.draw_noise(jax.random.key(0), (ENVS,))
-    acting, observations = bench.agent.acting(bench.state), bench.observe(ENVS)
+    noise = bench.agent.draw_noise(jax.random.key(0), (SAMPLES,))
+    acting, observations = bench.agent.acting(bench.state), bench.observations
     together, _ = bench.act(acting, observations, noise, 5)
     turned, _ = bench.act(acting, observations[::-1], noise[::-1], 5)
     np.testing.assert_allclose(together, turned[::-1], rtol=1e-5, atol=1e-6)
 
 
 def test_greedy_actions_are_those_of_the_exported_policy(bench):
-    observations = bench.observe(32)
+    observations = bench.observations
     actions, outputs = bench.act(bench.agent.acting(bench.state), observations, None, 0)
     taken = np.asarray(bench.to_environment(actions))
     policy = bench.agent.policy(bench.state, 7)
@@ -234,7 +231,7 @@ def test_greedy_actions_are_those_of_the_exported_policy(bench):
     np.testing.assert_allclose(policy.act(observations), taken, rtol=1e-4, atol=1e-4)
     if bench.agent.type in LEARNERS:
         np.testing.assert_allclose(policy.outputs(observations), outputs, rtol=1e-4, atol=1e-4)
-        assert len(np.unique(taken.reshape(32, -1), axis=0)) > 1
+        assert len(np.unique(taken.reshape(SAMPLES, -1), axis=0)) > 1
 
 
 def test_an_exported_policy_keeps_its_own_copy(bench):
@@ -322,7 +319,7 @@ def test_a_setting_of_the_wrong_type_is_refused(agent):
 
 
 def test_an_unknown_agent_is_refused_with_the_nearest_word():
-    with pytest.raises(SpecError, match='^unknown agent "pppo".*did you mean "ppo"\\?.*"steppe agents" lists them'):
+    with pytest.raises(SpecError, match=r'^unknown agent "pppo".*did you mean "ppo"\?.*"steppe agents" lists them'):
         agents.make(AgentSpec.model_validate("pppo"), Situation(Box((3,)), Discrete(2)))
 
 

@@ -138,5 +138,6 @@ def test_drawn_continuous_actions_have_the_means_and_spreads_of_the_policy():
 
 
 def test_whole_numbers_in_a_box_are_refused():
-    with pytest.raises(UserError, match='^agent "vpg" needs continuous or discrete actions, not whole numbers in a box'):
+    sentence = r'^agent "vpg" needs continuous or discrete actions, not whole numbers in a box$'
+    with pytest.raises(UserError, match=sentence):
         distribution_for(Box((2,), (0.0,), (5.0,), "int32"), "vpg")

@@ -8,7 +8,6 @@ import numpy as np
 
 from steppe.agents.layout import Layout
 
-
 PARAMETERS = {
     "torso": {"1_dense": {"kernel": np.arange(6.0).reshape(2, 3), "bias": np.full(3, 7.0)}, "0_empty": {}},
     "head": {"scale": np.float32(9.0), "kernel": np.arange(10.0, 14.0).reshape(2, 2, 1)},

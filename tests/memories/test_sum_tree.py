@@ -51,9 +51,7 @@ def test_every_node_is_the_sum_of_its_children_after_any_writes(data, size):
     for _ in range(data.draw(st.integers(1, 4))):
         count = min(size, 5)
         places = np.array(data.draw(st.permutations(range(size))))[:count]
-        values = np.array(
-            data.draw(st.lists(st.floats(0, 1000, width=32), min_size=count, max_size=count)), np.float32
-        )
+        values = np.array(data.draw(st.lists(st.floats(0, 1000, width=32), min_size=count, max_size=count)), np.float32)
         values[values < 1e-6] = 0.0
         nodes = put(tree, nodes, places, values)
         priorities[places] = values
@@ -91,7 +89,9 @@ def test_single_draws_come_in_proportion_to_priority():
 
 @settings(deadline=None, max_examples=30, derandomize=True)
 @given(
-    size=st.sampled_from(SIZES), exponents=st.lists(st.integers(-6, 6), min_size=33, max_size=33), seed=st.integers(0, 99)
+    size=st.sampled_from(SIZES),
+    exponents=st.lists(st.integers(-6, 6), min_size=33, max_size=33),
+    seed=st.integers(0, 99),
 )
 def test_what_has_no_priority_is_never_drawn(size, exponents, seed):
     rng = np.random.default_rng(seed)

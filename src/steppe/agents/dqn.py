@@ -55,7 +55,7 @@ class DQNSettings(Settings):
 
     discount: Unit = 0.99
     """How much the future counts: a reward k timesteps away weighs discount ** k."""
-    batch_size: Count = 64
+    batch_size: Count = 128
     """How many transitions each update learns from."""
     update_frequency: Count = 4
     """How many timesteps each environment takes between two updates."""
@@ -75,17 +75,17 @@ class DQNSettings(Settings):
     """Whether the online network chooses the next action that the target network values."""
     dueling: bool = False
     """Whether the value of a state and the advantages of its actions are learned apart and added."""
-    n_step: Count = 1
+    n_step: Count = 3
     """How many rewards are summed before the target network's estimate."""
     huber: bool = True
     """Whether large errors count linearly instead of squared."""
-    target_sync_frequency: Count = 125
+    target_sync_frequency: Count = 250
     """How many updates pass between two moves of the target network."""
     target_update_weight: Unit = 1.0
     """How far the target network moves each time: 1 is a copy."""
     initial_exploration: Unit = 1.0
     """The share of random actions at the start."""
-    final_exploration: Unit = 0.05
+    final_exploration: Unit = 0.02
     """The share of random actions once exploration has fallen."""
     exploration_timesteps: Count = 10_000
     """Over how many timesteps it falls."""
@@ -146,7 +146,7 @@ class DQN(Agent[DQNSettings]):
     def init(self, key: Array) -> TrainState:
         """The target network starts as a copy."""
         params = self.layout.join(self._draw_params(host_generator(key)))
-        return fresh_state(self, params, params, jax.jit(self.optimizer.init)(params), key)
+        return fresh_state(self, params, params.copy(), jax.jit(self.optimizer.init)(params), key)
 
     def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
         """Uniform: the first number decides whether to explore, the others which action to explore."""

@@ -1,0 +1,95 @@
+"""Agents that do not learn."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from steppe.errors import SpecError
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete
+
+NOT_REFUSED = pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="an impossible action is taken")
+
+
+def drawn(agent, count=12_000):
+    """Actions as the environment takes them."""
+    noise = agent.draw_noise(jax.random.key(0), (count,))
+    observations = np.zeros((count, 3), np.float32)
+    actions, _ = agent.act(agent.acting(agent.init(jax.random.key(0))), observations, noise, 0)
+    return np.asarray(agent.to_environment(actions))
+
+
+def test_random_discrete_actions_are_equally_likely(make_agent):
+    actions = drawn(make_agent("random", Discrete(5, start=3)))
+    assert stats.chisquare(np.bincount(actions, minlength=8)[3:]).pvalue > 0.01
+
+
+def test_random_choices_are_equally_likely_and_independent(make_agent):
+    actions = drawn(make_agent("random", MultiDiscrete((2, 5, 3))))
+    counts = np.bincount(np.ravel_multi_index(actions.T, (2, 5, 3)), minlength=30)
+    assert stats.chisquare(counts).pvalue > 0.01
+
+
+def test_random_continuous_actions_fill_their_bounds_evenly(make_agent):
+    actions = drawn(make_agent("random", Box((2,), (-1.0, 10.0), (3.0, 10.5))))
+    assert stats.kstest(actions[:, 0], stats.uniform(-1, 4).cdf).pvalue > 0.01
+    assert stats.kstest(actions[:, 1], stats.uniform(10, 0.5).cdf).pvalue > 0.01
+
+
+def test_random_actions_without_bounds_are_normal(make_agent):
+    actions = drawn(make_agent("random", Box((2, 1))))
+    assert actions.shape == (12_000, 2, 1)
+    assert stats.kstest(actions.ravel(), stats.norm.cdf).pvalue > 0.01
+
+
+# BUG: heads.sample("random") stretches the noise over low .. high and postprocess rounds, so the first and the last
+# number come half as often. Fix in heads.sample for whole-number boxes: floor(low + noise * (high - low + 1)).
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="the ends of a box of whole numbers are drawn half as often"
+)
+def test_random_whole_numbers_in_a_box_are_equally_likely(make_agent):
+    actions = drawn(make_agent("random", Box((1,), (0.0,), (3.0,), "int32")))
+    assert stats.chisquare(np.bincount(actions.ravel(), minlength=4)).pvalue > 0.01
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "expected"),
+    [
+        (Discrete(3), 2, 2),
+        (MultiDiscrete((2, 3)), 1, [1, 1]),
+        (MultiDiscrete((2, 3)), [0, 2], [0, 2]),
+        (Box((2,), (-1.0,), (1.0,)), 0.5, [0.5, 0.5]),
+        (Box((2,), (-1.0,), (1.0,)), [0.5, -3.0], [0.5, -1.0]),
+        (Box((2, 2)), [1.0, 2.0, 3.0, 4.0], [[1.0, 2.0], [3.0, 4.0]]),
+    ],
+)
+def test_the_constant_action_is_taken_in_every_environment(make_agent, space, given, expected):
+    agent = make_agent("constant", space, action=given)
+    for action in drawn(agent, 3):
+        np.testing.assert_allclose(action, expected)
+    policy = agent.policy(agent.init(jax.random.key(0)), 0)
+    np.testing.assert_allclose(policy.act(np.zeros(3, np.float32)), expected)
+
+
+def test_a_constant_action_with_the_wrong_number_of_elements_is_refused(make_agent):
+    with pytest.raises(SpecError, match=r"agent\.action has 3 numbers"):
+        make_agent("constant", Box((2,)), action=[1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [
+        (Discrete(3), 3),
+        (Discrete(3), -1),
+        # BUG: only Discrete is checked. Fix in Constant.__init__: compare self.action with space.nvec too.
+        pytest.param(MultiDiscrete((2, 3)), [1, 3], marks=NOT_REFUSED),
+        pytest.param(MultiDiscrete((2, 3)), 2, marks=NOT_REFUSED),
+        # BUG: 1.7 becomes 1 without a word. Fix: refuse numbers that are not whole where the action is discrete.
+        pytest.param(Discrete(3), 1.7, marks=NOT_REFUSED),
+    ],
+)
+def test_a_constant_action_that_does_not_exist_is_refused(make_agent, space, given):
+    with pytest.raises(SpecError, match=r"agent\.action"):
+        make_agent("constant", space, action=given)

@@ -1,0 +1,62 @@
+"""Agents learn: fixed seeds, a return that must be reached, within a budget that is known to reach it with margin."""
+
+from __future__ import annotations
+
+import pytest
+from runs import experiment, train
+
+from steppe.records.policy import load_policy
+
+pytestmark = pytest.mark.learning
+
+
+def evaluated(folder, environment, episodes=20, seed=100):
+    """The mean return of the saved policy, played greedily by NumPy in gymnasium's own environment."""
+    import gymnasium
+
+    policy, env, total = load_policy(folder / "policy"), gymnasium.make(environment), 0.0
+    for episode in range(episodes):
+        observation, _ = env.reset(seed=seed + episode)
+        over = False
+        while not over:
+            observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
+            total += float(reward)
+            over = terminated or truncated
+    env.close()
+    return total / episodes
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("agent", "budget"), [("ppo", 400_000), ("vpg", 600_000), ("dqn", 250_000)])
+def test_cartpole_is_solved_and_the_policy_plays_as_well_in_gymnasium(tmp_path, agent, budget, seed):
+    spec = experiment(agent=agent, num_envs=None, seed=seed, total_timesteps=budget, stop_at_return=475)
+    outcome = train(tmp_path, spec)
+    assert outcome.mean_return >= 475, outcome
+    assert evaluated(tmp_path, "CartPole-v1") >= 450
+
+
+def test_cartpole_is_solved_on_gymnasiums_own_environment(tmp_path):
+    environment = {"id": "CartPole-v1", "backend": "gymnasium"}
+    spec = experiment(environment, "ppo", num_envs=None, total_timesteps=400_000, stop_at_return=475)
+    assert train(tmp_path, spec).mean_return >= 475
+
+
+def test_prioritised_dueling_dqn_solves_cartpole(tmp_path):
+    agent = {"type": "dqn", "dueling": True, "memory": {"type": "prioritized_replay"}}
+    spec = experiment(agent=agent, num_envs=None, total_timesteps=250_000, stop_at_return=475)
+    assert train(tmp_path, spec).mean_return >= 475
+
+
+def test_ppo_swings_the_pendulum_up(tmp_path):
+    environment = {"id": "Pendulum-v1", "normalize_observations": True, "normalize_rewards": True}
+    agent = {"type": "ppo", "discount": 0.9, "learning_rate": 1e-3, "epochs": 10, "minibatches": 8, "horizon": 256}
+    spec = experiment(environment, agent, num_envs=8, total_timesteps=600_000, stop_at_return=-200)
+    outcome = train(tmp_path, spec)
+    assert outcome.mean_return >= -200, outcome
+    assert evaluated(tmp_path, "Pendulum-v1") >= -250
+
+
+def test_ppo_finds_the_goal_of_a_grid_world(tmp_path):
+    environment = {"id": "GridWorld-v0", "settings": {"width": 6, "height": 6, "random_start": True}}
+    spec = experiment(environment, "ppo", num_envs=8, total_timesteps=300_000, stop_at_return=0.93)
+    assert train(tmp_path, spec).mean_return >= 0.93
