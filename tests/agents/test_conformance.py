@@ -231,7 +231,8 @@ def test_greedy_actions_are_those_of_the_exported_policy(bench):
     np.testing.assert_allclose(policy.act(observations), taken, rtol=1e-4, atol=1e-4)
     if bench.agent.type in LEARNERS:
         np.testing.assert_allclose(policy.outputs(observations), outputs, rtol=1e-4, atol=1e-4)
-        assert len(np.unique(taken.reshape(SAMPLES, -1), axis=0)) > 1
+        # The comparison would say little if every observation were alike.
+        assert len(np.unique(outputs, axis=0)) > 1
 
 
 def test_an_exported_policy_keeps_its_own_copy(bench):

@@ -167,7 +167,7 @@ def test_nested_observations_and_several_choices_cross_over() -> None:
         np.testing.assert_array_equal(given, [[1.0, 2.0], [-1.0, 0.0]])
 
 
-def test_choices_count_from_zero_for_the_agent_and_from_start_for_the_environment() -> None:
+def test_actions_count_from_zero_for_the_agent_and_from_start_for_the_environment() -> None:
     with make("steppe_toys:Counter", 1, start=-2) as envs:
         assert envs.action_space == Discrete(5, -2)
         envs.reset(0)

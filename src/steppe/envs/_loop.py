@@ -201,7 +201,7 @@ class Check:
 
     def __init__(self, space: Space) -> None:
         self._is_float = isinstance(space, Box) and space.dtype == "float32"
-        self._choices = space.n if isinstance(space, Discrete) else None
+        self._choices = range(space.start, space.start + space.n) if isinstance(space, Discrete) else None
 
     def __call__(self, rows: np.ndarray, rewards: np.ndarray, fault: Any) -> None:
         """Raises fault(i, what) for the first environment with a bad number; rows: [N, ...], rewards: [N]."""
@@ -216,8 +216,9 @@ class Check:
         """Raises fault(what) when one observation has a bad number."""
         if self._is_float and _has_no_number(row):
             raise fault(f"returned an observation with {row[~np.isfinite(row)][0]} in it")
-        if self._choices is not None and not 0 <= row < self._choices:
-            raise fault(f"returned the observation {row} where its space has {self._choices} choices")
+        if self._choices is not None and int(row) not in self._choices:
+            first, last = self._choices[0], self._choices[-1]
+            raise fault(f"returned the observation {row}, which is not one of {first} to {last}")
 
 
 def _has_no_number(values: np.ndarray) -> bool:

@@ -30,9 +30,9 @@ class Step(NamedTuple):
 class HostEnvs:
     """Environments of one spec, reset as soon as their episodes end.
 
-    Choices count from 0 on the agent's side, whatever the environment's `start` is; continuous actions are clipped to
-    their bounds; Dict and Tuple observations are flattened. Time limits count decisions, each of which lasts
-    `repeat_actions` steps of the environment.
+    Actions count from 0 on the agent's side, whatever the environment's `start` is, and continuous ones are clipped to
+    their bounds. Observations come as they are, but Dict and Tuple observations are flattened. Time limits count
+    decisions, each of which lasts `repeat_actions` steps of the environment.
     """
 
     def __init__(

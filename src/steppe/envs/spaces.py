@@ -25,10 +25,7 @@ def observation_crossing(space: gym_spaces.Space, id: str) -> tuple[Space, Write
         case gym_spaces.Box():
             return _observed_box(space)
         case gym_spaces.Discrete():
-            start = int(space.start)
-            if start == 0:
-                return Discrete(int(space.n)), _write_number
-            return Discrete(int(space.n), start), lambda obs, rows, i: _write_number(obs - start, rows, i)
+            return Discrete(int(space.n), int(space.start)), _write_number
         case gym_spaces.MultiDiscrete():
             nvec = _counts(space, id)
             return MultiDiscrete(nvec), _writer((len(nvec),), np.shape(space.nvec))

@@ -1,0 +1,87 @@
+"""Small gymnasium environments of every kind of observation and action: `worlds:Pictures` and so on."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class World(gymnasium.Env):
+    """Ends after ten steps; pays 1 for the action that the observation asks for."""
+
+    observation_space: spaces.Space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space: spaces.Space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        reward = self._pay(action)
+        self._steps += 1
+        return self._observation(), reward, self._steps == 10, False, {}
+
+    def _observation(self):
+        self._wanted = int(self.np_random.integers(2))
+        return np.full(3, 2 * self._wanted - 1, np.float32)
+
+    def _pay(self, action):
+        return float(action == self._wanted)
+
+
+class Pictures(World):
+    """A bright or a dark picture."""
+
+    observation_space = spaces.Box(0, 255, (12, 12, 3), np.uint8)
+
+    def _observation(self):
+        self._wanted = int(self.np_random.integers(2))
+        return np.full((12, 12, 3), 255 * self._wanted, np.uint8)
+
+
+class Dictionary(World):
+    """What is wanted, among other things."""
+
+    observation_space = spaces.Dict(
+        {"noise": spaces.Box(-1, 1, (2,), np.float32), "wanted": spaces.Discrete(2), "more": spaces.MultiBinary(2)}
+    )
+
+    def _observation(self):
+        self._wanted = int(self.np_random.integers(2))
+        return {"noise": np.zeros(2, np.float32), "wanted": self._wanted, "more": np.zeros(2, np.int8)}
+
+
+class Several(World):
+    """Three choices at once, all of which count."""
+
+    action_space = spaces.MultiDiscrete([2, 3, 2])
+
+    def _pay(self, action):
+        return float(action[0] == self._wanted) + float(action[1] == 2) + float(action[2] == 0)
+
+
+class Continuous(World):
+    """The nearer to the wanted number, the better."""
+
+    action_space = spaces.Box(-2.0, 2.0, (1, 2), np.float32)
+
+    def _pay(self, action):
+        assert action.shape == (1, 2)
+        return -float(np.abs(action - (2 * self._wanted - 1)).sum())
+
+
+class Shifted(World):
+    """Actions counted from 5, observations from 3."""
+
+    observation_space = spaces.Discrete(2, start=3)
+    action_space = spaces.Discrete(2, start=5)
+
+    def _observation(self):
+        self._wanted = int(self.np_random.integers(2))
+        return 3 + self._wanted
+
+    def _pay(self, action):
+        assert action in (5, 6)
+        return float(action - 5 == self._wanted)
