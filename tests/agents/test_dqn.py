@@ -182,7 +182,7 @@ def test_other_than_one_discrete_action_is_refused(make_agent, space, described)
 
 def test_a_memory_smaller_than_a_batch_is_refused(make_agent):
     with pytest.raises(SpecError, match=r"memory\.capacity 32 is less than batch_size 64"):
-        make_agent("dqn", Discrete(4), memory={"capacity": 32})
+        make_agent("dqn", Discrete(4), batch_size=64, memory={"capacity": 32})
 
 
 def test_an_unknown_kind_of_memory_is_refused_with_the_nearest_word(make_agent):
@@ -192,7 +192,8 @@ def test_an_unknown_kind_of_memory_is_refused_with_the_nearest_word(make_agent):
 
 def test_the_memory_is_built_from_the_settings(make_agent):
     memory = {"type": "prioritized_replay", "capacity": 96, "priority_exponent": 0.5, "importance_exponent": 0.3}
-    agent = make_agent("dqn", Discrete(4), num_envs=3, n_step=4, discount=0.8, update_frequency=2, memory=memory)
+    settings = {"n_step": 4, "discount": 0.8, "update_frequency": 2, "batch_size": 8}
+    agent = make_agent("dqn", Discrete(4), num_envs=3, memory=memory, **settings)
     assert agent.horizon == 2
     replay = agent.memory
     assert (replay.capacity, replay.num_envs, replay.horizon, replay.n_step) == (96, 3, 2, 4)

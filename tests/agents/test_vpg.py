@@ -93,10 +93,3 @@ def test_the_rewarded_action_becomes_the_likely_one(make_agent):
         state = learn(state, jax.random.key(step))
     logits = agent.policy(state, 0).outputs(np.ones((1, 3), np.float32))[0]
     assert np.exp(logits[1]) / np.exp(logits).sum() > 0.8
-
-
-def test_the_defaults_are_those_of_a2c(make_agent):
-    agent = make_agent("vpg", Discrete(2))
-    assert agent.horizon == 16
-    assert agent.default_num_envs == 16
-    assert agent.settings.entropy_coefficient == 0.01

@@ -91,8 +91,8 @@ def test_the_arrays_are_copies():
 @pytest.mark.parametrize("agent", ["random", "vpg", "ppo", "dqn"])
 def test_every_agents_learner_comes_back_bit_for_bit(agent):
     network = NetworkSpec([{"type": "dense", "size": 4}])
-    memory = {"memory": {"type": "prioritized_replay", "capacity": 64}} if agent == "dqn" else {}
-    spec = AgentSpec.model_validate({"type": agent, **memory})
+    settings = {"batch_size": 8, "memory": {"type": "prioritized_replay", "capacity": 64}} if agent == "dqn" else {}
+    spec = AgentSpec.model_validate({"type": agent, **settings})
     made = agents.make(spec, Situation(Box((3,)), Discrete(2), network, normalize_observations=True))
     first, other = (begin(made, jax.random.key(seed)) for seed in (1, 2))
     arrays = to_arrays(first)
