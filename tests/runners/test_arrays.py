@@ -130,12 +130,6 @@ def test_an_array_of_another_dtype_is_named():
         from_arrays(example(), arrays)
 
 
-# BUG: keys are restored without looking at their shape. A run with 512 environments that was started on one core and
-# is resumed on two has one key in its checkpoint and needs two. Fix in from_arrays: compare array.shape[:-1] with
-# leaf.shape (and the dtype with uint32) before wrap_key_data.
-@pytest.mark.xfail(
-    strict=True, raises=(pytest.fail.Exception, TypeError), reason="the shape of random keys is not checked"
-)
 @pytest.mark.parametrize(
     "words", [np.zeros((2, 2), np.uint32), np.zeros((3, 3), np.uint32), np.zeros((3, 2), np.float32)]
 )

@@ -75,19 +75,12 @@ def test_prioritised_replay_remembers_the_errors_of_what_was_learned():
     assert len(np.unique(priorities[priorities > 0])) > 3
 
 
-# BUG: `learn` compares learning_starts with what the memory holds, which never exceeds its size: with the default
-# learning_starts of 1000 and a smaller memory DQN never learns, and says nothing. Fix in learning._replay:
-# `wanted = min(max(learning_starts, batch_size), memory.rows * memory.num_envs)`, or refuse it in DQNSettings.
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a memory smaller than learning_starts never learns")
 def test_a_memory_smaller_than_learning_starts_still_learns():
     agent = make("dqn", batch_size=8, learning_starts=48, memory={"capacity": 32})
     learner, _ = trained(agent, 8)
     assert learner.agent.updates > 0
 
 
-# BUG: DQN._total_updates counts the iterations before learning_starts too, so the rate is still above zero at the end.
-# Fix: leave them out: `waiting = -(-max(learning_starts, batch_size) // per_iteration) - 1` iterations do not learn.
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the learning rate of dqn does not reach zero")
 def test_dqns_learning_rate_reaches_zero_with_the_last_timestep():
     agent = make(
         "dqn",

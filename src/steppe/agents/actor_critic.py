@@ -235,11 +235,13 @@ class ActorCritic(Agent[S], Generic[S]):
         return normalizers.normalize(statistics, observations) if self.normalizes_observations else observations
 
     def _standardized(self, advantages: Array) -> Array:
-        mean, square = advantages.mean(), (advantages**2).mean()
-        if self.axis is not None:
-            mean, square = jax.lax.pmean((mean, square), self.axis)
-        deviation = jnp.sqrt(jnp.maximum(square - mean**2, 0.0))
-        return (advantages - mean) / (deviation + 1e-8)
+        centred = advantages - self._mean(advantages)
+        return centred / (jnp.sqrt(self._mean(centred**2)) + 1e-8)
+
+    def _mean(self, values: Array) -> Array:
+        """Over all values, on all devices."""
+        mean = values.mean()
+        return mean if self.axis is None else jax.lax.pmean(mean, self.axis)
 
     def _total_updates(self) -> int | None:
         total = self.situation.total_timesteps

@@ -120,13 +120,6 @@ class DQN(Agent[DQNSettings]):
         self.layers = situation.network or default_layers(situation.observation)
         self.network = Network(self.layers, situation.observation)
         self.layout = Layout(self._draw_params(None))
-        self.optimizer = make_optimizer(
-            settings.optimizer,
-            settings.learning_rate,
-            settings.max_gradient_norm,
-            settings.learning_rate_decay,
-            self._total_updates(),
-        )
         self.memory = Replay(
             capacity=settings.memory.capacity,
             num_envs=situation.num_envs,
@@ -137,11 +130,24 @@ class DQN(Agent[DQNSettings]):
             priority_exponent=settings.memory.priority_exponent,
             importance_exponent=settings.memory.importance_exponent,
         )
+        self.optimizer = make_optimizer(
+            settings.optimizer,
+            settings.learning_rate,
+            settings.max_gradient_norm,
+            settings.learning_rate_decay,
+            self._total_updates(),
+        )
 
     @property
     def updates_per_experience(self) -> int:
         """As set."""
         return self.settings.updates
+
+    @property
+    def first_update(self) -> int:
+        """How many timesteps the memory must hold before the first update; no more than it has room for."""
+        wanted = max(self.settings.learning_starts, self.settings.batch_size)
+        return min(wanted, self.memory.rows * self.memory.num_envs)
 
     def init(self, key: Array) -> TrainState:
         """The target network starts as a copy."""
@@ -254,7 +260,11 @@ class DQN(Agent[DQNSettings]):
 
     def _total_updates(self) -> int | None:
         total = self.situation.total_timesteps
-        return None if total is None else -(-total // (self.horizon * self.situation.num_envs)) * self.settings.updates
+        if total is None:
+            return None
+        each = self.horizon * self.situation.num_envs
+        waiting = -(-self.first_update // each) - 1
+        return max(-(-total // each) - waiting, 1) * self.settings.updates
 
 
 def _pick(values: Array, actions: Array) -> Array:

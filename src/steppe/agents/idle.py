@@ -13,7 +13,7 @@ from steppe.agents._base import Acting, Agent, Metrics, Situation, TrainState, f
 from steppe.errors import SpecError
 from steppe.records import heads
 from steppe.specs._base import Count, Settings
-from steppe.specs.spaces import Box, Discrete
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 
 class IdleSettings(Settings):
@@ -125,8 +125,8 @@ class Constant(Idle[ConstantSettings]):
             raise SpecError(
                 f"agent.action has {given.size} numbers, but an action of {situation.environment} has {shape}"
             ) from None
-        if isinstance(space, Discrete) and not 0 <= int(self.action) < space.n:
-            raise SpecError(f"agent.action is {int(self.action)}, but the actions are 0 to {space.n - 1}")
+        if not isinstance(space, Box):
+            _check_choices(settings.action, self.action, space)
 
     def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
         """None is needed."""
@@ -141,3 +141,13 @@ class Constant(Idle[ConstantSettings]):
         """The one action, as the environment takes it."""
         taken = heads.postprocess(self.action[None], self.situation.action, xp=np)[0]
         return {"constant/action": np.asarray(taken)}
+
+
+def _check_choices(given: Any, action: np.ndarray, space: Discrete | MultiDiscrete) -> None:
+    """Refuses choices that do not exist."""
+    counts = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
+    if np.any(np.asarray(given) != np.asarray(given).astype(np.int32)):
+        raise SpecError(f"agent.action is {given}, but the choices are whole numbers")
+    if np.any((action < 0) | (action >= counts)):
+        last = (counts - 1).tolist()
+        raise SpecError(f"agent.action is {given}, but the choices go from 0 to {last}")

@@ -34,11 +34,9 @@ def merge(statistics: Statistics, values: Array, axis: str | None = None) -> Sta
     mean = values.mean((0, 1))
     variance = values.var((0, 1))
     if axis is not None:
-        shards = jax.lax.axis_size(axis)
-        second_moment = jax.lax.pmean(variance + mean**2, axis)
-        mean = jax.lax.pmean(mean, axis)
-        variance = second_moment - mean**2
-        count = count * shards
+        own_mean, mean = mean, jax.lax.pmean(mean, axis)
+        variance = jax.lax.pmean(variance + (own_mean - mean) ** 2, axis)
+        count = count * jax.lax.axis_size(axis)
     total = statistics.samples + count
     shift = mean - statistics.mean
     spread = statistics.variance * statistics.samples + variance * count

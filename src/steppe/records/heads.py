@@ -45,6 +45,8 @@ def sample(
             if not action_space.is_bounded:
                 return noise
             low, high = (bound.ravel() for bound in action_space.bounds())
+            if np.issubdtype(np.dtype(action_space.dtype), np.integer):
+                return xp.floor(low + noise * (high - low + 1))
             return low + noise * (high - low)
         case "random":
             return _best(noise, action_space, xp)

@@ -25,14 +25,13 @@ def from_arrays(template: Any, arrays: dict[str, np.ndarray]) -> Any:
         if name not in arrays:
             raise CheckpointError(f'the checkpoint has no "{name}"; it was made by an experiment with other settings')
         array = arrays[name]
-        if _is_key(leaf):
-            return jax.random.wrap_key_data(jnp.asarray(array))
-        if array.shape != leaf.shape or array.dtype != leaf.dtype:
+        wanted = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+        if array.shape != wanted.shape or array.dtype != wanted.dtype:
             raise CheckpointError(
                 f'the checkpoint\'s "{name}" is {array.dtype} {list(array.shape)}, but this experiment needs '
-                f"{leaf.dtype} {list(leaf.shape)}; it was made by an experiment with other settings"
+                f"{wanted.dtype} {list(wanted.shape)}; it was made by an experiment with other settings"
             )
-        return array
+        return jax.random.wrap_key_data(jnp.asarray(array)) if _is_key(leaf) else array
 
     return jax.tree_util.tree_map_with_path(restored, template)
 

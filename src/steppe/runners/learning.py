@@ -57,7 +57,7 @@ def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learn
         ),
     )
     state = agent.observe(learner.agent, trajectory)
-    enough = kept.filled * memory.num_envs >= max(settings.learning_starts, settings.batch_size)
+    enough = kept.filled * memory.num_envs >= agent.first_update
     enough &= kept.filled >= memory.n_step
 
     def once(carry: tuple[TrainState, ReplayState], _: None) -> tuple[tuple[TrainState, ReplayState], Metrics]:
