@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
-SOURCES := src tests benchmarks
+SOURCES := src tests benchmarks docs
 DEMO := demo
 PIP_FLAGS := --quiet --disable-pip-version-check
 
@@ -15,8 +15,9 @@ help:  ## What can be made
 
 run: $(VENV)/.installed  ## Trains PPO on CartPole-v1 until it is solved, in a demo project
 	@mkdir -p $(DEMO)
-	@cd $(DEMO) && { test -f steppe.json || ../$(BIN)/steppe init --name demo; }
+	@cd $(DEMO) && { test -f steppe.json || ../$(BIN)/steppe init --name demo > /dev/null; }
 	@cd $(DEMO) && ../$(BIN)/steppe experiment new -f cartpole_ppo -n cartpole --force --start
+	@echo 'these lie in $(DEMO)/; to use the commands: cd $(DEMO) && source ../$(BIN)/activate'
 
 test: $(VENV)/.installed-dev  ## The tests, without the slow ones
 	$(BIN)/python -m pytest -n 2 -m "not learning and not faults"

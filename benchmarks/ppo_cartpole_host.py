@@ -14,12 +14,9 @@ GYMNASIUM = {"id": "CartPole-v1", "backend": "gymnasium"}
 def main() -> int:
     quick = is_quick(__doc__)
     timesteps, warm_up, rounds = (25_600, 10_240, 1) if quick else (102_400, 10_240, 5)
-    # As it comes Steppe takes gymnasium's vectorised CartPole; most environments have none, hence the second row.
-    one_by_one = GYMNASIUM | {"vectorization": "sync"}
     contestants = [
         sb3("ppo", timesteps, warm_up),
         steppe(NAME, PPO, timesteps, warm_up, environment=GYMNASIUM),
-        steppe(f"{NAME}, one by one", PPO, timesteps, warm_up, environment=one_by_one),
     ]
     runs = interleave(contestants, rounds)
     return conclude(str(__doc__), runs, [at_least(runs, SB3, NAME, "cpu_us", 4.5)], quick)

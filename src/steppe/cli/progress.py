@@ -34,6 +34,7 @@ class Display:
         self.episodes, self.timesteps = spec.limits
         self.goal = spec.stop_at_return
         self.latest: Progress | None = None
+        self._told = 0
         self.began = time.monotonic()
 
     def __enter__(self) -> Display:
@@ -43,8 +44,11 @@ class Display:
         pass
 
     def update(self, progress: Progress) -> None:
-        """Called after each chunk of training."""
+        """Called after each chunk of training; what a user should know is said at once."""
         self.latest = progress
+        for notice in progress.notices[self._told :]:
+            self.announce(f"note: {notice}")
+        self._told = len(progress.notices)
 
     def announce(self, sentence: str) -> None:
         """Something that must be seen now."""

@@ -79,12 +79,13 @@ def next_commands(folder: RunFolder, status: Status) -> list[str]:
     commands = [f"steppe experiment show -e {reference}"]
     if status.state in ("paused", "stopped", "failed") and (folder.path / "checkpoints").is_dir():
         commands.insert(0, f"steppe experiment resume -e {reference}")
-    if (folder.path / "policy").is_dir() and find_spec("onnx") is not None:
+    data = folder.spec_data()
+    learns = data["agent"]["type"] not in ("random", "constant")
+    if learns and (folder.path / "policy").is_dir() and find_spec("onnx") is not None:
         commands.append(f"steppe policy export {shlex.quote(shown(folder.path / 'policy'))} --to policy.onnx")
     if (folder.path / "tensorboard").is_dir() and find_spec("tensorboard") is not None:
         commands.append(f"tensorboard --logdir {shlex.quote(shown(folder.path / 'tensorboard'))}")
     if status.state == "completed":
-        data = folder.spec_data()
         # Both take every kind of action, so the command works whatever the environment.
         other = "vpg" if data["agent"]["type"] == "ppo" else "ppo"
         environment = shlex.quote(data["environment"]["id"])

@@ -109,7 +109,7 @@ class Loop:
                     ended.append(len(seen))
                 seen.append(obs)
                 gained.append(reward)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._fault(len(seen), error) from error
         self._keep(seen, gained, following, rewards)
         if self._taken >= self._next_deadline:
@@ -140,6 +140,9 @@ class Loop:
             for i, (obs, reward) in enumerate(zip(seen, gained, strict=True)):
                 try:
                     rewards[i] = float(reward)
+                except Exception as error:
+                    raise self._named(i, f"returned the reward {reward!r}") from error
+                try:
                     self._write(obs, observations, i)
                 except Exception as error:
                     raise self._named(i, f"returned {error}") from error
@@ -150,7 +153,7 @@ class Loop:
         try:
             obs, _ = self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed)
             self._write(obs, observations, i)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._fault(i, error, " when it was reset") from error
         self._check.row(observations[i], lambda what: self._named(i, what + " when it was reset"))
 
@@ -161,7 +164,7 @@ class Loop:
                 self._deadlines[i] = self._taken + limit
             self._next_deadline = min(self._deadlines)
 
-    def _fault(self, i: int, error: Exception, where: str = "") -> EnvironmentFault:
+    def _fault(self, i: int, error: BaseException, where: str = "") -> EnvironmentFault:
         return self._named(i, f"raised {type(error).__name__}: {error}{where}")
 
     def _named(self, i: int, what: str) -> EnvironmentFault:

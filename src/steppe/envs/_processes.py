@@ -37,7 +37,7 @@ class Processes:
             self.layout, _, _ = describe(spec, env, own_limit, max_timesteps)
         finally:
             env.close()
-        self._id = spec.id
+        self._id, self._taken = spec.id, 0
         observation_space, action_space, _ = self.layout
         self._memory = _memory(shared_size(observation_space, action_space, count))
         self._actions, self._shared = shared_arrays(
@@ -66,11 +66,13 @@ class Processes:
 
     def reset(self, seed: int, observations: np.ndarray) -> None:
         """As `Loop.reset`."""
+        self._taken = 0
         self._send(b"r" + seed.to_bytes(16, "little"))
         observations[:] = self._shared.next_observations
 
     def step(self, actions: np.ndarray, out: Buffers) -> bool:
         """As `Loop.step`."""
+        self._taken += 1
         self._actions[:] = actions
         self._send(b"s")
         for mine, theirs in zip(out, self._shared, strict=True):
@@ -89,7 +91,8 @@ class Processes:
 
     def _wait(self) -> None:
         """Waits for every worker, also when one has failed, so that all are ready for the next command."""
-        failures = [failure for worker in self._workers if (failure := worker.wait(self._id)) is not None]
+        where = f'environment "{self._id}" at step {self._taken}'
+        failures = [failure for worker in self._workers if (failure := worker.wait(where)) is not None]
         if failures:
             raise failures[0]
 
@@ -122,7 +125,7 @@ class _Worker:
             while view:
                 view = view[os.write(self._commands, view) :]
 
-    def wait(self, id: str) -> Exception | None:
+    def wait(self, where: str) -> Exception | None:
         """The failure the worker reports, or None when it has done its part."""
         match os.read(self._answers, 1):
             case b"k":
@@ -134,7 +137,7 @@ class _Worker:
             case _:
                 code = self._process.wait()
                 return EnvironmentFault(
-                    f'environment "{id}": its worker process {self._process.pid} ended with code {code}; correct the '
+                    f"{where}: its worker process {self._process.pid} ended with code {code}; correct the "
                     "environment (or give it more memory), then resume from the last checkpoint"
                 )
 

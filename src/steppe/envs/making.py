@@ -42,6 +42,8 @@ def make_env(spec: EnvironmentSpec, render_mode: str | None = None) -> tuple[gym
             f'environment "{spec.id}" needs the Python module "{error.name}", which is not installed; add it with pip'
         ) from error
     except TypeError as error:
+        if render_mode is not None and "render_mode" in str(error):
+            raise UserError(f'environment "{spec.id}" must accept render_mode="rgb_array" to be shown') from error
         raise UserError(f'environment "{spec.id}" does not accept its settings {settings}: {error}') from error
     except Exception as error:
         raise EnvironmentFault(

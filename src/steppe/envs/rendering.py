@@ -90,7 +90,8 @@ def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | N
     except SteppeError:
         raise
     except Exception as error:
-        reason = f'environment "{spec.id}" cannot be shown: {type(error).__name__}: {error}'
+        said = f": {error}" if str(error) else ""
+        reason = f'environment "{spec.id}" cannot be shown: its render() raised {type(error).__name__}{said}'
     finally:
         env.close()
     if reason:

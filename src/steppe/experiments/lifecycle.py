@@ -194,8 +194,9 @@ def _changed(folder: RunFolder, sets: list[str], resume: bool) -> ExperimentSpec
         return spec
     from steppe.specs.experiment import ExperimentSpec, dump
     from steppe.specs.overrides import apply_overrides, parse_override
-    from steppe.specs.validation import validate
+    from steppe.specs.validation import Origins, validate
 
+    origins = Origins("--set")
     for text in sets:
         field = str(parse_override(text)[0][0])
         if field == "name" or (resume and field not in GROWS):
@@ -203,7 +204,8 @@ def _changed(folder: RunFolder, sets: list[str], resume: bool) -> ExperimentSpec
                 f"{field} cannot change {'when an experiment is resumed' if resume else 'here'}; "
                 f"{', '.join(sorted(GROWS))} can, or make another experiment: steppe experiment new"
             )
-    spec = validate(ExperimentSpec, apply_overrides(dump(spec), sets), source="--set")
+    spec = validate(ExperimentSpec, apply_overrides(dump(spec), sets), source=origins)
+    spec.agent.written_in(origins.below("agent"))
     check(spec, folder.path)
     return spec
 

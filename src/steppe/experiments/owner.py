@@ -48,7 +48,7 @@ def owning(folder: RunFolder, event: Event) -> Iterator[Owner]:
             yield owner
         finally:
             owner.end_heartbeat()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(StorageError):
                 folder.forget_requests()
 
 
@@ -66,8 +66,10 @@ class Owner:
         """Follows one edge of the state machine and writes it down."""
         with self._writing:
             state = advance(self.status.state, event, self.folder.name)
-            self.status = dataclasses.replace(self.status, state=state, heartbeat=time.time(), **fields)
-            self.folder.write_status(self.status)
+            status = dataclasses.replace(self.status, state=state, heartbeat=time.time(), **fields)
+            self.folder.write_status(status)
+            # Only now: an end that could not be written has not come yet.
+            self.status = status
 
     def note(self, progress: Progress) -> None:
         """Remembers how far the training is; the heartbeat writes it."""

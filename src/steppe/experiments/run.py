@@ -48,18 +48,21 @@ def run(
     trainer: Trainer | None = None,
 ) -> Ended:
     """Owns the folder, trains until an end, writes that end down. Ctrl-C pauses, SIGTERM stops."""
-    with owning(folder, "resume" if resume else "start") as owner:
+    # Signals first: one that came after the folder is owned and was not heard would end the run without a word.
+    with Requests(folder, announce) as requests, owning(folder, "resume" if resume else "start") as owner:
         try:
             spec = folder.spec()
         except SteppeError as error:
             _end(owner, "fail", str(error))
             raise
-        with logging_to(folder.log, spec.debug_logging), Requests(folder, announce) as requests:
+        with logging_to(folder.log, spec.debug_logging):
             log.info("%s %s", "resuming" if resume else "starting", folder.path)
             try:
                 outcome = _train(owner, spec, requests, on_progress, resume, trainer)
+                _write_down(owner, outcome)
             except KeyboardInterrupt:
-                _end(owner, "stop", "ended at once by a second Ctrl-C; what came after the last checkpoint is lost")
+                if owner.status.is_live:
+                    _end(owner, "stop", "ended at once by a second Ctrl-C; what came after the last checkpoint is lost")
                 raise
             except SteppeError as error:
                 _end(owner, "fail", str(error))
@@ -68,7 +71,6 @@ def run(
                 log.exception("an unexpected error ended the run")
                 _end(owner, "fail", f"{type(error).__name__}: {error}")
                 raise
-            _write_down(owner, outcome)
     asked = requests.signal if outcome.state in ("paused", "stopped") else None
     return Ended(outcome, None if asked is None else int(asked))
 

@@ -99,10 +99,12 @@ class RunFolder:
         """The validated experiment.json."""
         from steppe.specs.experiment import ExperimentSpec
         from steppe.specs.files import read_spec_file
-        from steppe.specs.validation import validate
+        from steppe.specs.validation import Origins, validate
 
-        source = self.path / SPEC_FILE
-        return validate(ExperimentSpec, read_spec_file(source), source=str(source))
+        origins = Origins(str(self.path / SPEC_FILE))
+        spec = validate(ExperimentSpec, read_spec_file(self.path / SPEC_FILE), source=origins)
+        spec.agent.written_in(origins.below("agent"))
+        return spec
 
     def spec_data(self) -> dict[str, Any]:
         """experiment.json as it is written: quick, for lists."""
@@ -149,7 +151,7 @@ class RunFolder:
         """Moves what an earlier run left into a dated folder inside this one; only for the holder of the lock."""
         kept = {SPEC_FILE, STATUS_FILE, REQUEST_FILE}
         left = [entry for entry in self.path.iterdir() if entry.name not in kept and not is_own(entry.name)]
-        (self.path / REQUEST_FILE).unlink(missing_ok=True)
+        self.forget_requests()
         if not left and status.state == "created":
             return None
         stem = f"before-{datetime.now():%Y%m%d-%H%M%S}"
@@ -181,7 +183,8 @@ class RunFolder:
 
     def forget_requests(self) -> None:
         """Removes what was asked of an earlier owner."""
-        (self.path / REQUEST_FILE).unlink(missing_ok=True)
+        with storing(self.path / REQUEST_FILE):
+            (self.path / REQUEST_FILE).unlink(missing_ok=True)
 
     def _has_owner(self, status: Status) -> bool:
         if status.host not in (None, socket.gethostname()):

@@ -27,7 +27,7 @@ _GROUPS = {
     "steps_per_second": "speed",
     "updates_per_second": "speed",
     "entropy": "policy",
-    "kl": "policy",
+    "approximate_kl": "policy",
     "clip_fraction": "policy",
     "epsilon": "policy",
     "learning_rate": "optimizer",

@@ -22,8 +22,8 @@ def check(spec: ExperimentSpec) -> list[str]:
     """
     from steppe.runners.setup import make_engine, notices_for
 
-    if spec.run_mode == "single" and spec.platform == "local":
-        make_engine(spec).close()
+    # The other run modes and platforms are made of the same agents and environments.
+    make_engine(spec.model_copy(update={"run_mode": "single"})).close()
     return notices_for(spec)
 
 
@@ -39,15 +39,15 @@ def run(
 
     `request` is asked between chunks of about a tenth of a second whether to "pause" or "stop".
     """
+    from steppe.records.checkpoints import load_latest
     from steppe.runners.leaving import leave_video_and_onnx
     from steppe.runners.loop import Loop
-    from steppe.runners.setup import make_engine, notices_for
+    from steppe.runners.setup import make_engine
 
-    engine = make_engine(spec)
+    checkpoint = load_latest(folder) if resume else None
+    engine = make_engine(spec, shards=None if checkpoint is None else checkpoint.manifest["shards"])
     try:
-        loop = Loop(spec, engine, folder, request, on_progress)
-        loop.notices += notices_for(spec)
-        outcome = loop.run(resume)
+        outcome = Loop(spec, engine, folder, request, on_progress).run(checkpoint)
     finally:
         engine.close()
     outcome.notices.extend(leave_video_and_onnx(spec, folder, outcome.state))

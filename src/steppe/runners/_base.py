@@ -29,6 +29,8 @@ class Progress:
     seconds: float = 0.0
     """Spent training, over all starts of this run."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+    """What a user should know, since the start."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from steppe.errors import CheckpointError, TrainingDiverged
 from steppe.records import checkpoints
+from steppe.records.checkpoints import Checkpoint
 from steppe.records.metrics import MetricsWriter
 from steppe.records.policy import Policy
 from steppe.runners._base import Chunk, Engine, Limits, Outcome, Progress
@@ -50,13 +51,14 @@ class Loop:
         self.steps_per_second = 0.0
         self.seconds = 0.0
         self.saved_at: int | None = None
+        self.written_at: int | None = None
         self.notices: list[str] = []
 
-    def run(self, resume: bool) -> Outcome:
-        """Trains until something ends it; whatever it is, the work so far is saved."""
+    def run(self, checkpoint: Checkpoint | None) -> Outcome:
+        """Trains, from a checkpoint or from nothing, until something ends it; the work so far is always saved."""
         self.show(Progress("compiling"))
-        if resume:
-            self._restore()
+        if checkpoint is not None:
+            self._restore(checkpoint)
         else:
             self.engine.begin(self.seed)
         self._clock = time.perf_counter() - self.seconds
@@ -64,10 +66,13 @@ class Loop:
         self._saves = self._schedule(self.spec.saver_frequency)
         evaluation = self.spec.evaluation
         self._evaluations = self._schedule(Frequency(evaluation.every, "t")) if evaluation else None
-        with MetricsWriter(self.folder, resume_from=self.timestep if resume else None) as self._metrics:
-            if not resume:
+        resume_from = None if checkpoint is None else self.timestep
+        with MetricsWriter(self.folder, resume_from=resume_from) as self._metrics:
+            if checkpoint is None:
                 self._save()
             state, reason = self._train()
+            if self.written_at != self.timestep:
+                self._write(self.latest)
             self._save()
         return Outcome(
             state, reason, self.timestep, self.episode, self.update, self.mean_return, self.seconds, self.notices
@@ -172,6 +177,7 @@ class Loop:
             "steps_per_second": self.steps_per_second,
         }
         self._metrics.write(record | metrics)
+        self.written_at = self.timestep
         log.debug("timestep %d: episode %d, mean return %s", self.timestep, self.episode, self.mean_return)
 
     def _evaluate(self) -> None:
@@ -203,6 +209,7 @@ class Loop:
             "update": self.update,
             "seconds": self.seconds,
             "mean_return": self.mean_return,
+            "mean_length": self.mean_length,
             "best_return": self.best_return,
             "seed": self.seed,
             "shards": self.engine.agent.situation.shards,
@@ -215,21 +222,20 @@ class Loop:
         self.saved_at = self.timestep
         log.info("saved at timestep %d", self.timestep)
 
-    def _restore(self) -> None:
-        checkpoint = checkpoints.load_latest(self.folder)
+    def _restore(self, checkpoint: Checkpoint) -> None:
         for sentence in checkpoint.skipped:
             self._notice(sentence)
         manifest = checkpoint.manifest
         if manifest["shards"] != self.engine.agent.situation.shards:
             raise CheckpointError(
-                f"this run was spread over {manifest['shards']} devices, and only "
-                f"{self.engine.agent.situation.shards} can be used here; start Steppe in a process of its own"
+                f"this run was spread over {manifest['shards']} host devices, but JAX is already in use with "
+                f"{self.engine.agent.situation.shards} in this process; resume it in a process of its own"
             )
         self.engine.restore(checkpoint.arrays, self.seed)
         self.timestep, self.episode, self.update = (manifest[name] for name in ("timestep", "episode", "update"))
         self.seconds, self.best_return = manifest["seconds"], manifest["best_return"]
-        self.mean_return = manifest["mean_return"]
-        self.saved_at = self.timestep
+        self.mean_return, self.mean_length = manifest["mean_return"], manifest["mean_length"]
+        self.saved_at = self.written_at = self.timestep
         if not self.engine.exact_resume:
             self._notice(
                 "the environments start new episodes, since a gymnasium environment's state cannot be saved; "
@@ -240,12 +246,13 @@ class Loop:
     def _notice(self, sentence: str) -> None:
         self.notices.append(sentence)
         log.warning(sentence)
+        self.show(self._progress("compiling"))
 
     def _divergence(self) -> str:
         good = f"the last good checkpoint is of timestep {self.saved_at:,}" if self.saved_at is not None else ""
         return (
-            f"the loss became NaN or infinite at timestep {self.timestep:,}; {good}: "
-            "resume from it with a smaller agent.learning_rate or agent.max_gradient_norm"
+            f"the loss became NaN or infinite at timestep {self.timestep:,}; {good}, and a smaller "
+            "agent.learning_rate or agent.max_gradient_norm may keep a new run from it"
         )
 
     def _schedule(self, frequency: Frequency) -> Schedule:
@@ -263,6 +270,7 @@ class Loop:
             self.steps_per_second,
             self.seconds,
             self.latest,
+            tuple(self.notices),
         )
 
 
