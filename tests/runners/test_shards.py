@@ -24,7 +24,8 @@ from steppe.specs.spaces import Box, Discrete
 
 rng = np.random.default_rng(0)
 situation = Situation(Box((3,)), Discrete(2), num_envs=8, normalize_observations=True, normalize_rewards=True)
-whole, spread = (agents.make(AgentSpec.model_validate({"type": "vpg", "horizon": 4}), situation) for _ in range(2))
+settings = {"type": "vpg", "horizon": 4, "optimizer": "gradient_descent", "max_gradient_norm": None}
+whole, spread = (agents.make(AgentSpec.model_validate(settings), situation) for _ in range(2))
 spread.axis = "shards"
 draw = lambda *shape: rng.standard_normal((4, 8, *shape)).astype(np.float32)
 trajectory = Trajectory(draw(3), rng.integers(0, 2, (4, 8)), draw(), draw() > 1, draw() > 1, draw(3), draw(2), draw())

@@ -23,6 +23,7 @@ from steppe.agents._base import (
     normalizer_tensors,
 )
 from steppe.agents.advantages import generalized_advantages
+from steppe.agents.chunks import map_chunks, mean_over_chunks
 from steppe.agents.distributions import distribution_for
 from steppe.agents.layout import Layout
 from steppe.agents.optimizers import Decay, OptimizerName, make_optimizer
@@ -124,18 +125,19 @@ class ActorCritic(Agent[S], Generic[S]):
 
     def gradients(self, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
         """The gradient of the agent's loss over a batch [B, ...], averaged over devices."""
-        advantages = batch.advantages
         if self.settings.normalize_advantages:
-            advantages = self._standardized(advantages)
-        key = jax.random.fold_in(state.key, state.updates) if self.network.has_dropout else None
-        observations = self._normalized(state.observations, batch.observations)
+            batch = batch._replace(advantages=self._standardized(batch.advantages))
 
-        def loss(vector: Array) -> tuple[Array, Metrics]:
+        def loss(vector: Array, batch: Batch, index: Array) -> tuple[Array, Metrics]:
             params = self.layout.split(vector)
+            key = None
+            if self.network.has_dropout:
+                key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
+            observations = self._normalized(state.observations, batch.observations)
             outputs, values = self._outputs_and_values(params, observations, key)
             log_std = params["policy"]["head"].get("log_std")
             log_probs = self.distribution.log_prob(outputs, log_std, batch.actions)
-            policy_loss, metrics = self.policy_loss(log_probs, batch.log_probs, advantages)
+            policy_loss, metrics = self.policy_loss(log_probs, batch.log_probs, batch.advantages)
             value_loss = jnp.mean((values - batch.returns) ** 2)
             entropy = self.distribution.entropy(outputs, log_std).mean()
             settings = self.settings
@@ -143,7 +145,8 @@ class ActorCritic(Agent[S], Generic[S]):
             metrics |= {"loss": total, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
             return total, metrics
 
-        gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
+        gradient = jax.grad(loss, has_aux=True)
+        gradients, metrics = mean_over_chunks(lambda chunk, index: gradient(state.params, chunk, index), batch)
         if self.axis is not None:
             gradients = jax.lax.pmean(gradients, self.axis)
         return gradients, metrics
@@ -163,8 +166,7 @@ class ActorCritic(Agent[S], Generic[S]):
         """[T, N, ...] -> advantages and value targets, flattened to [T * N, ...]."""
         settings = self.settings
         params = self.layout.split(state.params)
-        values = self._values(params, self._normalized(state.observations, trajectory.observations))
-        next_values = self._values(params, self._normalized(state.observations, trajectory.next_observations))
+        values, next_values = self._trajectory_values(state, params, trajectory)
         log_std = params["policy"]["head"].get("log_std")
         rewards = trajectory.rewards
         if self.situation.normalize_rewards:
@@ -221,6 +223,30 @@ class ActorCritic(Agent[S], Generic[S]):
     def _values(self, params: dict[str, Any], observations: Array) -> Array:
         torso = params["policy" if self.shares_network else "value"]["torso"]
         return apply_head(params["value"]["head"], self.network.apply(torso, observations))[..., 0]
+
+    def _trajectory_values(
+        self, state: TrainState, params: dict[str, Any], trajectory: Trajectory
+    ) -> tuple[Array, Array]:
+        """Values [T, N] of the observations and of their true successors."""
+        lead = trajectory.rewards.shape
+
+        def values_of(observations: Array) -> Array:
+            def values(rows: Array) -> Array:
+                return self._values(params, self._normalized(state.observations, rows))
+
+            flat = observations.reshape(-1, *observations.shape[2:])
+            return map_chunks(values, flat).reshape(observations.shape[:2])
+
+        values = values_of(trajectory.observations)
+        last = values_of(trajectory.next_observations[-1:])
+        # A successor is the next row's observation, except where an episode ended. A terminated one has no future; only
+        # a truncated one needs a look at what would have come, and most trajectories have none.
+        next_values = jax.lax.cond(
+            jnp.any(trajectory.truncated),
+            lambda: values_of(trajectory.next_observations),
+            lambda: jnp.concatenate([values[1:], last]),
+        )
+        return values, next_values.reshape(lead)
 
     def _outputs_and_values(
         self, params: dict[str, Any], observations: Array, dropout_key: Array | None

@@ -183,8 +183,10 @@ class RunFolder:
 
     def forget_requests(self) -> None:
         """Removes what was asked of an earlier owner."""
-        with storing(self.path / REQUEST_FILE):
-            (self.path / REQUEST_FILE).unlink(missing_ok=True)
+        path = self.path / REQUEST_FILE
+        if path.exists():
+            with storing(path):
+                path.unlink(missing_ok=True)
 
     def _has_owner(self, status: Status) -> bool:
         if status.host not in (None, socket.gethostname()):
