@@ -54,12 +54,9 @@ def sb3(agent: str, timesteps: int, warm_up: int) -> Contestant:
     return _peer(SB3, ["stable_baselines3", agent, "--threads", "1"], timesteps, warm_up)
 
 
-def other_peers(agent: str, timesteps: int, warm_up: int) -> list[Contestant]:
-    """stable-baselines3 as it comes, and sbx."""
-    return [
-        _peer("stable-baselines3, as it comes", ["stable_baselines3", agent], timesteps, warm_up),
-        _peer("sbx", ["sbx", agent], timesteps, warm_up),
-    ]
+def sbx(agent: str, timesteps: int, warm_up: int) -> Contestant:
+    """The JAX sibling of stable-baselines3."""
+    return _peer("sbx", ["sbx", agent], timesteps, warm_up)
 
 
 def _peer(name: str, words: list[str], timesteps: int, warm_up: int) -> Contestant:

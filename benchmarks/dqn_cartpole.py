@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from contestants import DQN, SB3, other_peers, sb3, steppe
+from contestants import DQN, SB3, sb3, sbx, steppe
 from interleave import at_least, conclude, interleave, is_quick
 
 NAME = "Steppe, compiled"
@@ -16,7 +16,7 @@ def main() -> int:
     timesteps, warm_up, rounds = (12_000, 4_000, 1) if quick else (40_000, 4_000, 5)
     contestants = [
         sb3("dqn", timesteps, warm_up),
-        *other_peers("dqn", timesteps, warm_up),
+        sbx("dqn", timesteps, warm_up),
         steppe(NAME, DQN, timesteps, warm_up),
         steppe("Steppe, gymnasium", DQN, timesteps, warm_up, environment=GYMNASIUM),
     ]

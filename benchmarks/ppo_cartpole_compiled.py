@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from contestants import PPO, SB3, other_peers, sb3, steppe
+from contestants import PPO, SB3, sb3, sbx, steppe
 from interleave import at_least, conclude, interleave, is_quick
 
 NAME = "Steppe, compiled"
@@ -15,7 +15,7 @@ def main() -> int:
     timesteps, warm_up, rounds = (25_600, 10_240, 1) if quick else (102_400, 10_240, 5)
     contestants = [
         sb3("ppo", timesteps, warm_up),
-        *other_peers("ppo", timesteps, warm_up),
+        sbx("ppo", timesteps, warm_up),
         steppe(NAME, PPO, timesteps, warm_up),
     ]
     runs = interleave(contestants, rounds)
