@@ -17,6 +17,14 @@ from typing import Any
 SECONDS = 120.0
 """How long anything may take on a busy machine before a test gives up."""
 LIVE = {"starting", "running", "pausing"}
+SMALL = (
+    *("--num-envs", "4", "--seed", "1", "--set", "video=false"),
+    *("--set", "agent.horizon=16", "--set", "agent.minibatches=2", "--set", "agent.epochs=2"),
+)
+"""PPO that starts quickly and takes 64 timesteps an iteration."""
+TINY = ("CartPole-v1", "-A", "ppo", *SMALL)
+ENDLESS = (*TINY, "-t", "1e9", "--saver-frequency", "2000t")
+DIED = "the process ended without a word (killed or out of memory?)"
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,16 @@ class Command:
             )
 
     @property
+    def pid(self) -> int:
+        """Its number."""
+        return self.process.pid
+
+    @property
+    def out(self) -> str:
+        """What it has printed so far."""
+        return self._out.read_text()
+
+    @property
     def has_ended(self) -> bool:
         """Whether it is over."""
         return self.process.poll() is not None
@@ -85,9 +103,7 @@ class Steppe:
 
     def __init__(self, folder: Path, outputs: Path) -> None:
         self.folder = folder
-        self.environment = {
-            name: value for name, value in os.environ.items() if name not in ("STEPPE_DEBUG", "PYTHONPATH")
-        }
+        self.environment = {name: value for name, value in os.environ.items() if name != "STEPPE_DEBUG"}
         self._outputs = outputs
         self._commands: list[Command] = []
 
@@ -139,20 +155,40 @@ class Run:
     @property
     def checkpoints(self) -> list[int]:
         """The timesteps that have a checkpoint under its final name, oldest first."""
-        shelf = self.path / "checkpoints"
-        return sorted(int(entry) for entry in os.listdir(shelf) if entry.isdecimal()) if shelf.is_dir() else []
+        return sorted(int(name) for name in self._names() if name.isdecimal())
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The timesteps of checkpoints that are being written or deleted, or were when their process died."""
+        ends = [name.removesuffix(".replaced").rpartition("-")[2] for name in self._names() if name[:1] == "."]
+        return [int(end) for end in ends]
 
     @property
     def is_saving(self) -> bool:
-        """Whether a checkpoint is being written, or was when its writer died."""
-        with contextlib.suppress(FileNotFoundError):
-            return any(entry.startswith(".tmp-") for entry in os.listdir(self.path / "checkpoints"))
-        return False
+        """Whether a checkpoint is being written that is newer than all there are."""
+        newest = max(self.unfinished, default=-1)
+        return newest >= 0 and not self.has_saved_since(newest - 1)
+
+    def is_trained_by(self, command: Command) -> bool:
+        """Whether this command trains it by now."""
+        assert not command.has_ended, command.answer()
+        if not (self.path / "status.json").exists():
+            return False
+        status = self.status
+        return status["pid"] == command.pid and status["state"] == "running"
+
+    def has_saved_since(self, timestep: int) -> bool:
+        """Whether there is a checkpoint beyond a timestep."""
+        return bool(self.checkpoints) and self.checkpoints[-1] > timestep
 
     @property
     def log(self) -> str:
         """log.txt."""
         return (self.path / "log.txt").read_text()
+
+    def _names(self) -> list[str]:
+        shelf = self.path / "checkpoints"
+        return [entry.name for entry in shelf.iterdir()] if shelf.is_dir() else []
 
 
 def end_owner(folder: Path) -> None:

@@ -214,11 +214,12 @@ class Loop:
             "seed": self.seed,
             "shards": self.engine.agent.situation.shards,
         }
-        checkpoints.save(self.folder, self.timestep, self.engine.snapshot(), manifest)
+        # The checkpoint comes last: a resumed run must not take a best policy for saved that was not.
         self.engine.policy(self.timestep).save(self.folder / "policy")
         if self.best_policy is not None:
             self.best_policy.save(self.folder / "policy" / "best")
             self.best_policy = None
+        checkpoints.save(self.folder, self.timestep, self.engine.snapshot(), manifest)
         self.saved_at = self.timestep
         log.info("saved at timestep %d", self.timestep)
 

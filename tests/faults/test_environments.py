@@ -1,0 +1,192 @@
+"""Environments that break while they are learned in, and losses that stop being numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from processes import DIED, SMALL, TINY, Answer, Run, Steppe
+
+from steppe.records.checkpoints import load_latest
+from steppe.records.policy import load_policy
+
+FAULTY = '''
+import os, signal
+import gymnasium, numpy as np
+from gymnasium import spaces
+
+
+class Faulty(gymnasium.Env):
+    """Breaks in its 100th step: of 4 environments with 16 timesteps an iteration, that is in the 7th iteration."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, fault):
+        self.fault, self.total = fault, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action):
+        self.total += 1
+        obs, reward = self._observe(), float(action)
+        if self.total == 100:
+            match self.fault:
+                case "raise":
+                    raise RuntimeError("the engine is on fire")
+                case "leave":
+                    raise SystemExit(0)
+                case "exit":
+                    os._exit(7)
+                case "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "nan":
+                    obs[1] = float("nan")
+                case "reward":
+                    reward = float("nan")
+                case "word":
+                    reward = "much"
+                case "shape":
+                    obs = obs[:2]
+                case "huge":
+                    reward = 1e30
+        return obs, reward, self.total % 20 == 0, False, {}
+
+    def _observe(self):
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+'''
+WAY_OUT = "correct the environment, then resume from the last checkpoint"
+SENTENCES = {
+    "raise": "raised RuntimeError: the engine is on fire",
+    "leave": "raised SystemExit: 0",
+    "nan": "returned an observation with nan in it",
+    "reward": "returned the reward nan",
+    "word": "returned the reward 'much'",
+    "shape": "returned an observation of shape (2,) where its space says (3,)",
+}
+LEARNED = 6 * 64
+"""The timesteps of the six whole iterations before the fault."""
+
+
+@pytest.fixture
+def break_with(steppe: Steppe, module: Callable[[str, str], None]) -> Callable[..., tuple[Answer, Run]]:
+    """Trains in an environment with a fault; how that ended."""
+    module("broken_world", FAULTY)
+
+    def train(fault: str, way: str = "sync", *words: str) -> tuple[Answer, Run]:
+        settings = ("--set", f"environment.settings={json.dumps({'fault': fault})}")
+        how = ("--set", f"environment.vectorization={way}")
+        answer = steppe("train", "broken_world:Faulty", *SMALL, *settings, *how, "-t", "2000", "-n", "first", *words)
+        return answer, steppe.run("first")
+
+    return train
+
+
+def assert_named(answer: Answer, run: Run, what: str) -> None:
+    """One sentence that names the environment and the step, the same as the reason, and nothing learned is lost."""
+    sentence = f'environment "broken_world:Faulty" (number 0) at step 100: {what}; {WAY_OUT}'
+    assert (answer.code, answer.err) == (1, f"error: {sentence}\n")
+    assert (run.state, run.status["reason"]) == ("failed", sentence)
+    assert run.checkpoints == [0, LEARNED]
+    checkpoint = load_latest(run.path)
+    assert checkpoint.manifest["update"] == 6 * 4
+    assert all(np.isfinite(array).all() for array in checkpoint.arrays.values() if array.dtype.kind == "f")
+    assert load_policy(run.path / "policy").description.timestep == LEARNED
+
+
+def test_an_environment_that_raises_is_named_with_its_step(break_with: Callable[..., tuple[Answer, Run]]) -> None:
+    assert_named(*break_with("raise"), SENTENCES["raise"])
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("fault", [fault for fault in SENTENCES if fault != "raise"])
+def test_an_environment_that_returns_what_cannot_be_learned_from_is_named(
+    break_with: Callable[..., tuple[Answer, Run]], fault: str
+) -> None:
+    assert_named(*break_with(fault), SENTENCES[fault])
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("fault", ["raise", "nan"])
+def test_a_fault_in_a_worker_process_is_told_like_any_other(
+    break_with: Callable[..., tuple[Answer, Run]], fault: str
+) -> None:
+    assert_named(*break_with(fault, "processes"), SENTENCES[fault])
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("fault", "code"), [("exit", 7), ("kill", -9)])
+def test_a_worker_process_that_dies_is_noticed_and_named(
+    break_with: Callable[..., tuple[Answer, Run]], fault: str, code: int
+) -> None:
+    answer, run = break_with(fault, "processes")
+    assert answer.code == 1
+    assert re.fullmatch(
+        rf'error: environment "broken_world:Faulty" at step 100: its worker process \d+ ended with code {code}; '
+        r"correct the environment \(or give it more memory\), then resume from the last checkpoint\n",
+        answer.err,
+    )
+    assert (run.state, run.checkpoints) == ("failed", [0, LEARNED])
+
+
+@pytest.mark.faults
+def test_an_environment_that_ends_the_whole_process_loses_only_what_was_not_saved(
+    break_with: Callable[..., tuple[Answer, Run]], steppe: Steppe
+) -> None:
+    answer, run = break_with("exit", "sync", "--saver-frequency", "128t")
+    assert answer.code == 7
+    row = steppe.listed("first")
+    assert (row["state"], row["reason"]) == ("failed", DIED)
+    assert run.checkpoints[-1] == LEARNED
+    assert load_latest(run.path).skipped == []
+
+
+@pytest.mark.faults
+def test_a_corrected_environment_trains_on_from_what_was_learned(
+    break_with: Callable[..., tuple[Answer, Run]], steppe: Steppe, module: Callable[[str, str], None]
+) -> None:
+    _, run = break_with("raise")
+    module("broken_world", FAULTY.replace('raise RuntimeError("the engine is on fire")', "pass"))
+    answer = steppe("experiment", "resume", "-e", "first")
+    assert (answer.code, run.state) == (0, "completed"), answer.err
+    assert "note: the environments start new episodes" in answer.out
+    assert f"resumed at timestep {LEARNED}" in run.log
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("backend", ["compiled", "gymnasium"])
+def test_a_learning_rate_that_ruins_the_loss_ends_the_run_with_the_last_good_checkpoint(
+    steppe: Steppe, backend: str
+) -> None:
+    ruinous = ("--set", "agent.learning_rate=1e30", "--set", "agent.max_gradient_norm=null")
+    where = ("--set", f"environment.backend={backend}")
+    answer = steppe("train", *TINY, *ruinous, *where, "-t", "2000", "-n", "first", "--saver-frequency", "64t")
+    assert_diverged(answer, steppe.run("first"), at=64, good=0)
+
+
+@pytest.mark.faults
+def test_a_reward_that_ruins_the_loss_keeps_all_that_was_learned_before(
+    break_with: Callable[..., tuple[Answer, Run]],
+) -> None:
+    assert_diverged(*break_with("huge", "sync", "--saver-frequency", "64t"), at=LEARNED + 64, good=LEARNED)
+
+
+def assert_diverged(answer: Answer, run: Run, *, at: int, good: int) -> None:
+    """One sentence, and the last checkpoint holds nothing but numbers."""
+    assert answer.code == 1
+    assert answer.err.startswith(
+        f"error: the loss became NaN or infinite at timestep {at}; the last good checkpoint is of timestep {good}"
+    )
+    assert answer.err.count("\n") == 1
+    assert (run.state, run.status["reason"]) == ("failed", answer.err.removeprefix("error: ").rstrip())
+    checkpoint = load_latest(run.path)
+    assert (checkpoint.timestep, checkpoint.skipped) == (good, [])
+    assert all(np.isfinite(array).all() for array in checkpoint.arrays.values() if array.dtype.kind == "f")
+    policy = load_policy(run.path / "policy")
+    assert policy.description.timestep == good
+    assert all(np.isfinite(tensor).all() for tensor in policy.tensors.values())
