@@ -14,7 +14,7 @@ ITERATION = 1024 * 128
 
 def main() -> int:
     quick = is_quick(__doc__)
-    timesteps, warm_up, rounds = (25_600, 10_240, 1) if quick else (102_400, 10_240, 5)
+    timesteps, warm_up, rounds = (25_600, 10_240, 1) if quick else (102_400, 10_240, 3)
     iterations = 8 if quick else 40
     many = steppe(NAME, PPO, iterations * ITERATION, ITERATION, num_envs=1024)
     runs = interleave([sb3("ppo", timesteps, warm_up), many], rounds)

@@ -12,7 +12,7 @@ NAME = "Steppe, compiled"
 
 def main() -> int:
     quick = is_quick(__doc__)
-    timesteps, warm_up, rounds = (25_600, 10_240, 1) if quick else (102_400, 10_240, 5)
+    timesteps, warm_up, rounds = (25_600, 10_240, 1) if quick else (102_400, 10_240, 3)
     contestants = [
         sb3("ppo", timesteps, warm_up),
         sbx("ppo", timesteps, warm_up),

@@ -13,7 +13,7 @@ GYMNASIUM = {"id": "CartPole-v1", "backend": "gymnasium"}
 
 def main() -> int:
     quick = is_quick(__doc__)
-    timesteps, warm_up, rounds = (25_600, 10_240, 1) if quick else (102_400, 10_240, 5)
+    timesteps, warm_up, rounds = (25_600, 10_240, 1) if quick else (102_400, 10_240, 3)
     contestants = [
         sb3("ppo", timesteps, warm_up),
         steppe(NAME, PPO, timesteps, warm_up, environment=GYMNASIUM),

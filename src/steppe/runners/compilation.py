@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Any
+
+from steppe.records.durable import temporary_name
 
 log = logging.getLogger(__name__)
 
@@ -60,3 +63,32 @@ def _use_cache(jax: object) -> None:
     config.update("jax_compilation_cache_dir", str(folder))
     config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    _write_whole_entries()
+
+
+def _write_whole_entries() -> None:
+    """Makes JAX's cache safe from kills, full disks and other processes that read it at the same time.
+
+    JAX writes an entry in place and never replaces one that exists: one that was cut short would be complained about
+    and compiled again in every later run. It offers no public way to change that, so where its inner workings have
+    changed, its own way is left as it is.
+    """
+    try:
+        from jax._src.lru_cache import LRUCache
+    except ImportError:
+        return
+    if getattr(LRUCache.put, "is_whole", False):
+        return
+
+    def put(self: Any, key: str, value: bytes) -> None:
+        path = Path(str(self.path)) / f"{key}-cache"
+        temporary = path.with_name(temporary_name(path.name))
+        try:
+            temporary.write_bytes(value)
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            log.warning("a compiled program could not be kept: %s", error)
+
+    put.is_whole = True  # type: ignore[attr-defined]
+    LRUCache.put = put  # type: ignore[method-assign]

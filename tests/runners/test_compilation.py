@@ -1,0 +1,54 @@
+"""Compiled programs are kept between runs, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+COMPILES = """
+import jax
+from steppe.runners.compilation import prepare_jax
+prepare_jax()
+print(jax.jit(lambda x: x * 3 + 1)(2.0))
+"""
+
+
+def compile_something(cache):
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", COMPILES],
+        env=os.environ | {"STEPPE_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.stdout == "7.0\n", finished.stderr
+    return finished
+
+
+@pytest.mark.parametrize("left", [0, 0.5])
+def test_an_entry_that_was_cut_short_is_replaced(tmp_path, left):
+    compile_something(tmp_path)
+    entries = sorted(tmp_path.glob("*-cache"))
+    assert entries
+    whole = {entry: entry.read_bytes() for entry in entries}
+    for entry, content in whole.items():
+        entry.write_bytes(content[: int(len(content) * left)])
+    finished = subprocess.run(
+        [sys.executable, "-c", COMPILES],
+        env=os.environ | {"STEPPE_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.stdout == "7.0\n"
+    assert {entry: len(entry.read_bytes()) for entry in entries} == {entry: len(c) for entry, c in whole.items()}
+    compile_something(tmp_path)
+
+
+def test_a_cache_folder_that_cannot_be_made_is_only_a_pity(tmp_path):
+    (tmp_path / "file").write_text("")
+    finished = compile_something(tmp_path / "file" / "cache")
+    assert "not kept" in finished.stderr
