@@ -50,10 +50,11 @@ def test_prioritised_dueling_dqn_solves_cartpole(tmp_path):
 def test_ppo_swings_the_pendulum_up(tmp_path):
     environment = {"id": "Pendulum-v1", "normalize_observations": True, "normalize_rewards": True}
     agent = {"type": "ppo", "discount": 0.9, "learning_rate": 1e-3, "epochs": 10, "minibatches": 8, "horizon": 256}
-    spec = experiment(environment, agent, num_envs=8, total_timesteps=600_000, stop_at_return=-200)
+    spec = experiment(environment, agent, num_envs=8, total_timesteps=600_000, stop_at_return=-170)
     outcome = train(tmp_path, spec)
-    assert outcome.mean_return >= -200, outcome
-    assert evaluated(tmp_path, "Pendulum-v1") >= -250
+    assert outcome.mean_return >= -170, outcome
+    # A single episode ranges from 0 to -400 by where the pendulum starts, so it takes many to tell.
+    assert evaluated(tmp_path, "Pendulum-v1", episodes=100) >= -230
 
 
 def test_ppo_finds_the_goal_of_a_grid_world(tmp_path):
