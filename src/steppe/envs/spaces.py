@@ -210,8 +210,9 @@ def _write_number(obs: Any, rows: np.ndarray, i: int) -> None:
     rows[i] = int(obs)
 
 
-def _as_ints(actions: np.ndarray) -> list[int]:
-    return actions.tolist()
+def _as_ints(actions: np.ndarray) -> list[np.int64]:
+    # NumPy's numbers, not Python's: gymnasium checks them in half the time, which counts at every step.
+    return list(actions.astype(np.int64))
 
 
 def _counts(space: gym_spaces.MultiDiscrete, id: str) -> tuple[int, ...]:
