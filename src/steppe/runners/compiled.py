@@ -17,7 +17,7 @@ from steppe.runners import episodes as episode_window
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.episodes import Window, empty_window
-from steppe.runners.learning import Learner, begin, learn
+from steppe.runners.learning import Learner, begin, is_healthy, learn
 from steppe.runners.rollout import Envs, Finished, Rollout
 
 AXIS = "shards"
@@ -129,8 +129,7 @@ class CompiledEngine:
             run, row = self._iteration(run, timestep + done * self.timesteps_per_iteration)
             columns = jax.tree.map(lambda column, value: column.at[done].set(value), columns, row)
             reached = episode_window.has_reached(run.window, stop_at_return)
-            healthy = jnp.isfinite(row.metrics.get("loss", jnp.float32(0.0)))
-            return run, columns, done + 1, finished + row.episodes, reached, healthy
+            return run, columns, done + 1, finished + row.episodes, reached, is_healthy(run.learner, row.metrics)
 
         start = (run, columns, jnp.int32(0), jnp.int32(0), jnp.bool_(False), jnp.bool_(True))
         run, columns, done, _, reached, healthy = jax.lax.while_loop(is_going, iteration, start)
