@@ -6,7 +6,7 @@ import sys
 import jax
 import pytest
 
-from steppe.envs.registry import has_twin, known_ids, make_jax
+from steppe.envs.registry import catalogue, has_twin, known_ids, make_jax, plays_atari, settings_of
 from steppe.errors import SpecError
 from steppe.specs.environment import EnvironmentSpec
 
@@ -72,3 +72,42 @@ def test_an_unknown_id_names_the_nearest_one() -> None:
 def test_a_wrong_setting_is_named_with_its_place(settings: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make_jax(EnvironmentSpec(id="CartPole-v1", settings=settings))
+
+
+def test_the_catalogue_has_every_twin_and_a_line_for_each_family() -> None:
+    entries = {entry.id: entry for entry in catalogue()}
+    assert {id for id, entry in entries.items() if entry.kind == "compiled"} == set(known_ids())
+    assert {entry.kind for entry in entries.values()} == {"compiled", "remote", "atari", "mujoco", "box2d", "minigrid"}
+    assert all(entry.sentence.endswith(".") for entry in entries.values())
+
+
+def test_the_whole_catalogue_has_every_id_that_can_be_made_and_none_that_only_points_elsewhere() -> None:
+    kinds = {entry.id: entry.kind for entry in catalogue(every=True)}
+    assert kinds["CartPole-v1"] == "compiled"
+    assert kinds["FrozenLake-v1"] == "gymnasium"
+    assert kinds["HalfCheetah-v5"] == "mujoco"
+    assert "HalfCheetah-v2" not in kinds
+
+
+def test_settings_come_with_their_defaults() -> None:
+    defaults = {setting.name: setting.default for setting in settings_of("ALE/Pong-v5")}
+    assert (defaults["frame_skip"], defaults["repeat_action_probability"], defaults["max_frames"]) == (4, 0.25, 108_000)
+    assert {setting.name: setting.default for setting in settings_of("GridWorld")}["width"] == 5
+    lake = {setting.name: setting.default for setting in settings_of("FrozenLake-v1")}
+    assert (lake["map_name"], lake["is_slippery"], lake["max_episode_steps"]) == ("4x4", True, 100)
+    assert all(setting.sentence for setting in settings_of("CartPole-v1"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        ({"id": "ALE/Pong-v5"}, True),
+        ({"id": "PongNoFrameskip-v4"}, True),
+        ({"id": "ALE/Pong-v5", "backend": "gymnasium"}, False),
+        ({"id": "ALE/Pong-v5", "wrappers": ["gymnasium.wrappers.ClipReward"]}, False),
+        ({"gym_id": "Pong-v0"}, False),
+        ({"id": "CartPole-v1"}, False),
+    ],
+)
+def test_atari_is_preprocessed_unless_somebody_else_does_it(fields: dict, answer: bool) -> None:
+    assert plays_atari(EnvironmentSpec(**fields)) is answer

@@ -3,8 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from steppe.envs.host import HostEnvs
 from steppe.envs.rendering import MAX_SIDE, record_episode
 from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.spaces import Discrete
 
 
 def test_a_twin_is_shown_through_its_original() -> None:
@@ -54,3 +56,37 @@ def test_what_cannot_be_shown_says_why(id: str) -> None:
     recording = record_episode(EnvironmentSpec(id=id), lambda observation: 0)
     assert recording.frames is None
     assert id.split(":")[-1] in recording.reason or "does not draw" in recording.reason
+
+
+def test_an_atari_game_is_shown_in_full_and_scored_in_full() -> None:
+    pytest.importorskip("ale_py", reason="the extra atari is not installed")
+    shapes = set()
+    turns = iter(range(10_000))
+
+    def act(observation: np.ndarray) -> int:
+        shapes.add((observation.shape, observation.dtype.name))
+        return next(turns) % 4
+
+    spec = EnvironmentSpec(id="ALE/Breakout-v5", settings={"clip_rewards": True, "episodic_life": True})
+    recording = record_episode(spec, act, seed=1)
+    assert recording.reason == ""
+    assert recording.frames is not None
+    assert recording.frames[0].shape == (210, 160, 3)
+    assert shapes == {((4, 84, 84), "uint8")}
+    assert recording.fps == 15
+    # Five lives, each of which takes the ball some twenty decisions to fall.
+    assert 100 < recording.length == len(recording.frames) - 1
+
+
+@pytest.mark.parametrize("id", ["HalfCheetah-v5", "MiniGrid-Empty-5x5-v0"])
+def test_environments_of_other_packages_are_shown(id: str) -> None:
+    pytest.importorskip({"H": "mujoco", "M": "minigrid"}[id[0]], reason="an extra is not installed")
+    spec = EnvironmentSpec(id=id)
+    with HostEnvs(spec, 1) as envs:
+        space = envs.action_space
+    action = 0 if isinstance(space, Discrete) else np.zeros(space.shape)
+    recording = record_episode(spec, lambda observation: action, max_timesteps_per_episode=4)
+    if "OpenGL" in recording.reason or "GL" in recording.reason:
+        pytest.skip("this machine cannot draw without a screen")
+    assert recording.reason == ""
+    assert recording.frames

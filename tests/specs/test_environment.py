@@ -24,7 +24,7 @@ def test_two_environments_at_once_are_refused():
         validate(EnvironmentSpec, {"id": "CartPole-v1", "gym_id": "Pendulum-v1"}, source="env.json")
     assert str(error.value) == (
         'unknown field "gym_id" in env.json at gym_id; the fields are id, backend, settings, '
-        "normalize_observations, normalize_rewards, vectorization"
+        "wrappers, normalize_observations, normalize_rewards, vectorization"
     )
 
 

@@ -18,8 +18,20 @@ _AGENTS = {
     "random": ("steppe.agents.idle", "Random"),
     "constant": ("steppe.agents.idle", "Constant"),
     "vpg": ("steppe.agents.vpg", "VPG"),
+    "a2c": ("steppe.agents.a2c", "A2C"),
+    "a3c": ("steppe.agents.a2c", "A3C"),
     "ppo": ("steppe.agents.ppo", "PPO"),
+    "trpo": ("steppe.agents.trpo", "TRPO"),
+    "impala": ("steppe.agents.impala", "IMPALA"),
     "dqn": ("steppe.agents.dqn", "DQN"),
+    "ddqn": ("steppe.agents.dqn", "DDQN"),
+    "dqn_nstep": ("steppe.agents.dqn", "NStepDQN"),
+    "qr_dqn": ("steppe.agents.dqn", "QRDQN"),
+    "pqn": ("steppe.agents.pqn", "PQN"),
+    "ddpg": ("steppe.agents.ddpg", "DDPG"),
+    "td3": ("steppe.agents.td3", "TD3"),
+    "sac": ("steppe.agents.sac", "SAC"),
+    "naf": ("steppe.agents.naf", "NAF"),
 }
 
 

@@ -7,20 +7,26 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from steppe.agents import normalizers
 from steppe.agents.normalizers import CLIP, Statistics, empty
 from steppe.errors import UserError
+from steppe.records import heads
 from steppe.records.policy import Policy, PolicyDescription
-from steppe.specs._base import Settings
+from steppe.records.preprocessing import Preprocessing, RewardPreprocessing
+from steppe.specs.agent_settings import AgentSettings
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Space
 
 Metrics = dict[str, Array]
+Internals = dict[str, Any]
+"""What an actor remembers within an episode, one row for each environment: {} for most agents."""
 Leaf = Any
 """A JAX array, or a NumPy array on its way to one."""
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=AgentSettings)
 
 
 class TrainState(NamedTuple):
@@ -65,6 +71,10 @@ class Trajectory(NamedTuple):
     """What the network put out when acting (logits, means or values), [T, N, outputs]."""
     running_returns: Leaf
     """Discounted sums of the rewards of each episode so far: what reward normalisation measures."""
+    internals: Internals
+    """What the actor remembered before each action."""
+    next_internals: Internals
+    """What it remembered after each action, also where the episode then ended."""
 
 
 class Transitions(NamedTuple):
@@ -96,6 +106,8 @@ class Situation:
     normalize_rewards: bool = False
     shards: int = 1
     """Over how many devices the environments are spread."""
+    preprocessing: Preprocessing | None = None
+    """What made `observation` of what the environment shows."""
 
 
 class Agent(ABC, Generic[S]):
@@ -108,8 +120,10 @@ class Agent(ABC, Generic[S]):
     default_num_envs: ClassVar[int] = 8
     horizon: int
     """How many timesteps each environment takes between two calls of `update`."""
-    noise_size: int
-    """How many random numbers one action takes."""
+    kind: str
+    """How the network's outputs become actions: see `steppe.records.heads`."""
+    always_draws: ClassVar[bool] = False
+    """Whether even a greedy action needs noise."""
     layers: NetworkSpec | None = None
     """The network, where there is one."""
     axis: str | None = None
@@ -119,6 +133,13 @@ class Agent(ABC, Generic[S]):
         self.settings = settings
         self.situation = situation
         self.normalizes_observations = situation.normalize_observations and self.experience != "none"
+        stages = settings.reward_preprocessing
+        if stages is not None and RewardPreprocessing(stages).spans_rollout and self.experience != "trajectories":
+            raise UserError(
+                f'reward_preprocessing "standardize" needs whole rollouts, but agent "{self.type}" learns from single '
+                'timesteps; use "running_standardize"'
+            )
+        self.reward_preprocessing = None if stages is None else RewardPreprocessing(stages)
         if self.normalizes_observations and not _can_normalize(situation.observation):
             raise UserError("normalize_observations needs observations of real numbers; images are scaled without it")
 
@@ -130,25 +151,67 @@ class Agent(ABC, Generic[S]):
         """The part of the state that `act` needs."""
         return Acting(state.params, state.observations)
 
-    @abstractmethod
+    def initial_internals(self, lead: tuple[int, ...]) -> Internals:
+        """What an actor remembers at the start of an episode; leaves [*lead, ...]."""
+        return {}
+
+    @property
+    def acts_in_numpy(self) -> bool:
+        """Whether `policy` puts out all that `act` does, so that the host can act without a compiled call."""
+        return True
+
+    @property
+    def noise(self) -> heads.Noise:
+        """Which random numbers one action takes."""
+        return heads.noise_of(self.kind, self.situation.action)
+
     def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
-        """The randomness of actions, [*shape, noise_size]: drawn for a whole rollout at once, since a draw costs
-        more than a small network's forward pass."""
+        """The randomness of actions, [*shape, columns of `noise`]: drawn for a whole rollout at once, since a draw
+        costs more than a small network's forward pass."""
+        noise = self.noise
+        if len(noise) == 1:
+            return _draw(noise[0][0], key, (*shape, noise[0][1]))
+        keys = jax.random.split(key, len(noise))
+        parts = [_draw(name, part_key, (*shape, size)) for (name, size), part_key in zip(noise, keys, strict=True)]
+        return jnp.concatenate(parts, -1)
 
-    def exploration(self, timestep: int) -> float:
-        """The share of random actions at a timestep, for agents that explore by chance."""
-        return 0.0
-
-    @abstractmethod
-    def act(self, acting: Acting, observations: Array, noise: Array | None, timestep: Array) -> tuple[Array, Array]:
-        """observations [N, ...] -> actions [N, ...] as the learner stores them, and the network's outputs.
+    def act(
+        self, acting: Acting, observations: Array, noise: Array | None, timestep: Array, internals: Internals
+    ) -> tuple[Array, Array, Internals]:
+        """observations [N, ...] -> actions [N, ...] as the learner stores them, the network's outputs [N, outputs],
+        and what the actor remembers.
 
         Without noise the action is the greedy one. `timestep` drives exploration schedules.
         """
+        outputs, internals = self.outputs(acting, observations, internals)
+        actions, internals = self.choose(outputs, noise, timestep, internals, self.log_std(acting), jnp)
+        return actions, outputs, internals
 
     @abstractmethod
+    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+        """What the policy's network puts out, [N, outputs]."""
+
+    def choose(
+        self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
+    ) -> tuple[Any, Internals]:
+        """From outputs to actions, in NumPy or JAX (`xp`); greedy without noise."""
+        space = self.situation.action
+        if noise is None:
+            return heads.greedy(self.kind, outputs, space, xp), internals
+        exploration = self.exploration(timestep, xp)
+        return heads.sample(self.kind, outputs, noise, space, xp, log_std=log_std, **exploration), internals
+
+    def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
+        """How much `heads.sample` explores at a timestep: its epsilon or sigma."""
+        return {}
+
+    def log_std(self, acting: Acting) -> Any:
+        """The logarithm of the spread of Gaussian actions, where the parameters hold one."""
+        return 0.0
+
     def to_environment(self, actions: Array) -> Array:
-        """The learner's actions as the environment takes them: clipped to its bounds, in its shape."""
+        """The learner's actions as the environment takes them: within its bounds, in its shape."""
+        return heads.postprocess(self.kind, actions, self.situation.action, xp=jnp)
 
     @abstractmethod
     def gradients(self, state: TrainState, batch: Any) -> tuple[Array, Metrics]:
@@ -166,9 +229,9 @@ class Agent(ABC, Generic[S]):
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         """The tensors of `policy`, copied to the host: what changes from update to update."""
 
-    @abstractmethod
     def policy_head(self) -> dict[str, Any]:
         """How the policy's outputs become actions: see `steppe.records.policy`."""
+        return {"kind": self.kind}
 
     def policy(self, state: TrainState, timestep: int) -> Policy:
         """The self-contained artefact that acts as this state does."""
@@ -190,9 +253,23 @@ class Agent(ABC, Generic[S]):
         """How many optimiser steps one call of `update` takes."""
         return 1
 
+    def normalized(self, statistics: Statistics, observations: Array) -> Array:
+        """Observations as the network takes them."""
+        return normalizers.normalize(statistics, observations) if self.normalizes_observations else observations
+
 
 def _can_normalize(space: Space) -> bool:
     return isinstance(space, Box) and not space.is_image and space.dtype.startswith("float")
+
+
+def _draw(distribution: str, key: Array, shape: tuple[int, ...]) -> Array:
+    draws = {
+        "gumbel": jax.random.gumbel,
+        "logistic": jax.random.logistic,
+        "normal": jax.random.normal,
+        "uniform": jax.random.uniform,
+    }
+    return draws[distribution](key, shape)
 
 
 def host_generator(key: Array) -> np.random.Generator:

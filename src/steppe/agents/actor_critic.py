@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import jax
@@ -9,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from pydantic import model_validator
 
-from steppe.agents import normalizers
+from steppe.agents import normalizers, old_words
 from steppe.agents._base import (
     Acting,
     Agent,
+    Internals,
     Metrics,
     Situation,
     TrainState,
@@ -24,16 +27,32 @@ from steppe.agents._base import (
 )
 from steppe.agents.advantages import generalized_advantages
 from steppe.agents.chunks import map_chunks, mean_over_chunks
-from steppe.agents.distributions import distribution_for
+from steppe.agents.distributions import DistributionName, distribution_for
 from steppe.agents.layout import Layout
-from steppe.agents.optimizers import Decay, OptimizerName, make_optimizer
+from steppe.agents.natural_gradient import fisher_product, natural_step
+from steppe.agents.optimizers import (
+    OptimizerSettings,
+    gradient_of,
+    innermost,
+    learning_rate_schedule,
+    lift_learning_rate,
+    make_transform,
+    step,
+    steps_of,
+)
 from steppe.networks import Network, apply_head, default_layers, head
-from steppe.records import heads
-from steppe.specs._base import Count, NonNegative, Positive, Settings, Unit
+from steppe.specs._base import Count, NonNegative, Positive, Unit
+from steppe.specs.baseline import BaselineSpec
+from steppe.specs.optimizer import Evolutionary, NaturalGradient, OptimizerSpec
 from steppe.specs.spaces import Box
 
+VALUE = "value/"
+"""Before the names of what the value network remembers."""
+Part = Literal["all", "policy", "value"]
+"""Which terms of the loss an optimiser follows."""
 
-class ActorCriticSettings(Settings):
+
+class ActorCriticSettings(OptimizerSettings):
     """What every policy-gradient agent can be told."""
 
     discount: Unit = 0.99
@@ -42,39 +61,65 @@ class ActorCriticSettings(Settings):
     """How far advantages look ahead: 0 is one step, 1 is the whole episode."""
     horizon: Count = 128
     """How many timesteps each environment takes between two updates."""
-    learning_rate: Positive = 3e-4
-    """The optimiser's step size."""
-    learning_rate_decay: Decay = "none"
-    """"linear" lets the learning rate fall to zero at total_timesteps."""
-    optimizer: OptimizerName = "adam"
-    """How gradients become steps."""
-    max_gradient_norm: Positive | None = 0.5
-    """Longer gradients are shortened to this length; null leaves them as they are."""
     value_coefficient: NonNegative = 0.5
     """The weight of the value error in the loss."""
     entropy_coefficient: NonNegative = 0.0
-    """The weight of the entropy bonus that keeps the policy exploring."""
+    """The weight of the entropy bonus that keeps the policy exploring; also spelled entropy_regularization."""
     normalize_advantages: bool = True
     """Whether advantages are shifted and scaled to mean 0 and variance 1 in each minibatch."""
     share_network: bool | None = None
     """Whether policy and value share all layers but the last; null: only for images."""
+    baseline: BaselineSpec | None = None
+    """The value network, where it has other layers than the policy's."""
+    baseline_optimizer: OptimizerSpec | None = None
+    """An optimiser of its own for the value network."""
+    baseline_learning_rate: Positive = 1e-3
+    """That optimiser's step size; may also be written inside it."""
+    distribution: DistributionName = "auto"
+    """How actions are drawn: "categorical" or "bernoulli", "gaussian" or "beta"; also spelled distributions."""
     initial_log_std: float = 0.0
-    """The logarithm of the first spread of continuous actions."""
+    """The logarithm of the first spread of Gaussian actions."""
+    variable_noise: NonNegative = 0.0
+    """The deviation of noise that is added to all parameters while acting, drawn anew for each rollout."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_words(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        data = old_words.understand(data, set(cls.model_fields))
+        return lift_learning_rate(data, "baseline_optimizer", "baseline_learning_rate")
+
+    @model_validator(mode="after")
+    def _parts_are_apart(self) -> ActorCriticSettings:
+        if self.share_network and (self.baseline is not None or self.baseline_optimizer is not None):
+            raise ValueError("a baseline or baseline_optimizer needs a value network of its own: share_network false")
+        if isinstance(innermost(self.optimizer), NaturalGradient) and self.baseline_optimizer is None:
+            raise ValueError("natural_gradient moves the policy only: give a baseline_optimizer for the value network")
+        if self.baseline_optimizer is not None and isinstance(innermost(self.baseline_optimizer), NaturalGradient):
+            raise ValueError("natural_gradient measures steps of a policy, so it cannot be the baseline_optimizer")
+        return self
 
 
 S = TypeVar("S", bound=ActorCriticSettings)
 
 
 class Batch(NamedTuple):
-    """What the losses take; leaves are [B, ...]."""
+    """What the losses take; leaves are [B, ...], and for recurrent networks [B, T, ...]: whole sequences."""
 
     observations: Array
     actions: Array
+    outputs: Array
+    """What the network put out when acting."""
     log_probs: Array
     """Of the actions, under the policy that took them."""
     advantages: Array
     returns: Array
     """What the values should have been: advantages + values."""
+    internals: Internals
+    """What the actor remembered before the first action of a sequence [B, ...]; {} for other networks."""
+    is_first: Array | tuple[()]
+    """Where a sequence enters a new episode [B, T]; () for other networks."""
 
 
 class ActorCritic(Agent[S], Generic[S]):
@@ -85,89 +130,126 @@ class ActorCritic(Agent[S], Generic[S]):
     def __init__(self, settings: S, situation: Situation) -> None:
         super().__init__(settings, situation)
         self.horizon = settings.horizon
-        self.distribution = distribution_for(situation.action, self.type)
-        self.noise_size = self.distribution.noise_size
+        self.distribution = distribution_for(situation.action, self.type, settings.distribution)
+        self.kind = self.distribution.kind
         self.layers = situation.network or default_layers(situation.observation)
-        self.network = Network(self.layers, situation.observation)
-        is_image = isinstance(situation.observation, Box) and situation.observation.is_image
-        self.shares_network = is_image if settings.share_network is None else settings.share_network
+        self.network = Network(self.layers, situation.observation, supports=("recurrent", "regularization"))
+        self.shares_network = self._shares_network()
+        own = settings.baseline.layers() if settings.baseline is not None else self.layers
+        self.value_network = Network(own, situation.observation, supports=("recurrent", "regularization"))
         self.layout = Layout(self._draw_params(None))
-        self.optimizer = make_optimizer(
-            settings.optimizer,
-            settings.learning_rate,
-            settings.max_gradient_norm,
-            settings.learning_rate_decay,
-            self._total_updates(),
-        )
+        self.parts = [_PartOfLoss(self, part) for part in self._optimizers()]
 
     def init(self, key: Array) -> TrainState:
         """Orthogonal weights; a small last layer makes the first policy nearly uniform."""
         params = self.layout.join(self._draw_params(host_generator(key)))
-        return fresh_state(self, params, params[:0], jax.jit(self.optimizer.init)(params), key)
+        return fresh_state(self, params, params[:0], [jax.jit(part.transform.init)(params) for part in self.parts], key)
 
-    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
-        """What the distribution adds to the outputs to draw an action."""
-        return self.distribution.draw_noise(key, shape)
+    def acting(self, state: TrainState) -> Acting:
+        """The parameters, with noise added where it was asked for."""
+        params = state.params
+        if self.settings.variable_noise:
+            key = jax.random.fold_in(state.key, state.updates)
+            params = params + self.settings.variable_noise * jax.random.normal(key, params.shape)
+        return Acting(params, state.observations)
 
-    def act(self, acting: Acting, observations: Array, noise: Array | None, timestep: Array) -> tuple[Array, Array]:
-        """Draws an action from the policy, or takes its most likely one."""
+    def initial_internals(self, lead: tuple[int, ...]) -> Internals:
+        """What the networks' recurrent layers start with."""
+        states = dict(self.network.initial_state(lead))
+        if not self.shares_network:
+            states |= {VALUE + name: state for name, state in self.value_network.initial_state(lead).items()}
+        return states
+
+    @property
+    def acts_in_numpy(self) -> bool:
+        """Not where the value network has a memory of its own, which a policy leaves out."""
+        return self.shares_network or not self.value_network.is_recurrent
+
+    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+        """Logits or means."""
         params = self.layout.split(acting.params)
-        outputs = self._outputs(params, self._normalized(acting.observations, observations))
-        kind, space = self.distribution.kind, self.situation.action
-        if noise is None:
-            return heads.greedy(kind, outputs, space, xp=jnp), outputs
-        log_std = params["policy"]["head"].get("log_std")
-        return heads.sample(kind, outputs, noise, space, xp=jnp, log_std=log_std), outputs
+        policy = params["policy"]
+        observations = self.normalized(acting.observations, observations)
+        features, after = self.network.advance(policy["torso"], observations, internals)
+        if not self.acts_in_numpy:
+            _, own = self.value_network.advance(params["value"]["torso"], observations, _of_value(internals))
+            after = after | {VALUE + name: state for name, state in own.items()}
+        return apply_head(policy["head"], features), after
 
-    def to_environment(self, actions: Array) -> Array:
-        """Clipped to the bounds, in the environment's shape."""
-        return heads.postprocess(actions, self.situation.action, xp=jnp)
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it learns from sequences instead of single timesteps."""
+        return self.network.is_recurrent or self.value_network.is_recurrent
 
-    def gradients(self, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
-        """The gradient of the agent's loss over a batch [B, ...], averaged over devices."""
-        if self.settings.normalize_advantages:
-            batch = batch._replace(advantages=self._standardized(batch.advantages))
-
-        def loss(vector: Array, batch: Batch, index: Array) -> tuple[Array, Metrics]:
-            params = self.layout.split(vector)
-            key = None
-            if self.network.has_dropout:
-                key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
-            observations = self._normalized(state.observations, batch.observations)
-            outputs, values = self._outputs_and_values(params, observations, key)
-            log_std = params["policy"]["head"].get("log_std")
-            log_probs = self.distribution.log_prob(outputs, log_std, batch.actions)
-            policy_loss, metrics = self.policy_loss(log_probs, batch.log_probs, batch.advantages)
-            value_loss = jnp.mean((values - batch.returns) ** 2)
-            entropy = self.distribution.entropy(outputs, log_std).mean()
-            settings = self.settings
-            total = policy_loss + settings.value_coefficient * value_loss - settings.entropy_coefficient * entropy
-            metrics |= {"loss": total, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-            return total, metrics
-
-        gradient = jax.grad(loss, has_aux=True)
-        gradients, metrics = mean_over_chunks(lambda chunk, index: gradient(state.params, chunk, index), batch)
-        if self.axis is not None:
-            gradients = jax.lax.pmean(gradients, self.axis)
-        return gradients, metrics
+    def log_std(self, acting: Acting) -> Any:
+        """A parameter of its own for Gaussian actions."""
+        return self.layout.split(acting.params)["policy"]["head"].get("log_std", 0.0)
 
     def policy_loss(self, log_probs: Array, old_log_probs: Array, advantages: Array) -> tuple[Array, Metrics]:
         """[B] each -> the scalar to minimise, and metrics: what tells one policy-gradient agent from another."""
         raise NotImplementedError
 
+    def gradients(self, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
+        """The gradient of the agent's loss over a batch [B, ...], averaged over devices."""
+        results = [part.gradients(state, batch) for part in self.parts]
+        # Where there are several parts, each is zero where the others are not.
+        return sum(gradients for gradients, _ in results), _joined([metrics for _, metrics in results])
+
     def apply(self, state: TrainState, gradients: Array) -> TrainState:
-        """One optimiser step on the vector."""
-        steps, optimizer = self.optimizer.update(gradients, state.optimizer, state.params)
-        return state._replace(
-            params=optax.apply_updates(state.params, steps), optimizer=optimizer, updates=state.updates + 1
-        )
+        """One optimiser step on the vector; the value network's own optimiser takes its own part."""
+        if len(self.parts) == 1:
+            return self.parts[0].apply(state, gradients)
+        is_policy = jnp.arange(self.layout.size) < self.layout.start_of("value")
+        state = self.parts[0].apply(state, jnp.where(is_policy, gradients, 0.0))
+        return self.parts[1].apply(state, jnp.where(is_policy, 0.0, gradients))._replace(updates=state.updates)
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """One step of each optimiser, whatever it wraps, on a minibatch."""
+        collected = []
+        for part in self.parts:
+            state, metrics = step(part.spec, part, state, batch)
+            collected.append(metrics)
+        return state, _joined(collected)
+
+    def loss(self, params: Array, state: TrainState, batch: Batch, part: Part, index: Any = 0) -> tuple[Array, Metrics]:
+        """The terms that an optimiser follows, over a batch; `index` tells chunks of it apart (for dropout)."""
+        split, settings = self.layout.split(params), self.settings
+        key = None
+        if self.network.has_dropout or self.value_network.has_dropout:
+            key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
+        observations = self.normalized(state.observations, batch.observations)
+        outputs, values = self._outputs_and_values(split, observations, batch, key, part)
+        total, metrics = jnp.float32(0.0), {}
+        if part != "value":
+            log_std = split["policy"]["head"].get("log_std")
+            log_probs = self.distribution.log_prob(outputs, log_std, batch.actions)
+            policy_loss, metrics = self.policy_loss(log_probs, batch.log_probs, batch.advantages)
+            entropy = self.distribution.entropy(outputs, log_std).mean()
+            total += policy_loss - settings.entropy_coefficient * entropy
+            total += self.network.penalty(split["policy"]["torso"])
+            metrics |= {"policy_loss": policy_loss, "entropy": entropy}
+        if part != "policy":
+            value_loss = jnp.mean((values - batch.returns) ** 2)
+            total += settings.value_coefficient * value_loss
+            if not self.shares_network:
+                total += self.value_network.penalty(split["value"]["torso"])
+            metrics |= {"value_loss": value_loss}
+        return total, metrics | {"loss": total}
+
+    def divergence(self, params: Array, state: TrainState, batch: Batch) -> Array:
+        """How far the policy at `params` is from the one at `state.params`, over a batch."""
+        observations = self.normalized(state.observations, batch.observations)
+        policies = []
+        for vector in (jax.lax.stop_gradient(state.params), params):
+            split = self.layout.split(vector)
+            outputs, _ = self._outputs_and_values(split, observations, batch, None, "policy")
+            policies += [outputs, split["policy"]["head"].get("log_std")]
+        return self.distribution.kl(*policies).mean()
 
     def prepare(self, state: TrainState, trajectory: Trajectory) -> Batch:
-        """[T, N, ...] -> advantages and value targets, flattened to [T * N, ...]."""
+        """[T, N, ...] -> advantages and value targets, flattened to [T * N, ...] or as sequences [N, T, ...]."""
         settings = self.settings
-        params = self.layout.split(state.params)
-        values, next_values = self._trajectory_values(state, params, trajectory)
-        log_std = params["policy"]["head"].get("log_std")
+        values, next_values = self.trajectory_values(state, trajectory)
         rewards = trajectory.rewards
         if self.situation.normalize_rewards:
             rewards = normalizers.scale(state.returns, rewards)
@@ -180,9 +262,35 @@ class ActorCritic(Agent[S], Generic[S]):
             settings.discount,
             settings.gae_lambda,
         )
-        log_probs = self.distribution.log_prob(trajectory.outputs, log_std, trajectory.actions)
-        batch = Batch(trajectory.observations, trajectory.actions, log_probs, advantages, advantages + values)
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
+        return self.batch_of(trajectory, self.behaviour_log_probs(state, trajectory), advantages, advantages + values)
+
+    def behaviour_log_probs(self, state: TrainState, trajectory: Trajectory) -> Array:
+        """Log-probabilities [T, N] of the actions under the policy that took them."""
+        log_std = self.layout.split(state.params)["policy"]["head"].get("log_std")
+        return self.distribution.log_prob(trajectory.outputs, log_std, trajectory.actions)
+
+    def current_log_probs(self, state: TrainState, trajectory: Trajectory) -> Array:
+        """Log-probabilities [T, N] of the actions under the policy as it is now."""
+        lead = trajectory.rewards.shape
+
+        def outputs(rows: tuple[Array, Internals]) -> Array:
+            return self.outputs(Acting(state.params, state.observations), *rows)[0]
+
+        observed = (trajectory.observations, trajectory.internals)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observed)
+        current = map_chunks(outputs, flat)
+        return self.behaviour_log_probs(state, trajectory._replace(outputs=current.reshape(*lead, -1)))
+
+    def batch_of(self, trajectory: Trajectory, log_probs: Array, advantages: Array, returns: Array) -> Batch:
+        """All timesteps as samples, or all environments as sequences."""
+        ended = trajectory.terminated | trajectory.truncated
+        is_first = jnp.concatenate([jnp.zeros_like(ended[:1]), ended[:-1]])
+        leaves = (trajectory.observations, trajectory.actions, trajectory.outputs, log_probs, advantages, returns)
+        if self.is_recurrent:
+            internals = jax.tree.map(lambda leaf: leaf[0], trajectory.internals)
+            return Batch(*(jnp.swapaxes(leaf, 0, 1) for leaf in leaves), internals, jnp.swapaxes(is_first, 0, 1))
+        flat = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
+        return Batch(*flat, {}, ())
 
     def note_rewards(self, state: TrainState, trajectory: Trajectory) -> TrainState:
         """Before an update: the spread of the returns, so that the very first rewards are scaled already."""
@@ -196,82 +304,186 @@ class ActorCritic(Agent[S], Generic[S]):
             return state
         return state._replace(observations=normalizers.merge(state.observations, trajectory.observations, self.axis))
 
+    def trajectory_values(self, state: TrainState, trajectory: Trajectory) -> tuple[Array, Array]:
+        """Values [T, N] of the observations and of their true successors."""
+        params = self.layout.split(state.params)
+
+        def values_of(observations: Array, internals: Internals) -> Array:
+            def values(rows: tuple[Array, Internals]) -> Array:
+                return self._values(params, self.normalized(state.observations, rows[0]), rows[1])
+
+            flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (observations, internals))
+            return map_chunks(values, flat).reshape(observations.shape[:2])
+
+        values = values_of(trajectory.observations, trajectory.internals)
+        last = jax.tree.map(lambda leaf: leaf[-1:], (trajectory.next_observations, trajectory.next_internals))
+        # A successor is the next row's observation, except where an episode ended. A terminated one has no future; only
+        # a truncated one needs a look at what would have come, and most trajectories have none.
+        next_values = jax.lax.cond(
+            jnp.any(trajectory.truncated),
+            lambda: values_of(trajectory.next_observations, trajectory.next_internals),
+            lambda: jnp.concatenate([values[1:], values_of(*last)]),
+        )
+        return values, next_values.reshape(values.shape)
+
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         """The policy network with its normaliser; the value network stays behind."""
         named = self.layout.named(np.array(state.params))
         tensors = {name.removeprefix("policy/"): t for name, t in named.items() if name.startswith("policy/")}
         return tensors | normalizer_tensors(self, state)
 
-    def policy_head(self) -> dict[str, Any]:
-        """As the distribution has it."""
-        return {"kind": self.distribution.kind}
+    def _shares_network(self) -> bool:
+        settings, observation = self.settings, self.situation.observation
+        if settings.share_network is None:
+            is_image = isinstance(observation, Box) and observation.is_image
+            return is_image and settings.baseline is None and settings.baseline_optimizer is None
+        return settings.share_network
+
+    def _optimizers(self) -> list[Part]:
+        return ["all"] if self.settings.baseline_optimizer is None else ["policy", "value"]
 
     def _draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
         features, outputs = self.network.features, self.distribution.outputs
         policy: dict[str, Any] = {"torso": self.network.init(rng), "head": head(rng, features, outputs, scale=0.01)}
-        if isinstance(self.situation.action, Box):
+        if self.kind == "gaussian":
             policy["head"]["log_std"] = np.full(outputs, self.settings.initial_log_std, np.float32)
-        value: dict[str, Any] = {"head": head(rng, features, 1, scale=1.0)}
-        if not self.shares_network:
-            value["torso"] = self.network.init(rng)
-        return {"policy": policy, "value": value}
+        if self.shares_network:
+            return {"policy": policy, "value": {"head": head(rng, features, 1, scale=1.0)}}
+        value_head = head(rng, self.value_network.features, 1, scale=1.0)
+        return {"policy": policy, "value": {"head": value_head, "torso": self.value_network.init(rng)}}
 
-    def _outputs(self, params: dict[str, Any], observations: Array) -> Array:
-        policy = params["policy"]
-        return apply_head(policy["head"], self.network.apply(policy["torso"], observations))
-
-    def _values(self, params: dict[str, Any], observations: Array) -> Array:
-        torso = params["policy" if self.shares_network else "value"]["torso"]
-        return apply_head(params["value"]["head"], self.network.apply(torso, observations))[..., 0]
-
-    def _trajectory_values(
-        self, state: TrainState, params: dict[str, Any], trajectory: Trajectory
-    ) -> tuple[Array, Array]:
-        """Values [T, N] of the observations and of their true successors."""
-        lead = trajectory.rewards.shape
-
-        def values_of(observations: Array) -> Array:
-            def values(rows: Array) -> Array:
-                return self._values(params, self._normalized(state.observations, rows))
-
-            flat = observations.reshape(-1, *observations.shape[2:])
-            return map_chunks(values, flat).reshape(observations.shape[:2])
-
-        values = values_of(trajectory.observations)
-        last = values_of(trajectory.next_observations[-1:])
-        # A successor is the next row's observation, except where an episode ended. A terminated one has no future; only
-        # a truncated one needs a look at what would have come, and most trajectories have none.
-        next_values = jax.lax.cond(
-            jnp.any(trajectory.truncated),
-            lambda: values_of(trajectory.next_observations),
-            lambda: jnp.concatenate([values[1:], last]),
-        )
-        return values, next_values.reshape(lead)
+    def _values(self, params: dict[str, Any], observations: Array, internals: Internals) -> Array:
+        if self.shares_network:
+            features, _ = self.network.advance(params["policy"]["torso"], observations, internals)
+        else:
+            features, _ = self.value_network.advance(params["value"]["torso"], observations, _of_value(internals))
+        return apply_head(params["value"]["head"], features)[..., 0]
 
     def _outputs_and_values(
-        self, params: dict[str, Any], observations: Array, dropout_key: Array | None
+        self, params: dict[str, Any], observations: Array, batch: Batch, dropout_key: Array | None, part: Part
     ) -> tuple[Array, Array]:
-        features = self.network.apply(params["policy"]["torso"], observations, dropout_key)
-        outputs = apply_head(params["policy"]["head"], features)
-        if not self.shares_network:
-            features = self.network.apply(params["value"]["torso"], observations, dropout_key)
-        return outputs, apply_head(params["value"]["head"], features)[..., 0]
+        """Outputs [B, ...] and values [B], of the part that is asked for."""
+        outputs = values = features = jnp.zeros(())
+        if part != "value" or self.shares_network:
+            torso = params["policy"]["torso"]
+            features = self._features(self.network, torso, observations, batch, batch.internals, dropout_key)
+        if part != "value":
+            outputs = apply_head(params["policy"]["head"], features)
+        if part != "policy":
+            if not self.shares_network:
+                torso, internals = params["value"]["torso"], _of_value(batch.internals)
+                features = self._features(self.value_network, torso, observations, batch, internals, dropout_key)
+            values = apply_head(params["value"]["head"], features)[..., 0]
+        return outputs, values
 
-    def _normalized(self, statistics: normalizers.Statistics, observations: Array) -> Array:
-        return normalizers.normalize(statistics, observations) if self.normalizes_observations else observations
+    def _features(
+        self, network: Network, torso: Any, observations: Array, batch: Batch, internals: Internals, key: Array | None
+    ) -> Array:
+        """[B, ...] -> [B, F], or sequences [B, T, ...] -> [B, T, F]."""
+        if not network.is_recurrent:
+            return network.apply(torso, observations, key)
+        by_time = (jnp.swapaxes(leaf, 0, 1) for leaf in (observations, batch.is_first))
+        sequences, is_first = by_time
+        features, _ = network.unroll(torso, sequences, internals, is_first, key)
+        return jnp.swapaxes(features, 0, 1)
 
-    def _standardized(self, advantages: Array) -> Array:
+    def standardized(self, advantages: Array) -> Array:
+        """Advantages [B] with mean 0 and variance 1 over all devices."""
         centred = advantages - self._mean(advantages)
         return centred / (jnp.sqrt(self._mean(centred**2)) + 1e-8)
 
     def _mean(self, values: Array) -> Array:
-        """Over all values, on all devices."""
         mean = values.mean()
         return mean if self.axis is None else jax.lax.pmean(mean, self.axis)
 
-    def _total_updates(self) -> int | None:
+    @property
+    def batches_per_experience(self) -> int:
+        """How many times `step` is called for each trajectory."""
+        return 1
+
+    @property
+    def updates_per_experience(self) -> int:
+        """Each batch may take several."""
+        return self.batches_per_experience * sum(steps_of(part.spec) for part in self.parts)
+
+    @property
+    def total_batches(self) -> int | None:
+        """How many batches the whole experiment learns from, where that is known."""
         total = self.situation.total_timesteps
         if total is None:
             return None
-        experiences = -(-total // (self.horizon * self.situation.num_envs))
-        return experiences * self.updates_per_experience
+        return -(-total // (self.horizon * self.situation.num_envs)) * self.batches_per_experience
+
+
+def _of_value(internals: Internals) -> Internals:
+    return {name.removeprefix(VALUE): state for name, state in internals.items() if name.startswith(VALUE)}
+
+
+class _PartOfLoss:
+    """An optimiser and the terms of the loss that it follows: what `optimizers.step` drives."""
+
+    def __init__(self, agent: ActorCritic[Any], part: Part) -> None:
+        settings = agent.settings
+        self.agent, self.part = agent, part
+        self.spec: OptimizerSpec = settings.baseline_optimizer if part == "value" else settings.optimizer
+        self.index = 1 if part == "value" else 0
+
+    @cached_property
+    def transform(self) -> optax.GradientTransformation:
+        """What `apply` does with a gradient."""
+        settings = self.agent.settings
+        rate = settings.baseline_learning_rate if self.part == "value" else self._rate()
+        return make_transform(self.spec, rate, settings.max_gradient_norm)
+
+    def gradients(self, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
+        """Of this part of the loss, averaged over devices."""
+        agent, kind = self.agent, innermost(self.spec)
+        if agent.settings.normalize_advantages:
+            batch = batch._replace(advantages=agent.standardized(batch.advantages))
+
+        def gradient(chunk: Batch, index: Array) -> tuple[Array, Metrics]:
+            key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
+            return gradient_of(
+                self.spec, lambda params: agent.loss(params, state, chunk, self.part, index), state.params, key
+            )
+
+        chunked = mean_over_chunks if not isinstance(kind, Evolutionary) else _whole
+        gradients, metrics = chunked(gradient, batch)
+        if agent.axis is not None:
+            gradients = jax.lax.pmean(gradients, agent.axis)
+        if isinstance(kind, NaturalGradient):
+            product = fisher_product(lambda params: agent.divergence(params, state, batch), state.params)
+            rate = agent.settings.learning_rate
+            gradients = natural_step(gradients, product, rate, kind.cg_max_iterations, kind.cg_damping)
+        return gradients, metrics
+
+    def apply(self, state: TrainState, gradients: Array) -> TrainState:
+        """One step of this optimiser."""
+        steps, optimizer = self.transform.update(gradients, state.optimizer[self.index], state.params)
+        optimizers = list(state.optimizer)
+        optimizers[self.index] = optimizer
+        return state._replace(
+            params=optax.apply_updates(state.params, steps), optimizer=optimizers, updates=state.updates + 1
+        )
+
+    def loss(self, params: Array, state: TrainState, batch: Batch) -> Array:
+        """This part of the loss."""
+        if self.agent.settings.normalize_advantages:
+            batch = batch._replace(advantages=self.agent.standardized(batch.advantages))
+        return self.agent.loss(params, state, batch, self.part)[0]
+
+    def _rate(self) -> optax.ScalarOrSchedule:
+        batches = self.agent.total_batches
+        return learning_rate_schedule(self.agent.settings, None if batches is None else batches * steps_of(self.spec))
+
+
+def _whole(function: Any, batch: Any) -> Any:
+    return function(batch, jnp.int32(0))
+
+
+def _joined(collected: list[Metrics]) -> Metrics:
+    """The parts' metrics as one; their losses add up."""
+    joined: Metrics = {}
+    for metrics in collected:
+        joined |= metrics
+    return joined | {"loss": sum((metrics["loss"] for metrics in collected), jnp.float32(0.0))}

@@ -33,8 +33,8 @@ def mean_over_chunks(function: Callable[[Any, Array], Any], batch: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf / count, total)
 
 
-def map_chunks(function: Callable[[Array], Array], values: Array) -> Array:
-    """function(values) for values [B, ...], chunk by chunk."""
+def map_chunks(function: Callable[[Any], Array], values: Any) -> Array:
+    """function(values) for values whose leaves are [B, ...], chunk by chunk."""
     chunks = _chunks(values)
     if chunks is None:
         return function(values)

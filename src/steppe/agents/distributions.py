@@ -1,20 +1,24 @@
-"""Probabilities of actions: categorical for discrete choices, Gaussian for continuous ones.
+"""Probabilities of actions: categorical or Bernoulli for discrete choices, Gaussian or Beta for continuous ones.
 
 Written for the update of many samples at once; drawing and choosing the best action are in `steppe.records.heads`,
-where NumPy can do them too. `outputs` is what the policy's last layer put out.
+where NumPy can do them too. `outputs` is what the policy's last layer put out, `log_std` a Gaussian's own parameters.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.special import betaln, digamma
 
 from steppe.errors import UserError
+from steppe.records import heads
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
+
+DistributionName = Literal["auto", "categorical", "bernoulli", "gaussian", "beta"]
 
 
 class Distribution(Protocol):
@@ -22,16 +26,15 @@ class Distribution(Protocol):
 
     kind: str
     outputs: int
-    noise_size: int
-
-    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
-        """[*shape, noise_size]."""
 
     def log_prob(self, outputs: Array, log_std: Array | None, actions: Array) -> Array:
         """outputs [..., outputs], actions [..., *shape] -> [...]."""
 
     def entropy(self, outputs: Array, log_std: Array | None) -> Array:
         """outputs [..., outputs] -> [...]."""
+
+    def kl(self, old: Array, old_log_std: Array | None, new: Array, new_log_std: Array | None) -> Array:
+        """The divergence of the new distribution from the old one, [...]."""
 
 
 class Categorical:
@@ -42,11 +45,7 @@ class Categorical:
     def __init__(self, space: Discrete | MultiDiscrete) -> None:
         self.choices = (space.n,) if isinstance(space, Discrete) else space.nvec
         self.is_single = isinstance(space, Discrete)
-        self.outputs = self.noise_size = sum(self.choices)
-
-    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
-        """Gumbel noise: the best logit after adding it is a sample of the softmax."""
-        return jax.random.gumbel(key, (*shape, self.noise_size))
+        self.outputs = sum(self.choices)
 
     def log_prob(self, outputs: Array, log_std: Array | None, actions: Array) -> Array:
         """Sum of the choices' log-probabilities."""
@@ -61,6 +60,12 @@ class Categorical:
         """Sum of the choices' entropies."""
         return sum(-(jnp.exp(p) * p).sum(-1) for p in self._log_softmax(outputs))  # type: ignore[return-value]
 
+    def kl(self, old: Array, old_log_std: Array | None, new: Array, new_log_std: Array | None) -> Array:
+        """Sum of the choices' divergences."""
+        return sum(  # type: ignore[return-value]
+            (jnp.exp(p) * (p - q)).sum(-1) for p, q in zip(self._log_softmax(old), self._log_softmax(new), strict=True)
+        )
+
     def _log_softmax(self, outputs: Array) -> list[Array]:
         start, parts = 0, []
         for n in self.choices:
@@ -69,17 +74,39 @@ class Categorical:
         return parts
 
 
+class Bernoulli:
+    """Independent yes-or-no choices; outputs are the logits of yes."""
+
+    kind = "bernoulli"
+
+    def __init__(self, space: Discrete | MultiDiscrete) -> None:
+        self.is_single = isinstance(space, Discrete)
+        self.outputs = 1 if isinstance(space, Discrete) else len(space.nvec)
+
+    def log_prob(self, outputs: Array, log_std: Array | None, actions: Array) -> Array:
+        """Sum over the choices."""
+        signs = 2.0 * (actions[..., None] if self.is_single else actions) - 1.0
+        return jax.nn.log_sigmoid(signs * outputs).sum(-1)
+
+    def entropy(self, outputs: Array, log_std: Array | None) -> Array:
+        """Sum over the choices."""
+        yes = jax.nn.sigmoid(outputs)
+        return -(yes * jax.nn.log_sigmoid(outputs) + (1 - yes) * jax.nn.log_sigmoid(-outputs)).sum(-1)
+
+    def kl(self, old: Array, old_log_std: Array | None, new: Array, new_log_std: Array | None) -> Array:
+        """Sum over the choices."""
+        yes = jax.nn.sigmoid(old)
+        agreeing = yes * (jax.nn.log_sigmoid(old) - jax.nn.log_sigmoid(new))
+        return (agreeing + (1 - yes) * (jax.nn.log_sigmoid(-old) - jax.nn.log_sigmoid(-new))).sum(-1)
+
+
 class Gaussian:
     """Independent normal distributions; outputs are the means, the spreads are parameters of their own."""
 
     kind = "gaussian"
 
     def __init__(self, space: Box) -> None:
-        self.outputs = self.noise_size = space.size
-
-    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
-        """Standard normal noise."""
-        return jax.random.normal(key, (*shape, self.noise_size))
+        self.outputs = space.size
 
     def log_prob(self, outputs: Array, log_std: Array | None, actions: Array) -> Array:
         """Log-density of actions [..., A] as drawn, before they are clipped to the environment's bounds."""
@@ -93,13 +120,62 @@ class Gaussian:
         each = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
         return jnp.broadcast_to(each, outputs.shape[:-1])
 
+    def kl(self, old: Array, old_log_std: Array | None, new: Array, new_log_std: Array | None) -> Array:
+        """Sum over the elements of an action."""
+        assert old_log_std is not None
+        assert new_log_std is not None
+        spread = jnp.exp(2 * (old_log_std - new_log_std)) + (old - new) ** 2 * jnp.exp(-2 * new_log_std)
+        return (new_log_std - old_log_std + 0.5 * spread - 0.5).sum(-1)
 
-def distribution_for(space: Space, agent: str) -> Categorical | Gaussian:
-    """The natural family for an action space."""
+
+class Beta:
+    """Independent Beta distributions over bounded actions (Chou et al. 2017); outputs are their concentrations."""
+
+    kind = "beta"
+
+    def __init__(self, space: Box) -> None:
+        self.outputs = 2 * space.size
+
+    def log_prob(self, outputs: Array, log_std: Array | None, actions: Array) -> Array:
+        """Log-density of actions [..., A] within +-1."""
+        alpha, beta = heads.concentrations(outputs, jnp)
+        share = jnp.clip((actions + 1.0) / 2.0, 1e-6, 1 - 1e-6)
+        density = (alpha - 1) * jnp.log(share) + (beta - 1) * jnp.log1p(-share) - betaln(alpha, beta)
+        return (density - math.log(2.0)).sum(-1)
+
+    def entropy(self, outputs: Array, log_std: Array | None) -> Array:
+        """Sum over the elements of an action."""
+        alpha, beta = heads.concentrations(outputs, jnp)
+        total = alpha + beta
+        each = betaln(alpha, beta) - (alpha - 1) * digamma(alpha) - (beta - 1) * digamma(beta)
+        return (each + (total - 2) * digamma(total) + math.log(2.0)).sum(-1)
+
+    def kl(self, old: Array, old_log_std: Array | None, new: Array, new_log_std: Array | None) -> Array:
+        """Sum over the elements of an action."""
+        alpha, beta = heads.concentrations(old, jnp)
+        new_alpha, new_beta = heads.concentrations(new, jnp)
+        change = (alpha - new_alpha) * digamma(alpha) + (beta - new_beta) * digamma(beta)
+        change += (new_alpha - alpha + new_beta - beta) * digamma(alpha + beta)
+        return (betaln(new_alpha, new_beta) - betaln(alpha, beta) + change).sum(-1)
+
+
+def distribution_for(space: Space, agent: str, name: DistributionName = "auto") -> Distribution:
+    """The family that was asked for, or the natural one for an action space."""
     match space:
         case Discrete() | MultiDiscrete():
-            return Categorical(space)
+            if name in ("auto", "categorical"):
+                return Categorical(space)
+            is_binary = set(space.nvec if isinstance(space, MultiDiscrete) else (space.n,)) == {2}
+            if name == "bernoulli" and is_binary:
+                return Bernoulli(space)
+            needed = "choices between two" if name == "bernoulli" else "continuous actions"
+            raise UserError(f'distribution "{name}" is for {needed}, which this environment does not have; use "auto"')
         case Box():
             if not space.dtype.startswith("float"):
                 raise UserError(f'agent "{agent}" needs continuous or discrete actions, not whole numbers in a box')
-            return Gaussian(space)
+            if name in ("auto", "gaussian"):
+                return Gaussian(space)
+            if name == "beta" and space.is_bounded:
+                return Beta(space)
+            needed = "actions with bounds" if name == "beta" else "discrete choices"
+            raise UserError(f'distribution "{name}" is for {needed}, which this environment does not have; use "auto"')

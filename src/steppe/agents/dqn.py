@@ -1,11 +1,12 @@
 """Deep Q-learning (Mnih et al. 2015, doi:10.1038/nature14236) and its family, as settings:
 
-double (arXiv:1509.06461), dueling (arXiv:1511.06581), n-step returns and prioritised replay (arXiv:1511.05952).
+double (arXiv:1509.06461), dueling (arXiv:1511.06581), n-step returns, prioritised replay (arXiv:1511.05952), quantiles
+(arXiv:1710.10044) and noisy networks (arXiv:1706.10295); all of them together are Rainbow (arXiv:1710.02298).
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,263 +15,198 @@ import optax
 from jax import Array
 from pydantic import model_validator
 
-from steppe.agents import normalizers
-from steppe.agents._base import (
-    Acting,
-    Agent,
-    Metrics,
-    Situation,
-    TrainState,
-    Trajectory,
-    Transitions,
-    fresh_state,
-    host_generator,
-    normalizer_tensors,
-)
-from steppe.agents.layout import Layout
-from steppe.agents.optimizers import Decay, OptimizerName, make_optimizer
+from steppe.agents._base import Acting, Internals, Metrics, Situation, TrainState, Transitions, normalizer_tensors
+from steppe.agents.off_policy import OffPolicy, OffPolicySettings
+from steppe.agents.q_network import QNetwork
 from steppe.errors import UserError
-from steppe.memories import Replay
-from steppe.networks import Network, apply_head, default_layers, head
-from steppe.records import heads
-from steppe.specs._base import Count, Natural, Positive, Settings, Spec, Unit
-from steppe.specs.spaces import Discrete
+from steppe.networks import Network, default_layers
+from steppe.specs._base import Count, Positive, Unit
+from steppe.specs.exploration import EpsilonAnneal, RandomActions
+from steppe.specs.spaces import Discrete, MultiDiscrete, Space
 
 
-class MemorySettings(Spec):
-    """The replay memory."""
-
-    type: Literal["replay", "prioritized_replay"] = "replay"
-    """Whether batches are drawn uniformly or by their last error."""
-    capacity: Count = 50_000
-    """How many timesteps are kept."""
-    priority_exponent: Unit = 0.6
-    """How much errors count in prioritised drawing: 0 is uniform."""
-    importance_exponent: Unit = 0.4
-    """How much of the bias of prioritised drawing is undone: 1 is all."""
-
-
-class DQNSettings(Settings):
+class DQNSettings(OffPolicySettings):
     """Settings of `dqn`."""
 
-    discount: Unit = 0.99
-    """How much the future counts: a reward k timesteps away weighs discount ** k."""
     batch_size: Count = 128
-    """How many transitions each update learns from."""
+    """How many transitions each update learns from; also update_mode.batch_size."""
     update_frequency: Count = 4
-    """How many timesteps each environment takes between two updates."""
-    updates: Count = 1
-    """How many optimiser steps are taken each time."""
-    learning_starts: Natural = 1_000
-    """How many timesteps are collected before the first update."""
+    """How many timesteps each environment takes between two updates; also update_mode.frequency."""
     learning_rate: Positive = 1e-3
-    """The optimiser's step size."""
-    learning_rate_decay: Decay = "none"
-    """"linear" lets the learning rate fall to zero at total_timesteps."""
-    optimizer: OptimizerName = "adam"
-    """How gradients become steps."""
+    """The optimiser's step size; may also be written inside `optimizer`, as `{"type": "adam", "learning_rate": 1e-3}`."""
     max_gradient_norm: Positive | None = 10.0
     """Longer gradients are shortened to this length; null leaves them as they are."""
     double: bool = True
-    """Whether the online network chooses the next action that the target network values."""
+    """Whether the online network chooses the next action that the target network values; also double_q_model."""
     dueling: bool = False
     """Whether the value of a state and the advantages of its actions are learned apart and added."""
     n_step: Count = 3
     """How many rewards are summed before the target network's estimate."""
-    huber: bool = True
-    """Whether large errors count linearly instead of squared."""
+    quantiles: Count = 1
+    """How many quantiles of the return are learned for each action; 1 learns its mean."""
+    noisy: bool = False
+    """Whether exploration comes from learned noise in the last layer instead of random actions."""
+    huber: bool | Positive = True
+    """Whether large errors count linearly instead of squared; a number says from which error on. Also huber_loss."""
     target_sync_frequency: Count = 250
     """How many updates pass between two moves of the target network."""
     target_update_weight: Unit = 1.0
     """How far the target network moves each time: 1 is a copy."""
-    initial_exploration: Unit = 1.0
-    """The share of random actions at the start."""
-    final_exploration: Unit = 0.02
-    """The share of random actions once exploration has fallen."""
-    exploration_timesteps: Count = 10_000
-    """Over how many timesteps it falls."""
-    memory: MemorySettings = MemorySettings()
-    """The replay memory."""
+    exploration: RandomActions = EpsilonAnneal(final_epsilon=0.02)
+    """The share of random actions over time; also spelled actions_exploration."""
 
-    @model_validator(mode="after")
-    def _memory_is_large_enough(self) -> DQNSettings:
-        if self.memory.capacity < self.batch_size:
-            raise ValueError(f"memory.capacity {self.memory.capacity} is less than batch_size {self.batch_size}")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _noise_explores(cls, data: Any) -> Any:
+        if (
+            isinstance(data, dict)
+            and data.get("noisy") is True
+            and not {"exploration", "actions_exploration"} & set(data)
+        ):
+            return data | {"exploration": {"type": "constant"}}
+        return data
 
 
-class DQN(Agent[DQNSettings]):
+class DQN(OffPolicy[DQNSettings]):
     """One network's estimate of every action's value, learned from replayed transitions."""
 
     type = "dqn"
+    kind = "q_values"
     Settings: ClassVar = DQNSettings
-    experience: ClassVar[Literal["trajectories", "transitions", "none"]] = "transitions"
-    default_num_envs = 1
 
     def __init__(self, settings: DQNSettings, situation: Situation) -> None:
-        super().__init__(settings, situation)
-        if not isinstance(situation.action, Discrete):
-            raise UserError(
-                f'agent "dqn" needs one discrete action, but {situation.environment or "the environment"} has '
-                f'{_described(situation.action)}; use "ppo" or "vpg"'
-            )
-        self.actions = situation.action.n
-        self.horizon = settings.update_frequency
-        self.noise_size = 1 + self.actions
+        action = discrete_choices(situation, self.type)
         self.layers = situation.network or default_layers(situation.observation)
-        self.network = Network(self.layers, situation.observation)
-        self.layout = Layout(self._draw_params(None))
-        self.memory = Replay(
-            capacity=settings.memory.capacity,
-            num_envs=situation.num_envs,
-            horizon=self.horizon,
-            discount=settings.discount,
-            n_step=settings.n_step,
-            prioritized=settings.memory.type == "prioritized_replay",
-            priority_exponent=settings.memory.priority_exponent,
-            importance_exponent=settings.memory.importance_exponent,
-        )
-        self.optimizer = make_optimizer(
-            settings.optimizer,
-            settings.learning_rate,
-            settings.max_gradient_norm,
-            settings.learning_rate_decay,
-            self._total_updates(),
-        )
+        network = Network(self.layers, situation.observation, supports=("regularization",))
+        self.q = QNetwork(network, action, settings.dueling, settings.quantiles, settings.noisy)
+        super().__init__(settings, situation)
 
-    @property
-    def updates_per_experience(self) -> int:
-        """As set."""
-        return self.settings.updates
+    def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
+        """One network."""
+        return self.q.draw_params(rng)
 
-    @property
-    def first_update(self) -> int:
-        """How many timesteps the memory must hold before the first update; no more than it has room for."""
-        wanted = max(self.settings.learning_starts, self.settings.batch_size)
-        return min(wanted, self.memory.rows * self.memory.num_envs)
+    def acting(self, state: TrainState) -> Acting:
+        """The parameters, with the noise of a noisy network."""
+        if not self.settings.noisy:
+            return super().acting(state)
+        params = self.q.perturbed(self.layout.split(state.params), jax.random.fold_in(state.key, state.updates))
+        return Acting(self.layout.joined(params), state.observations)
 
-    def init(self, key: Array) -> TrainState:
-        """The target network starts as a copy."""
-        params = self.layout.join(self._draw_params(host_generator(key)))
-        return fresh_state(self, params, params.copy(), jax.jit(self.optimizer.init)(params), key)
+    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+        """The mean value of each action."""
+        observations = self.normalized(acting.observations, observations)
+        return self.q.values(self.layout.split(acting.params), observations).mean(-1), internals
 
-    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
-        """Uniform: the first number decides whether to explore, the others which action to explore."""
-        return jax.random.uniform(key, (*shape, self.noise_size))
+    def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
+        """A share of random actions."""
+        return {"epsilon": self.settings.exploration.epsilon(timestep, xp)}
 
-    def exploration(self, timestep: Any) -> Any:
-        """Falls linearly; the timestep may be a number or an array."""
-        settings = self.settings
-        fallen = (timestep / settings.exploration_timesteps) * 1.0
-        fallen = jnp.minimum(fallen, 1.0) if isinstance(timestep, Array) else min(fallen, 1.0)
-        return settings.initial_exploration + fallen * (settings.final_exploration - settings.initial_exploration)
+    def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
+        """The mean (Huber, squared or quantile) error over a batch."""
+        taken, targets = self.estimates(params, state, batch)
+        if self.settings.quantiles == 1:
+            errors = (taken - targets)[..., 0]
+            each = self._penalty(errors).mean(-1)
+        else:
+            errors = taken.mean(-1) - targets.mean(-1)
+            each = quantile_loss(taken, targets, self._penalty).mean(-1)
+        size = jnp.abs(errors).mean(-1)
+        penalty = self.q.network.penalty(self.layout.split(params)["torso"])
+        return (batch.weights * each).mean() + penalty, {"td_error": size.mean(), "priorities": size}
 
-    def act(self, acting: Acting, observations: Array, noise: Array | None, timestep: Array) -> tuple[Array, Array]:
-        """The best action, or now and then a random one."""
-        values = self._values(acting.params, self._normalized(acting.observations, observations))
-        if noise is None:
-            return heads.greedy("q_values", values, self.situation.action, xp=jnp), values
-        epsilon = self.exploration(timestep)
-        return heads.sample("q_values", values, noise, self.situation.action, xp=jnp, epsilon=epsilon), values
-
-    def to_environment(self, actions: Array) -> Array:
-        """The environment's own numbering of actions."""
-        return heads.postprocess(actions, self.situation.action, xp=jnp)
-
-    def errors(self, params: Array, state: TrainState, batch: Transitions) -> Array:
-        """Temporal-difference errors [B]: estimate minus (n-step return + discounted value of what followed)."""
-        observations = self._normalized(state.observations, batch.observations)
-        next_observations = self._normalized(state.observations, batch.next_observations)
-        key = jax.random.fold_in(state.key, state.updates) if self.network.has_dropout else None
-        next_values = self._values(state.target, next_observations)
-        chooser = self._values(state.params, next_observations) if self.settings.double else next_values
-        next_value = _pick(next_values, chooser.argmax(-1))
-        rewards = batch.rewards
-        if self.situation.normalize_rewards:
-            rewards = normalizers.scale(state.returns, rewards)
-        target = jax.lax.stop_gradient(rewards + batch.discounts * next_value)
-        return _pick(self._values(params, observations, key), batch.actions) - target
-
-    def gradients(self, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
-        """The gradient of the mean (Huber or squared) error over a batch."""
-
-        def loss(params: Array) -> tuple[Array, Metrics]:
-            errors = self.errors(params, state, batch)
-            each = optax.huber_loss(errors) if self.settings.huber else 0.5 * errors**2
-            return (batch.weights * each).mean(), {"priorities": errors}
-
-        (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
-        return gradients, {"loss": value, "td_error": jnp.abs(metrics["priorities"]).mean(), **metrics}
-
-    def apply(self, state: TrainState, gradients: Array) -> TrainState:
-        """One optimiser step, and now and then the target network moves."""
-        steps, optimizer = self.optimizer.update(gradients, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, steps)
-        updates = state.updates + 1
-        weight = jnp.where(updates % self.settings.target_sync_frequency == 0, self.settings.target_update_weight, 0.0)
-        return state._replace(
-            params=params,
-            target=state.target + weight * (params - state.target),
-            optimizer=optimizer,
-            updates=updates,
-        )
-
-    def update(self, state: TrainState, experience: Transitions) -> tuple[TrainState, Metrics]:
-        """One optimiser step; the metrics carry each transition's error for prioritised replay."""
-        gradients, metrics = self.gradients(state, experience)
-        return self.apply(state, gradients), metrics
-
-    def observe(self, state: TrainState, trajectory: Trajectory) -> TrainState:
-        """What the normalisers take from newly collected timesteps [T, N, ...]."""
-        if self.normalizes_observations:
-            state = state._replace(observations=normalizers.merge(state.observations, trajectory.observations))
-        if self.situation.normalize_rewards:
-            state = state._replace(returns=normalizers.merge(state.returns, trajectory.running_returns))
-        return state
+    def estimates(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Array]:
+        """What the actions taken are worth by estimate, and by what followed: [B, choices, quantiles] each."""
+        batch = self.normalized_batch(state, batch)
+        own_key, next_key, target_key = jax.random.split(jax.random.fold_in(state.key, state.updates), 3)
+        online = self.q.perturbed(self.layout.split(params), own_key)
+        target = self.q.perturbed(self.layout.split(state.target), target_key)
+        next_values = self.q.values(target, batch.next_observations)
+        chooser = next_values
+        if self.settings.double:
+            chosen_by = self.q.perturbed(self.layout.split(state.params), next_key)
+            chooser = self.q.values(chosen_by, batch.next_observations)
+        following = self.q.taken(next_values, self.q.best(chooser))
+        targets = batch.rewards[:, None, None] + batch.discounts[:, None, None] * following
+        values = self.q.values(online, batch.observations, own_key if self.q.network.has_dropout else None)
+        return self.q.taken(values, batch.actions), jax.lax.stop_gradient(targets)
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         """The online network with its normaliser."""
-        return self.layout.named(np.array(state.params)) | normalizer_tensors(self, state)
+        named = self.layout.named(np.array(state.params))
+        return self.q.policy_tensors(named) | normalizer_tensors(self, state)
 
     def policy_head(self) -> dict[str, Any]:
         """The best value wins; when sampling, exploration goes on as it ended."""
-        settings = self.settings
-        return {"kind": "q_values", "dueling": settings.dueling, "epsilon": settings.final_exploration}
+        final = float(self.settings.exploration.epsilon(2**31, np))
+        return {"kind": self.kind, "dueling": self.settings.dueling, "epsilon": final}
 
-    def _draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
-        features = self.network.features
-        output: dict[str, Any] = head(rng, features, self.actions, scale=1.0)
-        if self.settings.dueling:
-            output = {"advantage": output, "value": head(rng, features, 1, scale=1.0)}
-        return {"torso": self.network.init(rng), "head": output}
-
-    def _values(self, vector: Array, observations: Array, dropout_key: Array | None = None) -> Array:
-        """[B, ...] -> the value of each action [B, n]."""
-        params = self.layout.split(vector)
-        features = self.network.apply(params["torso"], observations, dropout_key)
-        if not self.settings.dueling:
-            return apply_head(params["head"], features)
-        advantages = apply_head(params["head"]["advantage"], features)
-        return apply_head(params["head"]["value"], features) + advantages - advantages.mean(-1, keepdims=True)
-
-    def _normalized(self, statistics: normalizers.Statistics, observations: Array) -> Array:
-        if not self.normalizes_observations:
-            return observations
-        return normalizers.normalize(statistics, observations)
-
-    def _total_updates(self) -> int | None:
-        total = self.situation.total_timesteps
-        if total is None:
-            return None
-        each = self.horizon * self.situation.num_envs
-        waiting = -(-self.first_update // each) - 1
-        return max(-(-total // each) - waiting, 1) * self.settings.updates
+    def _penalty(self, errors: Array) -> Array:
+        huber = self.settings.huber
+        return 0.5 * errors**2 if huber is False else optax.huber_loss(errors, delta=float(huber))
 
 
-def _pick(values: Array, actions: Array) -> Array:
-    """The values [B, n] of the actions [B]; compared instead of looked up, since that differentiates faster."""
-    return jnp.where(actions[:, None] == jnp.arange(values.shape[-1]), values, 0.0).sum(-1)
+def quantile_loss(quantiles: Array, targets: Array, penalty: Any) -> Array:
+    """[..., K] quantiles and [..., J] samples -> [...]: quantile regression (arXiv:1710.10044 eq. 10)."""
+    count = quantiles.shape[-1]
+    levels = (jnp.arange(count) + 0.5) / count
+    errors = targets[..., None, :] - quantiles[..., :, None]
+    weights = jnp.abs(levels[:, None] - (errors < 0))
+    return (weights * penalty(errors)).mean(-1).sum(-1)
 
 
-def _described(space: Any) -> str:
-    return {"Box": "continuous actions", "MultiDiscrete": "several discrete actions at once"}[type(space).__name__]
+def discrete_choices(situation: Situation, agent: str) -> Discrete | MultiDiscrete:
+    """The action space, or a UserError where there is no finite number of actions."""
+    if isinstance(situation.action, Discrete | MultiDiscrete):
+        return situation.action
+    raise UserError(
+        f'agent "{agent}" needs discrete actions, but {situation.environment or "the environment"} has '
+        f'{_described(situation.action)}; use "sac", "td3" or "ppo"'
+    )
+
+
+def _described(space: Space) -> str:
+    return "continuous actions" if space.dtype.startswith("float") else "whole numbers in a box as actions"
+
+
+class QRDQNSettings(DQNSettings):
+    """Settings of `qr_dqn`."""
+
+    quantiles: Count = 50
+    """How many quantiles of the return are learned for each action; 1 learns its mean."""
+
+
+class QRDQN(DQN):
+    """Deep Q-learning of the whole distribution of returns, by its quantiles."""
+
+    type = "qr_dqn"
+    Settings: ClassVar = QRDQNSettings
+
+
+class DDQNSettings(DQNSettings):
+    """Settings of `ddqn`."""
+
+    double: bool = True
+    """Whether the online network chooses the next action that the target network values; also double_q_model."""
+    n_step: Count = 1
+    """How many rewards are summed before the target network's estimate."""
+
+
+class DDQN(DQN):
+    """Double deep Q-learning: TensorForce's name for dqn with double."""
+
+    type = "ddqn"
+    Settings: ClassVar = DDQNSettings
+
+
+class NStepDQNSettings(DQNSettings):
+    """Settings of `dqn_nstep`."""
+
+    n_step: Count = 5
+    """How many rewards are summed before the target network's estimate."""
+
+
+class NStepDQN(DQN):
+    """Deep Q-learning from sums of several rewards: TensorForce's name for dqn with n_step."""
+
+    type = "dqn_nstep"
+    Settings: ClassVar = NStepDQNSettings

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from steppe.agents._base import Acting, Agent, Metrics, Situation, TrainState, fresh_state
+from steppe.agents._base import Acting, Agent, Internals, Metrics, Situation, TrainState, fresh_state
 from steppe.errors import SpecError
 from steppe.records import heads
-from steppe.specs._base import Count, Settings
+from steppe.specs._base import Count
+from steppe.specs.agent_settings import AgentSettings
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 
-class IdleSettings(Settings):
+class IdleSettings(AgentSettings):
     """What can be said to an agent that does not learn."""
 
     horizon: Count = 128
@@ -40,9 +40,9 @@ class Idle(Agent[S], Generic[S]):
         nothing = np.zeros(0, np.float32)
         return fresh_state(self, nothing, nothing, (), key)
 
-    def to_environment(self, actions: Array) -> Array:
-        """In the environment's shape and numbering."""
-        return heads.postprocess(actions, self.situation.action, xp=jnp)
+    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+        """There is no network."""
+        return jnp.zeros((observations.shape[0], 0)), internals
 
     def gradients(self, state: TrainState, batch: Any) -> tuple[Array, Metrics]:
         """None at all."""
@@ -65,10 +65,6 @@ class Idle(Agent[S], Generic[S]):
         """None."""
         return {}
 
-    def policy_head(self) -> dict[str, Any]:
-        """Named like the agent."""
-        return {"kind": self.type}
-
 
 class RandomSettings(IdleSettings):
     """Settings of `random`."""
@@ -77,26 +73,15 @@ class RandomSettings(IdleSettings):
 class Random(Idle[RandomSettings]):
     """Every action equally likely; unbounded continuous actions are drawn from a standard normal distribution."""
 
-    type = "random"
+    type = kind = "random"
+    always_draws = True
     Settings: ClassVar = RandomSettings
 
-    def __init__(self, settings: RandomSettings, situation: Situation) -> None:
-        super().__init__(settings, situation)
-        space = situation.action
-        self.is_unbounded = isinstance(space, Box) and not space.is_bounded
-        self.noise_size = space.size if isinstance(space, Box) else heads.outputs_size("categorical", space)
-
-    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
-        """Uniform, or normal where the actions have no bounds."""
-        draw = jax.random.normal if self.is_unbounded else jax.random.uniform
-        return draw(key, (*shape, self.noise_size))
-
-    def act(self, acting: Acting, observations: Array, noise: Array | None, timestep: Array) -> tuple[Array, Array]:
-        """The noise stretched over the space; without noise, its first action or middle."""
-        envs = observations.shape[0]
-        if noise is None:
-            noise = jnp.full((envs, self.noise_size), 0.0 if self.is_unbounded else 0.5)
-        return heads.sample("random", None, noise, self.situation.action, xp=jnp), jnp.zeros((envs, 0))
+    def choose(
+        self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
+    ) -> tuple[Any, Internals]:
+        """The noise stretched over the space."""
+        return heads.sample("random", outputs, noise, self.situation.action, xp), internals
 
 
 class ConstantSettings(IdleSettings):
@@ -109,12 +94,11 @@ class ConstantSettings(IdleSettings):
 class Constant(Idle[ConstantSettings]):
     """Always the same action."""
 
-    type = "constant"
+    type = kind = "constant"
     Settings: ClassVar = ConstantSettings
 
     def __init__(self, settings: ConstantSettings, situation: Situation) -> None:
         super().__init__(settings, situation)
-        self.noise_size = 1
         space = situation.action
         shape = () if isinstance(space, Discrete) else (space.size,) if isinstance(space, Box) else space.shape
         dtype = np.float32 if isinstance(space, Box) else np.int32
@@ -128,18 +112,15 @@ class Constant(Idle[ConstantSettings]):
         if not isinstance(space, Box):
             _check_choices(settings.action, self.action, space)
 
-    def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
-        """None is needed."""
-        return jnp.zeros((*shape, self.noise_size))
-
-    def act(self, acting: Acting, observations: Array, noise: Array | None, timestep: Array) -> tuple[Array, Array]:
+    def choose(
+        self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
+    ) -> tuple[Any, Internals]:
         """The same action for every environment."""
-        envs = observations.shape[0]
-        return jnp.broadcast_to(self.action, (envs, *self.action.shape)), jnp.zeros((envs, 0))
+        return xp.broadcast_to(self.action, (outputs.shape[0], *self.action.shape)), internals
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         """The one action, as the environment takes it."""
-        taken = heads.postprocess(self.action[None], self.situation.action, xp=np)[0]
+        taken = heads.postprocess("constant", self.action[None], self.situation.action)[0]
         return {"constant/action": np.asarray(taken)}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -30,9 +31,17 @@ class Layout:
         """How many numbers the vector holds."""
         return self._ends[-1]
 
+    def start_of(self, part: str) -> int:
+        """Where the first array of a part of this name begins."""
+        return next(start for start, name in zip(self._ends, self.names, strict=False) if name.startswith(f"{part}/"))
+
     def join(self, tree: dict[str, Any]) -> np.ndarray:
         """Nested dict of NumPy arrays -> vector [P]."""
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+    def joined(self, tree: dict[str, Any]) -> Array:
+        """The same inside a compiled program."""
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
     def split(self, vector: Array) -> dict[str, Any]:
         """Vector [P] -> nested dict."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from pydantic import AliasChoices, Field
+from pydantic import Field, model_validator
 
 from steppe.agents._base import Metrics, Situation, TrainState, Trajectory
-from steppe.agents.actor_critic import ActorCritic, ActorCriticSettings, Batch
+from steppe.agents.actor_critic import ActorCritic, ActorCriticSettings
 from steppe.errors import SpecError
 from steppe.specs._base import Count, Positive
 
@@ -18,12 +18,25 @@ from steppe.specs._base import Count, Positive
 class PPOSettings(ActorCriticSettings):
     """Settings of `ppo`."""
 
-    clip: Positive = Field(0.2, validation_alias=AliasChoices("clip", "likelihood_ratio_clipping"))
-    """The new policy's probability ratio is held within 1 +- clip."""
+    clip: Positive = 0.2
+    """The new policy's probability ratio is held within 1 +- clip; also spelled likelihood_ratio_clipping."""
     epochs: Count = 4
     """How often each trajectory is gone through."""
     minibatches: Count = 4
     """Into how many minibatches each trajectory is cut."""
+    optimization_steps: Count | None = None
+    """How many steps each trajectory gets, each on a random part of it: TensorForce's way instead of epochs."""
+    subsampling_fraction: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = 0.1
+    """How large that part is."""
+
+    @model_validator(mode="after")
+    def _one_way_to_cut(self) -> PPOSettings:
+        given = self.model_fields_set
+        if self.optimization_steps is None and "subsampling_fraction" in given:
+            raise ValueError("subsampling_fraction belongs to optimization_steps, which is not given")
+        if self.optimization_steps is not None and given & {"epochs", "minibatches"}:
+            raise ValueError("give either optimization_steps or epochs and minibatches")
+        return self
 
 
 class PPO(ActorCritic[PPOSettings]):
@@ -33,18 +46,20 @@ class PPO(ActorCritic[PPOSettings]):
     Settings: ClassVar = PPOSettings
 
     def __init__(self, settings: PPOSettings, situation: Situation) -> None:
-        samples = settings.horizon * (situation.num_envs // situation.shards)
-        if samples % settings.minibatches:
+        super().__init__(settings, situation)
+        envs = situation.num_envs // situation.shards
+        samples = envs if self.is_recurrent else settings.horizon * envs
+        if settings.optimization_steps is None and samples % settings.minibatches:
+            what = f"{samples} sequences" if self.is_recurrent else f"horizon x num_envs = {samples} timesteps"
             raise SpecError(
-                f"horizon x num_envs = {samples} timesteps cannot be cut into {settings.minibatches} equal "
+                f"{what} cannot be cut into {settings.minibatches} equal "
                 f"minibatches; change agent.horizon, agent.minibatches or num_envs"
             )
-        super().__init__(settings, situation)
 
     @property
-    def updates_per_experience(self) -> int:
+    def batches_per_experience(self) -> int:
         """One for each minibatch of each epoch."""
-        return self.settings.epochs * self.settings.minibatches
+        return self.settings.optimization_steps or self.settings.epochs * self.settings.minibatches
 
     def policy_loss(self, log_probs: Array, old_log_probs: Array, advantages: Array) -> tuple[Array, Metrics]:
         """The clipped surrogate (eq. 7), negated to be minimised."""
@@ -66,16 +81,21 @@ class PPO(ActorCritic[PPOSettings]):
         if self.axis is not None:
             shuffle_key = jax.random.fold_in(shuffle_key, jax.lax.axis_index(self.axis))
         state = state._replace(key=key)
-        samples = batch.advantages.shape[0]
-        order = shuffled(shuffle_key, self.settings.epochs, samples).reshape(self.updates_per_experience, -1)
+        order = self._minibatches(shuffle_key, batch.advantages.shape[0])
 
         def step(state: TrainState, indices: Array) -> tuple[TrainState, Metrics]:
-            minibatch = Batch(*(leaf[indices] for leaf in batch))
-            gradients, metrics = self.gradients(state, minibatch)
-            return self.apply(state, gradients), metrics
+            return self.step(state, jax.tree.map(lambda leaf: leaf[indices], batch))
 
         state, metrics = jax.lax.scan(step, state, order)
         return self.note_observations(state, experience), jax.tree.map(jnp.mean, metrics)
+
+    def _minibatches(self, key: Array, samples: int) -> Array:
+        """Which samples each step learns from: indices [steps, size]."""
+        settings = self.settings
+        if settings.optimization_steps is None:
+            return shuffled(key, settings.epochs, samples).reshape(self.batches_per_experience, -1)
+        size = max(1, round(samples * settings.subsampling_fraction))
+        return shuffled(key, settings.optimization_steps, samples)[:, :size]
 
 
 def shuffled(key: Array, rows: int, length: int) -> Array:

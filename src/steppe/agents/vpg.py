@@ -10,7 +10,6 @@ from jax import Array
 
 from steppe.agents._base import Metrics, TrainState, Trajectory
 from steppe.agents.actor_critic import ActorCritic, ActorCriticSettings
-from steppe.agents.optimizers import OptimizerName
 from steppe.specs._base import Count, NonNegative, Positive, Unit
 
 
@@ -23,8 +22,6 @@ class VPGSettings(ActorCriticSettings):
     """How many timesteps each environment takes between two updates."""
     learning_rate: Positive = 1e-3
     """The optimiser's step size."""
-    optimizer: OptimizerName = "adam"
-    """How gradients become steps."""
     entropy_coefficient: NonNegative = 0.01
     """The weight of the entropy bonus that keeps the policy exploring."""
 
@@ -43,6 +40,5 @@ class VPG(ActorCritic[VPGSettings]):
     def update(self, state: TrainState, experience: Trajectory) -> tuple[TrainState, Metrics]:
         """One optimiser step on the whole trajectory."""
         state = self.note_rewards(state, experience)
-        gradients, metrics = self.gradients(state, self.prepare(state, experience))
-        state = self.apply(state, gradients)
+        state, metrics = self.step(state, self.prepare(state, experience))
         return self.note_observations(state, experience), jax.tree.map(jnp.mean, metrics)

@@ -9,6 +9,7 @@ import numpy as np
 
 from steppe.envs.making import make_env
 from steppe.envs.spaces import Offer, Write, action_crossing, bulk_writer, observation_crossing
+from steppe.envs.wrapping import notices_of
 from steppe.errors import EnvironmentFault, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Discrete, Space
@@ -60,8 +61,8 @@ class Loop:
         self._write: Write
         self._offer: Offer
         try:
-            for _ in range(count):
-                env, own_limit = make_env(spec)
+            for i in range(count):
+                env, own_limit = make_env(spec, number=first + i)
                 self._envs.append(env)
             self.layout, self._write, self._offer = describe(spec, self._envs[0], own_limit, max_timesteps)
             for env in self._envs[1:]:
@@ -75,6 +76,7 @@ class Loop:
         except BaseException:
             self.close()
             raise
+        self.notices = notices_of(self._envs[0], spec.id)
         self._write_all = bulk_writer(self._envs[0].observation_space, self._write)
         self._steps = [env.step if repeat == 1 else _repeated(env.step, repeat) for env in self._envs]
         self._taken = 0

@@ -30,6 +30,8 @@ class Native:
         self._id = spec.id
         if repeat != 1:
             raise UserError(f'environment "{spec.id}" cannot repeat actions in its native version; {WAY_OUT}')
+        if spec.wrappers:
+            raise UserError(f'environment "{spec.id}" cannot be wrapped in its native version; {WAY_OUT}')
         registration = find_spec(spec.id)
         settings = dict(spec.settings)
         entry = registration.vector_entry_point

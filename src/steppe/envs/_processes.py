@@ -23,6 +23,7 @@ import numpy as np
 
 from steppe.envs._loop import Buffers, describe
 from steppe.envs.making import make_env
+from steppe.envs.wrapping import notices_of
 from steppe.errors import EnvironmentFault, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Space, from_json, to_json
@@ -35,6 +36,7 @@ class Processes:
         env, own_limit = make_env(spec)
         try:
             self.layout, _, _ = describe(spec, env, own_limit, max_timesteps)
+            self.notices = notices_of(env, spec.id)
         finally:
             env.close()
         self._id, self._taken = spec.id, 0

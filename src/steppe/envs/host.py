@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from steppe.envs._loop import Buffers, Loop, Stepper
+from steppe.envs.registry import plays_atari
 from steppe.envs.spaces import zeros
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Space
@@ -25,6 +27,10 @@ class Step(NamedTuple):
     """Bool [N]: the episode was cut off (and did not terminate at the same time); more could have followed."""
     next_observations: np.ndarray
     """[N, ...]: the true successor, also where an episode ended; the same array as `observations` where none did."""
+    scores: np.ndarray
+    """Float32 [N]: the rewards before any clipping, of which returns are counted; `rewards` itself where none is."""
+    finished: np.ndarray
+    """Bool [N]: a whole episode is over; a lost life may be an end for the learner (`terminated`), not of the game."""
 
 
 class HostEnvs:
@@ -47,8 +53,14 @@ class HostEnvs:
         self.observation_space: Space = self._stepper.layout.observation_space
         self.action_space: Space = self._stepper.layout.action_space
         self.max_episode_steps = self._stepper.layout.limit
+        self.notices: tuple[str, ...] = getattr(self._stepper, "notices", ())
+        """What a user should know of how the environment is observed."""
         # Two sets in turn, so that what the last step returned is still whole while the next one is taken.
         self._buffers = [allocate(self.observation_space, num_envs) for _ in range(2)]
+        # Who has its results in arrays of its own hands them over as they are.
+        self._take: Callable[[np.ndarray], Step] | None = getattr(self._stepper, "take", None)
+        self._none = np.zeros(num_envs, bool)
+        self._none.flags.writeable = False
 
     def reset(self, seed: int) -> np.ndarray:
         """Starts new episodes, environment i seeded with seed + i, and returns their observations [N, ...]."""
@@ -58,10 +70,14 @@ class HostEnvs:
 
     def step(self, actions: np.ndarray) -> Step:
         """One decision in each environment; actions: [N, ...]."""
+        if self._take is not None:
+            return self._take(actions)
         buffers = self._take_buffers()
         any_ended = self._stepper.step(actions, buffers)
         observations, following, rewards, terminated, truncated = buffers
-        return Step(observations if any_ended else following, rewards, terminated, truncated, following)
+        if any_ended:
+            return Step(observations, rewards, terminated, truncated, following, rewards, terminated | truncated)
+        return Step(following, rewards, terminated, truncated, following, rewards, self._none)
 
     def close(self) -> None:
         """Closes the environments and ends their processes; may be called again."""
@@ -91,6 +107,14 @@ def allocate(space: Space, rows: int) -> Buffers:
 
 def _stepper(spec: EnvironmentSpec, num_envs: int, max_timesteps: int | None, repeat: int) -> Stepper:
     """The way the spec asks for; "auto" is the loop in this process, which is exact for every environment."""
+    if spec.id == "remote":
+        from steppe.envs.remote.client import Remote
+
+        return Remote(spec, num_envs, max_timesteps, repeat)
+    if plays_atari(spec):
+        from steppe.envs.atari import Atari
+
+        return Atari(spec, num_envs, max_timesteps, repeat)
     match spec.vectorization:
         case "processes":
             from steppe.envs._processes import Processes

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import importlib
-import sys
+import logging
 import warnings
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 
-from steppe.envs.registry import has_twin, known_ids
-from steppe.errors import EnvironmentFault, SteppeError, UserError
+from steppe.envs.registry import EXTRAS, extra_of, has_twin, known_ids, plays_atari
+from steppe.envs.wrapping import find_in, import_module, not_in, without_text, wrapped
+from steppe.errors import EnvironmentFault, MissingExtra, SteppeError, UserError
+from steppe.specs.connections import CONNECTIONS
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.words import did_you_mean
 
-PACKAGES = {"ALE": ("ale_py", "ale-py")}
-"""The namespaces that a separate package registers: (its module, what to install)."""
+log = logging.getLogger(__name__)
 
 
-def make_env(spec: EnvironmentSpec, render_mode: str | None = None) -> tuple[gymnasium.Env, int | None]:
-    """(a new environment without its time limit and checks, that limit); the caller counts the time."""
+def make_env(
+    spec: EnvironmentSpec, render_mode: str | None = None, number: int = 0
+) -> tuple[gymnasium.Env, int | None]:
+    """(a new environment without its time limit and checks, that limit); the caller counts the time.
+
+    `number` says which of a run's environments it is, where each has an address of its own.
+    """
+    if spec.id in CONNECTIONS and (spec.id == "remote" or render_mode is not None):
+        raise UserError(f'environment "{spec.id}" lives elsewhere and sends no pictures, so it cannot be shown')
+    if plays_atari(spec):
+        from steppe.envs.atari import make_single
+
+        return make_single(spec, render_mode)
     settings = dict(spec.settings)
     if render_mode is not None:
         settings["render_mode"] = render_mode
@@ -29,13 +40,22 @@ def make_env(spec: EnvironmentSpec, render_mode: str | None = None) -> tuple[gym
         with warnings.catch_warnings():
             # The user named this version on purpose.
             warnings.filterwarnings("ignore", message=".*is out of date", category=DeprecationWarning)
-            if ":" in spec.id:
+            # Box2D's bindings crash where this warning is an error.
+            warnings.filterwarnings("ignore", message="builtin type .* has no __module__", category=DeprecationWarning)
+            if spec.id == "ue4":
+                from steppe.envs.ue4 import connect
+
+                env, registered_limit = connect(settings, number), None
+            elif ":" in spec.id:
                 env, registered_limit = _make_from_module(spec.id, settings)
             else:
                 env, registered_limit = _make_registered(spec.id, settings)
+        env = without_text(wrapped(env, spec))
     except SteppeError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
+        if ":" not in spec.id and (extra := extra_of(find_spec(spec.id))):
+            raise MissingExtra(f'environment "{spec.id}"', extra) from error
         raise UserError(f'environment "{spec.id}" needs an optional package: {error}') from error
     except ModuleNotFoundError as error:
         raise UserError(
@@ -55,13 +75,13 @@ def make_env(spec: EnvironmentSpec, render_mode: str | None = None) -> tuple[gym
 def find_spec(id: str) -> Any:
     """The gymnasium registration of an id, which is looked for in the packages that register late, too."""
     name = id.rpartition(":")[2]
-    namespace = name.partition("/")[0]
-    if name not in gymnasium.registry and namespace in PACKAGES and "/" in name:
-        module, package = PACKAGES[namespace]
-        try:
-            gymnasium.register_envs(importlib.import_module(module))
-        except ModuleNotFoundError as error:
-            raise UserError(f'environment "{id}" needs an optional package; run: pip install "{package}"') from error
+    if name not in gymnasium.registry:
+        for start, module, extra in EXTRAS:
+            if name.startswith(start):
+                try:
+                    gymnasium.register_envs(importlib.import_module(module))
+                except ModuleNotFoundError as error:
+                    raise MissingExtra(f'environment "{id}"', extra) from error
     if name in gymnasium.registry:
         return gymnasium.registry[name]
     if has_twin(id):
@@ -75,46 +95,67 @@ def find_spec(id: str) -> Any:
 def _make_registered(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env, int | None]:
     """An environment that gymnasium knows by its id."""
     registration = find_spec(id)
+    match extra_of(registration):
+        case "atari":
+            settings = _for_atari(settings)
+        case "mujoco":
+            _let_mujoco_log()
     # The time limit is counted by HostEnvs, in decisions, and the wrappers below cost time in every step.
     env = gymnasium.make(registration, max_episode_steps=-1, disable_env_checker=True, **settings)
     if type(env) is gymnasium.wrappers.OrderEnforcing:
         env = env.env
-    return env, registration.max_episode_steps
+    return env, registration.max_episode_steps or _own_limit(env, registration.kwargs | settings)
 
 
 def _make_from_module(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env, int | None]:
     """What `module:callable` returns; or, as gymnasium has it, the id that importing the module registers."""
     module_name, _, name = id.partition(":")
-    if str(Path.cwd()) not in sys.path and "" not in sys.path:
-        # A console script does not have the user's folder on its path, `python -m` does.
-        sys.path.append(str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise UserError(
-                f'environment "{id}" names the module "{module_name}", which is not there; write module:callable, '
-                f"with the module in {Path.cwd()} or installed"
-            ) from error
-        raise
-    target: Any = module
-    for part in name.split("."):
-        target = getattr(target, part, None)
+    what = f'environment "{id}"'
+    module = import_module(module_name, what)
+    target = find_in(module, name)
     if callable(target):
         env = target(**settings)
         if not isinstance(env, gymnasium.Env):
-            raise UserError(
-                f'environment "{id}" returned {_a(type(env).__name__)}, not a gymnasium.Env; let "{name}" return one'
-            )
+            raise UserError(f'{what} returned {_a(type(env).__name__)}, not a gymnasium.Env; let "{name}" return one')
         # Without a registered limit the environment's own wrappers, if any, keep the time.
         return env, None
     if name in gymnasium.registry:
         return _make_registered(name, settings)
-    choices = [word for word, value in vars(module).items() if callable(value)]
-    raise UserError(
-        f'environment "{id}" names "{name}", which the module "{module_name}" does not have'
-        f"{did_you_mean(name, choices)}"
-    )
+    raise not_in(module, name, what)
+
+
+def _own_limit(env: gymnasium.Env, settings: dict[str, Any]) -> int | None:
+    """After how many timesteps an environment truncates at the latest by itself, where it is known to."""
+    frames, skipped = settings.get("max_num_frames_per_episode"), settings.get("frameskip")
+    if isinstance(frames, int) and skipped:
+        return frames // (skipped if isinstance(skipped, int) else skipped[0]) or None
+    is_grid = type(env.unwrapped).__module__.startswith("minigrid")
+    return getattr(env.unwrapped, "max_steps", None) or None if is_grid else None
+
+
+def _for_atari(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as ale-py takes them, and no greeting on the terminal by each game."""
+    import ale_py
+
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    # JSON has no tuples, and ale-py takes no list for a range.
+    is_range = isinstance(settings.get("frameskip"), list)
+    return settings | {"frameskip": tuple(settings["frameskip"])} if is_range else settings
+
+
+def _let_mujoco_log() -> None:
+    """Sends MuJoCo's warnings to the log: by itself it writes a file into whatever folder it runs in."""
+    try:
+        import mujoco
+    except ImportError:  # which gymnasium says better
+        return
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(_log_mujoco)
+
+
+def _log_mujoco(sentence: str) -> None:
+    # What is out of date in gymnasium's models is nothing that a user can change.
+    log.log(logging.INFO if "deprecated" in sentence else logging.WARNING, "MuJoCo: %s", sentence)
 
 
 def _positive(limit: Any, id: str) -> int | None:

@@ -1,9 +1,13 @@
-"""Which environments have a compiled twin, and how to make one. Names are answered without importing JAX."""
+"""Which environments there are and how each one runs. Names are answered without importing JAX or gymnasium."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING
+from importlib.util import find_spec as find_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steppe.errors import SpecError
 from steppe.specs.environment import EnvironmentSpec
@@ -11,6 +15,8 @@ from steppe.specs.validation import validate
 from steppe.specs.words import did_you_mean
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from steppe.envs._base import JaxEnv
 
 TWINS: dict[str, tuple[str, str]] = {
@@ -23,6 +29,34 @@ TWINS: dict[str, tuple[str, str]] = {
     "GridWorld-v0": ("grid_world", "GridWorld"),
 }
 ALIASES = {"GridWorld": "GridWorld-v0"}
+ATARI = "ALE/"
+"""What the ids of Atari games begin with."""
+EXTRAS = ((ATARI, "ale_py", "atari"), ("MiniGrid-", "minigrid", "minigrid"), ("BabyAI-", "minigrid", "minigrid"))
+"""The ids that a separate package registers when it is imported: (how they begin, its module, Steppe's extra)."""
+FAMILIES = {
+    "gymnasium.envs.mujoco": ("mujoco", "mujoco", "a robot or toy of MuJoCo's"),
+    "gymnasium.envs.box2d": ("box2d", "Box2D", "a game of Box2D's"),
+    "ale_py": ("atari", "ale_py", "an Atari game"),
+    "minigrid": ("minigrid", "minigrid", "a grid world with tasks"),
+}
+"""Where a registered environment's code lies: (Steppe's extra for it, the module it needs, a word on it)."""
+
+
+class Entry(NamedTuple):
+    """One environment that can be named."""
+
+    id: str
+    kind: str
+    """ "compiled", "atari", "mujoco", "box2d", "minigrid", "remote" or "gymnasium"."""
+    sentence: str
+
+
+class Setting(NamedTuple):
+    """One setting of an environment; `default` is "required" where there is none."""
+
+    name: str
+    default: Any
+    sentence: str
 
 
 def known_ids() -> list[str]:
@@ -35,6 +69,11 @@ def has_twin(id: str) -> bool:
     return ALIASES.get(id, id) in TWINS
 
 
+def plays_atari(spec: EnvironmentSpec) -> bool:
+    """Whether this is an Atari game with the standard preprocessing; on the gymnasium backend it gives whole frames."""
+    return spec.backend == "auto" and spec.id.startswith(ATARI)
+
+
 def make_jax(spec: EnvironmentSpec) -> JaxEnv:
     """The compiled environment of this spec, with its settings applied."""
     id = ALIASES.get(spec.id, spec.id)
@@ -43,6 +82,102 @@ def make_jax(spec: EnvironmentSpec) -> JaxEnv:
             f'environment "{spec.id}" has no compiled twin ({", ".join(known_ids())} have one); '
             f'write "backend": "gymnasium" to run the original{did_you_mean(spec.id, known_ids())}'
         )
+    return validate(_twin(id), spec.settings, source=f'environment "{spec.id}"', path="environment.settings")
+
+
+def catalogue(every: bool = False) -> list[Entry]:
+    """What can be named: Steppe's own and one line for each family; with `every`, each id of what is installed."""
+    entries = [Entry(id, "compiled", _first_line(_twin(id))) for id in known_ids()]
+    entries += [
+        Entry("remote", "remote", "environments in another process, served by `steppe env serve`."),
+        Entry("ue4", "remote", "a game of Unreal Engine 4 with the old learning plug-in."),
+    ]
+    if not every:
+        return entries + [
+            Entry(
+                "ALE/Breakout-v5", "atari", f"and every other Atari game, preprocessed{_missing('atari', 'ale_py')}."
+            ),
+            Entry("HalfCheetah-v5", "mujoco", f"and gymnasium's other robots{_missing('mujoco', 'mujoco')}."),
+            Entry("LunarLander-v3", "box2d", f"and gymnasium's other games in a plane{_missing('box2d', 'Box2D')}."),
+            Entry("MiniGrid-Empty-5x5-v0", "minigrid", f"and its other grids{_missing('minigrid', 'minigrid')}."),
+        ]
+    own = {entry.id for entry in entries}
+    return entries + [entry for entry in _registered() if entry.id not in own]
+
+
+def settings_of(id: str) -> list[Setting]:
+    """What `settings` of an environment may hold, each with its default."""
+    id = ALIASES.get(id, id)
+    if id in TWINS:
+        return list(_settings(_twin(id)))
+    if id.startswith(ATARI):
+        from steppe.envs.atari import AtariSettings
+
+        return list(_settings(AtariSettings))
+    from steppe.specs.connections import CONNECTIONS
+
+    if id in CONNECTIONS:
+        return list(_settings(CONNECTIONS[id]))
+    return list(_arguments(id))
+
+
+def extra_of(registration: Any) -> str | None:
+    """The extra that brings what a registered environment needs, where Steppe has one."""
+    entry = registration.entry_point
+    module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
+    return next((extra for start, (extra, _, _) in FAMILIES.items() if module.startswith(start)), None)
+
+
+def _twin(id: str) -> type[JaxEnv]:
     module, name = TWINS[id]
-    twin: type[JaxEnv] = getattr(import_module(f"steppe.envs.{module}"), name)
-    return validate(twin, spec.settings, source=f'environment "{spec.id}"', path="environment.settings")
+    return getattr(import_module(f"steppe.envs.{module}"), name)
+
+
+def _registered() -> Iterator[Entry]:
+    """Every id that gymnasium and the installed packages know."""
+    import gymnasium
+
+    for module in dict.fromkeys(module for _, module, _ in EXTRAS):
+        with contextlib.suppress(ImportError):
+            import_module(module)
+    for id, registration in sorted(gymnasium.registry.items()):
+        entry = registration.entry_point
+        if callable(entry):
+            continue  # a version that only says what came after it
+        family = next((family for start, family in FAMILIES.items() if str(entry).startswith(start)), None)
+        if family is None:
+            yield Entry(id, "gymnasium", "")
+        else:
+            extra, module, word = family
+            yield Entry(id, extra, f"{word}{_missing(extra, module)}.")
+
+
+def _missing(extra: str, module: str) -> str:
+    """The end of a line where a package is not installed."""
+    return "" if find_module(module) is not None else f' (pip install "steppe[{extra}]")'
+
+
+def _settings(model: type[BaseModel]) -> Iterator[Setting]:
+    for name, field in model.model_fields.items():
+        default = "required" if field.is_required() else field.get_default(call_default_factory=True)
+        yield Setting(name, default, " ".join((field.description or "").split()))
+
+
+def _arguments(id: str) -> Iterator[Setting]:
+    """The keyword arguments of a registered environment's class, with the defaults of its registration."""
+    from gymnasium.envs.registration import load_env_creator
+
+    from steppe.envs.making import find_spec
+
+    registration = find_spec(id)
+    entry = registration.entry_point
+    creator = entry if callable(entry) else load_env_creator(entry)
+    for name, parameter in inspect.signature(creator).parameters.items():
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name != "render_mode":
+            default = "required" if parameter.default is parameter.empty else parameter.default
+            yield Setting(name, registration.kwargs.get(name, default), "")
+    yield Setting("max_episode_steps", registration.max_episode_steps, "How many timesteps an episode may last.")
+
+
+def _first_line(thing: type) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]

@@ -66,6 +66,7 @@ def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | N
 
     if "DISPLAY" not in os.environ:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("MUJOCO_GL", "egl")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     env, own_limit = make_env(spec, render_mode="rgb_array")
     try:

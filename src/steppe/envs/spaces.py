@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 
 from steppe.errors import UserError
-from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part, Space
 
 Write = Callable[[Any, np.ndarray, int], None]
 """Writes one observation of the environment into row i of an array [N, ...]; a wrong shape is a ValueError."""
@@ -122,7 +122,10 @@ def _acted_box(space: gym_spaces.Box) -> tuple[Space, Offer]:
 
 
 def _flattened(space: gym_spaces.Space, id: str) -> tuple[Space, Write]:
-    """All leaves of a Dict or Tuple side by side in one float32 vector, as `gymnasium.spaces.flatten` orders them."""
+    """All leaves of a Dict or Tuple side by side in one float32 vector, as `gymnasium.spaces.flatten` orders them.
+
+    The space tells where each leaf lies, so that a network can read it by its name.
+    """
     leaves = list(_leaves(space, id))
     sizes = [_flat_size(leaf) for _, leaf in leaves]
     ends = np.cumsum(sizes).tolist()
@@ -138,7 +141,8 @@ def _flattened(space: gym_spaces.Space, id: str) -> tuple[Space, Write]:
                 value = value[key]
             _write_leaf(value, leaf, row[begin:end])
 
-    return Box((int(ends[-1]) if ends else 0,), *_bounds(flat)), write
+    named = tuple(Part("/".join(map(str, path)), begin, _leaf_space(leaf, id)) for path, leaf, begin, _ in parts)
+    return Box((int(ends[-1]) if ends else 0,), *_bounds(flat), parts=named), write
 
 
 def _leaves(space: gym_spaces.Space, id: str, path: tuple[Any, ...] = ()) -> Any:
@@ -153,6 +157,17 @@ def _leaves(space: gym_spaces.Space, id: str, path: tuple[Any, ...] = ()) -> Any
         case _:
             observation_crossing(space, id)  # refuses what cannot be flattened
             yield path, space
+
+
+def _leaf_space(leaf: gym_spaces.Space, id: str) -> Space:
+    """What a leaf is: unlike an observation by itself it may keep whole numbers, and bits stay numbers."""
+    match leaf:
+        case gym_spaces.MultiBinary():
+            return Box(leaf.shape, (0.0,), (1.0,), "int32")
+        case gym_spaces.Box() if np.issubdtype(leaf.dtype, np.integer) and leaf.dtype != np.uint8:
+            return Box(leaf.shape or (1,), *_bounds(leaf), "int32")
+        case _:
+            return observation_crossing(leaf, id)[0]
 
 
 def _flat_size(leaf: gym_spaces.Space) -> int:

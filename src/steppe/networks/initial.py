@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod, sqrt
+from typing import Any
 
 import numpy as np
 
 from steppe.records.layers import Step
+from steppe.records.modules import draw_module, nested
+from steppe.specs.network import RECURRENT, Custom
 
-HostParams = dict[str, dict[str, np.ndarray]]
+HostParams = dict[str, dict[str, Any]]
 Generator = np.random.Generator
 
 
 def layers(rng: Generator | None, steps: Sequence[Step], kernel_init: str) -> HostParams:
     """{step name: {parameter name: array}} for the steps that have parameters."""
-    return {
-        step.name: {name: _parameter(rng, name, shape, kernel_init) for name, shape in step.parameters}
-        for step in steps
-        if step.parameters
-    }
+    return {step.name: _layer(rng, step, kernel_init) for step in steps if step.parameters}
 
 
 def head(rng: Generator | None, features: int, outputs: int, scale: float) -> dict[str, np.ndarray]:
@@ -42,17 +41,51 @@ def orthogonal(rng: Generator | None, shape: tuple[int, ...], gain: float) -> np
     return np.ascontiguousarray(q if rows >= columns else q.T, np.float32).reshape(shape)
 
 
+def _layer(rng: Generator | None, step: Step, kernel_init: str) -> dict[str, Any]:
+    if isinstance(step.layer, Custom):
+        if rng is None:
+            return nested({name: np.zeros(shape, np.float32) for name, shape in step.parameters})
+        return draw_module(step.layer, step.input, rng)
+    if step.layer.type in RECURRENT:
+        return _recurrent(rng, step, kernel_init)
+    return {name: _parameter(rng, name, shape, kernel_init) for name, shape in step.parameters}
+
+
 def _parameter(rng: Generator | None, name: str, shape: tuple[int, ...], kernel_init: str) -> np.ndarray:
-    if name == "scale":
+    if name in ("scale", "beta"):
         return np.ones(shape, np.float32)
     if rng is None:
         return np.zeros(shape, np.float32)
     match name:
-        case "kernel" if kernel_init == "orthogonal":
+        case "kernel" | "skip_kernel" if kernel_init == "orthogonal":
             return orthogonal(rng, shape, sqrt(2.0))
-        case "kernel":
+        case "kernel" | "skip_kernel":
             return rng.standard_normal(shape, np.float32) / np.float32(sqrt(prod(shape[:-1])))
         case "embedding":
             return rng.standard_normal(shape, np.float32) / np.float32(sqrt(shape[-1]))
         case _:
             return np.zeros(shape, np.float32)
+
+
+def _recurrent(rng: Generator | None, step: Step, kernel_init: str) -> dict[str, np.ndarray]:
+    """Of an lstm or gru: the kernels of each gate are drawn by themselves."""
+    params = {name: np.zeros(shape, np.float32) for name, shape in step.parameters}
+    if rng is None:
+        return params
+    size = step.output[-1]
+    for name in ("kernel", "recurrent_kernel"):
+        rows, columns = params[name].shape
+        is_orthogonal = name == "recurrent_kernel" or kernel_init == "orthogonal"
+        params[name] = np.concatenate(
+            [
+                orthogonal(rng, (rows, size), 1.0)
+                if is_orthogonal
+                else _parameter(rng, "kernel", (rows, size), "lecun")
+                for _ in range(columns // size)
+            ],
+            axis=1,
+        )
+    if step.layer.type != "gru":
+        # An lstm that forgets from the start on hardly learns what is long ago (Jozefowicz et al. 2015).
+        params["bias"][size : 2 * size] = 1.0
+    return params

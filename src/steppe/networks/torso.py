@@ -1,58 +1,59 @@
 """Networks in JAX from lists of layers: pure functions of plain nested dictionaries of parameters.
 
-The parameters have flax.linen's names and shapes, and the tests hold every layer to flax's. The layers themselves are
-plain JAX, because flax costs 0.2 s to import and traces eight times slower, and start-up time counts.
+The parameters have flax.linen's names and shapes (recurrent layers: the gates side by side), and the tests hold every
+layer to flax's. The layers themselves are plain JAX, because flax costs 0.2 s to import and traces eight times slower,
+and start-up time counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import prod
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
-from steppe.networks import initial
-from steppe.records.layers import Plan, Step, is_channels_first, plan, window_counts
-from steppe.specs.network import Conv1d, Conv2d, Dense, Dropout, Flatten, Layer, NetworkSpec, Pool2d
-from steppe.specs.spaces import Box, Space
+from steppe.errors import SpecError
+from steppe.networks import initial, recurrent
+from steppe.networks.layers import Params, apply_layer, drop, join
+from steppe.records import cells
+from steppe.records.encoding import Encoding
+from steppe.records.layers import Plan, Step, plan
+from steppe.specs.network import RECURRENT, Layer, NetworkSpec
+from steppe.specs.spaces import Space
 
-Params = dict[str, dict[str, Array]]
+State = dict[str, Array]
+"""What recurrent layers remember: {"1_lstm/hidden": [..., size], ...}; {} without such layers."""
+Recur = Callable[[Step, dict[str, Array], Array], Array]
+Support = Literal["recurrent", "regularization"]
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "relu": jax.nn.relu,
-    "elu": jax.nn.elu,
-    "selu": jax.nn.selu,
-    "sigmoid": jax.nn.sigmoid,
-    "swish": jax.nn.swish,
-    "leaky_relu": jax.nn.leaky_relu,
-    "softplus": jax.nn.softplus,
-    "softsign": jax.nn.soft_sign,
-    "softmax": jax.nn.softmax,
-    "tanh": jnp.tanh,
-    "gelu": jax.nn.gelu,
-    "none": lambda inputs: inputs,
-}
+_ONE_BATCH_AXIS = {"conv1d", "conv2d", "pool2d", "custom"}
 
 
 class Network:
-    """The layers between the observation and the agent's heads; hashable, holds no parameters."""
+    """The layers between the observation and the agent's heads; hashable, holds no parameters.
+
+    `supports` is what the agent takes care of: "recurrent" that it carries the state and learns from sequences,
+    "regularization" that it adds `penalty` to its loss. Without it, layers that need it are a SpecError.
+    """
 
     def __init__(
         self,
         layers: NetworkSpec | Sequence[Layer],
         observation: Space,
         kernel_init: Literal["orthogonal", "lecun"] = "orthogonal",
+        supports: Collection[Support] = (),
     ) -> None:
         self.plan: Plan = plan(layers, observation)
         self.kernel_init = kernel_init
         types = {step.layer.type for step in self.plan.steps}
-        self.has_dropout = "dropout" in types
-        self._needs_one_batch_axis = bool(types & {"conv1d", "conv2d", "pool2d"})
+        self.has_dropout = any(_drops(step.layer) for step in self.plan.steps)
+        self.is_recurrent = bool(self.plan.states)
+        self._needs_one_batch_axis = bool(types & _ONE_BATCH_AXIS)
         self._hash = hash((self.plan, kernel_init))
+        self._check(supports)
 
     @property
     def features(self) -> int:
@@ -62,7 +63,7 @@ class Network:
     @property
     def observation(self) -> Space:
         """The space of the raw observations."""
-        return self.plan.encoding.space
+        return self.plan.observation
 
     @property
     def layers(self) -> NetworkSpec:
@@ -75,18 +76,90 @@ class Network:
 
     def apply(self, params: Params, observations: Array, dropout_key: Array | None = None) -> Array:
         """Features [..., F] of raw observations [..., *space.shape]; dropout is active only with a key."""
-        encoding = self.plan.encoding
-        x = encoding(observations, jnp)
-        lead = x.shape[: x.ndim - len(encoding.shape)]
-        if self._needs_one_batch_axis and len(lead) != 1:
-            x = x.reshape((prod(lead), *encoding.shape))
-        for index, step in enumerate(self.plan.steps):
-            if isinstance(step.layer, Dropout):
-                if dropout_key is not None:
-                    x = _drop(x, step.layer.rate, jax.random.fold_in(dropout_key, index))
-                continue
-            x = _apply_layer(step, params.get(step.name, {}), x)
+        if self.is_recurrent:
+            raise ValueError("a recurrent network needs its state: call advance or unroll")
+        return self._run(params, observations, dropout_key, _no_recurrence)
+
+    def initial_state(self, lead: tuple[int, ...] = ()) -> State:
+        """What is remembered at the beginning of an episode: zeros [*lead, size]; {} for a feed-forward network."""
+        return {name: jnp.zeros((*lead, *shape)) for name, shape in self.plan.states}
+
+    def advance(
+        self, params: Params, observations: Array, state: State, dropout_key: Array | None = None
+    ) -> tuple[Array, State]:
+        """One timestep: features [N, F] of observations [N, ...] after `state` [N, size], and the state after it.
+
+        Whoever calls this puts the initial state in place of the rows whose observation begins an episode.
+        """
+        after = dict(state)
+
+        def recur(step: Step, params: dict[str, Array], x: Array) -> Array:
+            before = tuple(state[name] for name, _ in step.states)
+            later = cells.advance(step.layer.type, params, cells.project(params, x), before, jnp)
+            after.update(_named(step, later))
+            return later[0]
+
+        return self._run(params, observations, dropout_key, recur), after
+
+    def unroll(
+        self, params: Params, observations: Array, state: State, resets: Array, dropout_key: Array | None = None
+    ) -> tuple[Array, State]:
+        """A sequence: features [T, N, F] of observations [T, N, ...] after `state` [N, size], and the last state.
+
+        `resets` [T, N] holds where an observation is the first of an episode: the state is zeroed before it.
+        """
+        after = dict(state)
+
+        def recur(step: Step, params: dict[str, Array], x: Array) -> Array:
+            before = tuple(state[name] for name, _ in step.states)
+            hidden, last = recurrent.unroll(step.layer.type, params, x, before, resets)
+            after.update(_named(step, last))
+            return hidden
+
+        return self._run(params, observations, dropout_key, recur), after
+
+    def penalty(self, params: Params) -> Array | float:
+        """What l1_regularization and l2_regularization of the layers add to a loss: a scalar, 0.0 without any."""
+        total: Any = 0.0
+        for step in self.plan.steps:
+            for weight, measure in _penalties(step.layer):
+                total = total + weight * sum(measure(leaf) for leaf in params[step.name].values())
+        return total
+
+    def _run(self, params: Params, observations: Array, dropout_key: Array | None, recur: Recur) -> Array:
+        lead = jnp.shape(observations)[: jnp.ndim(observations) - len(self.observation.shape)]
+
+        def encode(encoding: Encoding) -> Array:
+            x = encoding(observations, jnp)
+            if self._needs_one_batch_axis and len(lead) != 1:
+                x = x.reshape((prod(lead), *encoding.shape))
+            return x
+
+        def apply(step: Step, x: Array) -> Array:
+            own = params.get(step.name, {})
+            if step.layer.type not in RECURRENT:
+                return apply_layer(step, own, x, dropout_key)
+            features = recur(step, own, x.reshape((*lead, prod(step.input))))
+            rate = getattr(step.layer, "dropout", None)
+            features = drop(features, rate, dropout_key, step) if rate else features
+            return features.reshape((*x.shape[: x.ndim - len(step.input)], *step.output))
+
+        x = self.plan.run(encode, join, apply)
         return x if x.shape == (*lead, self.features) else x.reshape((*lead, self.features))
+
+    def _check(self, supports: Collection[Support]) -> None:
+        for step in self.plan.steps:
+            name = f"layer {step.name.replace('_', ' (', 1)}) of the network"
+            if step.states and "recurrent" not in supports:
+                raise SpecError(
+                    f"{name} keeps a state from timestep to timestep, which this agent does not carry; use a dense "
+                    "layer, or an agent that learns from sequences, such as ppo"
+                )
+            if any(weight for weight, _ in _penalties(step.layer)) and "regularization" not in supports:
+                raise SpecError(
+                    f"{name} has l1_regularization or l2_regularization, which this agent does not add to its loss; "
+                    "leave it out"
+                )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Network) and (self.plan, self.kernel_init) == (other.plan, other.kernel_init)
@@ -98,79 +171,28 @@ class Network:
         return f"Network({' -> '.join(step.name for step in self.plan.steps)}, features={self.features})"
 
 
-def default_layers(observation: Space) -> NetworkSpec:
-    """Dense layers for vectors; for images the convolutions of Mnih et al. 2015, smaller ones below 36 pixels."""
-    if not (isinstance(observation, Box) and observation.is_image):
-        return NetworkSpec([Dense(type="dense", size=64, activation="tanh") for _ in range(2)])
-    shape = observation.shape
-    pixels = min(shape[1:] if is_channels_first(shape) else shape[:2])
-    convolutions: list[Layer]
-    if pixels >= 36:
-        sizes = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-        convolutions = [Conv2d(type="conv2d", size=n, window=w, stride=s, padding="VALID") for n, w, s in sizes]
-        return NetworkSpec([*convolutions, Flatten(type="flatten"), Dense(type="dense", size=512)])
-    convolutions = [Conv2d(type="conv2d", size=n, window=3, stride=s) for n, s in ((32, 1), (64, 2))]
-    return NetworkSpec([*convolutions, Flatten(type="flatten"), Dense(type="dense", size=256)])
-
-
 def apply_head(params: dict[str, Array], features: Array) -> Array:
     """Outputs [..., outputs] of features [..., F]."""
     return features @ params["kernel"] + params["bias"]
 
 
-def _apply_layer(step: Step, params: dict[str, Array], x: Array) -> Array:
-    """One layer on [..., *step.input]; convolutions and pooling want exactly one leading axis."""
-    layer = step.layer
-    match layer.type:
-        case "dense" | "linear":
-            x = _flat(x, step) @ params["kernel"]
-        case "conv1d" | "conv2d":
-            x = _convolve(layer, params["kernel"], x)
-        case "pool2d":
-            return _pool(layer, x)
-        case "flatten":
-            return _flat(x, step)
-        case "embedding":
-            return params["embedding"][x]
-        case "layer_norm":
-            return _normalize(x) * params["scale"] + params["bias"]
-        case "nonlinearity":
-            return ACTIVATIONS[layer.name](x)
-    if "bias" in params:
-        x = x + params["bias"]
-    return ACTIVATIONS[getattr(layer, "activation", "none")](x)
+def _no_recurrence(step: Step, params: dict[str, Array], x: Array) -> Array:
+    raise AssertionError(step.name)
 
 
-def _flat(x: Array, step: Step) -> Array:
-    if len(step.input) == 1:
-        return x
-    return x.reshape((*x.shape[: x.ndim - len(step.input)], prod(step.input)))
+def _named(step: Step, state: cells.State) -> State:
+    return {name: each for (name, _), each in zip(step.states, state, strict=True)}
 
 
-def _convolve(layer: Conv1d | Conv2d, kernel: Array, x: Array) -> Array:
-    """[B, *positions, channels] with a kernel [*window, channels, size]."""
-    names = ("NWC", "WIO", "NWC") if layer.type == "conv1d" else ("NHWC", "HWIO", "NHWC")
-    strides = (layer.stride,) * (kernel.ndim - 2)
-    return lax.conv_general_dilated(x, kernel, strides, layer.padding, dimension_numbers=names)
+def _drops(layer: Layer) -> bool:
+    # A layer of one's own may hold a dropout layer, and asks for a key only then.
+    return layer.type in ("dropout", "custom") or bool(getattr(layer, "dropout", None))
 
 
-def _pool(layer: Pool2d, x: Array) -> Array:
-    """[B, H, W, C]; a mean counts only what lies inside the image."""
-    window, strides = (1, layer.window, layer.window, 1), (1, layer.stride, layer.stride, 1)
-    if layer.pooling_type == "max":
-        return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, layer.padding)
-    total = lax.reduce_window(x, 0.0, lax.add, window, strides, layer.padding)
-    return total / window_counts(layer, x.shape[1:])
-
-
-def _normalize(x: Array) -> Array:
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    return centred * lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + 1e-6)
-
-
-def _drop(x: Array, rate: float, key: Array) -> Array:
-    """Zeroes a share of x and scales the rest up, so that the expected value stays."""
-    if rate >= 1.0:
-        return jnp.zeros_like(x)
-    kept: Any = jax.random.bernoulli(key, 1.0 - rate, x.shape)
-    return jnp.where(kept, x / (1.0 - rate), 0.0)
+def _penalties(layer: Layer) -> list[tuple[float, Callable[[Array], Array]]]:
+    """(weight, measure of one parameter) of each regularization of a layer."""
+    measures: dict[str, Callable[[Array], Array]] = {
+        "l2_regularization": lambda leaf: 0.5 * jnp.sum(jnp.square(leaf)),
+        "l1_regularization": lambda leaf: jnp.sum(jnp.abs(leaf)),
+    }
+    return [(weight, measures[name]) for name in measures if (weight := getattr(layer, name, 0.0))]

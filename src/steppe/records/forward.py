@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import reduce
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from steppe.records.layers import Plan, Step, padding_of, window_counts
+from steppe.records import cells
+from steppe.records.layers import Plan, Step, joined_axis, padding_of, pair, window_counts
+from steppe.records.modules import module_in_numpy
 
 Array = np.ndarray
-Layers = list[Any]
+State = dict[str, Array]
+"""What recurrent layers remember: {"1_lstm/hidden": [B, size], ...}; {} without such layers."""
+Layers = Any
 """What `Forward.prepare` makes: a generation of parameters, ready to be multiplied by."""
 
 BUFFERED_BATCH_SIZES = 8
@@ -31,15 +36,14 @@ class Forward:
         """The layers with their parameters, named "<layer>/<parameter>" as in "0_dense/kernel"."""
         if self._is_dense:
             return [_dense(step, tensors) for step in self.plan.steps if step.layer.type in ("dense", "linear")]
-        return [_layer(step, _parameters(step, tensors)) for step in self.plan.steps]
+        return {step.name: _layer(step, _parameters(step, tensors)) for step in self.plan.steps}
 
     def __call__(self, layers: Layers, observations: Array) -> Array:
         """Features [B, F] of observations [B, *space.shape]; this thread's next call with the same B overwrites it."""
-        x = self.plan.encoding(observations)
         if not self._is_dense:
-            for layer in layers:
-                x = layer(x)
-            return x.reshape(len(x), self.plan.features)
+            return self.advance(layers, observations, {})[0]
+        assert self.plan.encoding is not None
+        x = self.plan.encoding(observations)
         for (kernel, bias, activation), buffer in zip(layers, self._buffers(len(x), layers), strict=True):
             x = np.dot(x, kernel, out=buffer)
             if bias is not None:
@@ -47,6 +51,26 @@ class Forward:
             if activation is not None:
                 x = activation(x)
         return x
+
+    def initial_state(self, lead: tuple[int, ...]) -> State:
+        """What is remembered at the beginning of an episode: zeros [*lead, size]."""
+        return {name: np.zeros((*lead, *shape), np.float32) for name, shape in self.plan.states}
+
+    def advance(self, layers: Layers, observations: Array, state: State) -> tuple[Array, State]:
+        """(features [B, F], the state after) of observations [B, *space.shape] that come after `state`."""
+        if self._is_dense:
+            return self(layers, observations), {}
+        after: State = {}
+
+        def apply(step: Step, x: Array) -> Array:
+            if not step.states:
+                return layers[step.name](x)
+            later = layers[step.name](x, tuple(state[name] for name, _ in step.states))
+            after.update((name, each) for (name, _), each in zip(step.states, later, strict=True))
+            return later[0]
+
+        x = self.plan.run(lambda encoding: encoding(observations), _join, apply)
+        return x.reshape(len(x), self.plan.features), after
 
     def _buffers(self, batch: int, layers: Layers) -> list[Array]:
         """One array [batch, size] for each dense layer, kept per thread because a product releases the interpreter."""
@@ -102,6 +126,10 @@ def _softmax(x: Array) -> Array:
     return exponentials / exponentials.sum(-1, keepdims=True)
 
 
+def _crelu(x: Array) -> Array:
+    return _relu(np.concatenate([x, -x], axis=-1))
+
+
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": _relu,
     "elu": _elu,
@@ -109,6 +137,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": _sigmoid,
     "swish": lambda x: x * _sigmoid(x.copy()),
     "leaky_relu": lambda x: np.maximum(x, np.float32(0.01) * x),
+    "crelu": _crelu,
     "softplus": lambda x: np.logaddexp(x, np.float32(0)),
     "softsign": lambda x: x / (1 + np.abs(x)),
     "softmax": _softmax,
@@ -121,7 +150,8 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 def _is_dense(plan: Plan) -> bool:
     """Whether there are only dense layers on vectors: these run in buffers."""
     types = {step.layer.type for step in plan.steps}
-    return types <= {"dense", "linear", "dropout"} and all(len(step.input) == 1 for step in plan.steps)
+    is_plain = all(len(step.input) == 1 and not getattr(step.layer, "skip", False) for step in plan.steps)
+    return types <= {"dense", "linear", "dropout"} and is_plain
 
 
 def _dense(step: Step, tensors: Mapping[str, Array]) -> tuple[Array, Array | None, Callable[[Array], Array] | None]:
@@ -135,15 +165,17 @@ def _parameters(step: Step, tensors: Mapping[str, Array]) -> dict[str, Array]:
     return {name: tensors[f"{step.name}/{name}"] for name, _ in step.parameters}
 
 
-def _layer(step: Step, params: dict[str, Array]) -> Callable[[Array], Array]:
-    """One layer as a function of x [B, *step.input]."""
+def _layer(step: Step, params: dict[str, Array]) -> Callable[..., Any]:
+    """One layer as a function of x [B, *step.input]; a recurrent one also of its state, giving the state after."""
     layer: Any = step.layer
     match layer.type:
+        case "dense" if layer.skip:
+            return lambda x: _residual(x.reshape(len(x), -1), params, layer)
         case "dense" | "linear":
-            return lambda x: _finish(x.reshape(len(x), -1) @ params["kernel"], params, layer)
+            return lambda x: _finish(x.reshape(len(x), -1) @ params["kernel"], params.get("bias"), layer)
         case "conv1d" | "conv2d":
-            columns = params["kernel"].reshape(-1, layer.size)
-            return lambda x: _finish(_windows(x, step, 0.0) @ columns, params, layer).reshape(len(x), *step.output)
+            columns, bias = params["kernel"].reshape(-1, layer.size), params.get("bias")
+            return lambda x: _finish(_windows(x, step, 0.0) @ columns, bias, layer).reshape(len(x), *step.output)
         case "pool2d":
             return lambda x: _pool(x, step)
         case "flatten":
@@ -153,31 +185,69 @@ def _layer(step: Step, params: dict[str, Array]) -> Callable[[Array], Array]:
         case "layer_norm":
             return lambda x: _normalize(x) * params["scale"] + params["bias"]
         case "nonlinearity":
-            return lambda x: activate(layer.name, x.copy())
+            return lambda x: _bend(x, params, layer)
+        case "lstm" | "internal_lstm" | "gru":
+            return lambda x, state: cells.advance(
+                layer.type, params, cells.project(params, x.reshape(len(x), -1)), state
+            )
+        case "custom":
+            return module_in_numpy(layer, params)
     return lambda x: x
 
 
-def _finish(x: Array, params: dict[str, Array], layer: Any) -> Array:
-    if "bias" in params:
-        x += params["bias"]
+def _join(step: Step, values: list[Array]) -> Array:
+    """Several inputs [B, *shape] as one."""
+    layer: Any = step.layer
+    match layer.aggregation_type:
+        case "concat":
+            return np.concatenate(values, axis=joined_axis(layer, len(step.output)))
+        case "max":
+            return reduce(np.maximum, values)
+        case "product":
+            return reduce(np.multiply, values)
+    total = reduce(np.add, values)
+    return total / np.float32(len(values)) if layer.aggregation_type == "mean" else total
+
+
+def _finish(x: Array, bias: Array | None, layer: Any) -> Array:
+    if bias is not None:
+        x += bias
     return activate(getattr(layer, "activation", "none"), x)
+
+
+def _residual(x: Array, params: dict[str, Array], layer: Any) -> Array:
+    hidden = _finish(x @ params["kernel"], params.get("bias"), layer)
+    return _finish(x + hidden @ params["skip_kernel"], params.get("skip_bias"), layer)
+
+
+def _bend(x: Array, params: dict[str, Array], layer: Any) -> Array:
+    """f(clip(beta x)); swish is the exception that multiplies by x itself."""
+    scaled = x * (params["beta"] if layer.beta == "learn" else np.float32(layer.beta))
+    if layer.max is not None:
+        scaled = np.minimum(scaled, np.float32(layer.max))
+    if layer.min is not None:
+        scaled = np.maximum(scaled, np.float32(layer.min))
+    if layer.alpha is not None:
+        return np.where(scaled >= 0, scaled, np.float32(layer.alpha) * scaled)
+    return _sigmoid(scaled) * x if layer.name == "swish" else activate(layer.name, scaled)
 
 
 def _windows(x: Array, step: Step, fill: float) -> Array:
     """Every window of x [B, *positions, C] as a row: [B * stops, window ** axes * C], padded with `fill`."""
     layer: Any = step.layer
-    axes = tuple(range(1, x.ndim - 1))
-    sides = [padding_of(size, layer.window, layer.stride, layer.padding) for size in step.input[:-1]]
+    positions = step.input[:-1]
+    windows, strides = pair(layer.window, len(positions)), pair(layer.stride, len(positions))
+    sides = [padding_of(*each, layer.padding) for each in zip(positions, windows, strides, strict=True)]
     if any(map(any, sides)):
-        sizes = [before + size + after for size, (before, after) in zip(step.input[:-1], sides, strict=True)]
+        sizes = [before + size + after for size, (before, after) in zip(positions, sides, strict=True)]
         padded = np.full((len(x), *sizes, x.shape[-1]), fill, np.float32)
-        inside = tuple(slice(before, before + size) for size, (before, _) in zip(step.input[:-1], sides, strict=True))
+        inside = tuple(slice(before, before + size) for size, (before, _) in zip(positions, sides, strict=True))
         padded[(slice(None), *inside)] = x
         x = padded
-    views = sliding_window_view(x, (layer.window,) * len(axes), axis=axes)
-    views = views[(slice(None), *(slice(None, None, layer.stride) for _ in axes))]
+    views = sliding_window_view(x, windows, axis=tuple(range(1, len(positions) + 1)))
+    views = views[(slice(None), *(slice(None, None, stride) for stride in strides))]
     # The channels go last, in the order of the kernel's rows, so that the copy moves whole runs of memory.
-    views = np.moveaxis(views, len(axes) + 1, -1)
+    views = np.moveaxis(views, len(positions) + 1, -1)
     return views.reshape(len(x) * prod(step.output[:-1]), -1)
 
 

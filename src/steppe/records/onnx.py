@@ -1,8 +1,13 @@
-"""A policy as an ONNX model: observation [batch, *shape] -> the greedy action as environments take it, and outputs."""
+"""A policy as an ONNX model: observation [batch, *shape] -> the greedy action as environments take it, and outputs.
+
+A recurrent policy also takes what it remembers, such as "1_lstm/hidden" [batch, size], zeros where an episode begins,
+and gives what to remember next under the same names after "next/".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +16,8 @@ import numpy as np
 
 from steppe.errors import MissingExtra, UserError
 from steppe.records.durable import write_atomically
-from steppe.records.layers import Encoding, Step, one_hot_columns, plan
+from steppe.records.encoding import Encoding, one_hot_columns, part_scales
+from steppe.records.layers import Plan, Step, joined_axis, pair, plan
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 if TYPE_CHECKING:
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
 
 OPSET = 17
 IR_VERSION = 8  # what opset 17 came with, so that runtimes of its time load the file
+_LAST = np.array([-1])
 
 
 def export(policy: Policy, path: Path) -> Path:
@@ -41,8 +48,11 @@ def build(policy: Policy) -> Any:
     description = policy.description
     if description.network is None or policy.kind in ("random", "constant"):
         raise UserError(f'a policy with a "{policy.kind}" head has no network to export to ONNX')
+    if own := next((layer for layer in description.network.root if layer.type == "custom"), None):
+        raise UserError(f'the layer "{own.module}" is a flax module, which cannot be exported to ONNX')
+    network = plan(description.network, description.observation)
     graph = _Graph()
-    outputs = graph.call("Identity", _outputs(graph, policy), name="outputs")
+    outputs = graph.call("Identity", _outputs(graph, policy, network), name="outputs")
     graph.call("Identity", _action(graph, policy, outputs), name="action")
     observation, action = description.observation, description.action
     input_type = TensorProto.FLOAT if isinstance(observation, Box) else TensorProto.INT64
@@ -54,13 +64,21 @@ def build(policy: Policy) -> Any:
         if isinstance(action, Discrete)
         else action.size
     )
+
+    def states(prefix: str) -> list[Any]:
+        return [
+            helper.make_tensor_value_info(f"{prefix}{name}", TensorProto.FLOAT, ["batch", *shape])
+            for name, shape in network.states
+        ]
+
     model_graph = helper.make_graph(
         graph.nodes,
         "policy",
-        [helper.make_tensor_value_info("observation", input_type, ["batch", *observation.shape])],
+        [helper.make_tensor_value_info("observation", input_type, ["batch", *observation.shape]), *states("")],
         [
             helper.make_tensor_value_info("action", action_type, ["batch", *action.shape]),
             helper.make_tensor_value_info("outputs", TensorProto.FLOAT, ["batch", size]),
+            *states("next/"),
         ],
         graph.constants,
     )
@@ -95,21 +113,26 @@ class _Graph:
         return name
 
 
-def _outputs(graph: _Graph, policy: Policy) -> str:
+def _outputs(graph: _Graph, policy: Policy, network: Plan) -> str:
     """Normalise, encode, layers, head: the name of [batch, outputs]."""
     description, tensors = policy.description, policy.tensors
-    assert description.network is not None
-    network = plan(description.network, description.observation)
-    x = "observation"
+    seen = "observation"
     if description.normalizer is not None:
         clip = np.float32(description.normalizer["clip"])
         deviation = np.sqrt(tensors["normalizer/var"] + np.float32(1e-8))
-        x = graph.call("Div", graph.call("Sub", x, tensors["normalizer/mean"]), deviation)
-        x = graph.call("Clip", x, -clip, clip)
-    x = _encode(graph, network.encoding, x, is_normalized=description.normalizer is not None)
-    for step in network.steps:
+        seen = graph.call("Div", graph.call("Sub", seen, tensors["normalizer/mean"]), deviation)
+        seen = graph.call("Clip", seen, -clip, clip)
+    is_normalized = description.normalizer is not None
+
+    def apply(step: Step, x: str) -> str:
         params = {name: tensors[f"torso/{step.name}/{name}"] for name, _ in step.parameters}
-        x = _layer(graph, step, params, x)
+        return _recurrent(graph, step, params, x) if step.states else _layer(graph, step, params, x)
+
+    x = network.run(
+        lambda encoding: _encode(graph, encoding, seen, is_normalized),
+        lambda step, values: _join(graph, step, values),
+        apply,
+    )
     features = graph.call("Reshape", x, np.array([-1, network.features]))
 
     def dense(part: str) -> str:
@@ -149,6 +172,8 @@ def _encode(graph: _Graph, encoding: Encoding, x: str, is_normalized: bool) -> s
     from onnx import TensorProto
 
     space = encoding.space
+    if encoding.part is not None:
+        return _encode_part(graph, encoding, x)
     if isinstance(space, Discrete) and space.start:
         x = graph.call("Sub", x, np.int64(space.start))
     if encoding.is_integer:
@@ -162,9 +187,78 @@ def _encode(graph: _Graph, encoding: Encoding, x: str, is_normalized: bool) -> s
         return graph.call("Cast", graph.call("Equal", chosen, option), to=TensorProto.FLOAT)
     if space.dtype == "uint8" and not is_normalized:
         x = graph.call("Div", x, np.float32(255.0))
+    elif (scales := part_scales(space)) is not None:
+        x = graph.call("Mul", x, scales)
+    return _shaped(graph, encoding, x)
+
+
+def _encode_part(graph: _Graph, encoding: Encoding, x: str) -> str:
+    """What `Encoding` does with a part of a flattened observation [batch, size of the whole]."""
+    from onnx import TensorProto
+
+    part = encoding.part
+    assert part is not None
+    space = part.space
+
+    def cut(start: int, size: int) -> str:
+        return graph.call("Slice", x, np.array([part.start + start]), np.array([part.start + start + size]), _LAST)
+
+    if isinstance(space, Box):
+        read = cut(0, part.size)
+        if encoding.is_integer:
+            whole = graph.call("Cast", read, to=TensorProto.INT64)
+            return graph.call("Reshape", whole, np.array([-1, *encoding.shape]))
+        read = graph.call("Div", read, np.float32(255.0)) if part.is_bytes else read
+        return _shaped(graph, encoding, graph.call("Reshape", read, np.array([-1, *space.shape])))
+    if not encoding.is_integer:
+        return cut(0, part.size)
+    if isinstance(space, Discrete):
+        return graph.call("ArgMax", cut(0, space.n), axis=-1, keepdims=0)
+    ends = np.cumsum(space.nvec).tolist()
+    pieces = [cut(end - n, n) for n, end in zip(space.nvec, ends, strict=True)]
+    return graph.call("Concat", *(graph.call("ArgMax", each, axis=-1, keepdims=1) for each in pieces), axis=1)
+
+
+def _shaped(graph: _Graph, encoding: Encoding, x: str) -> str:
     if encoding.is_transposed:
         x = graph.call("Transpose", x, perm=[0, 2, 3, 1])
     return graph.call("Reshape", x, np.array([-1, *encoding.shape]))
+
+
+def _join(graph: _Graph, step: Step, values: list[str]) -> str:
+    """Several inputs [batch, *shape] as one."""
+    layer: Any = step.layer
+    match layer.aggregation_type:
+        case "concat":
+            return graph.call("Concat", *values, axis=joined_axis(layer, len(step.output)))
+        case "product":
+            return reduce(lambda one, other: graph.call("Mul", one, other), values)
+    return graph.call({"sum": "Sum", "max": "Max", "mean": "Mean"}[layer.aggregation_type], *values)
+
+
+def _recurrent(graph: _Graph, step: Step, params: dict[str, np.ndarray], x: str) -> str:
+    """One timestep of `steppe.records.cells`; the state after it is an output of the model."""
+    layer: Any = step.layer
+    size = layer.size
+    names = [name for name, _ in step.states]
+    flat = graph.call("Reshape", x, np.array([-1, params["kernel"].shape[0]]))
+    projected = graph.call("Gemm", flat, params["kernel"], params["bias"])
+    recurrent = graph.call("MatMul", names[0], params["recurrent_kernel"])
+
+    def cut(gates: str, first: int, last: int) -> str:
+        return graph.call("Slice", gates, np.array([first * size]), np.array([last * size]), _LAST)
+
+    if layer.type == "gru":
+        gates = graph.call("Sigmoid", graph.call("Add", cut(projected, 0, 2), cut(recurrent, 0, 2)))
+        kept = graph.call("Mul", cut(gates, 0, 1), graph.call("Add", cut(recurrent, 2, 3), params["recurrent_bias"]))
+        candidate = graph.call("Tanh", graph.call("Add", cut(projected, 2, 3), kept))
+        change = graph.call("Mul", cut(gates, 1, 2), graph.call("Sub", names[0], candidate))
+        return graph.call("Add", candidate, change, name=f"next/{names[0]}")
+    gates = graph.call("Add", projected, recurrent)
+    into, forget, out = (graph.call("Sigmoid", cut(gates, at, at + 1)) for at in (0, 1, 3))
+    new = graph.call("Mul", into, graph.call("Tanh", cut(gates, 2, 3)))
+    cell = graph.call("Add", graph.call("Mul", forget, names[1]), new, name=f"next/{names[1]}")
+    return graph.call("Mul", out, graph.call("Tanh", cell), name=f"next/{names[0]}")
 
 
 def _layer(graph: _Graph, step: Step, params: dict[str, np.ndarray], x: str) -> str:
@@ -174,6 +268,10 @@ def _layer(graph: _Graph, step: Step, params: dict[str, np.ndarray], x: str) -> 
         case "dense" | "linear":
             flat = graph.call("Reshape", x, np.array([-1, params["kernel"].shape[0]]))
             x = graph.call("Gemm", flat, params["kernel"], *([params["bias"]] if "bias" in params else []))
+            if getattr(layer, "skip", False):
+                inner = _activate(graph, layer.activation, x)
+                bias = [params["skip_bias"]] if "skip_bias" in params else []
+                x = graph.call("Add", graph.call("Gemm", inner, params["skip_kernel"], *bias), flat)
         case "conv1d" | "conv2d":
             # ONNX wants kernels [out, in, *window] where XLA has [*window, in, out].
             weights = [np.moveaxis(params["kernel"], (-1, -2), (0, 1)), *([params["bias"]] if "bias" in params else [])]
@@ -188,7 +286,7 @@ def _layer(graph: _Graph, step: Step, params: dict[str, np.ndarray], x: str) -> 
         case "layer_norm":
             return graph.call("LayerNormalization", x, params["scale"], params["bias"], axis=-1, epsilon=1e-6)
         case "nonlinearity":
-            return _activate(graph, layer.name, x)
+            return _bend(graph, layer, params, x)
         case "dropout":
             return x
     return _activate(graph, getattr(layer, "activation", "none"), x)
@@ -200,8 +298,25 @@ def _channels_first(graph: _Graph, step: Step, x: str, operate: Callable[..., st
     axes = len(step.input) - 1
     x = graph.call("Transpose", x, perm=[0, axes + 1, *range(1, axes + 1)])
     auto_pad = "SAME_UPPER" if layer.padding == "SAME" else "VALID"
-    x = operate(x, kernel_shape=[layer.window] * axes, strides=[layer.stride] * axes, auto_pad=auto_pad)
+    windows, strides = pair(layer.window, axes), pair(layer.stride, axes)
+    x = operate(x, kernel_shape=windows, strides=strides, auto_pad=auto_pad)
     return graph.call("Transpose", x, perm=[0, *range(2, axes + 2), 1])
+
+
+def _bend(graph: _Graph, layer: Any, params: dict[str, np.ndarray], x: str) -> str:
+    """f(clip(beta x)); swish is the exception that multiplies by x itself."""
+    scaled = x
+    if layer.beta != 1.0:
+        scaled = graph.call("Mul", x, params["beta"] if layer.beta == "learn" else np.float32(layer.beta))
+    if layer.max is not None:
+        scaled = graph.call("Min", scaled, np.float32(layer.max))
+    if layer.min is not None:
+        scaled = graph.call("Max", scaled, np.float32(layer.min))
+    if layer.alpha is not None:
+        return graph.call("LeakyRelu", scaled, alpha=layer.alpha)
+    if layer.name == "swish":
+        return graph.call("Mul", x, graph.call("Sigmoid", scaled))
+    return _activate(graph, layer.name, scaled)
 
 
 def _activate(graph: _Graph, name: str, x: str) -> str:
@@ -213,6 +328,8 @@ def _activate(graph: _Graph, name: str, x: str) -> str:
             return graph.call("Mul", x, graph.call("Sigmoid", x))
         case "leaky_relu":
             return graph.call("LeakyRelu", x, alpha=0.01)
+        case "crelu":
+            return graph.call("Relu", graph.call("Concat", x, graph.call("Neg", x), axis=-1))
         case "softmax":
             return graph.call("Softmax", x, axis=-1)
         case "selu":

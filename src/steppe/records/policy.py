@@ -18,7 +18,7 @@ import numpy as np
 from steppe.errors import SpecError, StorageError, UserError
 from steppe.records import heads
 from steppe.records.durable import write_atomically
-from steppe.records.forward import Forward, Layers
+from steppe.records.forward import Forward, Layers, State
 from steppe.records.layers import plan
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space, from_json, to_json
@@ -71,9 +71,12 @@ class PolicyDescription:
 class Policy:
     """Acts with NumPy alone; may be shared by threads.
 
-    Tensors: torso/<layer>/{kernel, bias, scale, embedding}; head/{kernel, bias}, and head/log_std [A] for a gaussian;
-    for a dueling head head/value/{kernel, bias} and head/advantage/{kernel, bias}; normalizer/{mean, var} in the
-    observation's shape; constant/action as the environment takes it.
+    A recurrent policy remembers what it saw: `act` keeps that inside, for one episode (or one batch of episodes) at a
+    time, and `reset` begins the next; threads share such a policy through `advance`, which keeps nothing.
+
+    Tensors: torso/<layer>/{kernel, bias, scale, embedding, ...}; head/{kernel, bias}, and head/log_std [A] for a
+    gaussian; for a dueling head head/value/{kernel, bias} and head/advantage/{kernel, bias}; normalizer/{mean, var} in
+    the observation's shape; constant/action as the environment takes it.
     """
 
     def __init__(self, description: PolicyDescription, tensors: Mapping[str, Any]) -> None:
@@ -83,6 +86,7 @@ class Policy:
         network = None if description.network is None else plan(description.network, description.observation)
         self._forward = None if network is None or "constant/action" in self._shapes else Forward(network)
         self._weights = self._prepare(tensors)
+        self._state: State | None = None
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
@@ -94,28 +98,51 @@ class Policy:
         """The head's kind: see `steppe.records.heads`."""
         return self.description.head["kind"]
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether an action depends on earlier observations of the same episode."""
+        return self._forward is not None and bool(self._forward.plan.states)
+
     def act(self, observation: Any, deterministic: bool = True, rng: np.random.Generator | None = None) -> Any:
-        """What the environment takes, for one observation or a batch [B, ...]; a Discrete action is a plain int."""
+        """What the environment takes, for one observation or a batch [B, ...]; a Discrete action is a plain int.
+
+        A recurrent policy takes the observations of an episode in their order: call `reset` before the next one.
+        """
         observations, is_batch = self._coerce(observation)
-        space = self.description.action
-        weights = self._weights
-        outputs = self._outputs(observations, weights)
-        if self.kind == "constant":
-            actions = np.broadcast_to(weights.tensors["constant/action"], (len(observations), *space.shape)).copy()
-            return actions if is_batch else _one(actions, space)
-        if deterministic and self.kind != "random":
-            action = heads.greedy(self.kind, outputs, space)
-        else:
-            noise = heads.draw_noise(self.kind, space, (len(observations),), self._rng if rng is None else rng)
-            log_std = weights.tensors.get("head/log_std", 0.0)
-            epsilon = self.description.head.get("epsilon", 0.0)
-            action = heads.sample(self.kind, outputs, noise, space, log_std=log_std, epsilon=epsilon)
-        actions = heads.postprocess(action, space)
-        return actions if is_batch else _one(actions, space)
+        actions, state = self._act(observations, self._remembered(len(observations)), deterministic, rng)
+        if self.is_recurrent:
+            self._state = state
+        return actions if is_batch else _one(actions, self.description.action)
+
+    def reset(self, ended: Any = None) -> None:
+        """Begins a new episode: `act` forgets what came before, in all rows or where `ended` [B] holds."""
+        if ended is None or self._state is None:
+            self._state = None
+            return
+        self._state = {name: np.where(np.asarray(ended)[:, None], 0.0, each) for name, each in self._state.items()}
+
+    def initial_state(self, lead: tuple[int, ...] = ()) -> State:
+        """What a recurrent policy remembers before an episode: zeros [*lead, size] by name; {} for any other."""
+        return {} if self._forward is None else self._forward.initial_state(lead)
+
+    def advance(
+        self, observations: Any, state: State, deterministic: bool = True, rng: np.random.Generator | None = None
+    ) -> tuple[np.ndarray, State]:
+        """`act` without a memory of its own: (actions, the state after) of observations [B, ...] after `state`.
+
+        Begin with `initial_state((B,))`, and put its rows in place of those whose episode has ended.
+        """
+        return self._act(self._coerce(observations)[0], state, deterministic, rng)
 
     def outputs(self, observations: Any) -> np.ndarray:
         """The head's outputs [B, outputs] (logits, means or values) for raw observations [B, ...]."""
-        return self._outputs(self._coerce(observations)[0], self._weights)
+        if self.is_recurrent:
+            raise UserError("the outputs of a recurrent policy depend on what came before; call outputs_after")
+        return self._outputs(self._coerce(observations)[0], {}, self._weights)[0]
+
+    def outputs_after(self, observations: Any, state: State) -> tuple[np.ndarray, State]:
+        """(the head's outputs [B, outputs], the state after) of raw observations [B, ...] that come after `state`."""
+        return self._outputs(self._coerce(observations)[0], state, self._weights)
 
     def replace(self, tensors: Mapping[str, Any]) -> None:
         """Takes copies of new tensors of the same names and shapes; other threads see all of them or none."""
@@ -165,22 +192,65 @@ class Policy:
             normalizer = (copies["normalizer/mean"], scale, np.float32(self.description.normalizer["clip"]))
         return _Weights(copies, layers, normalizer)
 
-    def _outputs(self, observations: np.ndarray, weights: _Weights) -> np.ndarray:
+    def _act(
+        self, observations: np.ndarray, state: State, deterministic: bool, rng: np.random.Generator | None
+    ) -> tuple[np.ndarray, State]:
+        """(actions [B, ...] as the environment takes them, the state after)."""
+        space, head, weights = self.description.action, self.description.head, self._weights
+        outputs, state = self._outputs(observations, state, weights)
+        if self.kind == "constant":
+            actions = np.broadcast_to(weights.tensors["constant/action"], (len(observations), *space.shape)).copy()
+            return actions, state
+        if deterministic and self.kind != "random":
+            action = heads.greedy(self.kind, outputs, space)
+        else:
+            columns = heads.noise_of(self.kind, space)
+            noise = heads.draw_noise(columns, (len(observations),), self._rng if rng is None else rng)
+            log_std = weights.tensors.get("head/log_std", 0.0)
+            spread = {name: head[name] for name in ("epsilon", "sigma") if name in head}
+            action = heads.sample(self.kind, outputs, noise, space, log_std=log_std, **spread)
+        return heads.postprocess(self.kind, action, space), state
+
+    def _outputs(self, observations: np.ndarray, state: State, weights: _Weights) -> tuple[np.ndarray, State]:
         tensors = weights.tensors
         if self._forward is None or weights.layers is None:
             constant = tensors.get("constant/action", np.zeros(0)).ravel().astype(np.float32)
-            return np.tile(constant, (len(observations), 1))
+            return np.tile(constant, (len(observations), 1)), state
         if weights.normalizer is not None:
             mean, scale, clip = weights.normalizer
             observations = np.clip((observations - mean) * scale, -clip, clip)
-        features = self._forward(weights.layers, observations)
+        if self._forward.plan.states:
+            self._check_state(state, len(observations))
+            features, after = self._forward.advance(weights.layers, observations, state)
+            state = state | after
+        else:
+            features = self._forward(weights.layers, observations)
         if "head/kernel" in tensors:
             outputs = np.dot(features, tensors["head/kernel"])
             outputs += tensors["head/bias"]
-            return outputs
+            return outputs, state
         value = features @ tensors["head/value/kernel"] + tensors["head/value/bias"]
         advantage = features @ tensors["head/advantage/kernel"] + tensors["head/advantage/bias"]
-        return value + advantage - advantage.mean(-1, keepdims=True)
+        return value + advantage - advantage.mean(-1, keepdims=True), state
+
+    def _remembered(self, rows: int) -> State:
+        """What `act` knows of the episodes so far; episodes begin where it knows nothing."""
+        if self._state is None:
+            return self.initial_state((rows,))
+        known = len(next(iter(self._state.values())))
+        if known != rows:
+            raise UserError(
+                f"this policy remembers {known} episodes but got {rows} observations; call reset() before new episodes"
+            )
+        return self._state
+
+    def _check_state(self, state: State, rows: int) -> None:
+        for name, expected in self.initial_state((rows,)).items():
+            if name not in state or np.shape(state[name]) != expected.shape:
+                raise UserError(
+                    f'this recurrent policy needs the state "{name}" of shape {expected.shape}; begin an episode with '
+                    "initial_state, and hand on what comes back"
+                )
 
     def _coerce(self, observation: Any) -> tuple[np.ndarray, bool]:
         """(observations [B, *shape], whether a batch was given)."""

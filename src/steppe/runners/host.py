@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from steppe.agents._base import Agent, Metrics, Trajectory
+from steppe.agents._base import Agent, Internals, Metrics, Trajectory
 from steppe.envs.host import HostEnvs
 from steppe.errors import EnvironmentFault
 from steppe.records import heads
@@ -19,7 +19,7 @@ from steppe.records.policy import Policy
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.episodes import WINDOW
-from steppe.runners.learning import Learner, begin, is_healthy, learn
+from steppe.runners.learning import Learner, begin, each_reward, is_healthy, learn
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Space
 
@@ -46,6 +46,7 @@ class HostEngine:
         self._environment = environment
         self._episode_rules = (max_timesteps, repeat_actions)
         self.timesteps_per_iteration = agent.horizon * envs.num_envs
+        self._preprocess = each_reward(agent)
         self._learn = jax.jit(self._learned, donate_argnums=0)
         self._metric_names: list[str] = []
         self._returns: deque[float] = deque(maxlen=WINDOW)
@@ -116,9 +117,9 @@ class HostEngine:
             while any(shares):
                 actions = policy.act(observations, deterministic=greedy, rng=rng) - _start(self.agent.situation.action)
                 step = envs.step(actions)
-                returns += step.rewards
+                returns += step.scores
                 lengths += 1
-                for i in np.flatnonzero(step.terminated | step.truncated):
+                for i in np.flatnonzero(step.finished):
                     if shares[i]:
                         shares[i] -= 1
                         done.append((returns[i], lengths[i]))
@@ -145,6 +146,7 @@ class HostEngine:
             {layer.type for layer in self._actor.description.network.root} if self._actor.description.network else set()
         )
         self._act = jax.jit(self.agent.act) if layers & SLOW_IN_NUMPY else None
+        self._internals = self.agent.initial_internals((envs,))
         self._buffers = _allocate(self.agent, self._actor, situation.observation, situation.action)
 
     def _collect(self, timestep: int) -> tuple[Trajectory, int]:
@@ -152,59 +154,70 @@ class HostEngine:
         agent, envs, buffers = self.agent, self.envs, self._buffers
         num_envs, finished = envs.num_envs, 0
         discount = getattr(agent.settings, "discount", 1.0)
-        is_greedy = agent.situation.deterministic
+        is_greedy = agent.situation.deterministic and not agent.always_draws
         acting = agent.acting(self._learner.agent)
         if self._act is None:
-            self._actor.replace(agent.policy_tensors(self._learner.agent))
-        noise = heads.draw_noise(self._actor.kind, agent.situation.action, (agent.horizon, num_envs), self._rng)
+            self._actor.replace(agent.policy_tensors(self._learner.agent._replace(params=acting.params)))
+        noise = heads.draw_noise(agent.noise, (agent.horizon, num_envs), self._rng)
         for t in range(agent.horizon):
             observations = self._observations
             drawn = None if is_greedy else noise[t]
+            internals = self._internals
+            now = timestep + t * num_envs
             if self._act is None:
-                actions, outputs = self._act_in_numpy(observations, drawn, timestep + t * num_envs)
+                actions, outputs, following = self._act_in_numpy(observations, drawn, now, internals)
             else:
-                actions, outputs = map(
-                    np.asarray, self._act(acting, observations, drawn, jnp.int32(timestep + t * num_envs))
-                )
+                results = self._act(acting, observations, drawn, jnp.int32(now), internals)
+                actions, outputs, following = jax.tree.map(np.asarray, results)
             # Before the step: an environment may hand out the same array again.
             buffers.observations[t] = observations
             step = envs.step(actions)
-            self._episode_returns += step.rewards
+            self._episode_returns += step.scores
             self._episode_lengths += 1
+            rewards = step.rewards if self._preprocess is None else self._preprocess(step.rewards)
             self._running_returns *= discount
-            self._running_returns += step.rewards
+            self._running_returns += rewards
             buffers.actions[t] = actions
             buffers.outputs[t] = outputs
-            buffers.rewards[t] = step.rewards
+            buffers.rewards[t] = rewards
             buffers.terminated[t] = step.terminated
             buffers.truncated[t] = step.truncated
             buffers.next_observations[t] = step.next_observations
             buffers.running_returns[t] = self._running_returns
+            for name, value in internals.items():
+                buffers.internals[name][t] = value
+                buffers.next_internals[name][t] = following[name]
             ended = step.terminated | step.truncated
             if ended.any():
-                for i in np.flatnonzero(ended):
+                for i in np.flatnonzero(step.finished):
                     self._returns.append(float(self._episode_returns[i]))
                     self._lengths.append(int(self._episode_lengths[i]))
                     finished += 1
-                self._episode_returns[ended] = 0.0
-                self._episode_lengths[ended] = 0
+                self._episode_returns[step.finished] = 0.0
+                self._episode_lengths[step.finished] = 0
                 self._running_returns[ended] = 0.0
+                following = self._restarted(following, ended)
+            self._internals = following
             self._observations = step.observations
         return buffers, finished
 
     def _act_in_numpy(
-        self, observations: np.ndarray, noise: np.ndarray | None, timestep: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, observations: np.ndarray, noise: np.ndarray | None, timestep: int, internals: Internals
+    ) -> tuple[np.ndarray, np.ndarray, Internals]:
         """The same as `agent.act`, without a dispatch: for a small network that costs more than the forward pass."""
-        actor, space = self._actor, self.agent.situation.action
-        outputs = actor.outputs(observations)
-        if actor.kind == "constant":
-            return actor.act(observations) - _start(space), outputs
-        if noise is None:
-            return heads.greedy(actor.kind, outputs, space), outputs
-        exploration = self.agent.exploration(timestep) if actor.kind == "q_values" else 0.0
+        actor = self._actor
+        outputs, internals = actor.outputs_after(observations, internals)
         log_std = actor.tensors.get("head/log_std", 0.0)
-        return heads.sample(actor.kind, outputs, noise, space, log_std=log_std, epsilon=exploration), outputs
+        actions, internals = self.agent.choose(outputs, noise, timestep, internals, log_std, np)
+        return actions, outputs, internals
+
+    def _restarted(self, internals: Internals, ended: np.ndarray) -> Internals:
+        """What is remembered where an episode ended is forgotten."""
+        initial = self.agent.initial_internals((self.envs.num_envs,))
+        return {
+            name: np.where(ended.reshape(-1, *(1,) * (value.ndim - 1)), initial[name], value)
+            for name, value in internals.items()
+        }
 
     def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
         """`learn` with all metrics in one vector, so that one transfer brings them."""
@@ -234,7 +247,15 @@ def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Spac
         next_observations=observations(),
         outputs=np.zeros((*lead, outputs), np.float32),
         running_returns=np.zeros(lead, np.float32),
+        internals=_room(agent, lead),
+        next_internals=_room(agent, lead),
     )
+
+
+def _room(agent: Agent[Any], lead: tuple[int, int]) -> Internals:
+    """For what the actor remembers, [T, N, ...]."""
+    one = agent.initial_internals(lead[1:])
+    return {name: np.zeros((lead[0], *value.shape), value.dtype) for name, value in one.items()}
 
 
 def _start(space: Space) -> int:

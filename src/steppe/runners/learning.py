@@ -11,6 +11,7 @@ from jax import Array
 
 from steppe.agents._base import Agent, Metrics, TrainState, Trajectory, Transitions
 from steppe.memories import ReplayState, Timesteps
+from steppe.records.preprocessing import RewardPreprocessing
 from steppe.specs.spaces import Box, Space
 
 
@@ -29,9 +30,17 @@ def begin(agent: Agent[Any], key: Array) -> Learner:
     return Learner(agent.init(key), memory)
 
 
+def each_reward(agent: Agent[Any]) -> RewardPreprocessing | None:
+    """What is done to every reward as it comes; None where nothing is, or where all of a rollout are needed."""
+    stages = agent.reward_preprocessing
+    return None if stages is None or stages.spans_rollout else stages
+
+
 def learn(agent: Agent[Any], learner: Learner, trajectory: Trajectory) -> tuple[Learner, Metrics]:
     """Takes in [T, N, ...] timesteps; the metrics are scalars, `updates` says how many optimiser steps were taken."""
     before = learner.agent.updates
+    if agent.reward_preprocessing is not None and agent.reward_preprocessing.spans_rollout:
+        trajectory = trajectory._replace(rewards=agent.reward_preprocessing(trajectory.rewards, jnp))
     match agent.experience:
         case "trajectories":
             state, metrics = agent.update(learner.agent, trajectory)

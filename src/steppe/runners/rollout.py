@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from steppe.agents._base import Acting, Agent, Trajectory
+from steppe.agents._base import Acting, Agent, Internals, Trajectory
 from steppe.envs._base import JaxEnv
+from steppe.runners.learning import each_reward
 
 
 class Envs(NamedTuple):
@@ -23,6 +24,8 @@ class Envs(NamedTuple):
     """Discounted, for reward normalisation [N]."""
     lengths: Array
     """Timesteps of the episodes so far [N]."""
+    internals: Internals
+    """What the actor remembers of the episodes so far; leaves [N, ...]."""
     keys: Array
     """One for each device that environments are spread over [shards]."""
 
@@ -43,13 +46,15 @@ class Rollout:
         self.env = env
         self.repeat_actions = repeat_actions
         self.max_timesteps = max_timesteps
+        self.preprocess = each_reward(agent)
 
     def begin(self, key: Array, num_envs: int, shards: int) -> Envs:
         """All environments at the start of an episode."""
         reset_key, key = jax.random.split(key)
         zeros, counts = jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)
         states = jax.vmap(self.env.reset)(jax.random.split(reset_key, num_envs))
-        return Envs(states, zeros, zeros, counts, jax.random.split(key, shards))
+        internals = self._initial_internals(num_envs)
+        return Envs(states, zeros, zeros, counts, internals, jax.random.split(key, shards))
 
     def collect(self, envs: Envs, acting: Acting, timestep: Array) -> tuple[Envs, Trajectory, Finished]:
         """Acts for `agent.horizon` timesteps in every environment, from `timestep` on."""
@@ -58,28 +63,40 @@ class Rollout:
         # All randomness and all fresh starts of the rollout are drawn at once, out of the loop: in it they cost more
         # than the environment and the network together.
         fresh = jax.vmap(jax.vmap(self.env.reset))(jax.random.split(reset_key, (horizon, num_envs)))
-        is_greedy = self.agent.situation.deterministic
+        is_greedy = self.agent.situation.deterministic and not self.agent.always_draws
         noise = None if is_greedy else self.agent.draw_noise(noise_key, (horizon, num_envs))
         timesteps = timestep + num_envs * jnp.arange(horizon)
+        initial = self._initial_internals(num_envs)
 
         def step(envs: Envs, at: tuple[Any, Any, Array]) -> tuple[Envs, tuple[Trajectory, Finished]]:
             fresh, noise, timestep = at
             observations = self._observe(envs.states)
-            actions, outputs = self.agent.act(acting, observations, noise, timestep)
+            actions, outputs, internals = self.agent.act(acting, observations, noise, timestep, envs.internals)
             states, rewards, terminated = self._step(envs.states, self.agent.to_environment(actions))
             lengths = envs.lengths + 1
             truncated = self._is_over_time(lengths) & ~terminated
             ended = terminated | truncated
             returns = envs.returns + rewards
-            running_returns = self._discount * envs.running_returns + rewards
+            learned = rewards if self.preprocess is None else self.preprocess(rewards, jnp)
+            running_returns = self._discount * envs.running_returns + learned
             trajectory = Trajectory(
-                observations, actions, rewards, terminated, truncated, self._observe(states), outputs, running_returns
+                observations,
+                actions,
+                learned,
+                terminated,
+                truncated,
+                self._observe(states),
+                outputs,
+                running_returns,
+                envs.internals,
+                internals,
             )
             going = envs._replace(
                 states=jax.tree.map(lambda new, old: _where(ended, new, old), fresh, states),
                 returns=jnp.where(ended, 0.0, returns),
                 running_returns=jnp.where(ended, 0.0, running_returns),
                 lengths=jnp.where(ended, 0, lengths),
+                internals=jax.tree.map(lambda new, old: _where(ended, new, old), initial, internals),
             )
             return going, (trajectory, Finished(ended, returns, lengths))
 
@@ -97,13 +114,14 @@ class Rollout:
         def step(carry: tuple[Envs, Array, Array]) -> tuple[Envs, Array, Array]:
             envs, over, key = carry
             noise_key, key = jax.random.split(key)
-            noise = None if greedy else self.agent.draw_noise(noise_key, (episodes,))
-            actions, _ = self.agent.act(acting, self._observe(envs.states), noise, timestep)
+            noise = None if greedy and not self.agent.always_draws else self.agent.draw_noise(noise_key, (episodes,))
+            observations = self._observe(envs.states)
+            actions, _, internals = self.agent.act(acting, observations, noise, timestep, envs.internals)
             states, rewards, terminated = self._step(envs.states, self.agent.to_environment(actions))
             returns = envs.returns + jnp.where(over, 0.0, rewards)
             lengths = envs.lengths + ~over
             ended = over | terminated | self._is_over_time(lengths)
-            return envs._replace(states=states, returns=returns, lengths=lengths), ended, key
+            return envs._replace(states=states, returns=returns, lengths=lengths, internals=internals), ended, key
 
         envs, _, _ = jax.lax.while_loop(is_going, step, (envs, jnp.zeros(episodes, bool), key))
         return envs.returns, envs.lengths
@@ -111,6 +129,9 @@ class Rollout:
     @property
     def _discount(self) -> float:
         return getattr(self.agent.settings, "discount", 1.0)
+
+    def _initial_internals(self, num_envs: int) -> Internals:
+        return jax.tree.map(jnp.asarray, self.agent.initial_internals((num_envs,)))
 
     def _observe(self, states: Any) -> Array:
         return jax.vmap(self.env.observe)(states)

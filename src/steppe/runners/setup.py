@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from steppe.agents import agent_class, make
-from steppe.envs.registry import has_twin, make_jax
+from steppe.envs.registry import has_twin, make_jax, plays_atari
 from steppe.errors import UserError
 from steppe.runners.compilation import prepare_jax, shards_for
 from steppe.specs.experiment import ExperimentSpec
 
 if TYPE_CHECKING:
-    from steppe.envs.host import HostEnvs
+    from steppe.records.preprocessing import Preprocessing
     from steppe.runners._base import Engine
     from steppe.specs.spaces import Space
 
@@ -21,7 +21,7 @@ DEFAULT_EPISODE_LIMIT = 1000
 
 def notices_for(spec: ExperimentSpec) -> list[str]:
     """What a user should know of settings that have no effect here."""
-    notices = []
+    notices = list(spec.environment.notices)
     if spec.run_mode == "single":
         defaults = {name: type(spec).model_fields[name].default for name in ("num_workers", "num_parameter_servers")}
         notices += [
@@ -63,7 +63,12 @@ def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine
     from steppe.runners.compiled import CompiledEngine
 
     env = make_jax(spec.environment)
-    agent = _agent(spec, env.observation_space, env.action_space, num_envs, shards)
+    preprocessing = preprocessing_of(spec, env.observation_space)
+    if preprocessing is not None:
+        from steppe.runners.preprocessed import PreprocessedJaxEnv
+
+        env = PreprocessedJaxEnv(inner=env, preprocessing=preprocessing, max_episode_steps=env.max_episode_steps)
+    agent = _agent(spec, env, num_envs, shards, preprocessing)
     limit = spec.max_timesteps_per_episode
     if limit is None and env.max_episode_steps is None:
         limit = DEFAULT_EPISODE_LIMIT
@@ -75,34 +80,59 @@ def _host_engine(spec: ExperimentSpec, num_envs: int) -> Engine:
     from steppe.runners.host import HostEngine
 
     limit = spec.max_timesteps_per_episode
-    envs: HostEnvs = HostEnvs(spec.environment, num_envs, limit, spec.repeat_actions)
+    envs: Any = HostEnvs(spec.environment, num_envs, limit, spec.repeat_actions)
     if limit is None and envs.max_episode_steps is None:
         envs.close()
         limit = DEFAULT_EPISODE_LIMIT
         envs = HostEnvs(spec.environment, num_envs, limit, spec.repeat_actions)
     try:
-        agent = _agent(spec, envs.observation_space, envs.action_space, num_envs, 1)
+        preprocessing = preprocessing_of(spec, envs.observation_space)
+        if preprocessing is not None:
+            from steppe.runners.preprocessed import PreprocessedHostEnvs
+
+            envs = PreprocessedHostEnvs(envs, preprocessing)
+        agent = _agent(spec, envs, num_envs, 1, preprocessing)
         return HostEngine(agent, envs, spec.environment, spec.repeat_actions, limit)
     except BaseException:
         envs.close()
         raise
 
 
-def _agent(spec: ExperimentSpec, observation: Space, action: Space, num_envs: int, shards: int) -> Any:
+def preprocessing_of(spec: ExperimentSpec, observation: Space) -> Preprocessing | None:
+    """What the agent's settings say is done to observations of this space."""
+    stages = spec.agent.settings_as(agent_class(spec.agent).Settings).states_preprocessing
+    if stages is None:
+        return None
+    from steppe.records.preprocessing import Preprocessing
+
+    if plays_atari(spec.environment):
+        raise UserError(
+            f"{spec.environment.id} is preprocessed by its own settings (84 x 84, grey, 4 frames); leave out "
+            'agent.states_preprocessing, or write "backend": "gymnasium" in the environment for whole frames'
+        )
+    return Preprocessing(stages, observation)
+
+
+def _agent(spec: ExperimentSpec, envs: Any, num_envs: int, shards: int, preprocessing: Preprocessing | None) -> Any:
+    """The agent for environments that show what preprocessing has made of them."""
     from steppe.agents._base import Situation
 
+    rewards = spec.agent.settings_as(agent_class(spec.agent).Settings).reward_preprocessing
+    normalizes_rewards = rewards is not None and any(stage.type == "running_standardize" for stage in rewards.root)
     return make(
         spec.agent,
         Situation(
-            observation=observation,
-            action=action,
+            observation=envs.observation_space,
+            action=envs.action_space,
+            preprocessing=preprocessing,
             network=spec.network,
             num_envs=num_envs,
             environment=spec.environment.id,
             total_timesteps=spec.limits[1],
             deterministic=spec.deterministic,
-            normalize_observations=spec.environment.normalize_observations,
-            normalize_rewards=spec.environment.normalize_rewards,
+            normalize_observations=spec.environment.normalize_observations
+            or (preprocessing is not None and preprocessing.normalizes),
+            normalize_rewards=spec.environment.normalize_rewards or normalizes_rewards,
             shards=shards,
         ),
     )

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from steppe.specs._base import Spec
+from steppe.specs.connections import check_connection, gathered
+from steppe.specs.old_environments import Notices, in_present_words
 
 Backend = Literal["auto", "compiled", "gymnasium"]
 Vectorization = Literal["auto", "sync", "processes", "native"]
-_SPELLINGS = ("id", "gym_id", "type")
+
+
+def _with_type(wrapper: Any) -> Any:
+    if isinstance(wrapper, str):
+        wrapper = {"type": wrapper}
+    if isinstance(wrapper, dict) and not (isinstance(wrapper.get("type"), str) and wrapper["type"]):
+        raise ValueError('a wrapper is "module.Name", or an object with "type" and its keyword arguments')
+    return wrapper
+
+
+Wrapper = Annotated[dict[str, Any], BeforeValidator(_with_type)]
+"""`type` is where a wrapper's class is found, everything else its keyword arguments."""
 
 
 class EnvironmentSpec(Spec):
@@ -19,27 +32,35 @@ class EnvironmentSpec(Spec):
     id: Annotated[str, Field(min_length=1)]
     """A gymnasium id, one of Steppe's own environments, or `module:callable`; also spelled `gym_id` or `type`."""
     backend: Backend = "auto"
-    """`compiled` is Steppe's JAX twin, `gymnasium` the original; `auto` takes the twin where there is one."""
+    """`compiled` is Steppe's JAX twin, `gymnasium` the original; `auto` takes the twin where there is one, and plays
+    Atari with the standard preprocessing."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the environment."""
+    wrappers: list[Wrapper] = Field(default_factory=list)
+    """What goes around the gymnasium original, innermost first: `"gymnasium.wrappers.ClipReward"`, `"module:Name"`, or
+    an object with that as `type` and its keyword arguments."""
     normalize_observations: bool = False
     """Whether observations are shifted and scaled to mean 0 and variance 1, by running statistics."""
     normalize_rewards: bool = False
     """Whether rewards are scaled by the running deviation of the return."""
     vectorization: Vectorization = "auto"
     """How several environments are stepped together on the gymnasium backend."""
+    _notices: Notices = PrivateAttr(default_factory=Notices)
 
-    @model_validator(mode="before")
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know of how the file was understood; no part of the value."""
+        return self._notices.sentences
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _understand_spellings(cls, data: Any) -> Any:
+    def _understand_spellings(cls, data: Any, handler: ModelWrapValidatorHandler[EnvironmentSpec]) -> EnvironmentSpec:
         if isinstance(data, str):
-            return {"id": data}
+            data = {"id": data}
         if not isinstance(data, dict):
-            return data
-        given = [name for name in _SPELLINGS if name in data]
-        if not given:
-            return data
-        # tfcli wrote both: "type" named the wrapper around gym, "gym_id" the environment.
-        name = "gym_id" if given == ["gym_id", "type"] else given[0]
-        ignored = {"gym_id", "type"} if name == "gym_id" else {name}
-        return {"id": data[name]} | {key: value for key, value in data.items() if key not in ignored}
+            return handler(data)
+        present, notices = in_present_words(data)
+        spec = handler(gathered(present, cls.model_fields))
+        check_connection(spec)
+        spec._notices = Notices(notices)
+        return spec

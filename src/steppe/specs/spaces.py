@@ -18,6 +18,8 @@ class Box:
     low: tuple[float, ...] = (float("-inf"),)
     high: tuple[float, ...] = (float("inf"),)
     dtype: str = "float32"
+    parts: tuple[Part, ...] = ()
+    """What lies where, when this vector holds the flattened parts of a Dict or Tuple."""
 
     @property
     def size(self) -> int:
@@ -69,12 +71,42 @@ class MultiDiscrete:
 Space = Box | Discrete | MultiDiscrete
 
 
+@dataclass(frozen=True)
+class Part:
+    """One named part of a flattened observation: numbers as they are (bytes too), choices as one-hot vectors."""
+
+    name: str
+    """Its key; keys of nested parts are joined by "/"."""
+    start: int
+    """The index of its first number in the vector."""
+    space: Space
+    """What it was before it was flattened."""
+
+    @property
+    def size(self) -> int:
+        """How many numbers of the vector it takes."""
+        match self.space:
+            case Box():
+                return self.space.size
+            case Discrete():
+                return self.space.n
+            case MultiDiscrete():
+                return sum(self.space.nvec)
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether its numbers lie in 0 .. 255 and are divided by 255 on their way into a network."""
+        return isinstance(self.space, Box) and self.space.dtype == "uint8"
+
+
 def to_json(space: Space) -> dict[str, Any]:
     """A description for policy.json; infinities are written as null."""
     match space:
         case Box():
             low, high = ([float(b) if np.isfinite(b) else None for b in side] for side in (space.low, space.high))
-            return {"type": "box", "shape": list(space.shape), "low": low, "high": high, "dtype": space.dtype}
+            box = {"type": "box", "shape": list(space.shape), "low": low, "high": high, "dtype": space.dtype}
+            parts = [{"name": part.name, "start": part.start, "space": to_json(part.space)} for part in space.parts]
+            return box | ({"parts": parts} if parts else {})
         case Discrete():
             return {"type": "discrete", "n": space.n, "start": space.start}
         case MultiDiscrete():
@@ -87,7 +119,8 @@ def from_json(data: dict[str, Any]) -> Space:
         case "box":
             low = tuple(float("-inf") if b is None else float(b) for b in data["low"])
             high = tuple(float("inf") if b is None else float(b) for b in data["high"])
-            return Box(tuple(data["shape"]), low, high, data["dtype"])
+            parts = (Part(part["name"], part["start"], from_json(part["space"])) for part in data.get("parts", ()))
+            return Box(tuple(data["shape"]), low, high, data["dtype"], tuple(parts))
         case "discrete":
             return Discrete(int(data["n"]), int(data["start"]))
         case "multi_discrete":

@@ -150,6 +150,32 @@ class Texts(gymnasium.Env):
     action_space = spaces.Discrete(2)
 
 
+class Labelled(gymnasium.ObservationWrapper):
+    """The counter's numbers with a word beside them."""
+
+    def __init__(self) -> None:
+        super().__init__(Counter())
+        self.observation_space = spaces.Dict({"label": spaces.Text(5), "numbers": self.env.observation_space})
+
+    def observation(self, observation):
+        return {"label": "word", "numbers": observation}
+
+
+class Times(gymnasium.RewardWrapper):
+    """Multiplies the reward."""
+
+    def __init__(self, env, factor: float) -> None:
+        super().__init__(env)
+        self.factor = 1 / (1 / factor)
+
+    def reward(self, reward):
+        return reward * self.factor
+
+
+def wrap_into_nothing(env):
+    return "nothing"
+
+
 class Pairs(gymnasium.Env):
     """Takes a Dict of actions, which no agent here gives."""
 

@@ -1,0 +1,37 @@
+"""Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783): vanilla policy gradient with the paper's settings."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from steppe.agents.vpg import VPG, VPGSettings
+from steppe.specs._base import Count, Positive, Unit
+from steppe.specs.optimizer import OptimizerSpec, RMSProp
+
+
+class A2CSettings(VPGSettings):
+    """Settings of `a2c` and `a3c`."""
+
+    gae_lambda: Unit = 1.0
+    """How far advantages look ahead: 0 is one step, 1 is the whole episode."""
+    horizon: Count = 5
+    """How many timesteps each environment takes between two updates."""
+    learning_rate: Positive = 7e-4
+    """The optimiser's step size; may also be written inside `optimizer`, as `{"type": "adam", "learning_rate": 1e-3}`."""
+    optimizer: OptimizerSpec = RMSProp()
+    """How gradients become steps: a word such as "adam", or an object with its options."""
+    normalize_advantages: bool = False
+    """Whether advantages are shifted and scaled to mean 0 and variance 1 in each minibatch."""
+
+
+class A2C(VPG):
+    """Short rollouts, one RMSProp step for each; run_mode "multi-threaded" makes it A3C."""
+
+    type = "a2c"
+    Settings: ClassVar = A2CSettings
+
+
+class A3C(A2C):
+    """The same algorithm: asynchronous where run_mode says so."""
+
+    type = "a3c"

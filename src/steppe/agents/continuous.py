@@ -1,0 +1,166 @@
+"""What agents for continuous actions share: an actor whose actions lie within +-1, and critics that value them."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from pydantic import model_validator
+
+from steppe.agents._base import Acting, Internals, Situation, TrainState, normalizer_tensors
+from steppe.agents.off_policy import MemorySettings, OffPolicy, OffPolicySettings
+from steppe.agents.optimizers import lift_learning_rate
+from steppe.errors import UserError
+from steppe.networks import Network, apply_head, default_layers, head
+from steppe.records import heads
+from steppe.specs._base import Natural, Positive
+from steppe.specs.network import Dense, Flatten, Layer, NetworkSpec
+from steppe.specs.optimizer import Evolutionary, OptimizerSpec
+from steppe.specs.spaces import Box, Space
+
+
+class ContinuousSettings(OffPolicySettings):
+    """What every agent with an actor and critics can be told."""
+
+    learning_starts: Natural = 1_000
+    """How many timesteps are collected, with actions from anywhere in their range, before the first update."""
+    max_gradient_norm: Positive | None = None
+    """Longer gradients are shortened to this length; null leaves them as they are."""
+    critic_network: NetworkSpec | None = None
+    """The critics' layers, where they differ from the actor's; the action joins after convolutions."""
+    critic_learning_rate: Positive | None = None
+    """The critics' step size, where it differs; may also be written inside `critic_optimizer`."""
+    critic_optimizer: OptimizerSpec | None = None
+    """TensorForce's name for how the critics step; must be the same optimiser as the actor's."""
+    memory: MemorySettings = MemorySettings(capacity=250_000)
+    """The replay memory."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_inside(cls, data: Any) -> Any:
+        return lift_learning_rate(data, "critic_optimizer", "critic_learning_rate") if isinstance(data, dict) else data
+
+    @model_validator(mode="after")
+    def _one_optimizer(self) -> ContinuousSettings:
+        if self.critic_optimizer is not None and self.critic_optimizer != self.optimizer:
+            raise ValueError(
+                "actor and critics step together, so critic_optimizer may differ from optimizer in its learning_rate only"
+            )
+        if isinstance(self.optimizer, Evolutionary):
+            raise ValueError("an evolutionary optimizer follows one loss, but actor and critics have one each")
+        return self
+
+
+S = TypeVar("S", bound=ContinuousSettings)
+
+
+class ActorAndCritics(OffPolicy[S], Generic[S]):
+    """An actor and `critics` critics; parameters {"actor": {...}, "critic_0": {...}, ...}."""
+
+    critics = 1
+
+    def __init__(self, settings: S, situation: Situation) -> None:
+        self.action_size = bounded_actions(situation, self.type).size
+        observation = situation.observation
+        self.layers = situation.network or dense_layers(observation)
+        self.actor = Network(self.layers, observation, "lecun", ("regularization",))
+        encoding, rest = _at_first_dense(settings.critic_network or self.layers)
+        self.encoder = Network(encoding, observation, "lecun", ("regularization",))
+        width = self.encoder.features + self.action_size
+        joined = Box((width,), (float("-inf"),), (float("inf"),), "float32")
+        self.critic = Network(rest, joined, "lecun", ("regularization",))
+        super().__init__(settings, situation)
+        self.first_of_critics = self.layout.start_of("critic_0")
+
+    def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
+        """A small last layer makes the first actions nearly zero."""
+        outputs = heads.outputs_size(self.kind, self.situation.action)
+        params: dict[str, Any] = {
+            "actor": {"torso": self.actor.init(rng), "head": head(rng, self.actor.features, outputs, scale=0.01)}
+        }
+        for index in range(self.critics):
+            params[f"critic_{index}"] = {
+                "encoder": self.encoder.init(rng),
+                "torso": self.critic.init(rng),
+                "head": head(rng, self.critic.features, 1, scale=1.0),
+            }
+        return params
+
+    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+        """What the actor puts out."""
+        observations = self.normalized(acting.observations, observations)
+        return self.act_on(self.layout.split(acting.params), observations), internals
+
+    def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
+        """Anything goes until learning starts."""
+        return {"epsilon": xp.where(timestep < self.settings.learning_starts, 1.0, 0.0)}
+
+    def act_on(self, params: dict[str, Any], observations: Array) -> Array:
+        """Normalised observations [B, ...] -> the actor's outputs [B, outputs]."""
+        actor = params["actor"]
+        return apply_head(actor["head"], self.actor.apply(actor["torso"], observations))
+
+    def values(self, params: dict[str, Any], observations: Array, actions: Array) -> list[Array]:
+        """What each critic thinks of actions [B, A]: a list of [B]."""
+        values = []
+        for index in range(self.critics):
+            critic = params[f"critic_{index}"]
+            inputs = jnp.concatenate([self.encoder.apply(critic["encoder"], observations), actions], -1)
+            values.append(apply_head(critic["head"], self.critic.apply(critic["torso"], inputs))[..., 0])
+        return values
+
+    def penalty(self, params: dict[str, Any]) -> Any:
+        """What the layers' regularisation adds to the loss."""
+        total = self.actor.penalty(params["actor"]["torso"])
+        for index in range(self.critics):
+            critic = params[f"critic_{index}"]
+            total = total + self.encoder.penalty(critic["encoder"]) + self.critic.penalty(critic["torso"])
+        return total
+
+    def apply(self, state: TrainState, gradients: Array) -> TrainState:
+        """One optimiser step, the critics' at their own learning rate, and the targets follow."""
+        settings = self.settings
+        steps, optimizer = self.transform.update(gradients, state.optimizer, state.params)
+        if settings.critic_learning_rate is not None:
+            # Every optimiser's step is in proportion to its learning rate.
+            ratio = settings.critic_learning_rate / settings.learning_rate
+            is_critic = jnp.arange(self.layout.size) >= self.first_of_critics
+            steps = jnp.where(is_critic, ratio * steps, steps)
+        params = optax.apply_updates(state.params, steps)
+        return self.moved_target(state._replace(params=params, optimizer=optimizer, updates=state.updates + 1))
+
+    def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
+        """The actor with its normaliser; the critics stay behind."""
+        named = self.layout.named(np.array(state.params))
+        tensors = {name.removeprefix("actor/"): t for name, t in named.items() if name.startswith("actor/")}
+        return tensors | normalizer_tensors(self, state)
+
+
+def bounded_actions(situation: Situation, agent: str) -> Box:
+    """The action space, or a UserError where it is not a bounded box of real numbers."""
+    space = situation.action
+    where = situation.environment or "the environment"
+    if not isinstance(space, Box) or not space.dtype.startswith("float"):
+        raise UserError(f'agent "{agent}" needs continuous actions, but {where} has discrete ones; use "dqn" or "ppo"')
+    if not space.is_bounded:
+        raise UserError(f'agent "{agent}" needs actions with bounds, but those of {where} have none; use "ppo"')
+    return space
+
+
+def dense_layers(observation: Space) -> NetworkSpec:
+    """Two wide layers for vectors; for images the usual convolutions."""
+    if isinstance(observation, Box) and observation.is_image:
+        return default_layers(observation)
+    return NetworkSpec([Dense(type="dense", size=256, activation="relu") for _ in range(2)])
+
+
+def _at_first_dense(layers: NetworkSpec) -> tuple[list[Layer], list[Layer]]:
+    """(what sees the observation alone, what sees the action too)."""
+    for index, layer in enumerate(layers.root):
+        if layer.type in ("dense", "linear"):
+            before = [each for each in layers.root[:index] if each.type != "flatten"]
+            return [*before, Flatten(type="flatten")], list(layers.root[index:])
+    raise UserError("the critics' network needs a dense or linear layer, where the action joins the observation")

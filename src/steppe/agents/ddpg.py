@@ -1,0 +1,78 @@
+"""Deep deterministic policy gradient (Lillicrap et al. 2015, arXiv:1509.02971)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from steppe.agents._base import Internals, Metrics, TrainState, Transitions
+from steppe.agents.continuous import ActorAndCritics, ContinuousSettings
+from steppe.agents.noise import drift, exploration_of, initial_noise
+from steppe.specs._base import Positive
+from steppe.specs.exploration import Noise, OrnsteinUhlenbeck
+
+
+class DDPGSettings(ContinuousSettings):
+    """Settings of `ddpg`."""
+
+    learning_rate: Positive = 3e-4
+    """The actor's step size; may also be written inside `optimizer`, as `{"type": "adam", "learning_rate": 1e-3}`."""
+    critic_learning_rate: Positive | None = 1e-3
+    """The critics' step size, where it differs; may also be written inside `critic_optimizer`."""
+    exploration: Noise = OrnsteinUhlenbeck()
+    """What is added to actions while learning; also spelled actions_exploration."""
+
+
+S = TypeVar("S", bound=DDPGSettings)
+
+
+class DDPG(ActorAndCritics[S]):
+    """A deterministic actor that climbs its critic's estimate, and noise to explore with."""
+
+    type = "ddpg"
+    kind = "deterministic"
+    Settings: ClassVar = DDPGSettings
+
+    def initial_internals(self, lead: tuple[int, ...]) -> Internals:
+        """The drifting noise, where there is any."""
+        return initial_noise(self.settings.exploration, lead, self.action_size)
+
+    def choose(
+        self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
+    ) -> tuple[Any, Internals]:
+        """The actor's action, and noise that may drift."""
+        noise, internals = drift(self.settings.exploration, noise, internals, xp)
+        actions, _ = super().choose(outputs, noise, timestep, internals, log_std, xp)
+        return actions, internals
+
+    def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
+        """Anything goes until learning starts; then as set."""
+        own = exploration_of(self.settings.exploration, timestep, xp)
+        return own | {"epsilon": xp.where(timestep < self.settings.learning_starts, 1.0, own["epsilon"])}
+
+    def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
+        """The critics' errors (eq. 4), and minus the value of what the actor would do (eq. 6), each for its own part."""
+        batch = self.normalized_batch(state, batch)
+        split, frozen = self.layout.split(params), self.layout.split(jax.lax.stop_gradient(params))
+        targets = batch.rewards + batch.discounts * self.following(state, batch)
+        errors = [values - targets for values in self.values(split, batch.observations, batch.actions)]
+        critic_loss = sum(0.5 * (batch.weights * error**2).mean() for error in errors)
+        actor_loss = self.actor_loss(split, frozen, state, batch)
+        metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss, "priorities": jnp.abs(errors[0])}
+        return critic_loss + actor_loss + self.penalty(split), metrics
+
+    def following(self, state: TrainState, batch: Transitions) -> Array:
+        """The value [B] of what the target actor would do next."""
+        target = self.layout.split(state.target)
+        actions = jnp.tanh(self.act_on(target, batch.next_observations))
+        return self.values(target, batch.next_observations, actions)[0]
+
+    def actor_loss(
+        self, params: dict[str, Any], frozen: dict[str, Any], state: TrainState, batch: Transitions
+    ) -> Array:
+        """Minus the value of the actor's actions; only the actor moves."""
+        actions = jnp.tanh(self.act_on(params, batch.observations))
+        return -self.values(frozen, batch.observations, actions)[0].mean()

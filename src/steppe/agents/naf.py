@@ -1,0 +1,113 @@
+"""Normalised advantage functions: Q-learning for continuous actions (Gu et al. 2016, arXiv:1603.00748)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from steppe.agents._base import Acting, Internals, Metrics, Situation, TrainState, Transitions, normalizer_tensors
+from steppe.agents.continuous import bounded_actions, dense_layers
+from steppe.agents.noise import drift, exploration_of, initial_noise
+from steppe.agents.off_policy import MemorySettings, OffPolicy, OffPolicySettings
+from steppe.networks import Network, apply_head, head
+from steppe.specs._base import Positive
+from steppe.specs.exploration import Noise, OrnsteinUhlenbeck
+
+
+class NAFSettings(OffPolicySettings):
+    """Settings of `naf`."""
+
+    learning_rate: Positive = 1e-3
+    """The optimiser's step size; may also be written inside `optimizer`, as `{"type": "adam", "learning_rate": 1e-3}`."""
+    max_gradient_norm: Positive | None = 10.0
+    """Longer gradients are shortened to this length; null leaves them as they are."""
+    exploration: Noise = OrnsteinUhlenbeck()
+    """What is added to actions while learning; also spelled actions_exploration."""
+    memory: MemorySettings = MemorySettings(capacity=250_000)
+    """The replay memory."""
+
+
+class NAF(OffPolicy[NAFSettings]):
+    """A value that falls off quadratically around one best action, all three put out by one network."""
+
+    type = "naf"
+    kind = "deterministic"
+    Settings: ClassVar = NAFSettings
+
+    def __init__(self, settings: NAFSettings, situation: Situation) -> None:
+        self.action_size = bounded_actions(situation, self.type).size
+        self.layers = situation.network or dense_layers(situation.observation)
+        self.network = Network(self.layers, situation.observation, "lecun", ("regularization",))
+        super().__init__(settings, situation)
+
+    def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
+        """One torso; heads for the best action, its value, and the triangle that says how fast the value falls."""
+        features, size = self.network.features, self.action_size
+        return {
+            "torso": self.network.init(rng),
+            "head": head(rng, features, size, scale=0.01),
+            "value": head(rng, features, 1, scale=1.0),
+            "triangle": head(rng, features, size * (size + 1) // 2, scale=0.1),
+        }
+
+    def initial_internals(self, lead: tuple[int, ...]) -> Internals:
+        """The drifting noise, where there is any."""
+        return initial_noise(self.settings.exploration, lead, self.action_size)
+
+    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+        """The best action, before the tanh."""
+        params = self.layout.split(acting.params)
+        observations = self.normalized(acting.observations, observations)
+        return apply_head(params["head"], self.network.apply(params["torso"], observations)), internals
+
+    def choose(
+        self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
+    ) -> tuple[Any, Internals]:
+        """The best action, and noise that may drift."""
+        noise, internals = drift(self.settings.exploration, noise, internals, xp)
+        actions, _ = super().choose(outputs, noise, timestep, internals, log_std, xp)
+        return actions, internals
+
+    def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
+        """Anything goes until learning starts; then as set."""
+        own = exploration_of(self.settings.exploration, timestep, xp)
+        return own | {"epsilon": xp.where(timestep < self.settings.learning_starts, 1.0, own["epsilon"])}
+
+    def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
+        """The error against the reward and the target network's value of the next state (algorithm 1)."""
+        batch = self.normalized_batch(state, batch)
+        target = self.layout.split(state.target)
+        next_features = self.network.apply(target["torso"], batch.next_observations)
+        targets = batch.rewards + batch.discounts * apply_head(target["value"], next_features)[..., 0]
+        key = jax.random.fold_in(state.key, state.updates) if self.network.has_dropout else None
+        errors = self.values(self.layout.split(params), batch.observations, batch.actions, key) - targets
+        loss = 0.5 * (batch.weights * errors**2).mean()
+        return loss + self.network.penalty(self.layout.split(params)["torso"]), {
+            "td_error": jnp.abs(errors).mean(),
+            "priorities": jnp.abs(errors),
+        }
+
+    def values(self, params: dict[str, Any], observations: Array, actions: Array, key: Array | None = None) -> Array:
+        """What actions [B, A] within +-1 are worth, [B]: eq. 10."""
+        features = self.network.apply(params["torso"], observations, key)
+        away = actions - jnp.tanh(apply_head(params["head"], features))
+        lower = _triangle(apply_head(params["triangle"], features), self.action_size)
+        lengths = jnp.einsum("bij,bi->bj", lower, away)
+        return apply_head(params["value"], features)[..., 0] - 0.5 * (lengths**2).sum(-1)
+
+    def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
+        """What puts out the best action, with its normaliser."""
+        named = self.layout.named(np.array(state.params))
+        tensors = {name: t for name, t in named.items() if name.startswith(("torso/", "head/"))}
+        return tensors | normalizer_tensors(self, state)
+
+
+def _triangle(entries: Array, size: int) -> Array:
+    """[B, A (A + 1) / 2] -> lower triangles [B, A, A] with a positive diagonal."""
+    rows, columns = np.tril_indices(size)
+    entries = jnp.where(rows == columns, jnp.exp(jnp.clip(entries, -10.0, 5.0)), entries)
+    return jnp.zeros((entries.shape[0], size, size)).at[:, rows, columns].set(entries)

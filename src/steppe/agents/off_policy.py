@@ -1,0 +1,222 @@
+"""What agents share that learn from a replay memory: when they learn, from how much, and how their targets move."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from pydantic import model_validator
+
+from steppe.agents import normalizers, old_words
+from steppe.agents._base import (
+    Agent,
+    Metrics,
+    Situation,
+    TrainState,
+    Trajectory,
+    Transitions,
+    fresh_state,
+    host_generator,
+    normalizer_tensors,
+)
+from steppe.agents.layout import Layout
+from steppe.agents.optimizers import (
+    OptimizerSettings,
+    gradient_of,
+    innermost,
+    learning_rate_schedule,
+    make_transform,
+    step,
+    steps_of,
+)
+from steppe.memories import Replay
+from steppe.specs._base import Count, Natural, Spec, Unit
+from steppe.specs.optimizer import NaturalGradient
+
+
+class MemorySettings(Spec):
+    """The replay memory."""
+
+    type: Literal["replay", "prioritized_replay", "naive_prioritized_replay"] = "replay"
+    """Whether batches are drawn uniformly or by their last error."""
+    capacity: Count = 50_000
+    """How many timesteps are kept."""
+    include_next_states: bool = True
+    """TensorForce's option; these agents cannot learn without the next states."""
+    priority_exponent: Unit = 0.6
+    """How much errors count in prioritised drawing: 0 is uniform; TensorForce called it prioritization_weight."""
+    importance_exponent: Unit = 0.4
+    """How much of the bias of prioritised drawing is undone: 1 is all."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_words(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            data = {"type": data}
+        if isinstance(data, dict) and data.get("type") == "latest":
+            raise ValueError('memory "latest" keeps what was just seen, as ppo and vpg do; use "replay" here')
+        if isinstance(data, dict) and "prioritization_weight" in data:
+            data = data | {"priority_exponent": data["prioritization_weight"]}
+            data.pop("prioritization_weight")
+        return data
+
+    @model_validator(mode="after")
+    def _next_states_are_needed(self) -> MemorySettings:
+        if not self.include_next_states:
+            raise ValueError("include_next_states must be true: the value of what follows is what is learned from")
+        return self
+
+
+class OffPolicySettings(OptimizerSettings):
+    """What every agent with a replay memory can be told."""
+
+    discount: Unit = 0.99
+    """How much the future counts: a reward k timesteps away weighs discount ** k."""
+    batch_size: Count = 256
+    """How many transitions each update learns from; also update_mode.batch_size."""
+    update_frequency: Count = 1
+    """How many timesteps each environment takes between two updates; also update_mode.frequency."""
+    updates: Count = 1
+    """How many optimiser steps are taken each time."""
+    learning_starts: Natural = 1_000
+    """How many timesteps are collected before the first update."""
+    n_step: Count = 1
+    """How many rewards are summed before the target network's estimate."""
+    target_sync_frequency: Count = 1
+    """How many updates pass between two moves of the target network."""
+    target_update_weight: Unit = 0.005
+    """How far the target network moves each time: 1 is a copy."""
+    memory: MemorySettings = MemorySettings()
+    """The replay memory."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_words(cls, data: Any) -> Any:
+        return old_words.understand(data, set(cls.model_fields)) if isinstance(data, dict) else data
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> OffPolicySettings:
+        if self.memory.capacity < self.batch_size:
+            raise ValueError(f"memory.capacity {self.memory.capacity} is less than batch_size {self.batch_size}")
+        if isinstance(innermost(self.optimizer), NaturalGradient):
+            raise ValueError("natural_gradient measures steps of a policy's probabilities, which this agent has not")
+        return self
+
+
+S = TypeVar("S", bound=OffPolicySettings)
+
+
+class OffPolicy(Agent[S], Generic[S]):
+    """An agent that draws what it learns from out of a memory, towards targets that follow slowly."""
+
+    experience: ClassVar[Literal["trajectories", "transitions", "none"]] = "transitions"
+    default_num_envs = 1
+
+    def __init__(self, settings: S, situation: Situation) -> None:
+        super().__init__(settings, situation)
+        self.horizon = settings.update_frequency
+        self.memory = Replay(
+            capacity=settings.memory.capacity,
+            num_envs=situation.num_envs,
+            horizon=self.horizon,
+            discount=settings.discount,
+            n_step=settings.n_step,
+            prioritized=settings.memory.type != "replay",
+            priority_exponent=settings.memory.priority_exponent,
+            importance_exponent=settings.memory.importance_exponent,
+        )
+        self.layout = Layout(self.draw_params(None))
+        rate = learning_rate_schedule(settings, self._total_updates())
+        self.transform = make_transform(settings.optimizer, rate, settings.max_gradient_norm)
+
+    @abstractmethod
+    def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
+        """Fresh parameters as nested dicts; without a generator only their shapes count."""
+
+    @abstractmethod
+    def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
+        """The scalar to minimise, and metrics, among them "priorities" [B]: what prioritised replay goes by."""
+
+    def init(self, key: Array) -> TrainState:
+        """The targets start as copies."""
+        params = self.layout.join(self.draw_params(host_generator(key)))
+        return fresh_state(self, params, params.copy(), jax.jit(self.transform.init)(params), key)
+
+    @property
+    def updates_per_experience(self) -> int:
+        """As set."""
+        return self.settings.updates * steps_of(self.settings.optimizer)
+
+    @property
+    def first_update(self) -> int:
+        """How many timesteps the memory must hold before the first update; no more than it has room for."""
+        wanted = max(self.settings.learning_starts, self.settings.batch_size)
+        return min(wanted, self.memory.rows * self.memory.num_envs)
+
+    def gradients(self, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
+        """The gradient [P] of the loss over a batch."""
+        key = jax.random.fold_in(state.key, state.updates)
+
+        def loss(params: Array) -> tuple[Array, Metrics]:
+            value, metrics = self.losses(params, state, batch)
+            return value, {"loss": value, **metrics}
+
+        return gradient_of(self.settings.optimizer, loss, state.params, key)
+
+    def loss(self, params: Array, state: TrainState, batch: Transitions) -> Array:
+        """The scalar alone."""
+        return self.losses(params, state, batch)[0]
+
+    def apply(self, state: TrainState, gradients: Array) -> TrainState:
+        """One optimiser step, and now and then the targets move."""
+        steps, optimizer = self.transform.update(gradients, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, steps)
+        return self.moved_target(state._replace(params=params, optimizer=optimizer, updates=state.updates + 1))
+
+    def moved_target(self, state: TrainState) -> TrainState:
+        """Every target_sync_frequency updates, the targets go part of the way to the parameters."""
+        settings = self.settings
+        weight: Any = settings.target_update_weight
+        if settings.target_sync_frequency > 1:
+            weight = jnp.where(state.updates % settings.target_sync_frequency == 0, weight, 0.0)
+        return state._replace(target=state.target + weight * (state.params - state.target))
+
+    def update(self, state: TrainState, experience: Transitions) -> tuple[TrainState, Metrics]:
+        """One step of the optimiser, whatever it wraps; the metrics carry each transition's priority."""
+        return step(self.settings.optimizer, self, state, experience)
+
+    def observe(self, state: TrainState, trajectory: Trajectory) -> TrainState:
+        """What the normalisers take from newly collected timesteps [T, N, ...]."""
+        if self.normalizes_observations:
+            state = state._replace(observations=normalizers.merge(state.observations, trajectory.observations))
+        if self.situation.normalize_rewards:
+            state = state._replace(returns=normalizers.merge(state.returns, trajectory.running_returns))
+        return state
+
+    def normalized_batch(self, state: TrainState, batch: Transitions) -> Transitions:
+        """Observations and rewards as the losses take them."""
+        if self.situation.normalize_rewards:
+            batch = batch._replace(rewards=normalizers.scale(state.returns, batch.rewards))
+        if not self.normalizes_observations:
+            return batch
+        return batch._replace(
+            observations=self.normalized(state.observations, batch.observations),
+            next_observations=self.normalized(state.observations, batch.next_observations),
+        )
+
+    def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
+        """The acting network with its normaliser."""
+        return self.layout.named(np.array(state.params)) | normalizer_tensors(self, state)
+
+    def _total_updates(self) -> int | None:
+        total = self.situation.total_timesteps
+        if total is None:
+            return None
+        each = self.horizon * self.situation.num_envs
+        waiting = -(-self.first_update // each) - 1
+        return max(-(-total // each) - waiting, 1) * self.updates_per_experience

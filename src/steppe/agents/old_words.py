@@ -1,0 +1,87 @@
+"""TensorForce's words for settings: understood where they mean something here, explained where they do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SAME_THING = {
+    "actions_exploration": "exploration",
+    "distributions": "distribution",
+    "double_q_model": "double",
+    "entropy_regularization": "entropy_coefficient",
+    "gamma": "discount",
+    "likelihood_ratio_clipping": "clip",
+    "step_optimizer": "optimizer",
+}
+"""Old word -> the setting's name."""
+_ABSENCE = {"entropy_coefficient": 0.0}
+"""What null meant, where the setting itself cannot be null."""
+_EXPLAINED = {
+    "batching_capacity": "observations are never batched behind the agent's back; leave it out",
+    "device": "JAX chooses the device; set the environment variable JAX_PLATFORMS instead",
+    "execution": "how the work is spread is the experiment's run_mode",
+    "ls_unroll_loop": "loops are compiled as loops; leave it out",
+    "network": "the network is a field of the experiment, beside the agent",
+    "saver": "when to save is the experiment's saver_frequency",
+    "scope": "parameters have names of their own; leave it out",
+    "summarizer": "when to write summaries is the experiment's summary_frequency",
+    "states": "the environment says what its states are; leave it out",
+    "actions": "the environment says what its actions are; leave it out",
+}
+
+
+def understand(data: dict[str, Any], fields: set[str]) -> dict[str, Any]:
+    """The settings with today's names; ValueError for old words that mean nothing here, and for things said twice."""
+    data = dict(data)
+    for old, new in _SAME_THING.items():
+        if old in data and old not in fields and new in fields:
+            value = data.pop(old)
+            _put(data, new, _ABSENCE.get(new, value) if value is None else value, old)
+    for old, reason in _EXPLAINED.items():
+        if old in data and old not in fields:
+            raise ValueError(f'"{old}" has no meaning here: {reason}')
+    _understand_huber(data, fields)
+    _understand_baseline_mode(data, fields)
+    _understand_update_mode(data, fields)
+    return data
+
+
+def _understand_huber(data: dict[str, Any], fields: set[str]) -> None:
+    """TensorForce gave the error from which on it counts linearly, or null."""
+    if "huber_loss" in data and "huber" in fields:
+        value = data.pop("huber_loss")
+        _put(data, "huber", False if value is None else value, "huber_loss")
+
+
+def _understand_baseline_mode(data: dict[str, Any], fields: set[str]) -> None:
+    """ "states" is a value network of its own, "network" one that shares the policy's layers."""
+    if "baseline_mode" not in data or "share_network" not in fields:
+        return
+    mode = data.pop("baseline_mode")
+    if mode not in ("states", "network", None):
+        raise ValueError(f'baseline_mode must be "states", "network" or null, not {mode!r}')
+    if mode is not None:
+        _put(data, "share_network", mode == "network", "baseline_mode")
+
+
+def _understand_update_mode(data: dict[str, Any], fields: set[str]) -> None:
+    """For agents with a replay memory: how much each update learns from, and how often. Others take it as it is."""
+    mode = data.get("update_mode")
+    if "update_frequency" not in fields or not isinstance(mode, dict):
+        return
+    data.pop("update_mode")
+    if mode.get("unit", "timesteps") != "timesteps":
+        raise ValueError(
+            f'update_mode.unit is "{mode["unit"]}", but an agent with a replay memory learns from timesteps'
+        )
+    if unknown := set(mode) - {"unit", "batch_size", "frequency"}:
+        raise ValueError(f'update_mode has no "{min(unknown)}"; it has unit, batch_size and frequency')
+    for old, new in {"batch_size": "batch_size", "frequency": "update_frequency"}.items():
+        if old in mode:
+            _put(data, new, mode[old], f"update_mode.{old}")
+
+
+def _put(data: dict[str, Any], name: str, value: Any, said_as: str) -> None:
+    if name in data:
+        raise ValueError(f'"{name}" and "{said_as}" say the same thing; give one of them')
+    data[name] = value

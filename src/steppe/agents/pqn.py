@@ -1,0 +1,240 @@
+"""Parallelised Q-learning without replay or target network (Gallici et al. 2024, arXiv:2407.04811)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from pydantic import model_validator
+
+from steppe.agents import normalizers, old_words
+from steppe.agents._base import (
+    Acting,
+    Agent,
+    Internals,
+    Metrics,
+    Situation,
+    TrainState,
+    Trajectory,
+    fresh_state,
+    host_generator,
+    normalizer_tensors,
+)
+from steppe.agents.advantages import lambda_returns
+from steppe.agents.chunks import mean_over_chunks
+from steppe.agents.dqn import discrete_choices
+from steppe.agents.layout import Layout
+from steppe.agents.optimizers import (
+    OptimizerSettings,
+    innermost,
+    learning_rate_schedule,
+    make_transform,
+    step,
+    steps_of,
+)
+from steppe.agents.ppo import shuffled
+from steppe.agents.q_network import QNetwork
+from steppe.errors import SpecError
+from steppe.networks import Network, default_layers
+from steppe.specs._base import Count, Positive, Unit
+from steppe.specs.exploration import EpsilonAnneal, RandomActions
+from steppe.specs.network import Dense, LayerNorm, NetworkSpec, Nonlinearity
+from steppe.specs.optimizer import Evolutionary, NaturalGradient
+from steppe.specs.spaces import Box, Space
+
+
+class PQNSettings(OptimizerSettings):
+    """Settings of `pqn`."""
+
+    discount: Unit = 0.99
+    """How much the future counts: a reward k timesteps away weighs discount ** k."""
+    trace_lambda: Unit = 0.65
+    """How far targets look ahead: 0 is one step, 1 is the whole trajectory."""
+    horizon: Count = 32
+    """How many timesteps each environment takes between two updates."""
+    epochs: Count = 4
+    """How often each trajectory is gone through."""
+    minibatches: Count = 8
+    """Into how many minibatches each trajectory is cut."""
+    learning_rate: Positive = 5e-4
+    """The optimiser's step size; may also be written inside `optimizer`, as `{"type": "adam", "learning_rate": 1e-3}`."""
+    max_gradient_norm: Positive | None = 10.0
+    """Longer gradients are shortened to this length; null leaves them as they are."""
+    dueling: bool = False
+    """Whether the value of a state and the advantages of its actions are learned apart and added."""
+    exploration: RandomActions = EpsilonAnneal(final_epsilon=0.02, timesteps=100_000)
+    """The share of random actions over time; also spelled actions_exploration."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_words(cls, data: Any) -> Any:
+        return old_words.understand(data, set(cls.model_fields)) if isinstance(data, dict) else data
+
+    @model_validator(mode="after")
+    def _follows_gradients(self) -> PQNSettings:
+        kind = innermost(self.optimizer)
+        if isinstance(kind, NaturalGradient | Evolutionary):
+            raise ValueError(f'"{kind.type}" is an optimiser of policies, which this agent has not')
+        return self
+
+
+class Batch(NamedTuple):
+    """Leaves [B, ...]."""
+
+    observations: Array
+    actions: Array
+    targets: Array
+    """What the actions were worth [B, choices]."""
+
+
+class PQN(Agent[PQNSettings]):
+    """Q(lambda) over trajectories of many environments; layer normalisation keeps it from diverging."""
+
+    type = "pqn"
+    kind = "q_values"
+    Settings: ClassVar = PQNSettings
+    experience: ClassVar[Literal["trajectories", "transitions", "none"]] = "trajectories"
+    default_num_envs = 32
+
+    def __init__(self, settings: PQNSettings, situation: Situation) -> None:
+        super().__init__(settings, situation)
+        self.horizon = settings.horizon
+        samples = settings.horizon * (situation.num_envs // situation.shards)
+        if samples % settings.minibatches:
+            raise SpecError(
+                f"horizon x num_envs = {samples} timesteps cannot be cut into {settings.minibatches} equal "
+                f"minibatches; change agent.horizon, agent.minibatches or num_envs"
+            )
+        self.layers = situation.network or _normalized_layers(situation.observation)
+        network = Network(self.layers, situation.observation, supports=("regularization",))
+        action = discrete_choices(situation, self.type)
+        self.q = QNetwork(network, action, settings.dueling, quantiles=1, noisy=False)
+        self.layout = Layout(self.q.draw_params(None))
+        rate = learning_rate_schedule(settings, self._total_updates())
+        self.transform = make_transform(settings.optimizer, rate, settings.max_gradient_norm)
+
+    def init(self, key: Array) -> TrainState:
+        """No target network."""
+        params = self.layout.join(self.q.draw_params(host_generator(key)))
+        return fresh_state(self, params, params[:0], jax.jit(self.transform.init)(params), key)
+
+    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+        """The value of each action."""
+        observations = self.normalized(acting.observations, observations)
+        return self.q.values(self.layout.split(acting.params), observations)[..., 0], internals
+
+    def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
+        """A share of random actions."""
+        return {"epsilon": self.settings.exploration.epsilon(timestep, xp)}
+
+    def gradients(self, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
+        """Of the mean squared error over a batch [B, ...], averaged over devices."""
+        gradient = jax.grad(self._losses, has_aux=True)
+        gradients, metrics = mean_over_chunks(lambda chunk, _: gradient(state.params, state, chunk), batch)
+        if self.axis is not None:
+            gradients = jax.lax.pmean(gradients, self.axis)
+        return gradients, metrics
+
+    def loss(self, params: Array, state: TrainState, batch: Batch) -> Array:
+        """The mean squared error."""
+        return self._losses(params, state, batch)[0]
+
+    def apply(self, state: TrainState, gradients: Array) -> TrainState:
+        """One optimiser step on the vector."""
+        steps, optimizer = self.transform.update(gradients, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, steps)
+        return state._replace(params=params, optimizer=optimizer, updates=state.updates + 1)
+
+    def update(self, state: TrainState, experience: Trajectory) -> tuple[TrainState, Metrics]:
+        """epochs x minibatches optimiser steps as one compiled scan."""
+        if self.situation.normalize_rewards:
+            merged = normalizers.merge(state.returns, experience.running_returns, self.axis)
+            experience = experience._replace(rewards=normalizers.scale(merged, experience.rewards))
+            state = state._replace(returns=merged)
+        batch = self._prepare(state, experience)
+        shuffle_key, key = jax.random.split(state.key)
+        if self.axis is not None:
+            shuffle_key = jax.random.fold_in(shuffle_key, jax.lax.axis_index(self.axis))
+        order = shuffled(shuffle_key, self.settings.epochs, batch.targets.shape[0])
+
+        def minibatch(state: TrainState, indices: Array) -> tuple[TrainState, Metrics]:
+            return step(self.settings.optimizer, self, state, Batch(*(leaf[indices] for leaf in batch)))
+
+        order = order.reshape(self.settings.epochs * self.settings.minibatches, -1)
+        state, metrics = jax.lax.scan(minibatch, state._replace(key=key), order)
+        if self.normalizes_observations:
+            merged = normalizers.merge(state.observations, experience.observations, self.axis)
+            state = state._replace(observations=merged)
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    @property
+    def updates_per_experience(self) -> int:
+        """One for each minibatch of each epoch."""
+        return self.settings.epochs * self.settings.minibatches * steps_of(self.settings.optimizer)
+
+    def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
+        """The network with its normaliser."""
+        return self.layout.named(np.array(state.params)) | normalizer_tensors(self, state)
+
+    def policy_head(self) -> dict[str, Any]:
+        """The best value wins; when sampling, exploration goes on as it ended."""
+        final = float(self.settings.exploration.epsilon(2**31, np))
+        return {"kind": self.kind, "dueling": self.settings.dueling, "epsilon": final}
+
+    def _losses(self, params: Array, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
+        observations = self.normalized(state.observations, batch.observations)
+        values = self.q.values(self.layout.split(params), observations)
+        errors = self.q.taken(values, batch.actions)[..., 0] - batch.targets
+        loss = 0.5 * jnp.mean(errors**2) + self.q.network.penalty(self.layout.split(params)["torso"])
+        return loss, {"loss": loss, "td_error": jnp.abs(errors).mean()}
+
+    def _prepare(self, state: TrainState, trajectory: Trajectory) -> Batch:
+        """[T, N, ...] -> lambda-returns, flattened to [T * N, ...]."""
+        next_values = self._next_values(state, trajectory)
+        targets = lambda_returns(
+            trajectory.rewards[..., None],
+            next_values,
+            trajectory.terminated[..., None].astype(jnp.float32),
+            trajectory.truncated[..., None].astype(jnp.float32),
+            self.settings.discount,
+            self.settings.trace_lambda,
+        )
+        leaves = (trajectory.observations, trajectory.actions, targets)
+        return Batch(*(leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves))
+
+    def _next_values(self, state: TrainState, trajectory: Trajectory) -> Array:
+        """The best value of each choice in the true successors, [T, N, choices]."""
+
+        def best(values: Array) -> Array:
+            return jnp.stack([each[..., 0].max(-1) for each in self.q.split(values[..., None])], -1)
+
+        def values_of(observations: Array) -> Array:
+            flat = observations.reshape(-1, *observations.shape[2:])
+            outputs, _ = self.outputs(self.acting(state), flat, {})
+            return best(outputs).reshape(*observations.shape[:2], -1)
+
+        last = values_of(trajectory.next_observations[-1:])
+        # What was valued when acting need not be valued again, except where a time limit hides the true successor.
+        return jax.lax.cond(
+            jnp.any(trajectory.truncated),
+            lambda: values_of(trajectory.next_observations),
+            lambda: jnp.concatenate([best(trajectory.outputs)[1:], last]),
+        )
+
+    def _total_updates(self) -> int | None:
+        total = self.situation.total_timesteps
+        if total is None:
+            return None
+        return -(-total // (self.horizon * self.situation.num_envs)) * self.updates_per_experience
+
+
+def _normalized_layers(observation: Space) -> NetworkSpec:
+    """Every dense layer followed by a layer normalisation."""
+    if isinstance(observation, Box) and observation.is_image:
+        return NetworkSpec([*default_layers(observation).root, LayerNorm(type="layer_norm")])
+    dense = [Dense(type="dense", size=128, activation="none"), LayerNorm(type="layer_norm")]
+    return NetworkSpec([*dense, Nonlinearity(type="nonlinearity"), *dense, Nonlinearity(type="nonlinearity")])

@@ -1,0 +1,77 @@
+"""Twin delayed deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from steppe.agents._base import TrainState, Transitions
+from steppe.agents.ddpg import DDPG, DDPGSettings
+from steppe.specs._base import Count, NonNegative, Positive
+from steppe.specs.exploration import GaussianNoise, Noise
+
+
+class TD3Settings(DDPGSettings):
+    """Settings of `td3`."""
+
+    learning_rate: Positive = 1e-3
+    """The actor's step size; may also be written inside `optimizer`, as `{"type": "adam", "learning_rate": 1e-3}`."""
+    critic_learning_rate: Positive | None = None
+    """The critics' step size, where it differs; may also be written inside `critic_optimizer`."""
+    exploration: Noise = GaussianNoise()
+    """What is added to actions while learning; also spelled actions_exploration."""
+    policy_delay: Count = 2
+    """How many updates of the critics go with one of the actor and the targets."""
+    target_noise: NonNegative = 0.2
+    """The deviation of noise on the target actor's actions."""
+    target_noise_clip: NonNegative = 0.5
+    """The most that this noise changes an action."""
+
+
+class TD3(DDPG[TD3Settings]):
+    """Two critics of which the lower counts, smoothed targets, and an actor that waits for them."""
+
+    type = "td3"
+    Settings: ClassVar = TD3Settings
+    critics = 2
+
+    def following(self, state: TrainState, batch: Transitions) -> Array:
+        """The lower value [B] of what the target actor would do next, give or take some noise (eq. 14)."""
+        settings, target = self.settings, self.layout.split(state.target)
+        actions = jnp.tanh(self.act_on(target, batch.next_observations))
+        key = jax.random.fold_in(state.key, state.updates)
+        noise = settings.target_noise * jax.random.normal(key, actions.shape)
+        noise = jnp.clip(noise, -settings.target_noise_clip, settings.target_noise_clip)
+        return jnp.minimum(*self.values(target, batch.next_observations, jnp.clip(actions + noise, -1.0, 1.0)))
+
+    def actor_loss(
+        self, params: dict[str, Any], frozen: dict[str, Any], state: TrainState, batch: Transitions
+    ) -> Array:
+        """Only every policy_delay updates."""
+
+        def loss(params: dict[str, Any]) -> Array:
+            return super(TD3, self).actor_loss(params, frozen, state, batch)
+
+        return jax.lax.cond(self._is_due(state.updates), loss, lambda params: jnp.float32(0.0), params)
+
+    def apply(self, state: TrainState, gradients: Array) -> TrainState:
+        """The critics move; actor and targets only every policy_delay updates."""
+        moved = super().apply(state, gradients)
+        waits = ~self._is_due(state.updates)
+        is_actor = jnp.arange(self.layout.size) < self.first_of_critics
+
+        def held(old: Any, new: Any) -> Any:
+            # Adam would go on moving the actor by its momentum.
+            return jnp.where(waits & is_actor, old, new) if new.shape == is_actor.shape else new
+
+        return moved._replace(
+            params=held(state.params, moved.params),
+            optimizer=jax.tree.map(held, state.optimizer, moved.optimizer),
+            target=jnp.where(waits, state.target, moved.target),
+        )
+
+    def _is_due(self, updates: Any) -> Array:
+        return (updates + 1) % self.settings.policy_delay == 0

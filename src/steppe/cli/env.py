@@ -1,0 +1,124 @@
+"""`steppe env serve`: environments for learners in other processes and on other machines."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from steppe.envs.remote.server import Server
+    from steppe.specs.environment import EnvironmentSpec
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _env() -> None:
+    """Serve environments to learners elsewhere."""
+
+
+@app.command()
+def serve(
+    environment: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENVIRONMENT",
+            help="A gymnasium id, module:callable, a name in configs/environments/ or a file.",
+        ),
+    ],
+    port: Annotated[int, typer.Option("--port", metavar="P", help="Where to listen; 0 takes any that is free.")] = 5555,
+    host: Annotated[
+        str, typer.Option("--host", metavar="HOST", help="The address to listen at; 0.0.0.0 is every one.")
+    ] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="What learners must show; also taken from STEPPE_ENV_TOKEN."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Encrypt with this certificate (PEM).")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key (PEM).")
+    ] = None,
+    max_envs: Annotated[
+        int, typer.Option("--max-envs", metavar="N", min=1, help="How many environments may live at once.")
+    ] = 256,
+    vectorization: Annotated[
+        str | None,
+        typer.Option("--vectorization", metavar="HOW", help="How a learner's are stepped: sync, processes or native."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="K=V", help="A keyword argument of the environment; may be repeated."),
+    ] = None,
+) -> int:
+    """Serve an environment to learners in other processes and on other machines.
+
+    For example: steppe env serve CartPole-v1 --port 5555
+
+    Ctrl-C or SIGTERM end it. Without a token it only listens on this machine.
+    """
+    from steppe.envs.remote.credentials import server_tls, server_token
+    from steppe.envs.remote.server import Server, is_loopback
+    from steppe.experiments.project import let_user_modules_import
+
+    let_user_modules_import(Path.cwd())
+    spec = _spec(environment, vectorization, sets or [])
+    token, tls = server_token(token_file), server_tls(tls_cert, tls_key)
+    server = Server(spec, host, port, token=token, tls=tls, max_envs=max_envs)
+    _end_at_signals(server)
+    words = ["steppe train remote", f"--set environment.address={_reachable(server)}"]
+    if token_file is not None:
+        words.append(f"--set environment.token_file={token_file}")
+    if tls_cert is not None:
+        words.append(f"--set environment.tls_ca={tls_cert}")
+    where = ":".join(map(str, server.address))
+    print(f"serving {spec.id} at {where}; train with: {' '.join(words)}", flush=True)
+    if tls is None and not is_loopback(host):
+        print("note: nothing is encrypted, the token neither; use --tls-cert and --tls-key", flush=True)
+    server.serve()
+    return 0
+
+
+def _spec(name: str, vectorization: str | None, sets: list[str]) -> EnvironmentSpec:
+    from steppe.cli.running import say
+    from steppe.specs.environment import EnvironmentSpec
+    from steppe.specs.files import folders_for, locate_config, read_spec_file, shown_path
+    from steppe.specs.overrides import apply_overrides
+    from steppe.specs.validation import validate
+
+    path = locate_config(name, folders_for("environment", Path.cwd()))
+    data: Any = {"id": name} if path is None else read_spec_file(path)
+    source = "" if path is None else shown_path(path)
+    if isinstance(data, dict):
+        if sets:
+            data["settings"] = apply_overrides(data.get("settings", {}), sets)
+        if vectorization is not None:
+            data["vectorization"] = vectorization
+    spec = validate(EnvironmentSpec, data, source=source)
+    for notice in spec.notices:
+        say(notice)
+    return spec
+
+
+def _end_at_signals(server: Server) -> None:
+    """The first Ctrl-C or SIGTERM ends it once the steps under way are done, the second at once."""
+
+    def end(number: int, _: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        server.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+
+
+def _reachable(server: Server) -> str:
+    """The address as a learner writes it."""
+    host, port = server.address
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,185 @@
+"""Environments in servers, stepped together: `{"type": "remote", "address": "host:port"}`."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+
+import numpy as np
+
+from steppe.envs._loop import Buffers, Check, Layout
+from steppe.envs.host import Step, allocate
+from steppe.envs.interruption import EpisodesCut
+from steppe.envs.remote.credentials import client_tls, read_token
+from steppe.envs.remote.link import Busy, Lost, shares
+from steppe.errors import EnvironmentFault, UserError
+from steppe.specs.connections import RemoteSettings
+from steppe.specs.environment import EnvironmentSpec
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between two tries to connect again: doubled each time."""
+
+log = logging.getLogger(__name__)
+
+
+class Remote:
+    """N environments in one server, or spread over several; one message each way and server for a step of all.
+
+    When a connection breaks, all are made again and all episodes start anew, which `EpisodesCut` tells.
+    """
+
+    def __init__(self, spec: EnvironmentSpec, count: int, max_timesteps: int | None, repeat: int) -> None:
+        self._settings = RemoteSettings(**spec.settings)
+        self._rules = (max_timesteps, repeat)
+        self._credentials = (read_token(self._settings.token_file), client_tls(self._settings))
+        self._links = shares(self._settings.servers, count, self._settings.timeout)
+        self._seed = self._taken = self._lives = 0
+        try:
+            self.layout: Layout = self._open()
+        except Lost as lost:
+            self._drop()
+            raise self._unreachable(lost) from None
+        except BaseException:
+            self._drop()
+            raise
+        self._check = Check(self.layout.observation_space)
+        self._buffers = [allocate(self.layout.observation_space, count) for _ in range(2)]
+
+    def reset(self, seed: int, observations: np.ndarray) -> None:
+        """Seeds environment i with seed + i; observations: [N, ...]."""
+        self._seed, self._taken = seed, 0
+        try:
+            self._begin(seed, observations)
+        except Lost as lost:
+            self._recover(lost, observations)
+
+    def take(self, actions: np.ndarray) -> Step:
+        """One decision in each environment; an `EpisodesCut` when a connection broke and all episodes start anew."""
+        self._taken += 1
+        self._buffers.reverse()
+        out = self._buffers[0]
+        try:
+            for link in self._links:
+                link.ask_step(actions[link.rows])
+            rests = [link.take_step(Buffers(*(array[link.rows] for array in out))) for link in self._links]
+        except Lost as lost:
+            self._recover(lost, out.next_observations)
+            raise EpisodesCut(
+                f"{lost.link}: its connection broke at step {self._taken} ({lost}) and was made again, which cut its "
+                "episodes; resume from the last checkpoint",
+                out.next_observations,
+            ) from None
+        observations, following, rewards, terminated, truncated = out
+        self._check(following, rewards, self._named)
+        ended = terminated | truncated
+        began = [rest.began for rest in rests if rest.began is not None]
+        scores = self._joined([rest.scores for rest in rests], rewards)
+        finished = self._joined([rest.finished for rest in rests], ended)
+        if scores is not rewards:
+            self._check(following[:0], scores, self._named)
+        if not began:
+            return Step(following, rewards, terminated, truncated, following, scores, finished)
+        observations[:] = following
+        observations[ended] = np.concatenate(began)
+        for i in np.flatnonzero(ended).tolist():
+            self._check.row(observations[i], lambda what, i=i: self._named(i, what + " when it was reset"))
+        return Step(observations, rewards, terminated, truncated, following, scores, finished)
+
+    def step(self, actions: np.ndarray, out: Buffers) -> bool:
+        """As `take`, for those who want the results in arrays of their own."""
+        step = self.take(actions)
+        for mine, theirs in zip(out, (step.observations, step.next_observations, *step[1:4]), strict=True):
+            mine[:] = theirs
+        return step.observations is not step.next_observations
+
+    def close(self) -> None:
+        """Tells the servers to close their environments; may be called again."""
+        for link in self._links:
+            link.close()
+
+    def _open(self) -> Layout:
+        """Connects to every server; what their environments have in common."""
+        for link in self._links:
+            link.open(*self._credentials, *self._rules)
+            if link.layout != self._links[0].layout:
+                raise UserError(
+                    f"{link} has other spaces or time limits than {self._links[0]}; serve the same environment at both"
+                )
+        return self._links[0].layout
+
+    def _begin(self, seed: int, observations: np.ndarray) -> None:
+        for link in self._links:
+            # Seeds beyond what a message can hold are wrapped around.
+            link.ask_reset((seed + link.rows.start) % 2**63)
+        for link in self._links:
+            link.take_reset(observations[link.rows])
+        for i, row in enumerate(observations):
+            self._check.row(row, lambda what, i=i: self._named(i, what + " when it was reset"))
+
+    def _recover(self, lost: Lost, observations: np.ndarray) -> None:
+        """Connects again, with growing pauses, and writes the first observations of new episodes."""
+        log.warning("%s: its connection broke at step %d (%s); connecting again", lost.link, self._taken, lost)
+        deadline = time.monotonic() + self._settings.reconnect
+        pause, reason = FIRST_PAUSE, lost
+        while True:
+            self._drop()
+            # Not the first seed again, or the same episodes would be played after every break.
+            self._lives += 1
+            seed = int(np.random.SeedSequence([self._seed % 2**63, self._lives]).generate_state(1)[0])
+            try:
+                if self._open() != self.layout:
+                    raise UserError(f"{self._links[0]} has other spaces or time limits than before it was lost")
+                self._begin(seed, observations)
+            except Lost as again:
+                reason = again
+            except BaseException:
+                self._drop()
+                raise
+            else:
+                log.warning("%s: connected again; all episodes have started anew", lost.link)
+                return
+            # Many learners may wait for one server: they should not come all at once.
+            pause = min(pause, max(0.0, deadline - time.monotonic()))
+            if not pause:
+                raise self._gave_up(reason) from None
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _joined(self, parts: list[np.ndarray | None], default: np.ndarray) -> np.ndarray:
+        """What the servers sent of their shares, [N]; `default` itself where none sent anything."""
+        if all(part is None for part in parts):
+            return default
+        shares = zip(self._links, parts, strict=True)
+        return np.concatenate([default[link.rows] if part is None else part for link, part in shares])
+
+    def _drop(self) -> None:
+        for link in self._links:
+            link.drop()
+
+    def _named(self, i: int, what: str) -> EnvironmentFault:
+        link = next(link for link in self._links if i < link.rows.stop)
+        return EnvironmentFault(
+            f"{link} (number {i}) at step {self._taken}: {what}; correct the environment, then resume from the last "
+            "checkpoint"
+        )
+
+    def _unreachable(self, lost: Lost) -> UserError:
+        address = lost.link.address
+        if isinstance(lost, Busy):
+            return UserError(f"the environment server at {address} is full: {lost}")
+        if lost.link.asked:
+            return UserError(
+                f'the environment server at {address} hung up when it was asked "{lost.link.asked}" ({lost}); if it is '
+                "served with TLS, name the file of its certificate in tls_ca"
+            )
+        return UserError(
+            f"cannot reach an environment server at {address} ({lost}); start one there with: steppe env serve "
+            f"ENVIRONMENT --port {address.rpartition(':')[2]}"
+        )
+
+    def _gave_up(self, lost: Lost) -> EnvironmentFault:
+        return EnvironmentFault(
+            f"{lost.link}: its connection broke at step {self._taken} and could not be made again within "
+            f"{self._settings.reconnect:g} s ({lost}); start its server, then resume from the last checkpoint"
+        )

@@ -1,0 +1,283 @@
+"""One connection to one server, which steps its share of the environments."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import ssl
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from steppe.envs._loop import Buffers, Layout
+from steppe.envs.remote.packing import Malformed
+from steppe.envs.remote.protocol import (
+    DESCRIPTION_LIMIT,
+    LARGEST,
+    NAME,
+    VERSION,
+    Channel,
+    Disconnected,
+    Message,
+    TooSlow,
+    limits_for,
+    read_array,
+    read_count,
+    read_space,
+    read_text,
+    reason_of,
+    to_wire,
+)
+from steppe.errors import EnvironmentFault, UserError
+from steppe.specs.connections import split_address
+from steppe.specs.spaces import Box
+
+CONNECT_SECONDS = 10.0
+CLOSE_SECONDS = 2.0
+
+
+class Lost(Exception):
+    """A connection is gone, or was not to be had now; it may be had again."""
+
+    def __init__(self, link: Link, reason: str) -> None:
+        super().__init__(reason)
+        self.link = link
+
+
+class Busy(Lost):
+    """The server has no room for more environments now."""
+
+
+class Rest(NamedTuple):
+    """What an answer to a step holds only sometimes."""
+
+    began: np.ndarray | None
+    """[ended, ...]: the first observations of the episodes that began."""
+    scores: np.ndarray | None
+    """Float32 [count]: the rewards before any clipping, where they differ."""
+    finished: np.ndarray | None
+    """Bool [count]: where a whole episode is over, where that differs from terminated or truncated."""
+
+
+class Link:
+    """The environments `first` to `first + count - 1` of a run, in a server."""
+
+    def __init__(self, address: str, first: int, count: int, timeout: float) -> None:
+        self.address, self.rows = address, slice(first, first + count)
+        self.environment = "remote"
+        self.layout: Layout
+        self._count, self._timeout = count, timeout
+        self._bounds: tuple[np.ndarray, np.ndarray] | None = None
+        self._channel: Channel | None = None
+        self.asked = ""
+
+    def open(self, token: str | None, tls: ssl.SSLContext | None, max_timesteps: int | None, repeat: int) -> None:
+        """Connects and has the environments made."""
+        self.asked = ""
+        self._channel = Channel(self._connect(tls))
+        greeting: Message = {"op": "hello", "protocol": NAME, "version": VERSION}
+        self._send(greeting | ({"token": token} if token is not None else {}))
+        self._channel.limit = DESCRIPTION_LIMIT
+        welcome = self._receive("welcome")
+        with self._understanding():
+            version = read_count(welcome, "version")
+            self.environment = read_text(welcome, "environment", 200)
+        if version != VERSION:
+            raise UserError(self._versions(version))
+        self._send({"op": "make", "count": self._count, "max_timesteps": max_timesteps, "repeat": repeat})
+        made = self._receive("made")
+        with self._understanding():
+            self.layout = Layout(
+                read_space(made, "observation_space"),
+                read_space(made, "action_space"),
+                read_count(made, "limit", optional=True),
+            )
+        _, longest = limits_for(self.layout.observation_space, self.layout.action_space, self._count)
+        if longest > LARGEST:
+            raise UserError(
+                f"{self._count} environments of {self} observe {longest:,} bytes at once, more than one message may "
+                "hold; use fewer environments for each server"
+            )
+        self._channel.limit = longest
+        action_space = self.layout.action_space
+        self._bounds = action_space.bounds() if isinstance(action_space, Box) else None
+
+    def ask_reset(self, seed: int) -> None:
+        """Asks for new episodes, environment i seeded with seed + i."""
+        self._send({"op": "reset", "seed": seed})
+
+    def take_reset(self, observations: np.ndarray) -> None:
+        """Waits for the first observations, [count, ...]."""
+        answer = self._receive("began")
+        with self._understanding():
+            read_array(answer, "observations", observations)
+
+    def ask_step(self, actions: np.ndarray) -> None:
+        """Asks for one decision everywhere; actions: [count, ...]."""
+        space = self.layout.action_space
+        if self._bounds is not None:
+            actions = np.clip(actions.reshape(len(actions), *space.shape), *self._bounds)
+        self._send({"op": "step", "actions": to_wire(actions.astype(space.dtype, copy=False))})
+
+    def take_step(self, out: Buffers) -> Rest:
+        """Writes the [count, ...] rows of all but `observations`, and returns what only some steps have."""
+        answer = self._receive("stepped")
+        with self._understanding():
+            read_array(answer, "next_observations", out.next_observations)
+            read_array(answer, "rewards", out.rewards)
+            read_array(answer, "terminated", out.terminated)
+            read_array(answer, "truncated", out.truncated)
+            out.truncated[out.terminated] = False
+            ended = int(np.count_nonzero(out.terminated) + np.count_nonzero(out.truncated))
+            began = _read(answer, "observations", (ended, *out.observations.shape[1:]), out.observations.dtype)
+            if ended and began is None:
+                raise Malformed('sent ended episodes without the first "observations" of the next ones')
+            return Rest(
+                began if ended else None,
+                _read(answer, "scores", out.rewards.shape, out.rewards.dtype),
+                _read(answer, "finished", out.terminated.shape, out.terminated.dtype),
+            )
+
+    def close(self) -> None:
+        """Lets the server close its environments, so that they are free for the next who asks, and hangs up."""
+        channel, self._channel = self._channel, None
+        if channel is None:
+            return
+        with contextlib.suppress(Disconnected, TooSlow, Malformed):
+            channel.send({"op": "close"}, CLOSE_SECONDS)
+            channel.receive(CLOSE_SECONDS)
+        channel.close()
+
+    def drop(self) -> None:
+        """Hangs up without a word."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    def __str__(self) -> str:
+        return f'environment "{self.environment}" at {self.address}'
+
+    def _connect(self, tls: ssl.SSLContext | None) -> socket.socket:
+        host, port = split_address(self.address)
+        try:
+            sock = socket.create_connection((host, port), timeout=min(CONNECT_SECONDS, self._timeout))
+        except OSError as error:
+            reason = "no answer" if isinstance(error, TimeoutError) else reason_of(error)
+            raise Lost(self, reason) from None
+        if tls is None:
+            return sock
+        try:
+            return tls.wrap_socket(sock, server_hostname=host)
+        except ssl.SSLCertVerificationError as error:
+            sock.close()
+            raise UserError(
+                f"the certificate of the environment server at {self.address} is not trusted "
+                f"({error.verify_message}); name the file of its certificate in tls_ca"
+            ) from None
+        except ssl.SSLError as error:
+            sock.close()
+            raise UserError(
+                f"the environment server at {self.address} does not speak TLS ({reason_of(error)}); leave out tls and "
+                "tls_ca, or serve with --tls-cert and --tls-key"
+            ) from None
+        except OSError as error:
+            sock.close()
+            raise Lost(self, reason_of(error)) from None
+
+    def _send(self, message: Message) -> None:
+        self.asked = message["op"]
+        try:
+            self._open_channel.send(message, self._timeout)
+        except Disconnected as error:
+            raise Lost(self, str(error)) from None
+        except TooSlow:
+            raise self._slow() from None
+
+    def _receive(self, op: str) -> Message:
+        """The answer to what was asked; an error of the server is raised as what it is."""
+        try:
+            answer = self._open_channel.receive(self._timeout)
+        except Disconnected as error:
+            raise Lost(self, str(error)) from None
+        except TooSlow:
+            raise self._slow() from None
+        except Malformed as error:
+            raise self._babble(error) from None
+        if answer["op"] == "error":
+            with self._understanding():
+                kind, message = read_text(answer, "kind"), read_text(answer, "message")
+            raise self._reported(kind, message, answer.get("version"))
+        if answer["op"] != op:
+            raise self._babble(f'answered "{self.asked}" by "{answer["op"][:50]}"')
+        return answer
+
+    @property
+    def _open_channel(self) -> Channel:
+        if self._channel is None:
+            raise Lost(self, "it was closed")
+        return self._channel
+
+    @contextlib.contextmanager
+    def _understanding(self) -> Any:
+        try:
+            yield
+        except Malformed as error:
+            raise self._babble(error) from None
+
+    def _reported(self, kind: str, message: str, version: Any) -> Exception:
+        self.drop()
+        match kind:
+            case "busy":
+                return Busy(self, message)
+            case "token":
+                return UserError(
+                    f"the environment server at {self.address} refuses the token: {message}; name its file in "
+                    "token_file, or set STEPPE_ENV_TOKEN"
+                )
+            case "version":
+                return UserError(self._versions(version))
+            case "user":
+                return UserError(f"the environment server at {self.address} says: {message}")
+            case _:
+                return EnvironmentFault(f"the environment server at {self.address} says: {message}")
+
+    def _versions(self, theirs: Any) -> str:
+        return (
+            f"the environment server at {self.address} speaks version {str(theirs)[:20]} of the protocol and this "
+            f"Steppe version {VERSION}; install the same version of Steppe on both sides"
+        )
+
+    def _slow(self) -> EnvironmentFault:
+        self.drop()
+        return EnvironmentFault(
+            f'{self}: its server did not answer "{self.asked}" within {self._timeout:g} s; see what it does, or '
+            "give it more time with timeout, then resume from the last checkpoint"
+        )
+
+    def _babble(self, what: object) -> EnvironmentFault:
+        self.drop()
+        hint = " (is it served with TLS? then set tls_ca)" if self.asked == "hello" else ""
+        return EnvironmentFault(
+            f'{self}: its server {what}, so it does not speak version {VERSION} of the protocol "{NAME}"{hint}; use '
+            '"steppe env serve", or correct the server'
+        )
+
+
+def _read(answer: Message, field: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray | None:
+    """The array in a field, where it is there."""
+    if field not in answer:
+        return None
+    out = np.empty(shape, dtype)
+    read_array(answer, field, out)
+    return out
+
+
+def shares(addresses: list[str], count: int, timeout: float) -> list[Link]:
+    """`count` environments spread evenly over the servers, first to last."""
+    servers = addresses[:count]
+    bounds = [math.floor(count * i / len(servers)) for i in range(len(servers) + 1)]
+    return [
+        Link(address, first, end - first, timeout)
+        for address, first, end in zip(servers, bounds, bounds[1:], strict=False)
+    ]

@@ -1,0 +1,241 @@
+"""The wire protocol, version 1: frames of MessagePack over TCP, spoken strictly in turn.
+
+docs/remote-environments.md describes it message by message, for servers in any language.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import struct
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from steppe.envs.remote.packing import Malformed, pack, unpack
+from steppe.specs.spaces import Box, Space, from_json
+
+NAME = "steppe-env"
+VERSION = 1
+HEADER = struct.Struct(">I")
+FIRST_LIMIT = 64 * 1024
+"""The longest message, in bytes, from someone who has not shown the token yet."""
+DESCRIPTION_LIMIT = 64 * 1024 * 1024
+"""The longest description of spaces: each bound of a large image is a number of its own."""
+LARGEST = 1024**3
+"""The largest message that two sides may agree on."""
+ROOM = 16 * 1024
+"""What a message may take beside its arrays: field names, shapes, the text of an error."""
+DTYPES = {"bool": np.dtype("?"), "uint8": np.dtype("u1"), "int32": np.dtype("<i4"), "float32": np.dtype("<f4")}
+"""The numbers that arrays on the wire are made of, little-endian."""
+# Asking a dtype for its name takes longer than sending a small array.
+_NAMES = {np.dtype(name): name for name in DTYPES}
+_SWAPPED = sys.byteorder == "big"
+
+INFINITY = float("inf")
+
+Message = dict[str, Any]
+
+
+class Disconnected(Exception):
+    """The connection ended or broke; a clause says how."""
+
+
+class TooSlow(Exception):
+    """Nothing, or not all of a message, came in time."""
+
+
+class Channel:
+    """One side of a connection: sends a message, receives a message, in turn."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.limit = FIRST_LIMIT
+        self._sock = sock
+        self._buffer = bytearray(FIRST_LIMIT)
+        self._timeout: float | None = -1.0
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _notice_dead_peers(sock)
+
+    def send(self, message: Message, timeout: float | None = None) -> None:
+        """The whole message in one call."""
+        body = pack(message)
+        try:
+            self._wait_at_most(timeout)
+            self._sock.sendall(HEADER.pack(len(body)) + body)
+        except TimeoutError:
+            raise TooSlow from None
+        except OSError as error:
+            raise Disconnected(reason_of(error)) from None
+
+    def receive(self, timeout: float | None = None) -> Message:
+        """The next message; `timeout` seconds are for all of it. At most `limit` bytes are taken."""
+        deadline = INFINITY if timeout is None else time.monotonic() + timeout
+        filled, needed, is_known = 0, HEADER.size, False
+        while filled < needed:
+            # One call brings header and body of a small message, since nobody speaks twice in a row.
+            count = self._read_from(filled, timeout if not filled or timeout is None else deadline - time.monotonic())
+            if not count:
+                raise Disconnected("it was closed" if not filled else "it was closed in the middle of a message")
+            filled += count
+            if not is_known and filled >= HEADER.size:
+                is_known, needed = True, self._measure()
+        if filled > needed:
+            raise Malformed("sent a message before it was its turn")
+        message = unpack(memoryview(self._buffer)[HEADER.size : needed])
+        if not isinstance(message, dict) or not isinstance(message.get("op"), str):
+            raise Malformed('sent a message without an "op"')
+        return message
+
+    def close(self) -> None:
+        """Ends the connection; may be called again."""
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+    def hang_up(self, seconds: float = 1.0) -> None:
+        """Ends the sending and waits for the other's end: closing with unread bytes could destroy what was sent."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_WR)
+            while (left := deadline - time.monotonic()) > 0:
+                self._sock.settimeout(left)
+                if not socket.socket.recv(self._sock, FIRST_LIMIT):
+                    return
+
+    def stop_receiving(self) -> None:
+        """Lets `receive` in another thread come to its end; what is being sent is still sent."""
+        with contextlib.suppress(OSError):
+            # Not the method of an encrypted socket, which would go on in the clear.
+            socket.socket.shutdown(self._sock, socket.SHUT_RD)
+
+    def _read_from(self, filled: int, timeout: float | None) -> int:
+        """Reads into the buffer behind what is filled; how many bytes came."""
+        if timeout is not None and timeout <= 0:
+            raise TooSlow
+        try:
+            self._wait_at_most(timeout)
+            return self._sock.recv_into(memoryview(self._buffer)[filled:])
+        except TimeoutError:
+            raise TooSlow from None
+        except OSError as error:
+            raise Disconnected(reason_of(error)) from None
+
+    def _wait_at_most(self, timeout: float | None) -> None:
+        if timeout != self._timeout:  # each call asks the system, which counts at every step
+            self._sock.settimeout(timeout)
+            self._timeout = timeout
+
+    def _measure(self) -> int:
+        """The size of the frame whose header is in the buffer, which is made large enough."""
+        (length,) = HEADER.unpack_from(self._buffer)
+        if length > self.limit:
+            raise Malformed(f"announced a message of {length:,} bytes where at most {self.limit:,} make sense")
+        needed = HEADER.size + length
+        if needed > len(self._buffer):
+            self._buffer.extend(bytes(needed - len(self._buffer)))
+        return needed
+
+
+def to_wire(array: np.ndarray) -> Message:
+    """An array of one of DTYPES as a map: dtype, shape, raw bytes in row order."""
+    name = _NAMES[array.dtype]
+    if _SWAPPED:
+        array = array.astype(DTYPES[name])
+    return {"dtype": name, "shape": array.shape, "data": array.tobytes()}
+
+
+def read_array(message: Message, field: str, out: np.ndarray) -> None:
+    """Writes the array in a field of a message into `out`, whose dtype and shape it must have exactly."""
+    value = message.get(field)
+    if not isinstance(value, dict):
+        raise Malformed(f'sent "{message["op"]}" without the array "{field}"')
+    name, shape, data = value.get("dtype"), value.get("shape"), value.get("data")
+    if name != _NAMES[out.dtype] or shape != list(out.shape):
+        raise Malformed(
+            f'sent "{field}" as {_shown(name)} {_shown(shape)} where {out.dtype.name} {list(out.shape)} was agreed on'
+        )
+    if not isinstance(data, bytes) or len(data) != out.nbytes:
+        raise Malformed(f'sent "{field}" with other than the {out.nbytes} bytes that its shape takes')
+    # Bytes become booleans by conversion: any but 0 is true, where NumPy itself would only know 0 and 1.
+    out[...] = np.ndarray(out.shape, DTYPES[name] if name != "bool" else np.uint8, data)
+
+
+def read_count(message: Message, field: str, *, least: int = 1, optional: bool = False) -> Any:
+    """The whole number in a field of a message; None if it may be left out and is."""
+    value = message.get(field)
+    if value is None and optional:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise Malformed(f'sent "{field}" as {_shown(value)} where a whole number from {least} on belongs')
+    return value
+
+
+def read_text(message: Message, field: str, longest: int = 4000) -> str:
+    """The text in a field of a message, in one printable line."""
+    value = message.get(field)
+    if not isinstance(value, str):
+        raise Malformed(f'sent "{field}" as {_shown(value)} where text belongs')
+    return "".join(letter if letter.isprintable() else " " for letter in value[:longest])
+
+
+def read_space(message: Message, field: str) -> Space:
+    """The space in a field of a message, each of its numbers checked."""
+    value = message.get(field)
+    try:
+        space = from_json(value if isinstance(value, dict) else {})
+        is_sound = _is_sound(space)
+    except Exception:
+        is_sound = False
+    if not is_sound or space.dtype not in DTYPES or (isinstance(space, Box) and space.dtype == "int32"):
+        raise Malformed(f'sent "{field}" as {_shown(value)}, which is no space')
+    return space
+
+
+def limits_for(observation: Space, action: Space, count: int) -> tuple[int, int]:
+    """(the longest request, the longest answer) about `count` environments, in bytes."""
+
+    def size(space: Space) -> int:
+        return count * math.prod(space.shape) * DTYPES[space.dtype].itemsize
+
+    # Each environment's successor, and the first observation of its next episode; reward and score, and three flags.
+    return size(action) + ROOM, 2 * size(observation) + 11 * count + ROOM
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says, in a clause: `connection refused`."""
+    text = getattr(error, "reason", None) or error.strerror or str(error) or type(error).__name__
+    return str(text).replace("_", " ").lower()
+
+
+def _is_sound(space: Space) -> bool:
+    """Whether a space from outside can be counted on: sizes that are numbers, bounds and parts that fit."""
+    choices = (getattr(space, "n", 1), *getattr(space, "nvec", ()))
+    if not all(type(n) is int and 0 < n <= LARGEST for n in (*space.shape, *choices)):
+        return False
+    if not isinstance(space, Box):
+        return True
+    size = math.prod(space.shape)
+    return (
+        size <= LARGEST
+        and space.dtype in ("uint8", "int32", "float32")
+        and all(len(side) in (1, size) for side in (space.low, space.high))
+        and all(
+            isinstance(part.name, str) and type(part.start) is int and _is_sound(part.space) for part in space.parts
+        )
+        and all(0 <= part.start <= size - part.size for part in space.parts)
+    )
+
+
+def _notice_dead_peers(sock: socket.socket) -> None:
+    """Lets the system ask now and then whether the other side still exists, since a learner may be silent for long."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,216 @@
+"""One learner's connection, seen from the server: greets, makes environments, resets and steps them, in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import socket
+import ssl
+import threading
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol
+
+from steppe.envs.host import HostEnvs
+from steppe.envs.remote.packing import Malformed
+from steppe.envs.remote.protocol import (
+    LARGEST,
+    NAME,
+    VERSION,
+    Channel,
+    Disconnected,
+    Message,
+    TooSlow,
+    limits_for,
+    read_array,
+    read_count,
+    reason_of,
+    to_wire,
+)
+from steppe.envs.spaces import zeros
+from steppe.errors import SteppeError, UserError
+from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.spaces import to_json
+
+GREETING_SECONDS = 10.0
+"""How long a stranger may take until the token is shown."""
+LONGEST_ERROR = 4000
+
+log = logging.getLogger(__name__)
+_making = threading.Lock()
+"""Environments are made one after the other: importing and registering are not made for several threads."""
+
+
+class Counts(Protocol):
+    """Who knows how many environments there may be."""
+
+    def take(self, count: int) -> str | None:
+        """Takes places; why not, if there are not so many."""
+
+    def give_back(self, count: int) -> None:
+        """Frees places."""
+
+
+class Refused(Exception):
+    """What the learner asked for is not to be had; `kind` is a word of the protocol."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Session:
+    """Serves one connection until either side ends it."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        spec: EnvironmentSpec,
+        token: str | None,
+        tls: ssl.SSLContext | None,
+        places: Counts,
+    ) -> None:
+        self._sock, self._peer, self._spec = sock, peer, spec
+        self._token, self._tls, self._places = token, tls, places
+        self._channel: Channel | None = None
+        self._envs: HostEnvs | None = None
+        self._count = 0
+        self._is_stopped = False
+
+    def run(self) -> None:
+        """From the greeting to the end; whatever goes wrong is told to the learner, where that is possible."""
+        try:
+            self._channel = channel = self._encrypted()
+            if self._is_stopped:
+                return
+            self._greet(channel)
+            log.info("%s: connected", self._peer)
+            while (request := channel.receive())["op"] != "close":
+                channel.send(self._answer(request, channel))
+            self._release()
+            channel.send({"op": "closed"})
+        except (Disconnected, TooSlow) as error:
+            log.info("%s: disconnected (%s)", self._peer, str(error) or "too slow")
+        except Refused as error:
+            self._tell(error.kind, str(error))
+        except Malformed as error:
+            self._tell("protocol", f"the client {error}")
+        except SteppeError as error:
+            self._tell("user" if isinstance(error, UserError) else "fault", str(error))
+        except Exception as error:
+            log.exception("%s: the server failed", self._peer)
+            self._tell("fault", f"the server failed: {type(error).__name__}: {error}")
+        finally:
+            self._release()
+            (self._channel or self._sock).close()
+
+    def stop(self) -> None:
+        """Ends the session after the step that is under way; called from another thread."""
+        self._is_stopped = True
+        if self._channel is not None:
+            self._channel.stop_receiving()
+
+    def _encrypted(self) -> Channel:
+        self._sock.settimeout(GREETING_SECONDS)
+        try:
+            return Channel(self._sock if self._tls is None else self._tls.wrap_socket(self._sock, server_side=True))
+        except OSError as error:
+            raise Disconnected(f"no encrypted connection: {reason_of(error)}") from None
+
+    def _greet(self, channel: Channel) -> None:
+        hello = channel.receive(GREETING_SECONDS)
+        if hello["op"] != "hello" or hello.get("protocol") != NAME:
+            raise Malformed(f'did not begin with "hello" of the protocol "{NAME}"')
+        if hello.get("version") != VERSION:
+            raise Refused("version", f"this server speaks version {VERSION} of the protocol")
+        self._check_token(hello.get("token"))
+        channel.send({"op": "welcome", "version": VERSION, "server": _server(), "environment": self._spec.id})
+
+    def _check_token(self, token: Any) -> None:
+        if self._token is None:
+            return
+        if token is None:
+            raise Refused("token", "a token is needed and none was given")
+        # In constant time, so that no letter of it can be found by measuring.
+        if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._token.encode()):
+            raise Refused("token", "it is not the one this server was given")
+
+    def _answer(self, request: Message, channel: Channel) -> Message:
+        envs = self._envs
+        match request["op"]:
+            case "step" if envs is not None:
+                return self._step(envs, request)
+            case "reset" if envs is not None:
+                seed = read_count(request, "seed", least=0)
+                return {"op": "began", "observations": to_wire(envs.reset(seed))}
+            case "make" if envs is None:
+                return self._make(request, channel)
+            case op:
+                raise Malformed(f'sent "{op[:50]}" when {"nothing was made yet" if envs is None else "all was made"}')
+
+    def _make(self, request: Message, channel: Channel) -> Message:
+        count = read_count(request, "count")
+        max_timesteps = read_count(request, "max_timesteps", optional=True)
+        repeat = read_count(request, "repeat")
+        why_not = self._places.take(count)
+        if why_not is not None:
+            raise Refused("busy", why_not)
+        self._count = count
+        with _making:
+            envs = self._envs = HostEnvs(self._spec, count, max_timesteps, repeat)
+        longest_request, longest_answer = limits_for(envs.observation_space, envs.action_space, count)
+        if max(longest_request, longest_answer) > LARGEST:
+            raise UserError(f"{count} environments observe more than one message may hold; ask for fewer")
+        channel.limit = longest_request
+        self._actions = zeros(envs.action_space, count)
+        return {
+            "op": "made",
+            "observation_space": to_json(envs.observation_space),
+            "action_space": to_json(envs.action_space),
+            "limit": envs.max_episode_steps,
+        }
+
+    def _step(self, envs: HostEnvs, request: Message) -> Message:
+        read_array(request, "actions", self._actions)
+        step = envs.step(self._actions)
+        answer = {
+            "op": "stepped",
+            "next_observations": to_wire(step.next_observations),
+            "rewards": to_wire(step.rewards),
+            "terminated": to_wire(step.terminated),
+            "truncated": to_wire(step.truncated),
+        }
+        ended = step.terminated | step.truncated
+        if ended.any():
+            answer["observations"] = to_wire(step.observations[ended])
+        if step.scores is not step.rewards:
+            answer["scores"] = to_wire(step.scores)
+        if (step.finished != ended).any():
+            answer["finished"] = to_wire(step.finished)
+        return answer
+
+    def _tell(self, kind: str, message: str) -> None:
+        """Says what is wrong; that is the last message of a connection."""
+        log.warning("%s: %s", self._peer, message)
+        error = {"op": "error", "kind": kind, "message": message[:LONGEST_ERROR], "version": VERSION}
+        if self._channel is not None:
+            with contextlib.suppress(Disconnected, TooSlow):
+                self._channel.send(error, GREETING_SECONDS)
+                self._channel.hang_up()
+
+    def _release(self) -> None:
+        """Closes the environments and frees their places."""
+        envs, self._envs = self._envs, None
+        if envs is not None:
+            envs.close()
+        count, self._count = self._count, 0
+        if count:
+            self._places.give_back(count)
+
+
+def _server() -> str:
+    try:
+        return f"steppe {version('steppe')}"
+    except PackageNotFoundError:
+        return "steppe"

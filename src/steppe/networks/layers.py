@@ -1,0 +1,140 @@
+"""Each layer in JAX, as a function of its parameters and its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from steppe.networks.convolution import convolve
+from steppe.records.layers import Step, joined_axis, pair, window_counts
+from steppe.records.modules import apply_module
+from steppe.specs.network import Nonlinearity, Pool2d
+
+Params = dict[str, dict[str, Any]]
+
+
+def _crelu(x: Array) -> Array:
+    return jax.nn.relu(jnp.concatenate([x, -x], axis=-1))
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "elu": jax.nn.elu,
+    "selu": jax.nn.selu,
+    "sigmoid": jax.nn.sigmoid,
+    "swish": jax.nn.swish,
+    "leaky_relu": jax.nn.leaky_relu,
+    "crelu": _crelu,
+    "softplus": jax.nn.softplus,
+    "softsign": jax.nn.soft_sign,
+    "softmax": jax.nn.softmax,
+    "tanh": jnp.tanh,
+    "gelu": jax.nn.gelu,
+    "none": lambda inputs: inputs,
+}
+
+
+def apply_layer(step: Step, params: dict[str, Any], x: Array, dropout_key: Array | None = None) -> Array:
+    """One layer on [..., *step.input]; convolutions, pooling and modules of one's own want exactly one leading axis."""
+    layer: Any = step.layer
+    match layer.type:
+        case "dense" | "linear":
+            inputs = _flat(x, step)
+            x = inputs @ params["kernel"]
+            if getattr(layer, "skip", False):
+                hidden = _finish(layer, x, params.get("bias"))
+                return _finish(layer, inputs + hidden @ params["skip_kernel"], params.get("skip_bias"))
+        case "conv1d" | "conv2d":
+            x = convolve(x, params["kernel"], pair(layer.stride, len(step.input) - 1), layer.padding)
+        case "pool2d":
+            return _pool(layer, x)
+        case "flatten":
+            return _flat(x, step)
+        case "embedding":
+            return params["embedding"][x]
+        case "layer_norm":
+            return _normalize(x) * params["scale"] + params["bias"]
+        case "nonlinearity":
+            return _bend(layer, params, x)
+        case "dropout":
+            return drop(x, layer.rate, dropout_key, step)
+        case "custom":
+            return apply_module(layer, params, x, _own_key(dropout_key, step))
+    return _finish(layer, x, params.get("bias"))
+
+
+def join(step: Step, values: list[Array]) -> Array:
+    """Several inputs [..., *shape] as one."""
+    layer: Any = step.layer
+    match layer.aggregation_type:
+        case "concat":
+            return jnp.concatenate(values, axis=joined_axis(layer, len(step.output)))
+        case "max":
+            return reduce(jnp.maximum, values)
+        case "product":
+            return reduce(jnp.multiply, values)
+    total = reduce(jnp.add, values)
+    return total / len(values) if layer.aggregation_type == "mean" else total
+
+
+def drop(x: Array, rate: float, dropout_key: Array | None, step: Step) -> Array:
+    """Zeroes a share of x and scales the rest up, so that the expected value stays; nothing without a key."""
+    if dropout_key is None:
+        return x
+    if rate >= 1.0:
+        return jnp.zeros_like(x)
+    kept: Any = jax.random.bernoulli(_own_key(dropout_key, step), 1.0 - rate, x.shape)
+    return jnp.where(kept, x / (1.0 - rate), 0.0)
+
+
+def _own_key(key: Array | None, step: Step) -> Any:
+    """Each layer draws by itself; its index begins its name."""
+    return None if key is None else jax.random.fold_in(key, int(step.name.split("_")[0]))
+
+
+def _finish(layer: Any, x: Array, bias: Array | None) -> Array:
+    if bias is not None:
+        x = x + bias
+    return ACTIVATIONS[getattr(layer, "activation", "none")](x)
+
+
+def _flat(x: Array, step: Step) -> Array:
+    if len(step.input) == 1:
+        return x
+    return x.reshape((*x.shape[: x.ndim - len(step.input)], prod(step.input)))
+
+
+def _bend(layer: Nonlinearity, params: dict[str, Array], x: Array) -> Array:
+    """f(clip(beta x)); swish is the exception that multiplies by x itself."""
+    scaled = x
+    if layer.beta != 1.0:
+        scaled = x * (params["beta"] if layer.beta == "learn" else layer.beta)
+    if layer.max is not None:
+        scaled = jnp.minimum(scaled, layer.max)
+    if layer.min is not None:
+        scaled = jnp.maximum(scaled, layer.min)
+    if layer.alpha is not None:
+        return jax.nn.leaky_relu(scaled, layer.alpha)
+    if layer.name == "swish" and scaled is not x:
+        return jax.nn.sigmoid(scaled) * x
+    return ACTIVATIONS[layer.name](scaled)
+
+
+def _pool(layer: Pool2d, x: Array) -> Array:
+    """[B, H, W, C]; a mean counts only what lies inside the image."""
+    window, strides = (1, *pair(layer.window, 2), 1), (1, *pair(layer.stride, 2), 1)
+    if layer.pooling_type == "max":
+        return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, layer.padding)
+    total = lax.reduce_window(x, 0.0, lax.add, window, strides, layer.padding)
+    return total / window_counts(layer, x.shape[1:])
+
+
+def _normalize(x: Array) -> Array:
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    return centred * lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + 1e-6)

@@ -1,0 +1,103 @@
+"""How much an agent explores, in TensorForce's words: `{"type": "epsilon_anneal", "final_epsilon": 0.1, ...}`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BeforeValidator, Field
+
+from steppe.specs._base import Count, Natural, NonNegative, Number, Positive, Spec, Unit
+
+
+class ConstantExploration(Spec):
+    """The same share of random actions all the time."""
+
+    type: Literal["constant"] = "constant"
+    constant: Unit = Field(0.0, validation_alias=AliasChoices("constant", "epsilon"))
+    """The share; also spelled epsilon."""
+
+    def epsilon(self, timestep: Any, xp: Any) -> Any:
+        """The share of random actions."""
+        return self.constant
+
+
+class EpsilonAnneal(Spec):
+    """A share of random actions that falls linearly."""
+
+    type: Literal["epsilon_anneal", "linear_decay"] = "epsilon_anneal"
+    initial_epsilon: Unit = Field(1.0, validation_alias=AliasChoices("initial_epsilon", "initial_value"))
+    """The share at the start."""
+    final_epsilon: Unit = Field(0.1, validation_alias=AliasChoices("final_epsilon", "final_value"))
+    """The share at the end."""
+    timesteps: Count = 10_000
+    """How long it falls."""
+    start_timestep: Natural = 0
+    """When it begins to fall."""
+
+    def epsilon(self, timestep: Any, xp: Any) -> Any:
+        """The share of random actions."""
+        fallen = xp.clip((timestep - self.start_timestep) / self.timesteps, 0.0, 1.0)
+        return self.initial_epsilon + fallen * (self.final_epsilon - self.initial_epsilon)
+
+
+class EpsilonDecay(Spec):
+    """A share of random actions that is halved again and again."""
+
+    type: Literal["epsilon_decay"] = "epsilon_decay"
+    initial_epsilon: Unit = 1.0
+    """The share at the start."""
+    final_epsilon: Unit = 0.1
+    """The share at the end."""
+    timesteps: Count = 10_000
+    """How long it falls."""
+    start_timestep: Natural = 0
+    """When it begins to fall."""
+    half_lives: Positive = 10.0
+    """How often it is halved in that time."""
+
+    def epsilon(self, timestep: Any, xp: Any) -> Any:
+        """The share of random actions."""
+        passed = xp.clip((timestep - self.start_timestep) / self.timesteps, 0.0, 1.0)
+        share = self.final_epsilon + (self.initial_epsilon - self.final_epsilon) * 0.5 ** (passed * self.half_lives)
+        return xp.where(passed >= 1.0, self.final_epsilon, share)
+
+
+class GaussianNoise(Spec):
+    """Normal noise added to continuous actions, whose range counts as -1 to 1."""
+
+    type: Literal["gaussian_noise"] = "gaussian_noise"
+    sigma: NonNegative = 0.1
+    """The noise's deviation."""
+    mu: Number = 0.0
+    """The noise's mean."""
+
+
+class OrnsteinUhlenbeck(Spec):
+    """Noise that drifts, so that continuous actions are tried for a while (Uhlenbeck and Ornstein 1930)."""
+
+    type: Literal["ornstein_uhlenbeck"] = "ornstein_uhlenbeck"
+    sigma: NonNegative = 0.2
+    """The deviation of each change."""
+    mu: Number = 0.0
+    """What the noise is drawn to."""
+    theta: Unit = 0.15
+    """How strongly."""
+
+
+def _understood(value: Any) -> Any:
+    return {"type": value} if isinstance(value, str) else value
+
+
+RandomActions = Annotated[
+    Annotated[ConstantExploration | EpsilonAnneal | EpsilonDecay, Field(discriminator="type", title="exploration")],
+    BeforeValidator(_understood),
+]
+"""Exploration of discrete actions."""
+Noise = Annotated[
+    Annotated[
+        ConstantExploration | EpsilonAnneal | EpsilonDecay | GaussianNoise | OrnsteinUhlenbeck,
+        Field(discriminator="type", title="exploration"),
+    ],
+    BeforeValidator(_understood),
+]
+"""Exploration of continuous actions."""

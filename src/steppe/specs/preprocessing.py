@@ -1,0 +1,242 @@
+"""Preprocessing as lists of stages, in TensorForce's words: `["grayscale", {"type": "sequence", "length": 4}]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field, RootModel, model_validator
+
+from steppe.specs._base import Count, Number, Positive, Spec
+
+
+def _on_last_axis(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value == -1:
+            return True
+        raise ValueError("the new axis is the last one: true (or -1) adds it, false does not")
+    return value
+
+
+def _kept(reset: bool) -> bool:
+    if reset:
+        raise ValueError(
+            "statistics that are forgotten again and again would make the same value look different each time; "
+            "leave reset_after_batch out"
+        )
+    return reset
+
+
+def _each_its_own(axis: int | None) -> int | None:
+    if axis not in (None, 0):
+        raise ValueError("each number has its own statistics over everything seen so far; leave axis out")
+    return axis
+
+
+def _not_black(weights: tuple[float, ...]) -> tuple[float, ...]:
+    if not any(weights):
+        raise ValueError("at least one colour must count")
+    return weights
+
+
+class Sequence(Spec):
+    """The last few observations together, so that one observation shows what moves."""
+
+    type: Literal["sequence"]
+    length: Count = 2
+    """How many observations, the oldest first; an episode begins with copies of its first one."""
+    add_rank: Annotated[bool, BeforeValidator(_on_last_axis)] = False
+    """Whether they lie along a new last axis; otherwise they are joined along the last axis there is."""
+
+
+class Standardize(Spec):
+    """Shifts and scales an observation by its own mean and deviation."""
+
+    type: Literal["standardize"]
+    across_batch: bool = False
+    """For rewards only, where it must be true: the mean and deviation are those of the whole rollout."""
+
+
+class RunningStandardize(Spec):
+    """Shifts and scales by the mean and deviation of everything seen so far; rewards are scaled only."""
+
+    type: Literal["running_standardize"]
+    axis: Annotated[int | None, AfterValidator(_each_its_own)] = None
+    """Understood when left out or 0: each number has its own statistics."""
+    reset_after_batch: Annotated[bool, AfterValidator(_kept)] = False
+    """Understood when left out or false: the statistics are kept."""
+
+
+class Normalize(Spec):
+    """Maps an observation's own smallest number to 0 and its largest to 1."""
+
+    type: Literal["normalize"]
+
+
+class Grayscale(Spec):
+    """One shade of grey for each pixel of an image: height x width x 3 colours."""
+
+    type: Literal["grayscale"]
+    weights: Annotated[tuple[Number, ...], Field(min_length=3, max_length=3), AfterValidator(_not_black)] = (
+        0.299,
+        0.587,
+        0.114,
+    )
+    """How much red, green and blue count."""
+    remove_rank: bool = False
+    """Whether the axis of the colours is removed; otherwise it keeps length 1."""
+
+
+class ImageResize(Spec):
+    """An image of another size."""
+
+    type: Literal["image_resize"]
+    width: Count
+    """The new width in pixels."""
+    height: Count
+    """The new height in pixels."""
+
+
+class Divide(Spec):
+    """Divides every number."""
+
+    type: Literal["divide"]
+    scale: Positive = Field(validation_alias=AliasChoices("scale", "value"))
+    """By what; also spelled `value`."""
+
+
+class Clip(Spec):
+    """Holds every number within bounds."""
+
+    type: Literal["clip"]
+    min_value: Number = Field(validation_alias=AliasChoices("min_value", "min"))
+    """The lower bound; also spelled `min`."""
+    max_value: Number = Field(validation_alias=AliasChoices("max_value", "max"))
+    """The upper bound; also spelled `max`."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Clip:
+        if self.min_value >= self.max_value:
+            raise ValueError("min_value must be less than max_value")
+        return self
+
+
+class Flatten(Spec):
+    """All axes of an observation into one."""
+
+    type: Literal["flatten"]
+
+
+class ExpandDims(Spec):
+    """A new axis of length 1."""
+
+    type: Literal["expand_dims"]
+    axis: Annotated[int, Field(strict=True)] = -1
+    """Where the new axis stands among those of one observation; -1 is the end."""
+
+
+Stage = Annotated[
+    Sequence
+    | Standardize
+    | RunningStandardize
+    | Normalize
+    | Grayscale
+    | ImageResize
+    | Divide
+    | Clip
+    | Flatten
+    | ExpandDims,
+    Field(discriminator="type", title="preprocessing stage"),
+]
+
+_ONE_NUMBER = {
+    "sequence": "and agents learn from one at a time; remove this stage",
+    "grayscale": "not an image; remove this stage",
+    "image_resize": "not an image; remove this stage",
+    "flatten": "without axes; remove this stage",
+    "expand_dims": "without axes; remove this stage",
+    "normalize": 'always 0 by its own minimum and maximum; use "clip" or "running_standardize"',
+    "standardize": 'always 0 by its own mean; set across_batch to true, or use "running_standardize"',
+}
+
+
+def _for_observations(stage: Stage) -> Stage:
+    if isinstance(stage, Standardize) and stage.across_batch:
+        raise ValueError(
+            "what an observation becomes must not depend on others beside it, since a policy also acts on one alone; "
+            'leave across_batch out, or use "running_standardize"'
+        )
+    return stage
+
+
+def _for_rewards(stage: Stage) -> Stage:
+    is_batch = isinstance(stage, Standardize) and stage.across_batch
+    if stage.type in _ONE_NUMBER and not is_batch:
+        raise ValueError(f"a reward is one number, {_ONE_NUMBER[stage.type]}")
+    return stage
+
+
+def _running_last(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    if any(isinstance(stage, RunningStandardize) for stage in stages[:-1]):
+        raise ValueError(
+            'the agent keeps the statistics of "running_standardize", after all other stages; make it the last one'
+        )
+    return stages
+
+
+def _one_standard(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    if len({stage.type for stage in stages} & {"standardize", "running_standardize"}) > 1:
+        raise ValueError('"standardize" and "running_standardize" undo each other; keep one of them')
+    return stages
+
+
+class PreprocessingSpec(RootModel[tuple[Stage, ...]]):
+    """What is done to an observation before the network sees it, first to last.
+
+    A bare word `"grayscale"` means `{"type": "grayscale"}`, and one stage a list of one.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    root: Annotated[tuple[Annotated[Stage, AfterValidator(_for_observations)], ...], AfterValidator(_running_last)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _understand(cls, written: Any) -> Any:
+        return _listed(_only_state(written))
+
+
+class RewardPreprocessingSpec(RootModel[tuple[Stage, ...]]):
+    """What is done to a reward before the agent learns from it, first to last; spelled as for observations."""
+
+    model_config = ConfigDict(frozen=True)
+    root: Annotated[
+        tuple[Annotated[Stage, AfterValidator(_for_rewards)], ...],
+        AfterValidator(_running_last),
+        AfterValidator(_one_standard),
+    ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _understand(cls, written: Any) -> Any:
+        return _listed(written)
+
+
+def _only_state(written: Any) -> Any:
+    """TensorForce keyed the stages of several states by their names; here is one, called "state"."""
+    is_keyed = isinstance(written, dict) and "type" not in written
+    if not is_keyed or not all(isinstance(value, list | dict | str) for value in written.values()):
+        return written
+    if unknown := written.keys() - {"state"}:
+        raise ValueError(
+            f'there is no state "{min(unknown)}" with stages of its own, because an environment is observed as one '
+            'state (Dict and Tuple observations become one vector); give one list of stages, or {"state": [...]}'
+        )
+    return written.get("state", written)
+
+
+def _listed(written: Any) -> Any:
+    """A list of stages that each are an object."""
+    if isinstance(written, str | dict):
+        written = [written]
+    if not isinstance(written, list | tuple):
+        return written
+    return tuple({"type": stage} if isinstance(stage, str) else stage for stage in written)

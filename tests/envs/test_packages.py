@@ -1,0 +1,102 @@
+"""Environments that other packages bring, each really made and stepped."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from steppe.envs.host import HostEnvs
+from steppe.errors import MissingExtra
+from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.spaces import Box
+
+
+def test_mujoco_steps_as_gymnasium_does_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mujoco", reason="the extra mujoco is not installed")
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    with HostEnvs(EnvironmentSpec(id="HalfCheetah-v2"), 2, max_timesteps_per_episode=20) as envs:
+        assert envs.observation_space.shape == (17,)
+        assert isinstance(envs.action_space, Box)
+        original = [gymnasium.make("HalfCheetah-v5", max_episode_steps=20) for _ in range(2)]
+        seen = [env.reset(seed=5 + i)[0] for i, env in enumerate(original)]
+        np.testing.assert_array_equal(envs.reset(5), np.float32(seen))
+        for t in range(1, 31):
+            actions = rng.uniform(-1, 1, (2, 6)).astype(np.float32)
+            step = envs.step(actions)
+            for i, env in enumerate(original):
+                obs, reward, _, truncated, _ = env.step(actions[i])
+                np.testing.assert_array_equal(step.next_observations[i], np.float32(obs))
+                assert step.rewards[i] == np.float32(reward)
+                assert step.truncated[i] == truncated == (t == 20)
+                if truncated:
+                    env.reset()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("id", "shape"), [("LunarLander-v2", (8,)), ("BipedalWalker-v3", (24,))])
+def test_box2d_runs(id: str, shape: tuple[int, ...]) -> None:
+    if not _is_installed("Box2D"):
+        pytest.skip("the extra box2d is not installed")
+    with HostEnvs(EnvironmentSpec(id=id), 2) as envs:
+        assert envs.observation_space.shape == shape
+        envs.reset(0)
+        for _ in range(20):
+            step = envs.step(np.zeros((2, *envs.action_space.shape), envs.action_space.dtype))
+        assert np.isfinite(step.rewards).all()
+
+
+def test_minigrid_is_seen_without_its_mission() -> None:
+    pytest.importorskip("minigrid", reason="the extra minigrid is not installed")
+    with HostEnvs(EnvironmentSpec(id="MiniGrid-Empty-5x5-v0"), 2) as envs:
+        assert envs.observation_space.shape == (4 + 7 * 7 * 3,)
+        assert "mission" in envs.notices[0]
+        assert envs.max_episode_steps == 100
+        envs.reset(0)
+        ends = [envs.step(np.array([2, 0])) for _ in range(4)][-1]
+        assert not ends.finished.any()
+    spec = EnvironmentSpec(id="MiniGrid-Empty-5x5-v0", wrappers=["minigrid.wrappers.ImgObsWrapper"])
+    with HostEnvs(spec, 1) as envs:
+        assert envs.observation_space == Box((7, 7, 3), (0.0,), (255.0,), "uint8")
+        assert envs.notices == ()
+
+
+@pytest.mark.parametrize(
+    ("id", "module", "extra"),
+    [("ALE/Pong-v5", "ale_py", "atari"), ("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid")],
+)
+@pytest.mark.parametrize("backend", ["auto", "gymnasium"])
+def test_a_missing_package_names_the_extra(
+    id: str, module: str, extra: str, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(gymnasium.registry, id, raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=rf'environment "{id}" needs .*pip install "steppe\[{extra}\]"'):
+        HostEnvs(EnvironmentSpec(id=id, backend=backend), 1)
+
+
+def test_mujoco_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("mujoco", "gymnasium.envs.mujoco"))]:
+        monkeypatch.delitem(sys.modules, name)
+    real = builtins.__import__
+
+    def without_mujoco(name: str, *rest: Any) -> Any:
+        if name.split(".")[0] == "mujoco":
+            raise ModuleNotFoundError("No module named 'mujoco'", name="mujoco")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_mujoco)
+    with pytest.raises(MissingExtra, match=r'environment "Hopper-v5" needs .*pip install "steppe\[mujoco\]"'):
+        HostEnvs(EnvironmentSpec(id="Hopper-v5"), 1)
+
+
+def _is_installed(module: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(module) is not None
