@@ -6,6 +6,7 @@ import importlib
 import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -24,7 +25,8 @@ def make_env(spec: EnvironmentSpec, render_mode: str | None = None) -> tuple[gym
     settings = dict(spec.settings)
     if render_mode is not None:
         settings["render_mode"] = render_mode
-    limit = settings.pop("max_episode_steps", None)
+    given = settings.pop("max_episode_steps", None)
+    limit = None if given is None else checked_limit(given, spec.id)
     try:
         with warnings.catch_warnings():
             # The user named this version on purpose.
@@ -49,27 +51,42 @@ def make_env(spec: EnvironmentSpec, render_mode: str | None = None) -> tuple[gym
         raise EnvironmentFault(
             f'environment "{spec.id}" could not be made: {type(error).__name__}: {error}; check its settings {settings}'
         ) from error
-    return env, registered_limit if limit is None else _positive(limit, spec.id)
+    return env, registered_limit if given is None else limit
 
 
 def find_spec(id: str) -> Any:
-    """The gymnasium registration of an id, which is looked for in the packages that register late, too."""
-    name = id.rpartition(":")[2]
-    namespace = name.partition("/")[0]
-    if name not in gymnasium.registry and namespace in PACKAGES and "/" in name:
-        module, package = PACKAGES[namespace]
+    """The gymnasium registration of an id, for which the module before its colon or its package is imported."""
+    module, _, name = id.rpartition(":")
+    namespace, _, rest = name.partition("/")
+    if module:
+        _import(module, id)
+    elif rest and namespace in PACKAGES and name not in gymnasium.registry:
+        package_module, package = PACKAGES[namespace]
         try:
-            gymnasium.register_envs(importlib.import_module(module))
+            gymnasium.register_envs(importlib.import_module(package_module))
         except ModuleNotFoundError as error:
             raise UserError(f'environment "{id}" needs an optional package; run: pip install "{package}"') from error
     if name in gymnasium.registry:
         return gymnasium.registry[name]
+    if module:
+        raise UserError(f'environment "{id}" names "{name}", which the module "{module}" does not register as an id')
     if has_twin(id):
         raise UserError(f'environment "{id}" is Steppe\'s own and only runs compiled; leave out "backend": "gymnasium"')
     raise UserError(
         f'unknown environment "{id}", which is neither a gymnasium id nor "module:callable"'
         f"{did_you_mean(id, [*gymnasium.registry, *known_ids()])}"
     )
+
+
+def checked_limit(limit: Any, id: str) -> int | None:
+    """The max_episode_steps of an environment's settings; -1 is gymnasium's word for none."""
+    if limit == -1:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise UserError(
+            f'environment "{id}" has max_episode_steps {limit!r} in its settings; it must be a whole number from 1 on'
+        )
+    return limit
 
 
 def _make_registered(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env, int | None]:
@@ -85,18 +102,7 @@ def _make_registered(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env, 
 def _make_from_module(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env, int | None]:
     """What `module:callable` returns; or, as gymnasium has it, the id that importing the module registers."""
     module_name, _, name = id.partition(":")
-    if str(Path.cwd()) not in sys.path and "" not in sys.path:
-        # A console script does not have the user's folder on its path, `python -m` does.
-        sys.path.append(str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise UserError(
-                f'environment "{id}" names the module "{module_name}", which is not there; write module:callable, '
-                f"with the module in {Path.cwd()} or installed"
-            ) from error
-        raise
+    module = _import(module_name, id)
     target: Any = module
     for part in name.split("."):
         target = getattr(target, part, None)
@@ -106,8 +112,8 @@ def _make_from_module(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env,
             raise UserError(
                 f'environment "{id}" returned {_a(type(env).__name__)}, not a gymnasium.Env; let "{name}" return one'
             )
-        # Without a registered limit the environment's own wrappers, if any, keep the time.
-        return env, None
+        # Where the callable uses gymnasium.make, its time limit keeps the time; knowing it keeps a shorter one away.
+        return env, None if env.spec is None else env.spec.max_episode_steps
     if name in gymnasium.registry:
         return _make_registered(name, settings)
     choices = [word for word, value in vars(module).items() if callable(value)]
@@ -117,14 +123,20 @@ def _make_from_module(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env,
     )
 
 
-def _positive(limit: Any, id: str) -> int | None:
-    if limit == -1:  # gymnasium's word for no limit
-        return None
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise UserError(
-            f'environment "{id}" has max_episode_steps {limit!r} in its settings; it must be a whole number from 1 on'
-        )
-    return limit
+def _import(name: str, id: str) -> ModuleType:
+    """The user's module, from the current folder or installed."""
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        # A console script does not have the user's folder on its path, `python -m` does.
+        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise UserError(
+                f'environment "{id}" names the module "{name}", which is not there; write module:callable, '
+                f"with the module in {Path.cwd()} or installed"
+            ) from error
+        raise
 
 
 def _a(noun: str) -> str:

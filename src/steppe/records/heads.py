@@ -22,9 +22,13 @@ HeadKind = Literal["categorical", "gaussian", "q_values", "random", "constant"]
 
 
 def greedy(kind: str, outputs: Any, action_space: Space, xp: Any = np) -> Any:
-    """The preferred action of each row of outputs, before `postprocess`."""
+    """The preferred action of each row of outputs, before `postprocess`; of a random head the first or the middle."""
     if kind in ("categorical", "q_values"):
         return _best(outputs, action_space, xp)
+    if kind == "random":
+        level = 0.0 if isinstance(action_space, Box) and not action_space.is_bounded else 0.5
+        noise = xp.full((*outputs.shape[:-1], _random_size(action_space)), level, np.float32)
+        return sample(kind, outputs, noise, action_space, xp)
     return outputs
 
 
@@ -94,13 +98,16 @@ def draw_noise(kind: str, action_space: Space, lead: tuple[int, ...], rng: np.ra
             return rng.standard_normal((*lead, outputs_size(kind, action_space)), np.float32)
         case "q_values":
             return rng.random((*lead, 1 + outputs_size(kind, action_space)), np.float32)
-        case "random" if isinstance(action_space, Box):
-            shape = (*lead, action_space.size)
-            uniform = action_space.is_bounded
-            return rng.random(shape, np.float32) if uniform else rng.standard_normal(shape, np.float32)
         case "random":
-            return rng.random((*lead, outputs_size("categorical", action_space)), np.float32)
+            is_unbounded = isinstance(action_space, Box) and not action_space.is_bounded
+            draw = rng.standard_normal if is_unbounded else rng.random
+            return draw((*lead, _random_size(action_space)), np.float32)
     return np.zeros((*lead, 0), np.float32)
+
+
+def _random_size(action_space: Space) -> int:
+    """How many random numbers one action of a random head takes."""
+    return action_space.size if isinstance(action_space, Box) else outputs_size("categorical", action_space)
 
 
 def _best(scores: Any, space: Space, xp: Any) -> Any:

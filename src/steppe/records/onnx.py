@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steppe.errors import MissingExtra, UserError
-from steppe.records.durable import write_atomically
+from steppe.records import heads
+from steppe.records.durable import storing, write_atomically
 from steppe.records.layers import Encoding, Step, one_hot_columns, plan
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
@@ -29,7 +30,8 @@ def export(policy: Policy, path: Path) -> Path:
         raise MissingExtra("exporting to ONNX", "onnx") from error
     model = build(policy)
     onnx.checker.check_model(model, full_check=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, model.SerializeToString())
     return path
 
@@ -47,20 +49,15 @@ def build(policy: Policy) -> Any:
     observation, action = description.observation, description.action
     input_type = TensorProto.FLOAT if isinstance(observation, Box) else TensorProto.INT64
     action_type = helper.np_dtype_to_tensor_dtype(np.dtype(action.dtype if isinstance(action, Box) else np.int64))
-    size = (
-        sum(action.nvec)
-        if isinstance(action, MultiDiscrete)
-        else action.n
-        if isinstance(action, Discrete)
-        else action.size
-    )
     model_graph = helper.make_graph(
         graph.nodes,
         "policy",
         [helper.make_tensor_value_info("observation", input_type, ["batch", *observation.shape])],
         [
             helper.make_tensor_value_info("action", action_type, ["batch", *action.shape]),
-            helper.make_tensor_value_info("outputs", TensorProto.FLOAT, ["batch", size]),
+            helper.make_tensor_value_info(
+                "outputs", TensorProto.FLOAT, ["batch", heads.outputs_size(policy.kind, action)]
+            ),
         ],
         graph.constants,
     )

@@ -17,7 +17,7 @@ import numpy as np
 
 from steppe.errors import SpecError, StorageError, UserError
 from steppe.records import heads
-from steppe.records.durable import write_atomically
+from steppe.records.durable import storing, write_atomically
 from steppe.records.forward import Forward, Layers
 from steppe.records.layers import plan
 from steppe.specs.network import NetworkSpec
@@ -80,8 +80,8 @@ class Policy:
         self.description = description
         self._rng = np.random.default_rng()
         self._shapes = tensor_shapes(description)
-        network = None if description.network is None else plan(description.network, description.observation)
-        self._forward = None if network is None or "constant/action" in self._shapes else Forward(network)
+        network = None if self.kind in ("random", "constant") else description.network
+        self._forward = None if network is None else Forward(plan(network, description.observation))
         self._weights = self._prepare(tensors)
 
     @property
@@ -95,22 +95,24 @@ class Policy:
         return self.description.head["kind"]
 
     def act(self, observation: Any, deterministic: bool = True, rng: np.random.Generator | None = None) -> Any:
-        """What the environment takes, for one observation or a batch [B, ...]; a Discrete action is a plain int."""
+        """What the environment takes, for one observation or a batch [B, ...]; a Discrete action is a plain int.
+
+        `deterministic` takes the best action instead of drawing one. A random policy has no best: it always draws.
+        """
         observations, is_batch = self._coerce(observation)
         space = self.description.action
         weights = self._weights
         outputs = self._outputs(observations, weights)
         if self.kind == "constant":
             actions = np.broadcast_to(weights.tensors["constant/action"], (len(observations), *space.shape)).copy()
-            return actions if is_batch else _one(actions, space)
-        if deterministic and self.kind != "random":
-            action = heads.greedy(self.kind, outputs, space)
+        elif deterministic and self.kind != "random":
+            actions = heads.postprocess(heads.greedy(self.kind, outputs, space), space)
         else:
             noise = heads.draw_noise(self.kind, space, (len(observations),), self._rng if rng is None else rng)
             log_std = weights.tensors.get("head/log_std", 0.0)
             epsilon = self.description.head.get("epsilon", 0.0)
-            action = heads.sample(self.kind, outputs, noise, space, log_std=log_std, epsilon=epsilon)
-        actions = heads.postprocess(action, space)
+            drawn = heads.sample(self.kind, outputs, noise, space, log_std=log_std, epsilon=epsilon)
+            actions = heads.postprocess(drawn, space)
         return actions if is_batch else _one(actions, space)
 
     def outputs(self, observations: Any) -> np.ndarray:
@@ -123,18 +125,14 @@ class Policy:
 
     def save(self, folder: Path | str) -> Path:
         """Writes the policy into `folder`; a reader gets the old policy or the new one, never a mixture."""
-        from safetensors.numpy import save
-
         folder = Path(folder)
-        try:
+        with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot make the folder {folder}: {error.strerror or error}") from error
         description = self.description.to_json()
         text = json.dumps(description, sort_keys=True)
         checksum = _checksum(text, self.tensors)
         metadata = {"format": FORMAT, "version": str(VERSION), "description": text, "sha256": checksum}
-        write_atomically(folder / TENSORS_FILE, save(self.tensors, metadata))
+        write_atomically(folder / TENSORS_FILE, _serialize(self.tensors, metadata))
         manifest = {"format": FORMAT, "version": VERSION, "sha256": checksum, **description}
         write_atomically(folder / DESCRIPTION_FILE, json.dumps(manifest, indent=2) + "\n")
         return folder
@@ -185,10 +183,10 @@ class Policy:
     def _coerce(self, observation: Any) -> tuple[np.ndarray, bool]:
         """(observations [B, *shape], whether a batch was given)."""
         space = self.description.observation
+        dtype = _input_dtype(space)
         try:
             given = np.asarray(observation)
-            dtype = _input_dtype(space)
-            array = given if given.dtype == dtype else given.astype(dtype)
+            array = given if given.dtype == dtype else _cast(given, dtype)
         except (TypeError, ValueError) as error:
             raise UserError(f"an observation must be numbers of shape {space.shape}: {error}") from error
         is_batch = array.ndim == len(space.shape) + 1
@@ -223,11 +221,14 @@ def load_policy(path: Path | str) -> Policy:
     text = metadata.get("description", "")
     if _checksum(text, tensors) != metadata.get("sha256"):
         raise UserError(f"{file} is damaged: its checksum does not match; copy or train it again")
-    _check_manifest(folder / DESCRIPTION_FILE, metadata["sha256"], json.loads(text))
     try:
-        return Policy(PolicyDescription.from_json(json.loads(text)), tensors)
-    except (KeyError, TypeError, ValueError, SpecError) as error:
+        description = json.loads(text)
+        policy = Policy(PolicyDescription.from_json(description), tensors)
+    except Exception as error:
+        # Whoever wrote the file may have described anything, in any way that the code below it does not expect.
         raise UserError(f"{file} holds a description that cannot be understood: {error}") from error
+    _check_manifest(folder / DESCRIPTION_FILE, metadata["sha256"], description)
+    return policy
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -271,6 +272,15 @@ def _input_dtype(space: Space) -> np.dtype:
     return np.dtype(np.int32)
 
 
+def _cast(given: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The same numbers in another type; a ValueError where whole numbers would become others without a word."""
+    with np.errstate(invalid="ignore"):
+        array = given.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(array, given):
+        raise ValueError(f"they are not all whole numbers that {dtype} can hold")
+    return array
+
+
 def _check_range(array: np.ndarray, space: Discrete | MultiDiscrete) -> None:
     """Refuses choices that do not exist, which would otherwise act like no observation at all."""
     first = space.start if isinstance(space, Discrete) else 0
@@ -289,6 +299,18 @@ def _policy_folder(path: Path) -> Path:
     )
 
 
+def _serialize(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> bytes:
+    """A safetensors file whose header is in alphabetical order, so that the same policy is always the same bytes."""
+    from safetensors.numpy import save
+
+    data = save(tensors, metadata)
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:start]), sort_keys=True, separators=(",", ":")).encode()
+    # The format pads its header with spaces, which keeps the tensors aligned.
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[start:]
+
+
 def _parse(data: bytes, file: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """(metadata, tensors) of a safetensors file."""
     from safetensors import SafetensorError
@@ -297,7 +319,7 @@ def _parse(data: bytes, file: Path) -> tuple[dict[str, str], dict[str, np.ndarra
     try:
         tensors = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, KeyError, ValueError) as error:
         raise UserError(f"{file} is damaged: {error}; copy or train it again") from error
     return header.get("__metadata__", {}), tensors
 
@@ -310,11 +332,13 @@ def _check_version(version: Any, file: Path) -> None:
 def _check_manifest(file: Path, checksum: str, description: dict[str, Any]) -> None:
     """Refuses a policy.json that was changed by hand; one with another checksum is left from an interrupted save."""
     try:
-        manifest = json.loads(file.read_text())
+        manifest = json.loads(file.read_bytes())
     except FileNotFoundError:
         return
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read: {error}") from error
+    if not isinstance(manifest, dict):
+        raise UserError(f"{file} does not describe a policy; export the policy again")
     _check_version(manifest.get("version"), file)
     if manifest.get("sha256") == checksum and {name: manifest.get(name) for name in description} != description:
         raise UserError(

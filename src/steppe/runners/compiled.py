@@ -17,7 +17,7 @@ from steppe.runners import episodes as episode_window
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.episodes import Window, empty_window
-from steppe.runners.learning import Learner, begin, learn
+from steppe.runners.learning import Learner, begin, is_healthy, learn
 from steppe.runners.rollout import Envs, Finished, Rollout
 
 AXIS = "shards"
@@ -56,7 +56,7 @@ class CompiledEngine:
         self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, 1, 1024))
         self.rollout = Rollout(agent, env, repeat_actions, max_timesteps)
         self._program = jax.jit(self._sharded(self._chunk), donate_argnums=0)
-        self._begin_envs = jax.jit(self.rollout.begin, static_argnums=(1, 2))
+        self._begin = jax.jit(self._begun)
         self._play = jax.jit(self.rollout.play, static_argnums=(2, 3))
         self._run: Run | None = None
 
@@ -109,9 +109,13 @@ class CompiledEngine:
         """Nothing to end."""
 
     def _fresh(self, seed: int) -> Run:
-        agent_key, env_key = jax.random.split(jax.random.key(seed))
-        envs = self._begin_envs(env_key, self.num_envs, self.shards)
+        agent_key, envs = self._begin(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32))
         return Run(begin(self.agent, agent_key), envs, empty_window())
+
+    def _begun(self, words: Array) -> tuple[Array, Envs]:
+        """The agent's key and fresh episodes, from the words of the seed's key: one small program instead of many."""
+        agent_key, env_key = jax.random.split(jax.random.wrap_key_data(words))
+        return agent_key, self.rollout.begin(env_key, self.num_envs, self.shards)
 
     def _chunk(
         self, run: Run, iterations: Array, timestep: Array, episodes: Array, stop_at_return: Array
@@ -129,8 +133,7 @@ class CompiledEngine:
             run, row = self._iteration(run, timestep + done * self.timesteps_per_iteration)
             columns = jax.tree.map(lambda column, value: column.at[done].set(value), columns, row)
             reached = episode_window.has_reached(run.window, stop_at_return)
-            healthy = jnp.isfinite(row.metrics.get("loss", jnp.float32(0.0)))
-            return run, columns, done + 1, finished + row.episodes, reached, healthy
+            return run, columns, done + 1, finished + row.episodes, reached, is_healthy(run.learner, row.metrics)
 
         start = (run, columns, jnp.int32(0), jnp.int32(0), jnp.bool_(False), jnp.bool_(True))
         run, columns, done, _, reached, healthy = jax.lax.while_loop(is_going, iteration, start)

@@ -19,7 +19,7 @@ from steppe.records.policy import Policy
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.episodes import WINDOW
-from steppe.runners.learning import Learner, begin, learn
+from steppe.runners.learning import Learner, begin, is_healthy, learn
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Space
 
@@ -91,6 +91,7 @@ class HostEngine:
                 break
             self._learner, values = self._learn(self._learner, trajectory)
             metrics = dict(zip(self._metric_names, np.asarray(values).tolist(), strict=True))
+            healthy = bool(metrics.pop("is_healthy"))
             rows.append(
                 {"episodes": ended, "mean_return": _mean(self._returns), "mean_length": _mean(self._lengths)} | metrics
             )
@@ -98,7 +99,6 @@ class HostEngine:
             finished += ended
             is_full = len(self._returns) == WINDOW
             reached = limits.stop_at_return is not None and is_full and _mean(self._returns) >= limits.stop_at_return
-            healthy = bool(np.isfinite(metrics.get("loss", 0.0)))
         columns = {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
         return Chunk(len(rows), columns, reached, healthy, fault)
 
@@ -210,6 +210,7 @@ class HostEngine:
         """`learn` with all metrics in one vector, so that one transfer brings them."""
         metrics: Metrics
         learner, metrics = learn(self.agent, learner, trajectory)
+        metrics["is_healthy"] = is_healthy(learner, metrics)
         self._metric_names = list(metrics)
         return learner, jnp.stack([jnp.float32(value) for value in metrics.values()])
 

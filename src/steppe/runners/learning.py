@@ -43,6 +43,11 @@ def learn(agent: Agent[Any], learner: Learner, trajectory: Trajectory) -> tuple[
     return learner, {**metrics, "updates": learner.agent.updates - before}
 
 
+def is_healthy(learner: Learner, metrics: Metrics) -> Array:
+    """Whether loss and parameters are finite: a finite loss can still have had a gradient that was not."""
+    return jnp.isfinite(metrics.get("loss", jnp.float32(0.0))) & jnp.isfinite(learner.agent.params).all()
+
+
 def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Metrics]:
     memory, settings = agent.memory, agent.settings
     kept = memory.add(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from steppe.specs._base import Spec
+from steppe.specs._base import Flag, Spec
 
 Backend = Literal["auto", "compiled", "gymnasium"]
 Vectorization = Literal["auto", "sync", "processes", "native"]
@@ -22,9 +22,9 @@ class EnvironmentSpec(Spec):
     """`compiled` is Steppe's JAX twin, `gymnasium` the original; `auto` takes the twin where there is one."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the environment."""
-    normalize_observations: bool = False
+    normalize_observations: Flag = False
     """Whether observations are shifted and scaled to mean 0 and variance 1, by running statistics."""
-    normalize_rewards: bool = False
+    normalize_rewards: Flag = False
     """Whether rewards are scaled by the running deviation of the return."""
     vectorization: Vectorization = "auto"
     """How several environments are stepped together on the gymnasium backend."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, RootModel
 
-from steppe.specs._base import Count, Spec, Unit
+from steppe.specs._base import Count, Flag, Spec, Unit
 
 Activation = Literal[
     "relu", "elu", "selu", "sigmoid", "swish", "leaky_relu", "softplus", "softsign", "softmax", "tanh", "gelu", "none"
@@ -34,7 +34,7 @@ class Dense(Spec):
     """How many outputs."""
     activation: _Activation = "relu"
     """The nonlinearity after it."""
-    bias: bool = True
+    bias: Flag = True
     """Whether a bias is added."""
 
 
@@ -44,7 +44,7 @@ class Linear(Spec):
     type: Literal["linear"]
     size: Count
     """How many outputs."""
-    bias: bool = True
+    bias: Flag = True
     """Whether a bias is added."""
 
 
@@ -62,7 +62,7 @@ class Conv1d(Spec):
     """SAME pads with zeros, VALID does not."""
     activation: _Activation = "relu"
     """The nonlinearity after it."""
-    bias: bool = True
+    bias: Flag = True
     """Whether a bias is added."""
 
 
@@ -80,7 +80,7 @@ class Conv2d(Spec):
     """SAME pads with zeros, VALID does not."""
     activation: _Activation = "relu"
     """The nonlinearity after it."""
-    bias: bool = True
+    bias: Flag = True
     """Whether a bias is added."""
 
 
