@@ -44,15 +44,16 @@ types: $(VENV)/.installed-dev
 layers: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed-dev $(PEERS)/.installed  ## Steppe against its peers, interleaved (half an hour)
+bench: $(VENV)/.installed-dev $(PEERS)/.installed  ## Steppe against its peers, interleaved (about 40 minutes)
 	STEPPE_PEERS_VENV=$(PEERS) $(BIN)/python benchmarks/run_all.py
 
 clean:  ## Removes what the other targets made, but no results of yours
 	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
+# A half-made environment is removed, or it would be taken for a whole one the next time.
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Steppe needs Python 3.11 or newer")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Steppe needs Python 3.11 or newer, and $(PYTHON) is older; name another: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.installed: pyproject.toml requirements.lock | $(VENV)/bin/python
 	@echo "installing Steppe into $(VENV) (once; about a minute)"
@@ -65,6 +66,6 @@ $(VENV)/.installed-dev: pyproject.toml requirements.lock | $(VENV)/bin/python
 	@touch $@ $(VENV)/.installed
 
 $(PEERS)/.installed: benchmarks/requirements-peers.txt
-	$(PYTHON) -m venv $(PEERS)
+	@$(PYTHON) -m venv $(PEERS) || { rm -rf $(PEERS); exit 1; }
 	$(PEERS)/bin/pip install $(PIP_FLAGS) --requirement benchmarks/requirements-peers.txt
 	@touch $@

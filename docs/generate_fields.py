@@ -18,7 +18,7 @@ from steppe.envs.registry import TWINS
 from steppe.specs.agent import AgentSpec
 from steppe.specs.cluster import ClusterSpec
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.experiment import EvaluationSpec, ExperimentSpec
+from steppe.specs.experiment import DEFAULT_AGENT, EvaluationSpec, ExperimentSpec
 from steppe.specs.frequency import Frequency
 from steppe.specs.network import Activation, Layer
 
@@ -128,6 +128,8 @@ def _is_plain_group(field: FieldInfo) -> bool:
 
 
 def _default(field: FieldInfo) -> str:
+    if field.annotation is AgentSpec:
+        return f'`"{DEFAULT_AGENT}"`'
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)

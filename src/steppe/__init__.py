@@ -11,13 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from steppe import errors
     from steppe.api import train
     from steppe.experiments.experiment import Experiment
     from steppe.records.policy import Policy, load_policy
 
     __version__: str
 
-__all__ = ["Experiment", "Policy", "__version__", "load_policy", "train"]
+__all__ = ["Experiment", "Policy", "__version__", "errors", "load_policy", "train"]
 
 # By name and only when asked for: importing steppe stays quick, and nothing below imports what lies above.
 _HOMES = {
@@ -33,6 +34,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("steppe")
+    if name == "errors":
+        return import_module("steppe.errors")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'steppe' has no attribute {name!r}")

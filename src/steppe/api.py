@@ -24,5 +24,5 @@ def train(
 
     experiment = Experiment(environment=environment, agent=agent, folder=folder, **fields)
     with display(experiment.spec, quiet=not progress) as shows:
-        experiment.start(on_progress=shows.update)
+        experiment.start(on_progress=shows.update, announce=shows.announce)
     return experiment

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from steppe import agents
-from steppe.agents._base import Situation
+from steppe.agents._base import Situation, Trajectory, Transitions
+from steppe.agents.actor_critic import Batch
 from steppe.runners.compilation import prepare_jax
 from steppe.specs.agent import AgentSpec
 from steppe.specs.network import NetworkSpec
-from steppe.specs.spaces import Box
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 TANH_4 = NetworkSpec([{"type": "dense", "size": 4, "activation": "tanh"}])
 
@@ -37,21 +38,112 @@ def make_agent():
 
 
 @pytest.fixture(scope="session")
+def checked():
+    """checked("ppo", clip=..., ...): the settings as a user's file gives them, or the sentence that the user sees."""
+
+    def check(type, **settings):
+        return AgentSpec.model_validate({"type": type, **settings}).settings_as(agents.settings_class(type))
+
+    return check
+
+
+@pytest.fixture(scope="session")
 def shaken():
     """A fresh state whose parameters are all away from zero, so that a forgotten bias shows."""
 
     def shake(agent, seed=0, size=0.4):
         state = agent.init(jax.random.key(seed))
-        noise = np.random.default_rng(seed).standard_normal(state.params.shape).astype(np.float32)
-        return state._replace(params=state.params + size * noise)
+        noise = np.random.default_rng(seed).standard_normal((2, *state.params.shape)).astype(np.float32)
+        state = state._replace(params=state.params + size * noise[0])
+        # A target network that disagrees with the online one, where there is any.
+        target = state.params + 1.5 * size * noise[1] if state.target.size else state.target
+        return state._replace(target=target)
 
     return shake
 
 
 @pytest.fixture(scope="session")
+def random_batch():
+    """A minibatch of policy-gradient agents: actions of a space, everything else noise."""
+
+    def draw(space, seed=0, size=16):
+        rng = np.random.default_rng(seed)
+        return Batch(
+            observations=rng.normal(size=(size, 3)).astype(np.float32),
+            actions=_random_actions(space, rng, size),
+            outputs=np.zeros((size, 1), np.float32),
+            # Spread widely, so that ratios fall on both sides of a clip.
+            log_probs=rng.normal(-1.5, 0.5, size).astype(np.float32),
+            advantages=rng.normal(0.5, 2.0, size).astype(np.float32),
+            returns=rng.normal(size=size).astype(np.float32),
+            internals={},
+            is_first=(),
+        )
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def random_transitions():
+    """A batch as a memory gives it: full n-step windows, windows cut by a truncation, and terminated episodes."""
+
+    def draw(space, seed=0, size=12):
+        rng = np.random.default_rng(seed)
+        actions = _random_actions(space, rng, size)
+        return Transitions(
+            observations=rng.normal(size=(size, 3)).astype(np.float32),
+            actions=np.clip(actions, -1.0, 1.0) if isinstance(space, Box) else actions,
+            rewards=rng.normal(0.0, 2.0, size).astype(np.float32),
+            discounts=rng.choice([0.9**3, 0.9, 0.0], size).astype(np.float32),
+            next_observations=rng.normal(size=(size, 3)).astype(np.float32),
+            weights=rng.uniform(0.2, 1.0, size).astype(np.float32),
+        )
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def random_trajectory():
+    """[T, N, ...] of noise for an agent, with what its networks really put out and remembered (or `outputs`)."""
+
+    def draw(agent, state=None, seed=1, outputs=None, ended=0.2):
+        rng = np.random.default_rng(seed)
+        space, lead = agent.situation.action, (agent.horizon, agent.situation.num_envs)
+        observations, next_observations = rng.normal(size=(2, *lead, 3)).astype(np.float32)
+        if outputs is None:
+            outputs = agent.outputs(agent.acting(state), observations.reshape(-1, 3), {})[0]
+        terminated, truncated = rng.random((2, *lead)) < ended
+        return Trajectory(
+            observations=observations,
+            actions=_random_actions(space, rng, *lead),
+            rewards=rng.normal(size=lead).astype(np.float32),
+            terminated=terminated,
+            truncated=truncated & ~terminated,
+            next_observations=next_observations,
+            outputs=np.asarray(outputs).reshape(*lead, -1),
+            running_returns=rng.normal(size=lead).astype(np.float32),
+            internals={},
+            next_internals={},
+        )
+
+    return draw
+
+
+def _random_actions(space, rng, *lead):
+    match space:
+        case Discrete():
+            return rng.integers(0, space.n, lead).astype(np.int32)
+        case MultiDiscrete():
+            return np.stack([rng.integers(0, n, lead) for n in space.nvec], -1).astype(np.int32)
+    return rng.normal(0.0, 0.5, size=(*lead, space.size)).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
 def in_numpy():
-    """The networks and losses in float64: .tensors(agent, vector), .torso, .dense, .log_softmax, .slope."""
-    return SimpleNamespace(tensors=_tensors, torso=_torso, dense=_dense, log_softmax=_log_softmax, slope=_slope)
+    """The networks and losses in float64: .tensors(agent, vector), .torso, .dense, .log_softmax, .slope, .gae."""
+    return SimpleNamespace(
+        tensors=_tensors, torso=_torso, dense=_dense, log_softmax=_log_softmax, slope=_slope, advantages=_advantages
+    )
 
 
 def _tensors(agent, vector):
@@ -82,3 +174,15 @@ def _slope(function, vector, width=1e-6):
         step[i] = width
         slope[i] = (function(vector + step) - function(vector - step)) / (2 * width)
     return slope
+
+
+def _advantages(trajectory, values, next_values, discount, gae_lambda):
+    """Generalised advantages [T, N] of a trajectory, timestep by timestep from the last."""
+    advantages, following = np.zeros(trajectory.rewards.shape), 0.0
+    for t in reversed(range(len(advantages))):
+        future = discount * next_values[t] * ~trajectory.terminated[t]
+        error = trajectory.rewards[t] + future - values[t]
+        goes_on = ~(trajectory.terminated[t] | trajectory.truncated[t])
+        following = error + discount * gae_lambda * following * goes_on
+        advantages[t] = following
+    return advantages

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from steppe.experiments import project as project_module
         (["train", "CartPole-v1", "-t", "abc"], 'wrong value "abc" in --total-timesteps'),
         (["train", "CartPole-v1", "-n", "../up"], 'wrong value "../up" in --name'),
         (["train", "CartPole-v1", "-m", "distributed"], "cannot be started by this version"),
-        (["agents", "pppo"], 'did you mean "ppo"?'),
+        (["agents", "pppo"], 'error: unknown agent "pppo"; did you mean "ppo"? ("steppe agents" lists them)'),
+        (["train", "CartPole-v1", "--stop-at-return", "null"], 'wrong value "null" in --stop-at-return'),
+        (["train", "CartPole-v1", "--seed", "true"], 'wrong value "true" in --seed; it must be a whole number'),
         (["policy", "export", "nowhere"], 'no experiment "nowhere"'),
     ],
 )
@@ -136,3 +139,11 @@ def test_the_module_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "steppe", "trian"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "did you mean" in done.stderr
+
+
+def test_tfcli_is_another_name_for_steppe(steppe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = {entry.name: entry.value for entry in entry_points(group="console_scripts")}
+    assert scripts["tfcli"] == scripts["steppe"] == "steppe.cli:main"
+    monkeypatch.setattr(sys, "argv", ["/some/bin/tfcli"])
+    assert steppe("train", "--help").out.lstrip().startswith("Usage: tfcli train")
+    assert '("tfcli --help" lists what there is)' in steppe("trian").err

@@ -6,10 +6,15 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from steppe import runners
+from steppe.errors import CheckpointError, TrainingDiverged
 from steppe.experiments import locks
 from steppe.experiments.store import RunFolder, Status
+from steppe.records import checkpoints
+from steppe.runners import Outcome, Progress
 
 
 @pytest.fixture
@@ -60,7 +65,7 @@ def test_new_with_start_trains_and_tells_where_everything_is(steppe: Any, projec
     assert answer.code == 0
     assert [(spec.name, resume) for spec, resume in trained] == [("first", False)]
     assert 'experiment "first" is completed: all 500000 timesteps were run' in answer.out
-    assert "score        12.5" in answer.out
+    assert "score        12.5 (mean return of the last 9 episodes)" in answer.out
     assert "experiments/first/checkpoints/" in answer.out
     assert "note: mind the gap" in answer.out
     assert "steppe experiment show -e first" in answer.out
@@ -99,9 +104,128 @@ def test_start_again_needs_resume_or_force(steppe: Any, first: RunFolder) -> Non
     steppe("experiment", "start", "-e", "first")
     answer = steppe("experiment", "start", "-e", "first")
     assert answer.code == 2
-    assert "--resume" in answer.err
+    assert "steppe experiment resume -e first" in answer.err
     assert steppe("experiment", "start", "-e", "first", "--force").code == 0
     assert len(list(first.path.glob("before-*"))) == 1
+
+
+def test_new_without_name_and_agent_is_numbered_and_learns_with_ppo(steppe: Any, project: Path, trained: Any) -> None:
+    for _ in range(2):
+        assert steppe("experiment", "new", "-E", "CartPole-v1").code == 0
+    names = sorted(folder.name for folder in (project / "experiments").iterdir())
+    assert names == ["CartPole-v1-ppo-1", "CartPole-v1-ppo-2"]
+    assert RunFolder(project / "experiments" / "CartPole-v1-ppo-1").spec().agent.type == "ppo"
+
+
+def test_new_needs_to_know_what_to_learn(steppe: Any, project: Path) -> None:
+    answer = steppe("experiment", "new", "-n", "first")
+    assert (answer.code, answer.err) == (
+        2,
+        "error: no environment is given; try: steppe experiment new -f cartpole_ppo -n first\n",
+    )
+
+
+def test_a_name_can_be_set_too(steppe: Any, project: Path, trained: Any) -> None:
+    assert steppe("experiment", "new", "-f", "cartpole_ppo", "--set", "name=mine").code == 0
+    assert steppe("train", "CartPole-v1", "-q", "--set", "name=other").code == 0
+    assert sorted(folder.name for folder in (project / "experiments").iterdir()) == ["mine", "other"]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes training fail, after a checkpoint unless told otherwise."""
+
+    def fail_with(error: Exception, checkpoint: bool = True) -> None:
+        def run(spec: Any, folder: Path, *, resume: bool, request: Any, on_progress: Any) -> None:
+            on_progress(Progress("compiling"))
+            on_progress(Progress("training", 40, 1, 4, 12.5, 11.0, 13.0, 1000.0, 0.5, {}, ("mind the gap",)))
+            if checkpoint:
+                checkpoints.save(folder, 40, {"a": np.zeros(1)}, {})
+            raise error
+
+        monkeypatch.setattr(runners, "run", run)
+
+    return fail_with
+
+
+def test_a_failed_run_tells_what_it_left_and_how_to_go_on(steppe: Any, first: RunFolder, failing: Any) -> None:
+    failing(TrainingDiverged("the loss became NaN"))
+    answer = steppe("experiment", "start", "-e", "first")
+    assert (answer.code, answer.err) == (1, "error: the loss became NaN\n")
+    lines = answer.out.splitlines()
+    assert lines[-9:] == [
+        'experiment "first" is failed',
+        "  score        12.5 (mean return of the last episode)",
+        "  trained      40 timesteps, 1 episodes, 4 updates in 0 s, 80 timesteps/s",
+        "  checkpoints  experiments/first/checkpoints/",
+        "  report       experiments/first/report.html",
+        "  log          experiments/first/log.txt",
+        "try next:",
+        "  steppe experiment resume -e first",
+        "  steppe experiment show -e first",
+    ]
+    assert answer.out.count("mind the gap") == 1
+
+
+def test_a_failed_run_without_a_checkpoint_can_be_started_anew(steppe: Any, first: RunFolder, failing: Any) -> None:
+    failing(ZeroDivisionError("boom"), checkpoint=False)
+    answer = steppe("experiment", "start", "-e", "first")
+    assert answer.code == 1
+    assert "  steppe experiment start -e first --force\n" in answer.out
+    assert "resume" not in answer.out
+
+
+def test_a_quiet_run_that_fails_says_only_why(steppe: Any, first: RunFolder, failing: Any) -> None:
+    failing(TrainingDiverged("the loss became NaN"))
+    answer = steppe("experiment", "start", "-e", "first", "-q")
+    assert (answer.out, answer.err) == ("", "error: the loss became NaN\n")
+
+
+def test_what_another_process_left_is_not_told_as_ones_own(steppe: Any, first: RunFolder, monkeypatch: Any) -> None:
+    def overtaken(*_: Any, **__: Any) -> None:
+        first.write_status(Status("failed", pid=os.getpid() + 1))
+        raise TrainingDiverged("the loss became NaN")
+
+    monkeypatch.setattr("steppe.experiments.run.run", overtaken)
+    assert "is failed" not in steppe("experiment", "start", "-e", "first").out
+
+
+def test_a_resume_that_cannot_begin_leaves_the_experiment_completed(
+    steppe: Any, first: RunFolder, monkeypatch: Any
+) -> None:
+    steppe("experiment", "start", "-e", "first")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise CheckpointError("no checkpoint can be used")
+
+    monkeypatch.setattr(runners, "run", fail)
+    answer = steppe("experiment", "resume", "-e", "first", "--set", "total_timesteps=1e6")
+    assert (answer.code, answer.err) == (1, "error: no checkpoint can be used\n")
+    assert "is failed" not in answer.out
+    assert first.status().state == "completed"
+    shown = steppe("experiment", "show", "-e", "first").out
+    assert "the last resume could not begin: no checkpoint can be used" in shown
+
+
+def test_a_decaying_learning_rate_that_moves_is_noted(steppe: Any, first: RunFolder, trained: Any) -> None:
+    steppe("experiment", "new", "-f", "cartpole_ppo", "-n", "decaying", "--set", "agent.learning_rate_decay=linear")
+    steppe("experiment", "start", "-e", "decaying")
+    answer = steppe("experiment", "resume", "-e", "decaying", "--set", "total_timesteps=1e6")
+    assert answer.code == 0
+    assert (
+        "note: learning_rate_decay is linear, so the new total_timesteps moves it: from timestep 500,000 on the "
+        "learning rate is 0.00015 instead of 0, and it reaches zero at timestep 1,000,000\n"
+    ) in answer.out
+
+
+def test_notices_that_were_seen_are_not_told_again(steppe: Any, first: RunFolder, monkeypatch: Any) -> None:
+    def run(spec: Any, folder: Path, *, resume: bool, request: Any, on_progress: Any) -> Outcome:
+        on_progress(Progress("training", 40, notices=("seen",)))
+        return Outcome("completed", "done", 40, 1, 4, 1.0, 0.5, ["seen", "new"])
+
+    monkeypatch.setattr(runners, "run", run)
+    out = steppe("experiment", "start", "-e", "first").out
+    assert (out.count("note: seen\n"), out.count("note: new\n")) == (1, 1)
 
 
 def test_list_shows_every_experiment(steppe: Any, first: RunFolder) -> None:

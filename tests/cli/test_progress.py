@@ -77,3 +77,62 @@ def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.display(_spec(), quiet=True) as shows:
         shows.update(TRAINING)
     assert capsys.readouterr().out == ""
+
+
+def test_a_speed_that_is_not_known_yet_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    first = Progress("training", 1024, 44, 16, 21.0)
+    lines, panel = progress.Lines(_spec(total_timesteps=500_000)), progress.Panel(_spec(total_timesteps=500_000))
+    lines.update(first)
+    assert capsys.readouterr().out == "1k of 500k timesteps (0%), mean return 21.0, 0 s\n"
+    panel.update(first)
+    assert "steps/s - elapsed" in " ".join(_drawn(panel).split())
+
+
+def test_both_limits_are_shown_where_there_are_two() -> None:
+    lines = progress.Lines(_spec(episodes=1000, total_timesteps=500_000))
+    lines.update(TRAINING)
+    assert (lines.counted(), lines.done()) == ("250k of 500k timesteps, 700 of 1k episodes", 0.7)
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        ("saving", "saving a checkpoint..."),
+        ("evaluating", "evaluating the policy..."),
+        ("exporting", "exporting the policy..."),
+        ("filming", "exporting the policy and filming an episode..."),
+        ("training", ""),
+    ],
+)
+def test_what_takes_time_is_named(phase: str, words: str) -> None:
+    panel = progress.Panel(_spec())
+    panel.update(Progress(phase, 1024))
+    assert panel.doing() == words
+    assert words in " ".join(_drawn(panel).replace("│", " ").split())
+
+
+def test_every_notice_stays_in_the_panel() -> None:
+    panel = progress.Panel(_spec())
+    panel.update(Progress("compiling", notices=("one",)))
+    panel.update(Progress("compiling", notices=("one", "two")))
+    drawn = _drawn(panel)
+    assert (drawn.count("note: one"), drawn.count("note: two")) == (1, 1)
+    assert panel.lasting == set()
+
+
+def test_a_notice_that_was_printed_lasts(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = progress.Lines(_spec())
+    for _ in range(2):
+        lines.update(Progress("compiling", notices=("one",)))
+    assert capsys.readouterr().out.count("note: one\n") == 1
+    assert lines.lasting == {"one"}
+
+
+def test_training_survives_a_ctrl_c_while_a_line_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = progress.Lines(_spec())
+
+    def reentrant(*_: object, **__: object) -> None:
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
+
+    monkeypatch.setattr("builtins.print", reentrant)
+    lines.announce("pausing")

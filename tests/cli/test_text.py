@@ -50,3 +50,10 @@ def test_durations_are_clock_times(seconds: float | None, words: str) -> None:
 @pytest.mark.parametrize(("amount", "words"), [(12, "12 B"), (12_000, "12 kB"), (1_500_000, "1.5 MB")])
 def test_sizes_have_units(amount: int, words: str) -> None:
     assert text.size(amount) == words
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"), [(1, "the last episode"), (44, "the last 44 episodes"), (2000, "the last 100 episodes")]
+)
+def test_a_mean_says_of_how_many_episodes_it_is(ended: int, words: str) -> None:
+    assert text.last_episodes(ended) == words

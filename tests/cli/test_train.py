@@ -49,6 +49,20 @@ def test_train_inside_a_project_is_an_experiment_of_it(steppe: Any, project: Pat
     assert names == {"CartPole-v1-dqn-1", "GridWorld-v0-ppo-1"}
 
 
+def test_train_takes_ppo_where_neither_file_nor_flag_names_an_agent(steppe: Any, here: Path, trained: Any) -> None:
+    (here / "mine.json").write_text('{"environment": "CartPole-v1", "total_timesteps": 50}')
+    assert steppe("train", "-f", "mine.json", "-q").code == 0
+    assert [(spec.name, spec.agent.type) for spec, _ in trained] == [("CartPole-v1-ppo-1", "ppo")]
+
+
+def test_train_names_the_flag_for_what_a_file_leaves_out(steppe: Any, here: Path, trained: Any) -> None:
+    (here / "my file.json").write_text('{"agent": "ppo"}')
+    assert steppe("train", "-f", "my file.json").err == (
+        'error: missing field "environment" in my file.json; write it there or give it with -E/--environment\n'
+    )
+    assert steppe("train", "-f", "my file.json", "-E", "CartPole-v1", "-q").code == 0
+
+
 def test_the_api_trains_in_one_call(here: Path, trained: Any, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = package.train("CartPole-v1", agent={"type": "vpg"}, total_timesteps=50, progress=False)
     assert (experiment.status.state, experiment.spec.agent.type, experiment.spec.seed is not None) == (
@@ -67,7 +81,7 @@ def test_the_api_opens_starts_and_resumes(here: Path, trained: Any) -> None:
     opened = package.Experiment.open("runs/mine")
     assert opened.name == "mine"
     assert repr(opened) == f"Experiment('{here}/runs/mine', completed)"
-    with pytest.raises(package.errors.StateError, match="--resume"):
+    with pytest.raises(package.errors.StateError, match="resume=True"):
         opened.start()
 
 
@@ -115,3 +129,13 @@ def test_a_real_run_saves_everything_on_a_signal(here: Path, number: signal.Sign
     assert f"is {state}" in out
     assert "steppe experiment resume -e CartPole-v1-random-1" in out
     assert folder.status().timestep in list_checkpoints(folder.path)
+
+
+def test_everything_the_package_offers_is_there_and_importing_it_is_light() -> None:
+    code = (
+        "import sys, steppe; print([name for name in ('pydantic', 'numpy', 'jax') if name in sys.modules]); "
+        "assert issubclass(steppe.errors.StateError, steppe.errors.SteppeError); "
+        "print([name for name in dir(steppe) if not hasattr(steppe, name)], len(dir(steppe)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["[]", "[] 6"]

@@ -71,6 +71,7 @@ def test_defaults_depend_on_the_size() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"walls": [[0, 9]]}, r"walls \[0, 9\] lies outside the 5 x 5 grid"),
         ({"walls": [[0, 0]]}, r"start \[0, 0\] is a wall"),
         ({"goal": [9, 0]}, r"goal \[9, 0\] lies outside the 5 x 5 grid"),
         ({"goal": [0, 0]}, "start and goal are the same cell"),
@@ -84,6 +85,12 @@ def test_defaults_depend_on_the_size() -> None:
 def test_an_impossible_grid_is_refused_with_its_reason(settings: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make_jax(EnvironmentSpec(id="GridWorld-v0", settings=settings))
+
+
+def test_a_start_or_goal_that_is_drawn_anyway_may_lie_under_a_wall() -> None:
+    env = GridWorld(width=3, height=3, walls=((0, 0), (2, 2)), random_start=True, random_goal=True)
+    agents, goals = (np.asarray(cells) for cells in jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 200)))
+    assert not {0, 8} & {*agents.tolist(), *goals.tolist()}
 
 
 def test_a_picture_shows_agent_goal_and_walls_in_their_cells() -> None:

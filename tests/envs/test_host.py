@@ -10,8 +10,9 @@ import gymnasium
 import numpy as np
 import pytest
 
+from steppe.envs import _processes
 from steppe.envs.host import HostEnvs
-from steppe.errors import EnvironmentFault, UserError
+from steppe.errors import EnvironmentFault, StorageError, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
@@ -169,6 +170,27 @@ def test_nested_observations_and_several_choices_cross_over() -> None:
         np.testing.assert_array_equal(given, [[1.0, 2.0], [-1.0, 0.0]])
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("flat", [True, False])
+def test_whole_numbers_in_a_box_of_any_shape_reach_the_environment_rounded(way: str, flat: bool) -> None:
+    # The environment itself asserts that it gets members of its space.
+    with make("steppe_toys:Mixed", 2, way=way, actions="whole") as envs:
+        assert envs.action_space == Box((2, 3), (0.0,), (9.0,), "int64")
+        envs.reset(0)
+        actions = np.array([[0.4, 0.6, 3.0, 8.7, 99.0, -7.0], [1, 2, 3, 4, 5, 6]], np.float32)
+        envs.step(actions if flat else actions.reshape(2, 2, 3))
+        if way == "sync":
+            np.testing.assert_array_equal(envs._stepper._envs[0].given[0], [[0, 1, 3], [9, 9, 0]])
+
+
+def test_yes_and_no_actions_cross_over() -> None:
+    with make("steppe_toys:Mixed", 1, actions="multi_binary") as envs:
+        assert envs.action_space == MultiDiscrete((2, 2, 2))
+        envs.reset(0)
+        envs.step(np.array([[1, 0, 1]]))
+        np.testing.assert_array_equal(envs._stepper._envs[0].given[0], [1, 0, 1])
+
+
 def test_actions_count_from_zero_for_the_agent_and_from_start_for_the_environment() -> None:
     with make("steppe_toys:Counter", 1, start=-2) as envs:
         assert envs.action_space == Discrete(5, -2)
@@ -199,6 +221,16 @@ def test_a_faulty_environment_is_named_with_its_number_and_step(way: str, fault:
             envs.step(np.zeros(1, int))
         if way == "sync" and fault in ("raise", "reset"):
             assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_a_choice_that_the_observation_space_does_not_have_is_a_fault(wrong: int) -> None:
+    with make("steppe_toys:Choices", 2, wrong=wrong) as envs:
+        envs.reset(0)
+        envs.step(np.zeros(2, int))
+        message = rf"\(number 0\) at step 2: returned the observation \[1, {wrong}\], which is not within 0 to \[1, 2\]"
+        with pytest.raises(EnvironmentFault, match=message):
+            envs.step(np.zeros(2, int))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -237,6 +269,15 @@ def test_workers_end_with_close_and_never_load_jax() -> None:
     np.testing.assert_array_equal(envs.reset(0), [[0.0]] * 2)
     envs.close()
     assert [process.poll() for process in processes] == [0] * len(processes)
+
+
+def test_shared_memory_that_is_full_is_taken_from_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_processes, "IN_MEMORY", str(tmp_path / "missing"))
+    with make("steppe_toys:Counter", 2, way="processes", length=3) as envs:
+        np.testing.assert_array_equal(envs.reset(0), [[0, 1]] * 2)
+    monkeypatch.setattr(_processes.tempfile, "gettempdir", lambda: str(tmp_path / "missing"))
+    with pytest.raises(StorageError, match=r"no room for [0-9,]+ bytes"):
+        make("steppe_toys:Counter", 2, way="processes")
 
 
 def test_workers_end_when_their_parent_is_killed() -> None:
@@ -285,10 +326,16 @@ def test_a_module_can_register_the_id_it_is_asked_for() -> None:
         assert envs.max_episode_steps == 4
 
 
-def test_a_native_version_that_resets_at_once_is_followed_exactly() -> None:
-    import steppe_toys  # noqa: F401 - registers the id
+def test_the_limit_that_a_callable_gave_to_gymnasium_is_known() -> None:
+    with make("steppe_toys:make_limited", 1) as envs:
+        assert envs.max_episode_steps == 2000
+    with make("steppe_toys:make_limited", 1, limit=3) as envs:
+        envs.reset(0)
+        assert [bool(envs.step(np.zeros(1, int)).truncated[0]) for _ in range(6)] == [False, False, True] * 2
 
-    with make("SteppeCounter-v0", 2, way="native", lengths=[2, 9]) as envs:
+
+def test_a_native_version_that_resets_at_once_is_followed_exactly() -> None:
+    with make("steppe_toys:SteppeCounter-v0", 2, way="native", lengths=[2, 9]) as envs:
         assert envs.max_episode_steps == 4
         np.testing.assert_array_equal(envs.reset(0), [[0, 1]] * 2)
         envs.step(np.array([1, 2]))
@@ -311,3 +358,7 @@ def test_a_native_version_that_cannot_be_exact_is_refused() -> None:
         make("Acrobot-v1", 2, way="native")
     with pytest.raises(UserError, match="cannot repeat actions"):
         make("CartPole-v1", 2, repeat=2, way="native")
+    with pytest.raises(UserError, match='names "make_counter", which the module "steppe_toys" does not register'):
+        make("steppe_toys:make_counter", 2, way="native")
+    with pytest.raises(UserError, match="must be a whole number from 1 on"):
+        make("steppe_toys:SteppeCounter-v0", 2, way="native", max_episode_steps=0)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -37,7 +39,8 @@ def test_the_limit_and_repeated_actions_hold_while_recording() -> None:
     recording = record_episode(spec, lambda observation: np.zeros(1), max_timesteps_per_episode=4, repeat_actions=3)
     assert recording.length == 4
     assert recording.frames is not None
-    assert len(recording.frames) == (1 + 12 + 1) // 2
+    assert recording.fps == 30
+    assert len(recording.frames) == 1 + 12
 
 
 def test_a_grid_draws_itself() -> None:
@@ -51,11 +54,28 @@ def test_a_grid_draws_itself() -> None:
     assert recording.frames[0].shape == (48, 72, 3)
 
 
-@pytest.mark.parametrize("id", ["steppe_toys:Counter", "NoSuchThing-v0", "steppe_toys:Silent"])
-def test_what_cannot_be_shown_says_why(id: str) -> None:
-    recording = record_episode(EnvironmentSpec(id=id), lambda observation: 0)
+def test_an_environment_that_draws_into_one_array_again_and_again_is_seen_to_move() -> None:
+    recording = record_episode(EnvironmentSpec(id="steppe_toys:Painter"), lambda observation: 0)
+    assert recording.frames is not None
+    assert [int(frame[0, 0, 0]) for frame in recording.frames] == [0, 10, 20, 30]
+    assert recording.fps == 10
+
+
+@pytest.mark.parametrize(
+    ("id", "settings", "reason"),
+    [
+        ("steppe_toys:Counter", {}, "must accept render_mode"),
+        ("NoSuchThing-v0", {}, "unknown environment"),
+        ("steppe_toys:Silent", {}, "does not draw pictures \\(it returned NoneType\\)"),
+        ("steppe_toys:Painter", {"fault": "floats"}, "draws pictures of float32 where bytes are needed"),
+        ("steppe_toys:Painter", {"fault": "render"}, "it raised RuntimeError: the canvas is torn"),
+        ("steppe_toys:Painter", {"fault": "raise"}, "it raised RuntimeError: the engine is on fire"),
+    ],
+)
+def test_what_cannot_be_shown_says_why(id: str, settings: dict, reason: str) -> None:
+    recording = record_episode(EnvironmentSpec(id=id, settings=settings), lambda observation: 0)
     assert recording.frames is None
-    assert id.split(":")[-1] in recording.reason or "does not draw" in recording.reason
+    assert re.search(reason, recording.reason), recording.reason
 
 
 def test_an_atari_game_is_shown_in_full_and_scored_in_full() -> None:

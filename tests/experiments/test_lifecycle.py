@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from steppe.errors import StateError, SteppeError, UserError
+from steppe.errors import SpecError, StateError, SteppeError, UserError
 from steppe.experiments import lifecycle
 from steppe.experiments.run import run
 from steppe.experiments.store import RunFolder, Status, Store
 from steppe.records import checkpoints
+from steppe.runners import Outcome, Progress
+from steppe.specs.agent import AgentSpec
 from steppe.specs.experiment import ExperimentSpec
 
 
@@ -56,7 +60,7 @@ def test_a_missing_seed_is_drawn_and_written_down(store: Store, spec: Experiment
 @pytest.mark.parametrize("state", ["paused", "stopped", "failed", "completed"])
 def test_an_ended_experiment_needs_resume_or_force(ended: Any, state: str) -> None:
     folder = ended(state, timestep=10)
-    with pytest.raises(StateError, match=r"--resume.*--force"):
+    with pytest.raises(StateError, match=r"experiment resume -e first.*start -e first --force"):
         lifecycle.prepare(folder)
     lifecycle.prepare(folder, resume=True)
     lifecycle.prepare(folder, force=True)
@@ -108,8 +112,60 @@ def test_what_ended_a_completed_experiment_is_named(ended: Any, fields: Any, sta
 
 
 def test_what_is_learned_cannot_change_on_resume(ended: Any) -> None:
-    with pytest.raises(UserError, match="agent cannot change when an experiment is resumed"):
-        lifecycle.prepare(ended("paused"), resume=True, sets=["agent.discount=0.5"])
+    folder = ended("paused")
+    for change in ({"sets": ["agent.discount=0.5"]}, {"fields": {"agent": "dqn"}}):
+        with pytest.raises(UserError, match=r"^agent cannot change when an experiment is resumed; total_timesteps, "):
+            lifecycle.prepare(folder, resume=True, **change)
+    with pytest.raises(SpecError, match='did you mean "total_timesteps"'):
+        lifecycle.prepare(folder, resume=True, sets=["total_timestep=60"])
+    assert folder.spec().agent.type == "random"
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_the_name_never_changes(ended: Any, resume: bool) -> None:
+    with pytest.raises(UserError, match="the name of an experiment cannot change"):
+        lifecycle.prepare(ended("paused"), resume=resume, force=not resume, sets=["name=other"])
+
+
+def test_fields_change_like_sets_and_none_is_nothing(ended: Any) -> None:
+    folder = ended("completed", timestep=10, mean_return=4.5)
+    folder.write_spec(folder.spec().model_copy(update={"stop_at_return": 4.0}))
+    lifecycle.prepare(folder, resume=True, fields={"stop_at_return": None, "video": False})
+    assert (folder.spec().stop_at_return, folder.spec().video) == (None, False)
+
+
+def test_a_start_may_change_anything_and_take_it_from_a_file(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.json").write_text('[{"type": "dense", "size": 8}]')
+    lifecycle.prepare(folder, sets=["network=small.json", "agent.horizon=4"])
+    spec = folder.spec()
+    assert spec.network is not None
+    assert (spec.network.model_dump()[0]["size"], spec.agent.settings) == (8, {"horizon": 4})
+
+
+@pytest.fixture
+def decaying(ended: Any) -> RunFolder:
+    """A completed experiment whose learning rate has fallen to zero, but for its last checkpoint."""
+    folder = ended("completed", timestep=30)
+    agent = {"type": "ppo", "learning_rate": 0.3, "learning_rate_decay": "linear"}
+    folder.write_spec(ExperimentSpec.model_validate(folder.spec().model_dump(mode="json") | {"agent": agent}))
+    return folder
+
+
+def test_more_timesteps_move_a_decaying_learning_rate_and_that_is_told(decaying: RunFolder) -> None:
+    assert lifecycle.prepare(decaying, resume=True, sets=["total_timesteps=60"]) == [
+        "learning_rate_decay is linear, so the new total_timesteps moves it: from timestep 10 on the learning rate "
+        "is 0.25 instead of 0.2, and it reaches zero at timestep 60"
+    ]
+
+
+def test_what_leaves_a_decaying_learning_rate_alone_is_not_told(decaying: RunFolder, ended: Any) -> None:
+    decaying.write_status(Status("paused", timestep=10))
+    assert lifecycle.prepare(decaying, resume=True, sets=["saver_frequency=5s"]) == []
+    decaying.write_spec(decaying.spec().model_copy(update={"agent": AgentSpec(type="ppo")}))
+    assert lifecycle.prepare(decaying, resume=True, sets=["total_timesteps=60"]) == []
 
 
 @pytest.mark.parametrize(("field", "value"), [("run_mode", "distributed"), ("platform", "kubernetes")])
@@ -117,7 +173,7 @@ def test_what_this_version_cannot_run_is_made_but_not_started(
     store: Store, spec: ExperimentSpec, field: str, value: str
 ) -> None:
     folder = lifecycle.create(spec.model_copy(update={field: value}), store, name="later")
-    with pytest.raises(UserError, match=f'{field} "{value}".*--set {field}='):
+    with pytest.raises(UserError, match=f'{field} "{value}" cannot be started.*set {field} to'):
         lifecycle.prepare(folder)
 
 
@@ -178,3 +234,49 @@ def test_download_into_the_run_folder_is_refused(ended: Any) -> None:
     folder = ended("paused")
     with pytest.raises(UserError, match="inside the run folder"):
         lifecycle.download(folder, folder.path / "copy")
+
+
+def test_download_leaves_out_a_checkpoint_that_is_removed_meanwhile(
+    ended: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ended("paused")
+    checkpoints.save(folder.path, 20, {"a": np.zeros(1)}, {})
+    copy2 = shutil.copy2
+
+    def copy_and_prune(source: Path, copy: Path) -> None:
+        copy2(source, copy)
+        if source.parent.name == "10":
+            shutil.rmtree(source.parent)
+
+    monkeypatch.setattr(shutil, "copy2", copy_and_prune)
+    files = lifecycle.download(folder, tmp_path / "copy")
+    assert {path.name for path in (tmp_path / "copy" / "checkpoints").iterdir()} == {"20"}
+    assert all(file.is_file() for file in files)
+
+
+def test_a_detached_process_that_ends_at_once_is_told_by_its_own_words(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.log.write_text("error: an old mistake\n")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(SteppeError, match='"first" could not be started: its process ended at once'):
+        lifecycle.start_detached(folder)
+
+
+def test_a_pause_can_be_waited_for_again(folder: RunFolder, wait: Any, in_background: Any) -> None:
+    release: list[bool] = []
+
+    def slow(*_: Any, request: Any, on_progress: Any, **__: Any) -> Outcome:
+        on_progress(Progress("training", timestep=10))
+        wait(request)
+        wait(lambda: release)
+        return Outcome("paused", "asked to pause", 10, 1, 1, None, 0.1, [])
+
+    in_background(lambda: run(folder, trainer=slow))
+    wait(lambda: folder.status().state == "running")
+    folder.ask("pause")
+    wait(lambda: folder.status().state == "pausing")
+    with pytest.raises(SteppeError, match="is not paused after 0 s; it is still pausing"):
+        lifecycle.pause(folder, timeout=0)
+    release.append(True)
+    assert lifecycle.wait_until_ended(folder, "paused", 30).state == "paused"

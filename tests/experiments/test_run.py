@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 import signal
 import subprocess
@@ -10,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from steppe.errors import StateError, TrainingDiverged
+from steppe.errors import CheckpointError, StateError, StorageError, TrainingDiverged
 from steppe.experiments import owner as owner_module
+from steppe.experiments import store as store_module
 from steppe.experiments.run import main, run
 from steppe.experiments.store import DIED, RunFolder
 from steppe.records import report
+from steppe.runners import Progress
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +114,7 @@ def test_a_running_experiment_is_not_started_twice(folder: RunFolder, trainer: A
 
 def test_an_ended_experiment_is_not_started_over_its_results(folder: RunFolder, trainer: Any) -> None:
     run(folder, trainer=trainer())
-    with pytest.raises(StateError, match="--resume"):
+    with pytest.raises(StateError, match="to train on use: steppe experiment resume -e first"):
         run(folder, trainer=trainer())
 
 
@@ -139,6 +143,124 @@ def test_a_report_that_fails_does_not_fail_the_run(folder: RunFolder, trainer: A
     run(folder, trainer=trainer())
     assert folder.status().state == "completed"
     assert "no report today" in folder.log.read_text()
+
+
+@pytest.mark.parametrize("error", [TrainingDiverged("the loss is NaN"), ZeroDivisionError("boom")])
+def test_a_failed_run_is_reported_like_any_other(folder: RunFolder, monkeypatch: Any, error: Exception) -> None:
+    states: list[str] = []
+    monkeypatch.setattr(report, "write_report", lambda path: states.append(RunFolder(path).read_status().state))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        run(folder, trainer=fail)  # type: ignore[arg-type]
+    assert states == ["failed"]
+
+
+def test_what_a_failed_run_had_to_say_is_kept(folder: RunFolder) -> None:
+    def fail(*_: Any, on_progress: Any, **__: Any) -> None:
+        on_progress(Progress("training", timestep=10, notices=("mind the gap",)))
+        raise TrainingDiverged("the loss is NaN")
+
+    with pytest.raises(TrainingDiverged):
+        run(folder, trainer=fail)  # type: ignore[arg-type]
+    assert folder.status().notices == ("mind the gap",)
+
+
+def test_an_unknown_speed_is_not_written_as_zero(folder: RunFolder, trainer: Any) -> None:
+    run(folder, trainer=trainer())
+    assert folder.status().steps_per_second is None
+
+
+@pytest.fixture
+def completed(folder: RunFolder, trainer: Any) -> RunFolder:
+    run(folder, trainer=trainer())
+    assert folder.status().state == "completed"
+    return folder
+
+
+def test_a_resume_that_cannot_begin_leaves_a_completed_experiment_completed(
+    completed: RunFolder, monkeypatch: Any
+) -> None:
+    reports: list[Path] = []
+    monkeypatch.setattr(report, "write_report", reports.append)
+    before = completed.status()
+
+    def fail(*_: Any, on_progress: Any, **__: Any) -> None:
+        on_progress(Progress("compiling"))
+        raise CheckpointError("no checkpoint can be used")
+
+    with pytest.raises(CheckpointError):
+        run(completed, resume=True, trainer=fail)  # type: ignore[arg-type]
+    after = completed.status()
+    assert after.notices == ("the last resume could not begin: no checkpoint can be used",)
+    assert dataclasses.replace(after, notices=()) == before
+    assert "no checkpoint can be used" in completed.log.read_text()
+    assert reports == []
+
+
+def test_a_resume_that_fails_while_it_trains_is_failed(completed: RunFolder) -> None:
+    def fail(*_: Any, on_progress: Any, **__: Any) -> None:
+        on_progress(Progress("training", timestep=40))
+        raise TrainingDiverged("the loss is NaN")
+
+    with pytest.raises(TrainingDiverged):
+        run(completed, resume=True, trainer=fail)  # type: ignore[arg-type]
+    status = completed.status()
+    assert (status.state, status.reason, status.timestep, status.before) == ("failed", "the loss is NaN", 40, None)
+
+
+def test_a_resume_that_begins_forgets_why_an_earlier_one_could_not(completed: RunFolder, trainer: Any) -> None:
+    completed.write_status(dataclasses.replace(completed.status(), notices=("the last resume could not begin: x",)))
+    run(completed, resume=True, trainer=trainer(total=60))
+    status = completed.status()
+    assert (status.state, status.timestep, status.notices, status.before) == ("completed", 60, (), None)
+
+
+def test_the_room_for_the_last_status_is_there_only_while_it_runs(folder: RunFolder) -> None:
+    sizes: list[int] = []
+
+    def look(*_: Any, **__: Any) -> None:
+        sizes.append((folder.path / ".room").stat().st_size)
+        raise StateError("enough")
+
+    with pytest.raises(StateError, match="enough"):
+        run(folder, trainer=look)  # type: ignore[arg-type]
+    assert sizes == [16_384]
+    assert not (folder.path / ".room").exists()
+
+
+def test_the_reason_of_a_failure_is_not_lost_on_a_full_disk(folder: RunFolder, monkeypatch: Any) -> None:
+    def refuse(path: Path, _: object) -> None:
+        raise StorageError(f"cannot write {path}: the disk is full; free some space")
+
+    def fill_the_disk(*_: Any, **__: Any) -> None:
+        monkeypatch.setattr(store_module, "write_atomically", refuse)
+        raise StorageError("cannot write checkpoints/10: the disk is full; free some space")
+
+    with pytest.raises(StorageError):
+        run(folder, trainer=fill_the_disk)  # type: ignore[arg-type]
+    assert (folder.status().state, folder.status().reason) == (
+        "failed",
+        "cannot write checkpoints/10: the disk is full; free some space",
+    )
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_debug_logging_writes_details_to_the_log(folder: RunFolder, debug: bool) -> None:
+    folder.write_spec(folder.spec().model_copy(update={"debug_logging": debug}))
+
+    def talk(*_: Any, **__: Any) -> None:
+        logging.getLogger("steppe.somewhere").debug("a detail")
+        logging.getLogger("another.package").warning("not ours")
+        logging.getLogger("another.package").info("nor this")
+        raise StateError("enough")
+
+    with pytest.raises(StateError):
+        run(folder, trainer=talk)  # type: ignore[arg-type]
+    log = folder.log.read_text()
+    assert ("a detail" in log, "not ours" in log, "nor this" in log) == (debug, True, False)
 
 
 CHILD = """

@@ -7,13 +7,14 @@ import pytest
 
 from steppe.errors import StateError
 from steppe.experiments.states import ENDED, LIVE, STATES, TRANSITIONS, Event, State, advance
+from steppe.experiments.ways import CALLS
 
 # Written out by hand a second time: state: event -> next.
 EDGES = """
 created:   start -> starting, renew -> created, delete -> created
-starting:  train -> running, ask_pause -> pausing, fail -> failed, stop -> stopped
+starting:  train -> running, ask_pause -> pausing, fail -> failed, withdraw -> completed, stop -> stopped
 running:   ask_pause -> pausing, complete -> completed, fail -> failed, stop -> stopped
-pausing:   pause -> paused, complete -> completed, fail -> failed, stop -> stopped
+pausing:   ask_pause -> pausing, pause -> paused, complete -> completed, fail -> failed, stop -> stopped
 paused:    resume -> starting, stop -> stopped, renew -> created, delete -> paused
 completed: resume -> starting, renew -> created, delete -> completed
 failed:    resume -> starting, renew -> created, delete -> failed
@@ -58,5 +59,14 @@ def test_every_state_can_be_reached() -> None:
 
 @pytest.mark.parametrize("state", sorted(ENDED))
 def test_starting_an_ended_experiment_says_how_to_resume_or_start_anew(state: State) -> None:
-    with pytest.raises(StateError, match=r"--resume.*--force"):
+    with pytest.raises(StateError, match=r"experiment resume -e first.*start -e first --force"):
         advance(state, "start", "first")
+
+
+def test_in_python_the_way_out_is_a_call() -> None:
+    with pytest.raises(StateError) as error:
+        advance("completed", "start", "first", CALLS)
+    assert str(error.value) == (
+        'experiment "first" is completed and cannot be started; to train on use: experiment.start(resume=True), '
+        "to start anew: experiment.start(force=True) (the old results are kept beside)"
+    )

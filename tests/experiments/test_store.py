@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from steppe.errors import SpecError, StateError, SteppeError
+from steppe.errors import SpecError, StateError, SteppeError, StorageError
 from steppe.experiments import locks
+from steppe.experiments import store as store_module
 from steppe.experiments.store import DIED, RunFolder, Status, Store
 from steppe.specs.experiment import ExperimentSpec
 
@@ -150,3 +151,100 @@ def test_unknown_fields_of_a_later_version_are_ignored(folder: RunFolder) -> Non
     data = dataclasses.asdict(Status("paused")) | {"mood": "good"}
     (folder.path / "status.json").write_text(json.dumps(data))
     assert folder.status().state == "paused"
+
+
+def test_files_that_are_no_experiments_are_left_where_they_are(store: Store, spec: ExperimentSpec) -> None:
+    mine = store.path / "first" / "thesis.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    for force in (False, True):
+        with pytest.raises(StateError, match="holds files that are no experiment's"):
+            RunFolder(mine.parent).create(spec, force=force)
+    assert mine.read_text() == "mine"
+
+
+def test_of_two_who_make_the_same_experiment_at_once_one_is_refused(
+    store: Store, spec: ExperimentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = RunFolder(store.path / "first")
+    acquire = locks.acquire
+
+    def overtaken(path: Path, patience: float = 0.0) -> int | None:
+        monkeypatch.setattr(locks, "acquire", acquire)
+        store.folder("first").create(spec)
+        return acquire(path, patience)
+
+    monkeypatch.setattr(locks, "acquire", overtaken)
+    with pytest.raises(StateError, match="exists already"):
+        late.create(spec.model_copy(update={"seed": 2}))
+    assert late.spec().seed == 1
+
+
+def test_an_experiment_whose_deletion_was_cut_short_is_not_listed(store: Store, folder: RunFolder) -> None:
+    folder.path.rename(folder.path.with_name(".deleting-first-1"))
+    assert store.folders() == []
+
+
+def test_locks_and_unfinished_files_are_no_files_of_the_run(folder: RunFolder) -> None:
+    for name in (
+        ".lock",
+        ".tmp-host-1-0-state/state.json",
+        "checkpoints/10/state.json",
+        "checkpoints/.tmp-x/state.json",
+    ):
+        (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.path / name).touch()
+    names = [str(path.relative_to(folder.path)) for path in folder.files()]
+    assert names == ["checkpoints/10/state.json", "experiment.json", "status.json"]
+
+
+@pytest.fixture
+def full(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A folder on a disk that takes no new file."""
+
+    def refuse(path: Path, _: object) -> None:
+        raise StorageError(f"cannot write {path}: the disk is full; free some space")
+
+    folder.take_room()
+    monkeypatch.setattr(store_module, "write_atomically", refuse)
+    return folder
+
+
+def test_the_last_status_has_room_on_a_full_disk(full: RunFolder) -> None:
+    status = Status("failed", reason="the disk is full", notices=("a", "b"))
+    with pytest.raises(StorageError):
+        full.write_status(status)
+    full.write_last_status(status)
+    assert full.read_status() == status
+    assert not (full.path / ".room").exists()
+
+
+def test_a_disk_without_room_says_so(full: RunFolder) -> None:
+    full.give_room_back()
+    with pytest.raises(StorageError, match="the disk is full"):
+        full.write_last_status(Status("failed"))
+    assert full.read_status().state == "created"
+
+
+def _resuming(folder: RunFolder, **before: object) -> Status:
+    completed = Status("completed", "all 30 timesteps were run", pid=5, finished=9.0, timestep=30, **before)  # type: ignore[arg-type]
+    return Status("starting", pid=6, host=socket.gethostname(), before=dataclasses.asdict(completed))
+
+
+def test_a_completed_experiment_whose_resume_dies_while_it_starts_is_completed(folder: RunFolder) -> None:
+    folder.write_status(_resuming(folder, notices=("mind the gap",)))
+    status = folder.status()
+    assert (status.state, status.reason, status.pid, status.finished, status.timestep) == (
+        "completed",
+        "all 30 timesteps were run",
+        5,
+        9.0,
+        30,
+    )
+    assert status.notices == ("mind the gap", f"the last resume could not begin: {DIED}")
+    assert folder.read_status() == status
+
+
+def test_only_the_last_resume_that_could_not_begin_is_noted(folder: RunFolder) -> None:
+    folder.write_status(_resuming(folder, notices=("mind the gap", "the last resume could not begin: no luck")))
+    assert folder.status().notices == ("mind the gap", f"the last resume could not begin: {DIED}")

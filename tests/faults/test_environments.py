@@ -97,6 +97,8 @@ def assert_named(answer: Answer, run: Run, what: str) -> None:
     assert checkpoint.manifest["update"] == 6 * 4
     assert all(np.isfinite(array).all() for array in checkpoint.arrays.values() if array.dtype.kind == "f")
     assert load_policy(run.path / "policy").description.timestep == LEARNED
+    assert "\n  steppe experiment resume -e first\n" in answer.out
+    assert 'class="state bad">failed<' in (run.path / "report.html").read_text()
 
 
 def test_an_environment_that_raises_is_named_with_its_step(break_with: Callable[..., tuple[Answer, Run]]) -> None:

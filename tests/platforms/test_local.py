@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from steppe.errors import SteppeError
 from steppe.platforms import LocalPlatform, LocalProcess, Platform
+from steppe.platforms.local import UNKNOWN
 
 
 def _ended(process: LocalProcess) -> int:
@@ -58,3 +60,12 @@ def test_a_process_can_be_asked_to_end(platform: LocalPlatform, tmp_path: Path) 
 def test_a_command_that_does_not_exist_is_one_sentence(platform: LocalPlatform, tmp_path: Path) -> None:
     with pytest.raises(SteppeError, match="cannot start a process"):
         platform.launch(["/nowhere/python"], tmp_path / "log.txt")
+
+
+def test_an_end_is_noticed_even_where_the_kernel_keeps_no_exit_codes(platform: LocalPlatform, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process = platform.launch([sys.executable, "-c", "pass"], tmp_path / "log.txt")
+        assert _ended(process) == UNKNOWN
+    finally:
+        signal.signal(signal.SIGCHLD, before)

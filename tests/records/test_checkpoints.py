@@ -99,6 +99,11 @@ def test_state_json_names_the_format_and_the_digest_of_the_arrays(tmp_path: Path
     }
 
 
+def test_the_same_state_is_always_the_same_bytes(tmp_path: Path) -> None:
+    paths = [save(tmp_path / str(i), 5, state(0), {}) for i in range(10)]
+    assert len({(path / "state.safetensors").read_bytes() for path in paths}) == 1
+
+
 def test_the_newest_by_number_is_loaded_and_only_the_newest_are_kept(tmp_path: Path) -> None:
     for timestep in (5, 9, 10, 100):
         save(tmp_path, timestep, state(timestep), {}, keep=2)
@@ -148,7 +153,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
-def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads((path / "state.json").read_text())
     change(content)
     content.pop("sha256")
@@ -167,6 +172,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest gone": (lambda p: (p / "state.json").unlink(), "state.json cannot be read"),
     "everything gone": (damage_nothing_left, "cannot be read"),
     "a later format": (lambda p: rewrite(p, lambda c: c.update(version=99)), "steppe-checkpoint 99"),
+    "arrays not described": (lambda p: rewrite(p, lambda c: c.pop("arrays")), "lacks what it should say"),
+    "arrays described otherwise": (lambda p: rewrite(p, lambda c: c.update(arrays=[])), "lacks what it should say"),
+    "no manifest inside": (lambda p: rewrite(p, lambda c: c.update(manifest=None)), "lacks what it should say"),
     "another timestep": (lambda p: rewrite(p, lambda c: c.update(timestep=5)), "of timestep 5"),
 }
 

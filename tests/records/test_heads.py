@@ -26,6 +26,20 @@ def test_greedy_takes_the_largest_of_each_choice(xp):
 
 
 @MODULES
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (Discrete(5), [0, 0]),
+        (MultiDiscrete((3, 2)), [[0, 0], [0, 0]]),
+        (Box((2,), (-1.0, 0.0), (3.0, 10.0)), [[1.0, 5.0], [1.0, 5.0]]),
+        (Box((1, 2)), [[0.0, 0.0], [0.0, 0.0]]),
+    ],
+)
+def test_a_random_head_without_noise_takes_the_first_choice_or_the_middle(xp, space, expected):
+    np.testing.assert_array_equal(heads.greedy("random", xp.zeros((2, 0)), space, xp), expected)
+
+
+@MODULES
 def test_categorical_samples_follow_the_softmax_of_each_choice(xp):
     space = MultiDiscrete((3, 2))
     logits = np.array([0.0, 1.0, -1.0, 2.0, 0.5], np.float32)

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from steppe.errors import MissingExtra, UserError
+from steppe.errors import MissingExtra, StorageError, UserError
 from steppe.records import Policy, PolicyDescription
 from steppe.records.policy import tensor_shapes
 from steppe.specs.network import Activation, NetworkSpec
@@ -112,9 +112,23 @@ def test_actions_of_every_kind_are_as_the_environment_takes_them(tmp_path):
     action = assert_model_equals(make_policy(Box((4,)), box, kind="gaussian"), tmp_path, batch=20)
     assert np.abs(action[:, 0]).max() == np.float32(0.05)
     assert_model_equals(make_policy(Box((4,)), Box((2,), (-1.0,), (1.0,), "float64"), kind="gaussian"), tmp_path)
+    whole = assert_model_equals(make_policy(Box((4,)), Box((2,), (-1.0,), (1.0,), "int64"), kind="gaussian"), tmp_path)
+    assert whole.dtype == np.int64
     assert_model_equals(make_policy(Box((4,)), Discrete(4, start=-2), kind="q_values"), tmp_path)
     assert_model_equals(make_policy(Box((4,)), kind="q_values", dueling=True), tmp_path)
     assert_model_equals(make_policy(Box((4,)), MultiDiscrete((2, 3))), tmp_path)
+
+
+def test_the_same_policy_is_always_the_same_bytes(tmp_path):
+    policy = make_policy(Box((4,)), normalizer={"clip": 0.7})
+    first, second = (policy.export_onnx(tmp_path / name).read_bytes() for name in ("a.onnx", "b.onnx"))
+    assert first == second
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"file/policy\.onnx"):
+        make_policy(Box((4,))).export_onnx(tmp_path / "file" / "policy.onnx")
 
 
 def test_a_policy_without_a_network_is_refused(tmp_path):

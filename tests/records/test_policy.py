@@ -8,10 +8,12 @@ import threading
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save
 
 from steppe.errors import SpecError, StorageError, UserError
 from steppe.networks import Network, apply_head
 from steppe.records import Policy, PolicyDescription, load_policy
+from steppe.records import policy as policy_module
 from steppe.records.policy import flatten, tensor_shapes
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
@@ -130,12 +132,18 @@ def test_stochastic_actions_follow_the_logits_and_repeat_with_the_generator():
     np.testing.assert_array_equal(drawn, again)
 
 
+def test_a_random_policy_draws_also_when_asked_for_its_best_and_repeats_with_the_generator():
+    policy = make_policy(layers=None, kind="random", action=Discrete(50))
+    drawn = [policy.act(floats(200, 4), deterministic, np.random.default_rng(3)) for deterministic in (True, False)]
+    assert len(set(drawn[0].tolist())) > 25
+    np.testing.assert_array_equal(*drawn)
+
+
 def test_random_and_constant_policies_need_no_network():
     box = Box((2,), (-1.0,), (1.0,))
     random = make_policy(layers=None, kind="random", action=box)
-    first, second = random.act(floats(4)), random.act(floats(4))
+    first = random.act(floats(4))
     assert np.all(np.abs(first) <= 1)
-    assert not np.array_equal(first, second)
     assert random.outputs(floats(3, 4)).shape == (3, 0)
     constant = Policy(describe(layers=None, kind="constant", action=Discrete(9, start=3)), {"constant/action": 5})
     assert constant.act(floats(4)) == 5
@@ -158,6 +166,13 @@ def test_a_wrong_observation_is_refused_with_the_shape_it_should_have(observatio
     with pytest.raises(UserError) as caught:
         make_policy().act(observation)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0.5, 256, -1, float("nan")])
+def test_a_picture_that_bytes_cannot_hold_is_refused_instead_of_becoming_another(value):
+    policy = make_policy(observation=Box((3, 3, 1), (0.0,), (255.0,), "uint8"))
+    with pytest.raises(UserError, match="not all whole numbers that uint8 can hold"):
+        policy.act(np.full((3, 3, 1), value))
 
 
 @pytest.mark.parametrize("observation", [4, -1, [0, 7]])
@@ -238,6 +253,19 @@ def test_a_saved_policy_loads_as_it_was(tmp_path, description):
     assert sorted(path.name for path in folder.iterdir()) == ["policy.json", "policy.safetensors"]
 
 
+def test_the_same_policy_is_always_the_same_bytes(tmp_path):
+    policy = make_policy(normalizer={"clip": 10.0})
+    folders = [policy.save(tmp_path / str(i)) for i in range(20)]
+    for name in ("policy.safetensors", "policy.json"):
+        assert len({(folder / name).read_bytes() for folder in folders}) == 1
+    data = (folders[0] / "policy.safetensors").read_bytes()
+    assert int.from_bytes(data[:8], "little") % 8 == 0
+    by_another_reader = load_file(folders[0] / "policy.safetensors")
+    assert by_another_reader.keys() == policy.tensors.keys()
+    for name, tensor in by_another_reader.items():
+        np.testing.assert_array_equal(tensor, policy.tensors[name])
+
+
 def test_saving_again_keeps_what_else_is_in_the_folder(tmp_path):
     make_policy().save(tmp_path)
     make_policy().save(tmp_path / "best")
@@ -311,6 +339,47 @@ def test_an_edited_or_newer_or_missing_policy_is_refused_with_a_reason(tmp_path)
     assert load_policy(folder).kind == "categorical"
     with pytest.raises(UserError, match="there is no policy in"):
         load_policy(tmp_path / "nowhere")
+
+
+def forge(folder, text, tensors):
+    """A file whose checksum is right, whatever it holds."""
+    checksum = policy_module._checksum(text, tensors)
+    metadata = {"format": "steppe-policy", "version": "1", "description": text, "sha256": checksum}
+    (folder / "policy.safetensors").write_bytes(save(tensors, metadata))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: "not JSON", "cannot be understood"),
+        (lambda text: "[1]", "cannot be understood"),
+        (lambda text: "[" * 100_000, "cannot be understood"),
+        (lambda text: text.replace('"network"', '"net"'), "cannot be understood"),
+        (lambda text: text.replace('"box"', '"sphere"'), 'unknown space "sphere"'),
+        (lambda text: text.replace('"size": 16', '"size": 1000000000'), "must have shape"),
+        (lambda text: text.replace('"categorical"', '"random"'), "that its description does not know"),
+    ],
+)
+def test_a_forged_description_is_refused_in_one_sentence_that_names_the_file(tmp_path, change, words):
+    description = describe()
+    text = json.dumps(description.to_json())
+    assert change(text) != text
+    forge(tmp_path, change(text), tensors_for(description))
+    with pytest.raises(UserError, match=words) as caught:
+        load_policy(tmp_path)
+    assert str(tmp_path / "policy.safetensors") in str(caught.value)
+
+
+def test_tensors_of_unknown_types_and_a_strange_manifest_are_refused(tmp_path):
+    make_policy().save(tmp_path)
+    (tmp_path / "policy.json").write_text("[1]")
+    with pytest.raises(UserError, match=r"policy\.json does not describe a policy"):
+        load_policy(tmp_path)
+    header = b'{"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
+    header += b" " * (-len(header) % 8)
+    (tmp_path / "policy.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0")
+    with pytest.raises(UserError, match=r"policy\.safetensors is damaged"):
+        load_policy(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path):

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from steppe.records import charts, page
 from steppe.records.metrics import MetricsWriter
 from steppe.records.report import write_report
 
+MOMENTS = {"started": 1e9 - 3, "heartbeat": 1e9 + 50, "finished": 1e9 + 50.5}
 EVIL = '<script>alert("1")</script>&\'`'
 VOID = {"meta", "img", "br", "line", "path", "circle", "rect", "link", "input", "hr"}
 
@@ -68,11 +70,12 @@ def a_run(folder: Path, name: str = "cartpole", **experiment: Any) -> Path:
         "agent": {"type": "ppo", "discount": 0.99, "optimizer": {"type": "adam", "learning_rate": 0.00025}},
         "network": [{"type": "dense", "size": 64, "activation": "tanh"}],
         "total_timesteps": 100_000,
-        "seed": None,
+        "seed": 1234567,
+        "cluster": None,
         **experiment,
     }
     (folder / "experiment.json").write_text(json.dumps(spec))
-    (folder / "status.json").write_text(json.dumps({"state": "completed", "timings": {"compiling": 3.25}}))
+    (folder / "status.json").write_text(json.dumps({"state": "completed", "seconds": 50.0, **MOMENTS}))
     with MetricsWriter(folder) as writer:
         for index in range(1, 51):
             record = {"time": 1e9 + index, "timestep": index * 1000, "episode": index * 7, "update": index}
@@ -94,12 +97,16 @@ def test_the_headline_and_the_settings_are_said(tmp_path: Path) -> None:
         ("total timesteps", "100,000"),
         ("optimizer · learning rate", "0.00025"),
         ("layer\u00a01", "dense, size 64, activation tanh"),
-        ("seed", "not set"),
-        ("compiling", "3.2 s"),
-        ("wall time", "50.0 s"),
+        ("seed", "1234567"),
+        ("started", "2001-09-09 01:46:37 UTC"),
+        ("ended", "2001-09-09 01:47:30 UTC"),
+        ("time spent training", "50.0 s"),
+        ("timesteps per second, everything counted", "1,000"),
+        ("time for a million timesteps", "16 min 40 s"),
     ):
         assert value in [after for before, after in pairwise(filter(None, text)) if before == name], name
-    assert "steppe experiment new -f experiment.json -n cartpole-again --start" in text
+    assert "Not set: environment · settings, cluster." in text
+    assert "steppe train -f experiment.json -n cartpole-again" in text
 
 
 def test_the_page_asks_the_network_for_nothing_and_runs_no_script(tmp_path: Path) -> None:
@@ -118,20 +125,50 @@ def test_the_page_asks_the_network_for_nothing_and_runs_no_script(tmp_path: Path
 
 def test_the_curve_has_its_line_its_evaluations_its_goal_and_its_ticks(tmp_path: Path) -> None:
     reader = read(write_report(a_run(tmp_path / "run", stop_at_return=450)))
-    curve = next(a for a in reader.all("svg") if (a.get("aria-label") or "").startswith("mean return"))
-    assert curve["aria-label"] == (
-        "mean return: from 9.5 at 1k timesteps to 475 at 50k timesteps; highest 475 at 50k timesteps"
-    )
-    assert len([a for a in reader.all("path") if a.get("class") == "mark"]) == 5 + 1  # and one in the legend
+    curves = {str(a.get("class")): a["aria-label"] for a in reader.all("svg") if a.get("class") in ("large", "tall")}
+    said = "mean return: from 9.5 at 1k timesteps to 475 at 50k timesteps; highest 475 at 50k timesteps"
+    assert curves == {"large": said, "tall": said}
+    assert len([a for a in reader.all("path") if a.get("class") == "mark"]) == 2 * 5 + 1  # and one in the legend
     for said in ("10k", "50k", "timesteps", "mean return", "goal 450", "goal 450: reached"):
         assert said in reader.text, said
     assert "policy loss" in reader.text
     assert "entropy" in reader.text
 
 
+def test_the_end_its_reason_and_the_notices_are_said(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    status = {"state": "failed", "reason": "the disk is full; free some space", "notices": ["checkpoint 9 was skipped"]}
+    (run / "status.json").write_text(json.dumps(status))
+    reader = read(write_report(run))
+    assert "The disk is full; free some space." in reader.text
+    assert "Checkpoint 9 was skipped." in reader.text
+    assert [a.get("class") for a in reader.all("p")][1:3] == ["bad", "wait"]
+
+
+def test_the_network_that_the_agent_chose_is_told_by_the_policy(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", network=None)
+    (run / "policy").mkdir()
+    (run / "policy" / "policy.json").write_text(json.dumps({"network": [{"type": "dense", "size": 32}]}))
+    text = read(write_report(run)).text
+    assert text[text.index("layer\u00a01") + 1] == "dense, size 32"
+
+
+def test_the_table_has_every_evaluation_and_few_of_the_other_rows(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        for index in range(1, 1001):
+            evaluation = {"evaluation_return": 2.0} if index == 500 else {}
+            writer.write({"timestep": index, "mean_return": 1.0} | evaluation)
+    table = re.search(r"<details>.*?</details>", write_report(tmp_path).read_text(), re.DOTALL)
+    assert table is not None
+    shown = [int(cell.replace(",", "")) for cell in re.findall(r'<tr><td class="number">([\d,]+)', table[0])]
+    assert 50 <= len(shown) <= 61
+    assert shown == sorted(shown)
+    assert {500, 1000} <= set(shown)
+
+
 def test_everything_that_comes_from_a_file_is_escaped(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", name=EVIL, **{EVIL: EVIL, "agent": {"type": EVIL, EVIL: {EVIL: [EVIL]}}})
-    (run / "status.json").write_text(json.dumps({"state": EVIL, "reason": EVIL, "timings": {EVIL: 1}}))
+    (run / "status.json").write_text(json.dumps({"state": EVIL, "reason": EVIL, "seconds": EVIL, "started": EVIL}))
     with MetricsWriter(run) as writer:
         writer.write({"timestep": 99_000, EVIL: 1.0})
     (run / "videos").mkdir()
@@ -159,16 +196,17 @@ def test_a_missing_run_is_an_error_in_one_sentence(tmp_path: Path) -> None:
         write_report(tmp_path / "gone")
 
 
-def test_wall_time_leaves_out_the_pause_before_a_resume(tmp_path: Path) -> None:
+def test_the_time_of_training_is_that_of_the_status_and_resumes_are_counted(tmp_path: Path) -> None:
     lines = [
-        {"time": 1000.0, "timestep": 100, "steps_per_second": 10.0},
-        {"time": 1030.0, "timestep": 400, "steps_per_second": 10.0},
-        {"event": "resumed", "time": 9000.0, "timestep": 400},
-        {"time": 9005.0, "timestep": 500, "steps_per_second": 20.0},
+        {"time": 1000.0, "timestep": 100},
+        {"event": "resumed", "time": 9000.0, "timestep": 100},
+        {"time": 9005.0, "timestep": 500},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "status.json").write_text(json.dumps({"state": "running", "seconds": 45.0, "heartbeat": 9005.0}))
     text = read(write_report(tmp_path)).text
-    assert text[text.index("Wall time") + 1 :][:2] == ["45.0 s", "resumed once"]
+    assert text[text.index("Training time") + 1 :][:2] == ["45.0 s", "resumed once"]
+    assert text[text.index("last sign of life") + 1] == "1970-01-01 02:30:05 UTC"
 
 
 def test_the_newest_small_video_is_inside_and_a_large_one_is_a_link(tmp_path: Path) -> None:
@@ -177,6 +215,7 @@ def test_the_newest_small_video_is_inside_and_a_large_one_is_a_link(tmp_path: Pa
     videos.mkdir()
     (videos / "old.gif").write_bytes(b"GIF89a-old")
     (videos / "new.gif").write_bytes(b"GIF89a-new")
+    (videos / "folder.gif").mkdir()
     os.utime(videos / "old.gif", (1, 1))
     (image,) = read(write_report(run)).all("img")
     assert base64.b64decode((image["src"] or "").removeprefix("data:image/gif;base64,")) == b"GIF89a-new"
@@ -233,6 +272,9 @@ def test_numbers_are_said_as_people_say_them() -> None:
     assert [page.duration(x) for x in (None, 0.85, 12.34, 60, 250, 7500, 90000)] == [
         *("–", "850 ms", "12.3 s", "1 min", "4 min 10 s", "2 h 5 min", "1 d 1 h")
     ]
+    assert [page.words(x) for x in ("policy_loss", "approximate_kl", "td_error")] == [
+        *("policy loss", "approximate KL", "TD error")
+    ]
     assert [page.size(x) for x in (12, 1400, 3_200_000, 250_000)] == ["12 B", "1.4 kB", "3.2 MB", "250 kB"]
 
 
@@ -251,3 +293,21 @@ def test_a_chart_of_one_point_can_be_drawn() -> None:
     assert "nan" not in drawn
     assert "inf" not in drawn
     assert 'class="end"' in drawn
+
+
+def test_files_that_vanish_while_they_are_counted_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run(tmp_path / "run")
+    (run / "checkpoints" / "1000").mkdir(parents=True)
+    for name in ("here", "gone"):
+        (run / "checkpoints" / "1000" / name).write_bytes(b"x" * 300)
+    walk = os.walk
+
+    def walk_and_prune(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for found in walk(top):
+            if "gone" in found[2]:
+                Path(found[0], "gone").unlink()
+            yield found
+
+    monkeypatch.setattr(os, "walk", walk_and_prune)
+    text = [said for said in read(write_report(run)).text if said]
+    assert text[text.index("checkpoints/") :][:3] == ["checkpoints/", "what a resume continues from", "300 B"]

@@ -82,7 +82,7 @@ def test_an_old_experiment_file_is_understood(project):
     }
     spec = load(project, old)
     assert (spec.environment.id, spec.agent.type, spec.agent.settings) == (
-        "SpaceInvaders-v0",
+        "ALE/SpaceInvaders-v5",
         "dqn",
         {"discount": 0.97},
     )
@@ -199,6 +199,15 @@ DENSE = {"type": "dense", "size": 8}
             "wrong value 1.5 in experiments/a.json at total_timesteps; it must be a whole number",
         ),
         ({"num_workers": 0}, "wrong value 0 in experiments/a.json at num_workers; it must be at least 1"),
+        (
+            {"seed": 2**32},
+            "wrong value 4294967296 in experiments/a.json at seed; a seed is at most 4294967295",
+        ),
+        ({"video": 1}, "wrong value 1 in experiments/a.json at video; it must be true or false"),
+        (
+            {"deterministic": "yes"},
+            'wrong value "yes" in experiments/a.json at deterministic; it must be true or false',
+        ),
         ({"run_mode": "singel"}, 'unknown value "singel" in experiments/a.json at run_mode; did you mean "single"?'),
         ({"schema_version": 2}, "unknown value 2 in experiments/a.json at schema_version; it must be 1"),
         (
@@ -243,12 +252,69 @@ def test_a_misspelt_field_is_named_rather_than_the_one_it_leaves_missing(project
     )
 
 
-def test_a_missing_field_is_named(project):
+def test_a_missing_field_is_named_with_the_flag_that_gives_it(project):
     assert sentence_of(load, project, {"agent": "ppo"}) == (
+        'missing field "environment" in experiments/a.json; write it there or give it with -E/--environment'
+    )
+    assert sentence_of(load_experiment, None, {"environment": "x"}, [], project.root) == (
+        'missing field "name"; give it with -n/--name'
+    )
+
+
+def test_a_missing_field_is_named_without_flags_where_there_are_none(project):
+    assert sentence_of(load, project, {"agent": "ppo"}, options=False) == (
         'missing field "environment" in experiments/a.json; it has no default, so it must be given'
     )
-    assert sentence_of(load_experiment, None, {"environment": "x", "agent": "y"}, [], project.root) == (
-        'missing field "name"; it has no default, so it must be given'
+
+
+def test_a_missing_field_inside_a_sub_spec_has_no_flag(project):
+    assert sentence_of(load, project, {"environment": {"backend": "auto"}}) == (
+        'missing field "id" in experiments/a.json at environment; it has no default, so it must be given'
+    )
+
+
+@pytest.mark.parametrize("written", [{}, {"agent": None}])
+def test_without_an_agent_ppo_learns(project, written):
+    content = {"environment": "CartPole-v1"} | written
+    assert load(project, content).agent.type == "ppo"
+    assert load(project, content, sets=["agent.discount=0.5"]).agent.settings == {"discount": 0.5}
+    assert load(project, content, {"agent": "dqn"}).agent.type == "dqn"
+    project.write("configs/agents/ppo.json", {"type": "ppo", "clip": 0.1})
+    assert load(project, content).agent.settings == {"clip": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        (
+            {"environment": {"id": "x", "settings": {"a": [object]}}},
+            "wrong value <class 'object'> at environment.settings.a[0]; it must be something that JSON can hold",
+        ),
+        (
+            {"environment": {"id": "x", "settings": {"a": {1: 2}}}},
+            "wrong field name 1 at environment.settings.a; it must be something that JSON can hold",
+        ),
+        (
+            {"agent": {"type": "ppo", "clip": float("nan")}},
+            "wrong value nan at agent.clip; it must be a finite number",
+        ),
+    ],
+)
+def test_what_json_cannot_hold_is_refused_before_it_is_written(project, fields, sentence):
+    given = CARTPOLE | fields
+    assert sentence_of(load_experiment, None, given, [], project.root, options=False) == sentence
+
+
+def test_a_number_that_is_none_is_refused_in_a_set_too(project):
+    assert sentence_of(load, project, CARTPOLE, sets=["environment.settings.gaps=[NaN]"]) == (
+        "wrong value nan in --set at environment.settings.gaps[0]; it must be a finite number"
+    )
+
+
+def test_a_file_whose_name_is_no_name_gives_none(project):
+    project.write("a..b.json", {"environment": "CartPole-v1"})
+    assert sentence_of(load_experiment, "a..b.json", {}, [], project.root) == (
+        'missing field "name" in a..b.json; write it there or give it with -n/--name'
     )
 
 
@@ -395,7 +461,7 @@ experiments = st.fixed_dictionaries(
         "run_mode": st.sampled_from(["single", "multi-threaded", "distributed", "async"]),
         "saver_frequency": st.sampled_from(["600s", "100e", "5000t", 60, 0.25]),
         "summary_frequency": st.sampled_from(["600s", "5000t", 1]),
-        "seed": st.none() | st.integers(0, 2**63),
+        "seed": st.none() | st.integers(0, 2**32 - 1),
         "evaluation": st.none() | st.fixed_dictionaries({"every": st.integers(1, 10**6), "greedy": st.booleans()}),
         "stop_at_return": st.none() | st.floats(allow_nan=False, allow_infinity=False),
     },

@@ -1,12 +1,48 @@
 import json
 import subprocess
 import sys
+from typing import Literal
 
 import pytest
+from pydantic import AliasChoices, Field
 
 from steppe.errors import SpecError
+from steppe.specs._base import Positive, Settings, Spec, Unit
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.schema import KINDS, schema_of
+
+
+class Memory(Spec):
+    """A group of settings for these tests."""
+
+    kind: Literal["small", "large"] = "small"
+
+
+class Quick(Settings):
+    """Settings of `quick`."""
+
+    discount: Unit = 0.99
+    """How much the future counts."""
+    memory: Memory = Memory()
+
+
+class Careful(Settings):
+    """Settings of `careful`."""
+
+    clip: Positive = Field(0.2, validation_alias=AliasChoices("clip", "clipping"))
+
+
+AGENTS = {"quick": Quick, "careful": Careful}
+
+
+def references(schema):
+    """Every definition that is referred to."""
+    if isinstance(schema, list):
+        return {name for item in schema for name in references(item)}
+    if not isinstance(schema, dict):
+        return set()
+    own = {schema["$ref"].removeprefix("#/$defs/")} if "$ref" in schema else set()
+    return own.union(*(references(value) for value in schema.values()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -22,7 +58,10 @@ def test_every_experiment_field_is_described_with_its_default():
     assert all(field["description"] for field in properties.values())
     assert properties["saver_frequency"]["default"] == "600s"
     assert properties["summary_frequency"]["default"] == "5000t"
-    assert schema_of("experiment")["required"] == ["name", "environment", "agent"]
+
+
+def test_a_file_needs_neither_a_name_nor_an_agent():
+    assert schema_of("experiment")["required"] == ["environment"]
 
 
 @pytest.mark.parametrize("kind", ["environment", "agent", "network", "cluster"])
@@ -30,6 +69,31 @@ def test_an_experiment_file_may_name_a_sub_spec(kind):
     options = schema_of("experiment")["properties"][kind]["anyOf"]
     assert {"type": "string", "description": f"The name of a file in configs/{kind}s/, or a path."} in options
     assert any("$ref" in option for option in options)
+
+
+def test_an_agents_schema_has_a_branch_with_the_settings_of_each_type():
+    quick, careful = schema_of("agent", AGENTS)["oneOf"]
+    assert (quick["title"], quick["required"], quick["additionalProperties"]) == ("quick", ["type"], False)
+    assert quick["properties"]["type"]["enum"] == ["quick", "quick_agent"]
+    assert list(quick["properties"]) == ["type", "discount", "memory"]
+    discount = quick["properties"]["discount"]
+    assert (discount["default"], discount["maximum"]) == (0.99, 1.0)
+    assert discount["description"] == "How much the future counts."
+    assert list(careful["properties"]) == ["type", "clip", "clipping"]
+    assert careful["properties"]["clipping"] == careful["properties"]["clip"]
+
+
+@pytest.mark.parametrize("kind", ["agent", "experiment"])
+def test_everything_that_is_referred_to_is_there(kind):
+    schema = schema_of(kind, AGENTS)
+    assert references(schema) - set(schema["$defs"]) == set()
+    assert "Memory" in schema["$defs"]
+    assert "Quick" not in schema["$defs"]
+
+
+def test_an_experiments_schema_knows_the_agents_too():
+    agent = schema_of("experiment", AGENTS)["$defs"]["AgentSpec"]
+    assert agent["oneOf"] == schema_of("agent", AGENTS)["oneOf"]
 
 
 def test_an_unknown_kind_is_named():

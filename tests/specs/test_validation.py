@@ -4,7 +4,7 @@ import pytest
 from pydantic import AliasChoices, Field
 
 from steppe.errors import SpecError
-from steppe.specs._base import Count, Natural, NonNegative, Number, Positive, Settings, Unit
+from steppe.specs._base import Count, Flag, Natural, NonNegative, Number, Positive, Settings, Unit
 from steppe.specs.validation import Origins, unknown_word, validate
 
 
@@ -24,7 +24,7 @@ class Outer(Settings):
     positive: Positive = 1.0
     non_negative: NonNegative = 0.0
     number: Number = 0.0
-    flag: bool = False
+    flag: Flag = False
     text: str = ""
     words: list[str] = []  # noqa: RUF012
     inner: Inner = Inner()
@@ -72,6 +72,8 @@ def test_a_whole_number_may_be_written_with_an_exponent_or_a_point(written):
         ({"number": "1"}, 'wrong value "1" in a.json at number; it must be a number'),
         ({"number": float("inf")}, "wrong value Infinity in a.json at number; it must be a finite number"),
         ({"flag": "maybe"}, 'wrong value "maybe" in a.json at flag; it must be true or false'),
+        ({"flag": 1}, "wrong value 1 in a.json at flag; it must be true or false"),
+        ({"flag": "yes"}, 'wrong value "yes" in a.json at flag; it must be true or false'),
         ({"flag": []}, "wrong value [] in a.json at flag; it must be true or false"),
         ({"text": 5}, "wrong value 5 in a.json at text; it must be text in quotes"),
         ({"words": "a"}, 'wrong value "a" in a.json at words; it must be a list'),

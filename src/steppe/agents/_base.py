@@ -213,6 +213,12 @@ class Agent(ABC, Generic[S]):
         """The learner's actions as the environment takes them: within its bounds, in its shape."""
         return heads.postprocess(self.kind, actions, self.situation.action, xp=jnp)
 
+    def to_host(self, actions: np.ndarray) -> np.ndarray:
+        """The learner's actions as `HostEnvs` takes them: it clips and counts by itself, but knows no stretching."""
+        if self.kind not in heads.STRETCHED:
+            return actions
+        return heads.postprocess(self.kind, actions, self.situation.action)
+
     @abstractmethod
     def gradients(self, state: TrainState, batch: Any) -> tuple[Array, Metrics]:
         """One batch -> the gradient [P] and metrics: what a hogwild thread or a parameter-server worker computes."""
@@ -234,7 +240,14 @@ class Agent(ABC, Generic[S]):
         return {"kind": self.kind}
 
     def policy(self, state: TrainState, timestep: int) -> Policy:
-        """The self-contained artefact that acts as this state does."""
+        """The self-contained artefact that acts as this state does, preprocessing included."""
+        return self._as_policy(state, timestep, self.situation.preprocessing)
+
+    def actor(self, state: TrainState) -> Policy:
+        """The same for observations that are preprocessed already: what the host acts with while it collects."""
+        return self._as_policy(state, 0, None)
+
+    def _as_policy(self, state: TrainState, timestep: int, preprocessing: Preprocessing | None) -> Policy:
         situation = self.situation
         description = PolicyDescription(
             agent=self.type,
@@ -245,6 +258,7 @@ class Agent(ABC, Generic[S]):
             network=self.layers,
             head=self.policy_head(),
             normalizer={"clip": CLIP} if self.normalizes_observations else None,
+            preprocessing=preprocessing,
         )
         return Policy(description, self.policy_tensors(state))
 

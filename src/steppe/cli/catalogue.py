@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,9 +22,10 @@ def agents(
     from steppe import agents
     from steppe.cli.console import console, print_json, table
     from steppe.specs.agent import AgentSpec
+    from steppe.specs.validation import unknown_word
 
     if name is None:
-        sentences = {name: _sentence(agents.agent_class(AgentSpec(type=name))) for name in agents.names()}
+        sentences = {name: _described(agents.agent_class(AgentSpec(type=name))) for name in agents.names()}
         if as_json:
             print_json(sentences)
             return
@@ -33,6 +35,8 @@ def agents(
         console().print(listing)
         console().print("one agent's settings: steppe agents ppo")
         return
+    if name.removesuffix("_agent") not in agents.names():
+        raise unknown_word("agent", name, agents.names(), listed_by="steppe agents")
     settings = agents.settings_class(name)
     if as_json:
         print_json(settings.model_json_schema())
@@ -87,9 +91,13 @@ def schema(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="experiment, environment, agent, network or cluster.")],
 ) -> None:
     """Print the JSON Schema of one kind of file."""
+    from steppe import agents
+    from steppe.cli.console import print_json
     from steppe.specs.schema import schema_of
 
-    print(json.dumps(schema_of(kind), indent=2))
+    # Only for these two: an agent's settings come with its module, and that with JAX.
+    names = agents.names() if kind in ("agent", "experiment") else []
+    print_json(schema_of(kind, {name: agents.settings_class(name) for name in names}))
 
 
 def _settings_table(settings: type[BaseModel]) -> Any:
@@ -152,5 +160,13 @@ def _type(kind: type[BaseModel]) -> str:
     return str(get_args(kind.model_fields["type"].annotation)[0])
 
 
+def _described(agent: type) -> str:
+    """An agent's sentence after its algorithm's full name, with which an algorithm's module begins: `Name (paper)`."""
+    first = (sys.modules[agent.__module__].__doc__ or "").partition("\n")[0]
+    name, paper, _ = first.partition(" (")
+    sentence = _sentence(agent)
+    return f"{name}: {sentence[:1].lower()}{sentence[1:]}" if paper else sentence
+
+
 def _sentence(thing: type) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0] if thing.__doc__ else ""
+    return (thing.__doc__ or "").strip().partition("\n")[0]

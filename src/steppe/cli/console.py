@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -27,9 +26,3 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 def print_json(data: Any) -> None:
     """JSON for other programs."""
     print(json.dumps(data, indent=2))
-
-
-def shown(path: Path) -> str:
-    """A path as the user would type it here."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

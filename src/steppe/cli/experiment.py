@@ -33,7 +33,10 @@ def new(
         str | None, typer.Option("-f", "--file", metavar="FILE", help="A name in configs/experiments/, or a file.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option("-n", "--name", metavar="NAME", help="The experiment's name; without it the file's.")
+        str | None,
+        typer.Option(
+            "-n", "--name", metavar="NAME", help="The experiment's name; without it the file's, or a new one."
+        ),
     ] = None,
     start: Annotated[bool, typer.Option("-s", "--start", help="Start it at once.")] = False,
     force: Annotated[
@@ -43,29 +46,20 @@ def new(
     quiet: QUIET = False,
 ) -> int:
     """Make an experiment from a file and flags."""
-    from steppe.cli.console import shown
-    from steppe.cli.running import reference_of, say, start_and_show
-    from steppe.errors import UserError
-    from steppe.experiments import lifecycle
+    from steppe.cli.making import described, make
+    from steppe.cli.running import start_and_show
     from steppe.experiments.project import open_project
-    from steppe.specs.experiment import load_experiment
+    from steppe.specs.files import shown_path
 
-    here = Path.cwd()
-    store = open_project(here).store
-    if file is None and name is None:
-        raise UserError("a new experiment needs a name or a file: steppe experiment new -f cartpole_ppo -n first")
-    spec = load_experiment(file, fields | ({} if name is None else {"name": name}), sets, here)
+    store = open_project(Path.cwd()).store
+    example = "steppe experiment new -f cartpole_ppo -n first"
+    spec, name = described(file, name, fields, sets, takes_files_name=True, example=example)
+    folder = make(spec, store, name=name, force=force, start=start, quiet=quiet)
     if start:
-        lifecycle.check_supported(spec)
-    for notice in lifecycle.check(spec, here):
-        say(notice, quiet)
-    folder = lifecycle.create(spec, store, name=spec.name, force=force)
-    if start:
-        lifecycle.prepare(folder)
         return start_and_show(folder, resume=False, detach=detach, quiet=quiet)
     if not quiet:
-        print(f'made experiment "{folder.name}" in {shown(folder.path)}; start it with:')
-        print(f"  steppe experiment start -e {reference_of(folder)}")
+        print(f'made experiment "{folder.name}" in {shown_path(folder.path)}; start it with:')
+        print(f"  {folder.ways.start}")
     return 0
 
 
@@ -142,13 +136,13 @@ def download(
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
 ) -> None:
     """Copy what an experiment left to a folder of your own."""
-    from steppe.cli.console import shown
     from steppe.experiments import lifecycle
+    from steppe.specs.files import shown_path
 
     folder = _find(experiment)
     target = to or Path.cwd() / f"{folder.name}-results"
     files = lifecycle.download(folder, target, force=force)
-    print(f"copied {len(files)} file{'' if len(files) == 1 else 's'} to {shown(target.absolute())}")
+    print(f"copied {len(files)} file{'' if len(files) == 1 else 's'} to {shown_path(target)}")
 
 
 @app.command()
@@ -166,10 +160,9 @@ def delete(
     force: Annotated[bool, typer.Option("--force", help="Do not ask.")] = False,
 ) -> int:
     """Delete an experiment and all its results."""
-    from steppe.cli.console import shown
     from steppe.errors import StateError
     from steppe.experiments.project import known_stores
-    from steppe.experiments.states import advance
+    from steppe.specs.files import shown_path
 
     folder = _find(experiment)
     stores = [store for store in known_stores(Path.cwd()) if store.path.resolve() == folder.path.parent.resolve()]
@@ -178,8 +171,8 @@ def delete(
             f"{folder.path} is in neither this project's experiments/ nor ./steppe-runs/; "
             "go to the folder it belongs to, or delete it yourself"
         )
-    advance(folder.status().state, "delete", folder.name)
-    if not force and not typer.confirm(f"Delete {shown(folder.path)} and everything in it?"):
+    folder.advance(folder.status().state, "delete")
+    if not force and not typer.confirm(f"Delete {shown_path(folder.path)} and everything in it?"):
         print("nothing was deleted")
         return 1
     stores[0].delete(folder)
@@ -188,11 +181,11 @@ def delete(
 
 
 def _start(name: str, *, resume: bool, force: bool, detach: bool, sets: list[str] | None, quiet: bool) -> int:
-    from steppe.cli.running import start_and_show
+    from steppe.cli.running import say, start_and_show
     from steppe.experiments import lifecycle
 
     folder = _find(name)
-    lifecycle.prepare(folder, resume=resume, force=force, sets=sets)
+    say(lifecycle.prepare(folder, resume=resume, force=force, sets=sets), quiet)
     return start_and_show(folder, resume=resume, detach=detach, quiet=quiet)
 
 

@@ -17,7 +17,7 @@ FLAGS: dict[str, Any] = {
             "-A",
             "--agent",
             metavar="AGENT",
-            help="The agent: one of `steppe agents`, a name in configs/agents/ or a file.",
+            help="The agent: one of `steppe agents`, a name in configs/agents/ or a file; ppo where none is named.",
         ),
     ],
     "network": Annotated[
@@ -138,6 +138,8 @@ def _value(name: str, given: Any) -> Any:
     if not isinstance(given, str) or name in ("agent", "network", "environment", "cluster", "run_mode", "platform"):
         return given
     try:
-        return json.loads(given.replace("_", ""))
+        value = json.loads(given.replace("_", ""))
     except ValueError:
         return given
+    # "null" would mean that the flag was not given at all.
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else given

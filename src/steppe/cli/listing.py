@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.cli.text import age, count, duration, score, size
+from steppe.cli.text import age, count, duration, last_episodes, score, size
 
 if TYPE_CHECKING:
     from steppe.experiments.states import State
@@ -57,9 +58,8 @@ def print_experiment(folder: RunFolder, as_json: bool) -> None:
     from steppe.cli.console import console, print_json
 
     status, spec = folder.status(), folder.spec_data()
-    files = [path for path in sorted(folder.path.rglob("*")) if path.is_file() and not path.name.startswith(".")]
     if as_json:
-        names = [str(path.relative_to(folder.path)) for path in files]
+        names = [str(path.relative_to(folder.path)) for path in folder.files()]
         print_json(
             {
                 "name": folder.name,
@@ -81,7 +81,7 @@ def print_experiment(folder: RunFolder, as_json: bool) -> None:
     ]:
         out.print(line, markup=False)
     out.print("files", style="bold")
-    for label, text in _files(folder.path):
+    for label, text in _files(folder):
         out.print(f"  {label:<24} {text}", markup=False)
 
 
@@ -108,17 +108,16 @@ def print_log(folder: RunFolder, follow: bool) -> None:
 def print_ended(folder: RunFolder, status: Status, wanted: State) -> int:
     """How an experiment ended that was asked to; the exit code."""
     from steppe.cli.console import console
-    from steppe.cli.running import reference_of
 
     if status.state == wanted:
-        sentence = f'experiment "{folder.name}" is {wanted} at timestep {status.timestep:,}; train on with:'
-    else:
-        reason = f": {status.reason}" if status.reason else ""
-        sentence = f'experiment "{folder.name}" was not {wanted} but is {status.state}{reason}'
-    console().print(sentence, markup=False)
-    if status.state == wanted:
-        console().print(f"  steppe experiment resume -e {reference_of(folder)}", markup=False)
-    return 0 if status.state in (wanted, "completed") else 1
+        console().print(
+            f'experiment "{folder.name}" is {wanted} at timestep {status.timestep:,}; train on with:', markup=False
+        )
+        console().print(f"  {folder.ways.resume}", markup=False)
+        return 0
+    reason = f": {status.reason}" if status.reason else ""
+    console().print(f'experiment "{folder.name}" was not {wanted} but is {status.state}{reason}', markup=False)
+    return 0 if status.state == "completed" else 1
 
 
 def _row(folder: RunFolder) -> dict[str, Any]:
@@ -156,7 +155,7 @@ def _facts(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
             ("started", age(status.started)),
             ("trained", f"{status.timestep:,} timesteps, {status.episode:,} episodes, {status.update:,} updates"),
             ("time", duration(status.seconds)),
-            ("return", f"{score(status.mean_return)} (mean of the last 100 episodes)"),
+            ("return", _mean(status)),
         ]
     if status.is_live:
         facts.append(("process", f"{status.pid} on {status.host}, heard {age(status.heartbeat)}"))
@@ -165,14 +164,23 @@ def _facts(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
     return [*facts, *(("note", notice) for notice in status.notices)]
 
 
-def _files(folder: Path) -> list[tuple[str, str]]:
+def _mean(status: Status) -> str:
+    of = f" (mean of {last_episodes(status.episode)})" if status.mean_return is not None else ""
+    return f"{score(status.mean_return)}{of}"
+
+
+def _files(folder: RunFolder) -> list[tuple[str, str]]:
     """Each file with its size, each folder with how many files it has."""
-    rows = []
-    for entry in sorted(folder.iterdir()):
-        if entry.name.startswith("."):
-            continue
-        inside = [path for path in entry.rglob("*") if path.is_file()] if entry.is_dir() else [entry]
-        total = size(sum(path.stat().st_size for path in inside))
-        many = f"{len(inside)} file{'' if len(inside) == 1 else 's'}, " if entry.is_dir() else ""
-        rows.append((entry.name + ("/" if entry.is_dir() else ""), many + total))
-    return rows
+    sizes: dict[str, list[int]] = {}
+    for path in folder.files():
+        first, *rest = path.relative_to(folder.path).parts
+        # A running experiment may have removed it meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            amount = path.stat().st_size
+            sizes.setdefault(f"{first}/" if rest else first, []).append(amount)
+    return [(name, _amount(name, inside)) for name, inside in sorted(sizes.items())]
+
+
+def _amount(name: str, sizes: list[int]) -> str:
+    many = f"{len(sizes)} file{'' if len(sizes) == 1 else 's'}, " if name.endswith("/") else ""
+    return many + size(sum(sizes))

@@ -24,25 +24,25 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
     """Write a policy as an ONNX file, with its pre- and post-processing inside."""
-    from steppe.cli.console import shown
     from steppe.errors import UserError
     from steppe.records.policy import load_policy
+    from steppe.specs.files import shown_path
 
     if to.exists() and not force:
         raise UserError(f"{to} exists already; choose another --to, or use --force to write over it")
     path = load_policy(_policy_folder(folder)).export_onnx(to)
-    print(f"wrote {shown(Path(path).absolute())}")
+    print(f"wrote {shown_path(path)}")
 
 
 def report(
     experiment: Annotated[str, typer.Option("-e", "--experiment", metavar="NAME", help="Its name, or its run folder.")],
 ) -> None:
     """Write report.html of an experiment again."""
-    from steppe.cli.console import shown
     from steppe.experiments.project import find_experiment
     from steppe.records.report import write_report
+    from steppe.specs.files import shown_path
 
-    print(f"wrote {shown(write_report(find_experiment(experiment, Path.cwd()).path))}")
+    print(f"wrote {shown_path(write_report(find_experiment(experiment, Path.cwd()).path))}")
 
 
 def _policy_folder(name: str) -> Path:

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
 LINE_SECONDS = 3.0
-COMPILING = "compiling the training program..."
+PHASES = {
+    "compiling": "compiling the training program...",
+    "evaluating": "evaluating the policy...",
+    "saving": "saving a checkpoint...",
+    "exporting": "exporting the policy...",
+    "filming": "exporting the policy and filming an episode...",
+}
+"""What a run does now, where that is not plain training."""
 
 
 def display(spec: ExperimentSpec, quiet: bool = False) -> Display:
@@ -35,6 +42,8 @@ class Display:
         self.goal = spec.stop_at_return
         self.latest: Progress | None = None
         self._told = 0
+        self.lasting: set[str] = set()
+        """The notices that stay readable when this display is over."""
         self.began = time.monotonic()
 
     def __enter__(self) -> Display:
@@ -69,21 +78,22 @@ class Display:
         return (whole - self.latest.timestep) / self.latest.steps_per_second
 
     def counted(self) -> str:
-        """`120k of 500k timesteps`."""
+        """`120k of 500k timesteps`, and the same of episodes where they are limited too."""
         if self.latest is None:
             return ""
-        if self.timesteps:
-            return f"{count(self.latest.timestep)} of {count(self.timesteps)} timesteps"
-        if self.episodes:
-            return f"{count(self.latest.episode)} of {count(self.episodes)} episodes"
-        return f"{count(self.latest.timestep)} timesteps"
+        parts = [
+            f"{count(now)} of {count(limit)} {what}"
+            for now, limit, what in (
+                (self.latest.timestep, self.timesteps, "timesteps"),
+                (self.latest.episode, self.episodes, "episodes"),
+            )
+            if limit
+        ]
+        return ", ".join(parts)
 
     def doing(self) -> str:
         """What it does now, where that is not plain training."""
-        if self.latest is None:
-            return "starting..."
-        words = {"compiling": COMPILING, "evaluating": "evaluating the policy...", "saving": "saving..."}
-        return words.get(self.latest.phase, "")
+        return PHASES.get(self.latest.phase, "") if self.latest is not None else "starting..."
 
 
 class Lines(Display):
@@ -101,16 +111,18 @@ class Lines(Display):
     def update(self, progress: Progress) -> None:
         """A line if it is time for one."""
         super().update(progress)
+        self.lasting.update(progress.notices)
         now = time.monotonic()
         if progress.phase == "compiling":
             if not self._compiling:
-                self._print(COMPILING)
+                self._print(self.doing())
             self._compiling = True
         elif progress.timestep and now >= self._next:
             self._next = now + LINE_SECONDS
+            speed = f"{count(progress.steps_per_second)} steps/s, " if progress.steps_per_second else ""
             self._print(
                 f"{self.counted()} ({self.done():.0%}), mean return {score(progress.mean_return)}, "
-                f"{count(progress.steps_per_second)} steps/s, {duration(now - self.began)}"
+                f"{speed}{duration(now - self.began)}"
             )
 
     def announce(self, sentence: str) -> None:
@@ -118,8 +130,8 @@ class Lines(Display):
         self._print(sentence)
 
     def _print(self, line: str) -> None:
-        # Training must survive a reader that went away.
-        with contextlib.suppress(OSError):
+        # Training must survive a reader that went away, and a signal that comes while a line is being printed.
+        with contextlib.suppress(OSError, RuntimeError):
             print(line, flush=True)
 
 
@@ -130,7 +142,7 @@ class Panel(Display):
         from rich.live import Live
 
         super().__init__(spec)
-        self._announced = ""
+        self._announced: list[str] = []
         self._live = Live(get_renderable=self.render, console=console(), refresh_per_second=5, transient=True)
 
     def __enter__(self) -> Panel:
@@ -143,7 +155,7 @@ class Panel(Display):
 
     def announce(self, sentence: str) -> None:
         """Below the figures until the end."""
-        self._announced = sentence
+        self._announced.append(sentence)
 
     def render(self) -> RenderableType:
         """The panel as of now."""
@@ -163,14 +175,17 @@ class Panel(Display):
         else:
             rows.append(Text(f"{self.doing()}  {duration(time.monotonic() - self.began)}"))
         if self._announced:
-            rows.append(Text(self._announced, style="bold yellow"))
+            rows.append(Text("\n".join(self._announced), style="bold yellow"))
         return panel.Panel(Group(*rows), title=Text(self.title), title_align="left", padding=(0, 1))
 
     def _figures(self) -> RenderableType:
+        from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
         assert self.latest is not None
         goal = f" of {score(self.goal)}" if self.goal is not None else ""
+        speed = count(self.latest.steps_per_second) if self.latest.steps_per_second else "-"
         remaining = self.remaining()
         grid = Table.grid(padding=(0, 2), expand=True)
         for _ in range(4):
@@ -178,8 +193,9 @@ class Panel(Display):
         for row in (
             ("mean return", f"{score(self.latest.mean_return)}{goal}", "best", score(self.latest.best_return)),
             ("episodes", f"{self.latest.episode:,}", "updates", f"{self.latest.update:,}"),
-            ("steps/s", count(self.latest.steps_per_second), "elapsed", duration(time.monotonic() - self.began)),
-            ("remaining", f"at most {duration(remaining)}" if remaining else "-", "", self.doing()),
+            ("steps/s", speed, "elapsed", duration(time.monotonic() - self.began)),
         ):
             grid.add_row(*row)
-        return grid
+        # Always one line, so that the panel does not change its height.
+        last = self.doing() or (f"at most {duration(remaining)} remaining" if remaining else "")
+        return Group(grid, Text(last, no_wrap=True, overflow="ellipsis"))

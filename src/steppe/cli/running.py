@@ -2,55 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
+from collections.abc import Collection
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steppe.cli.console import console, shown
-from steppe.cli.text import duration, score
+from steppe.cli.console import console
+from steppe.cli.text import duration, last_episodes, score
+from steppe.specs.files import shown_path
 
 if TYPE_CHECKING:
     from steppe.experiments.store import RunFolder, Status
 
 
-def say(sentence: str, quiet: bool = False) -> None:
-    """Something worth knowing that is no error."""
-    if not quiet:
-        console().print(f"note: {sentence}", markup=False)
+def say(notices: list[str], quiet: bool = False) -> None:
+    """Things worth knowing that are no errors."""
+    for notice in [] if quiet else notices:
+        console().print(f"note: {notice}", markup=False)
 
 
 def start_and_show(folder: RunFolder, *, resume: bool, detach: bool, quiet: bool) -> int:
     """Trains the prepared experiment; the exit code."""
     from steppe.experiments import lifecycle
 
-    reference = reference_of(folder)
     if detach:
         pid = lifecycle.start_detached(folder, resume=resume)
         if not quiet:
             console().print(f'experiment "{folder.name}" is training in process {pid}; watch it with:', markup=False)
-            _print_commands(
-                [f"steppe experiment logs -e {reference} --follow", f"steppe experiment stop -e {reference}"]
-            )
+            _print_commands([f"{folder.ways.logs} --follow", folder.ways.stop])
         return 0
 
     from steppe.cli.progress import display
     from steppe.experiments.run import run
 
-    with display(folder.spec(), quiet) as shows:
-        ended = run(folder, resume=resume, on_progress=shows.update, announce=shows.announce)
+    shows = display(folder.spec(), quiet)
+    try:
+        with shows:
+            ended = run(folder, resume=resume, on_progress=shows.update, announce=shows.announce)
+    except Exception:
+        if not quiet:
+            _print_failure(folder, shows.lasting)
+        raise
     if not quiet:
-        print_end(folder, folder.status())
+        print_end(folder, folder.status(), told=shows.lasting)
     return ended.exit_code
 
 
-def print_end(folder: RunFolder, status: Status) -> None:
-    """How it ended, where everything is, and what to do next."""
+def print_end(folder: RunFolder, status: Status, told: Collection[str] = (), reason: bool = True) -> None:
+    """How it ended, where everything is, and what to do next; notices that were `told` already are left out."""
     out = console()
-    reason = f": {status.reason}" if status.reason else ""
-    out.print(f'experiment "{folder.name}" is {status.state}{reason}', markup=False, style="bold")
+    why = f": {status.reason}" if reason and status.reason else ""
+    out.print(f'experiment "{folder.name}" is {status.state}{why}', markup=False, style="bold")
     if status.mean_return is not None:
-        out.print(f"  score        {score(status.mean_return)} (mean return of the last 100 episodes)", markup=False)
+        out.print(
+            f"  score        {score(status.mean_return)} (mean return of {last_episodes(status.episode)})", markup=False
+        )
     speed = f", {status.timestep / status.seconds:,.0f} timesteps/s" if status.seconds else ""
     out.print(
         f"  trained      {status.timestep:,} timesteps, {status.episode:,} episodes, {status.update:,} updates "
@@ -63,28 +71,30 @@ def print_end(folder: RunFolder, status: Status) -> None:
         ("TensorBoard", "tensorboard"),
         ("report", "report.html"),
         ("video", "videos"),
+        *([("log", "log.txt")] if status.state == "failed" else []),
     ):
         path = folder.path / name
         if path.exists():
-            out.print(f"  {label:<12} {shown(path)}{'/' if path.is_dir() else ''}", markup=False)
-    for notice in status.notices:
-        out.print(f"note: {notice}", markup=False)
+            out.print(f"  {label:<12} {shown_path(path)}{'/' if path.is_dir() else ''}", markup=False)
+    say([notice for notice in status.notices if notice not in told])
     out.print("try next:")
     _print_commands(next_commands(folder, status))
 
 
 def next_commands(folder: RunFolder, status: Status) -> list[str]:
     """Commands that work now."""
-    reference = reference_of(folder)
-    commands = [f"steppe experiment show -e {reference}"]
-    if status.state in ("paused", "stopped", "failed") and (folder.path / "checkpoints").is_dir():
-        commands.insert(0, f"steppe experiment resume -e {reference}")
+    from steppe.experiments.lifecycle import has_checkpoint
+
+    ways = folder.ways
+    commands = [ways.show]
+    if status.state in ("paused", "stopped", "failed"):
+        commands.insert(0, ways.resume if has_checkpoint(folder) else ways.restart)
     data = folder.spec_data()
     learns = data["agent"]["type"] not in ("random", "constant")
     if learns and (folder.path / "policy").is_dir() and find_spec("onnx") is not None:
-        commands.append(f"steppe policy export {shlex.quote(shown(folder.path / 'policy'))} --to policy.onnx")
+        commands.append(f"steppe policy export {shlex.quote(shown_path(folder.path / 'policy'))} --to policy.onnx")
     if (folder.path / "tensorboard").is_dir() and find_spec("tensorboard") is not None:
-        commands.append(f"tensorboard --logdir {shlex.quote(shown(folder.path / 'tensorboard'))}")
+        commands.append(f"tensorboard --logdir {shlex.quote(shown_path(folder.path / 'tensorboard'))}")
     if status.state == "completed":
         # Both take every kind of action, so the command works whatever the environment.
         other = "vpg" if data["agent"]["type"] == "ppo" else "ppo"
@@ -93,17 +103,15 @@ def next_commands(folder: RunFolder, status: Status) -> list[str]:
     return commands
 
 
-def reference_of(folder: RunFolder) -> str:
-    """What -e takes from here to mean this experiment."""
+def _print_failure(folder: RunFolder, told: Collection[str]) -> None:
+    """What a run that failed here left; why it failed is the error that follows."""
     from steppe.errors import SteppeError
-    from steppe.experiments.project import find_experiment
 
-    try:
-        if find_experiment(folder.name, Path.cwd()).path == folder.path:
-            return shlex.quote(folder.name)
-    except SteppeError:
-        pass
-    return shlex.quote(shown(folder.path))
+    with contextlib.suppress(SteppeError):
+        status = folder.status()
+        # Another process's run, or one that never began, is none of this command's.
+        if status.state == "failed" and status.pid == os.getpid():
+            print_end(folder, status, told, reason=False)
 
 
 def _print_commands(commands: list[str]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+WINDOW = 100
+"""How many episodes a mean return is of, once there are so many."""
+
 
 def age(moment: float | None, now: float | None = None) -> str:
     """How long ago a moment (seconds since 1970) was: `3 min ago`; nothing for None."""
@@ -35,6 +38,12 @@ def score(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def last_episodes(ended: int) -> str:
+    """Which episodes a mean return is of, when so many have ended: `the last 100 episodes`, or all there are."""
+    counted = min(ended, WINDOW)
+    return "the last episode" if counted == 1 else f"the last {counted} episodes"
 
 
 def duration(seconds: float | None) -> str:

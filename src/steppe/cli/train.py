@@ -39,28 +39,16 @@ def train(
 
     The results go to experiments/ in a project and to ./steppe-runs/ elsewhere. Ctrl-C saves a checkpoint and pauses.
     """
-    from steppe.cli.running import say, start_and_show
+    from steppe.cli.making import described, make
+    from steppe.cli.running import start_and_show
     from steppe.errors import UserError
-    from steppe.experiments import lifecycle
-    from steppe.experiments.experiment import WITHOUT_NAME
     from steppe.experiments.project import store_for_new_runs
-    from steppe.specs.experiment import load_experiment
 
-    here = Path.cwd()
     if env is not None:
         if fields.get("environment") not in (None, env):
             raise UserError(f'two environments are given, "{env}" and "{fields["environment"]}"; leave one out')
         fields["environment"] = env
-    if file is None:
-        if "environment" not in fields and not any(text.startswith("environment") for text in sets):
-            raise UserError("no environment is given; try: steppe train CartPole-v1")
-        fields = {"agent": "ppo", "name": WITHOUT_NAME} | fields
-    if name is not None:
-        fields["name"] = name
-    spec = load_experiment(file, fields, sets, here)
-    lifecycle.check_supported(spec)
-    for notice in lifecycle.check(spec, here):
-        say(notice, quiet)
-    folder = lifecycle.create(spec, store_for_new_runs(here), name=name, force=force)
-    lifecycle.prepare(folder)
+    example = "steppe train CartPole-v1"
+    spec, name = described(file, name, fields, sets, takes_files_name=False, example=example)
+    folder = make(spec, store_for_new_runs(Path.cwd()), name=name, force=force, start=True, quiet=quiet)
     return start_and_show(folder, resume=False, detach=detach, quiet=quiet)

@@ -12,7 +12,7 @@ from steppe.envs.spaces import Offer, Write, action_crossing, bulk_writer, obser
 from steppe.envs.wrapping import notices_of
 from steppe.errors import EnvironmentFault, UserError
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.spaces import Box, Discrete, Space
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
 
 INFINITY = float("inf")
 
@@ -206,24 +206,36 @@ class Check:
 
     def __init__(self, space: Space) -> None:
         self._is_float = isinstance(space, Box) and space.dtype == "float32"
-        self._choices = range(space.start, space.start + space.n) if isinstance(space, Discrete) else None
+        self._choices: tuple[int, np.ndarray] | None = None
+        """The first choice and the one after the last, where observations are choices."""
+        if isinstance(space, Discrete):
+            self._choices = space.start, np.asarray(space.start + space.n)
+        elif isinstance(space, MultiDiscrete):
+            self._choices = 0, np.asarray(space.nvec)
 
     def __call__(self, rows: np.ndarray, rewards: np.ndarray, fault: Any) -> None:
         """Raises fault(i, what) for the first environment with a bad number; rows: [N, ...], rewards: [N]."""
         if _has_no_number(rewards):
             i = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise fault(i, f"returned the reward {rewards[i]}")
-        if self._choices is not None or (self._is_float and _has_no_number(rows)):
+        if self._is_bad(rows):
             for i, row in enumerate(rows):
                 self.row(row, lambda what, i=i: fault(i, what))
 
     def row(self, row: np.ndarray, fault: Any) -> None:
         """Raises fault(what) when one observation has a bad number."""
-        if self._is_float and _has_no_number(row):
+        if not self._is_bad(row):
+            return
+        if self._choices is None:
             raise fault(f"returned an observation with {row[~np.isfinite(row)][0]} in it")
-        if self._choices is not None and int(row) not in self._choices:
-            first, last = self._choices[0], self._choices[-1]
-            raise fault(f"returned the observation {row}, which is not one of {first} to {last}")
+        first, end = self._choices
+        raise fault(f"returned the observation {row.tolist()}, which is not within {first} to {(end - 1).tolist()}")
+
+    def _is_bad(self, values: np.ndarray) -> bool:
+        if self._choices is not None:
+            first, end = self._choices
+            return bool(((values < first) | (values >= end)).any())
+        return self._is_float and _has_no_number(values)
 
 
 def _has_no_number(values: np.ndarray) -> bool:

@@ -11,12 +11,13 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode
 
 from steppe.envs._loop import Buffers, Check, Layout
-from steppe.envs.making import find_spec
+from steppe.envs.making import checked_limit, find_spec
 from steppe.envs.spaces import action_crossing, observation_crossing
 from steppe.errors import EnvironmentFault, SteppeError, UserError
 from steppe.specs.environment import EnvironmentSpec
 
 WAY_OUT = 'write "vectorization": "sync" or "processes"'
+NO_REWARDS = np.zeros(0, np.float32)
 
 
 class Native:
@@ -37,7 +38,7 @@ class Native:
         entry = registration.vector_entry_point
         if entry is None:
             raise UserError(f'environment "{spec.id}" has no native vectorised version; {WAY_OUT}')
-        limit = settings.pop("max_episode_steps", registration.max_episode_steps)
+        limit = checked_limit(settings.pop("max_episode_steps", registration.max_episode_steps or -1), spec.id)
         if max_timesteps is not None:
             if limit is None:
                 raise UserError(
@@ -86,6 +87,7 @@ class Native:
             self._copy(seen, observations, range(len(observations)))
         except Exception as error:
             raise self._fault(error) from error
+        self._check(observations, NO_REWARDS, self._named)
 
     def step(self, actions: np.ndarray, out: Buffers) -> bool:
         """As `Loop.step`."""
@@ -104,6 +106,8 @@ class Native:
         except Exception as error:
             raise self._fault(error) from error
         self._check(out.next_observations, out.rewards, self._named)
+        if ended.size:
+            self._check(out.observations, NO_REWARDS, self._named)
         return bool(ended.size)
 
     def close(self) -> None:

@@ -16,17 +16,19 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from steppe.envs._loop import Buffers, describe
+from steppe.envs.cores import available_cores
 from steppe.envs.making import make_env
 from steppe.envs.wrapping import notices_of
-from steppe.errors import EnvironmentFault, UserError
+from steppe.errors import EnvironmentFault, StorageError, UserError
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.spaces import Space, from_json, to_json
+from steppe.specs.spaces import Box, Space, from_json, to_json
+
+IN_MEMORY = "/dev/shm"
 
 
 class Processes:
@@ -45,7 +47,7 @@ class Processes:
         self._actions, self._shared = shared_arrays(
             mmap.mmap(self._memory.fileno(), 0), observation_space, action_space, count
         )
-        workers = min(count, os.cpu_count() or 1)
+        workers = min(count, available_cores())
         bounds = np.linspace(0, count, workers + 1).astype(int).tolist()
         self._workers: list[_Worker] = []
         self._finalizer = weakref.finalize(self, _end, self._workers)
@@ -75,7 +77,7 @@ class Processes:
     def step(self, actions: np.ndarray, out: Buffers) -> bool:
         """As `Loop.step`."""
         self._taken += 1
-        self._actions[:] = actions
+        self._actions[:] = actions.reshape(self._actions.shape)
         self._send(b"s")
         for mine, theirs in zip(out, self._shared, strict=True):
             mine[:] = theirs
@@ -143,11 +145,14 @@ class _Worker:
                     "environment (or give it more memory), then resume from the last checkpoint"
                 )
 
-    def end(self) -> None:
-        """Closes the pipes, upon which the worker ends by itself, and waits for that."""
+    def dismiss(self) -> None:
+        """Closes the pipes, upon which the worker ends by itself."""
         for fd in (self._commands, self._answers):
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+    def end(self) -> None:
+        """Waits for a dismissed worker to end, and ends it by force if it does not."""
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -162,16 +167,25 @@ class _Worker:
 
 
 def _end(workers: list[_Worker]) -> None:
+    # All are told before any is waited for, so that slow ones end side by side.
+    for worker in workers:
+        worker.dismiss()
     while workers:
         workers.pop().end()
 
 
 def _memory(size: int) -> IO[bytes]:
-    """A nameless file of `size` bytes, in memory where the system has such a place."""
-    folder = "/dev/shm"
-    memory = tempfile.TemporaryFile(dir=folder if Path(folder).is_dir() else None)  # noqa: SIM115 - closed in close()
-    os.posix_fallocate(memory.fileno(), 0, size)
-    return memory
+    """A nameless file of `size` bytes, in memory where the system has room for it there."""
+    for folder in (IN_MEMORY, tempfile.gettempdir()):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as unless_kept:
+            memory = unless_kept.enter_context(tempfile.TemporaryFile(dir=folder))
+            if hasattr(os, "posix_fallocate"):
+                # Reserved now: room that is missing when it is first written to would kill the process.
+                os.posix_fallocate(memory.fileno(), 0, size)
+            memory.truncate(size)
+            unless_kept.pop_all()
+            return memory
+    raise StorageError(f"there is no room for {size:,} bytes in {IN_MEMORY} or in {tempfile.gettempdir()}; free some")
 
 
 def shared_size(observation_space: Space, action_space: Space, count: int) -> int:
@@ -198,7 +212,9 @@ def read_spaces(job: dict[str, Any]) -> tuple[Space, Space]:
 def _shapes(observation_space: Space, action_space: Space, count: int) -> list[tuple[tuple[int, ...], str]]:
     seen = ((count, *observation_space.shape), observation_space.dtype)
     flags = ((count,), "bool")
-    return [((count, *action_space.shape), action_space.dtype), seen, seen, ((count,), "float32"), flags, flags]
+    # Actions in a Box come as real numbers and are rounded, where that is wanted, on the other side.
+    taken = ((count, *action_space.shape), "float32" if isinstance(action_space, Box) else action_space.dtype)
+    return [taken, seen, seen, ((count,), "float32"), flags, flags]
 
 
 def _aligned(shape: tuple[int, ...], dtype: str) -> int:

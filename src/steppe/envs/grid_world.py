@@ -65,7 +65,9 @@ class GridWorld(JaxEnv):
             object.__setattr__(self, "goal", (self.height - 1, self.width - 1))
         if self.max_episode_steps is None:
             object.__setattr__(self, "max_episode_steps", 4 * self.width * self.height)
-        named = [("start", self.start), ("goal", self.goal or (0, 0)), *(("walls", wall) for wall in self.walls)]
+        named = [("walls", wall) for wall in self.walls]
+        named += [] if self.random_start else [("start", self.start)]
+        named += [] if self.random_goal or self.goal is None else [("goal", self.goal)]
         for name, (row, column) in named:
             if row >= self.height or column >= self.width:
                 raise ValueError(f"{name} [{row}, {column}] lies outside the {self.height} x {self.width} grid")

@@ -35,7 +35,8 @@ def make_env(
     settings = dict(spec.settings)
     if render_mode is not None:
         settings["render_mode"] = render_mode
-    limit = settings.pop("max_episode_steps", None)
+    given = settings.pop("max_episode_steps", None)
+    limit = None if given is None else checked_limit(given, spec.id)
     try:
         with warnings.catch_warnings():
             # The user named this version on purpose.
@@ -69,27 +70,42 @@ def make_env(
         raise EnvironmentFault(
             f'environment "{spec.id}" could not be made: {type(error).__name__}: {error}; check its settings {settings}'
         ) from error
-    return env, registered_limit if limit is None else _positive(limit, spec.id)
+    return env, registered_limit if given is None else limit
 
 
 def find_spec(id: str) -> Any:
-    """The gymnasium registration of an id, which is looked for in the packages that register late, too."""
-    name = id.rpartition(":")[2]
-    if name not in gymnasium.registry:
-        for start, module, extra in EXTRAS:
+    """The gymnasium registration of an id, for which the module before its colon or its package is imported."""
+    module, _, name = id.rpartition(":")
+    if module:
+        import_module(module, f'environment "{id}"')
+    elif name not in gymnasium.registry:
+        for start, package, extra in EXTRAS:
             if name.startswith(start):
                 try:
-                    gymnasium.register_envs(importlib.import_module(module))
+                    gymnasium.register_envs(importlib.import_module(package))
                 except ModuleNotFoundError as error:
                     raise MissingExtra(f'environment "{id}"', extra) from error
     if name in gymnasium.registry:
         return gymnasium.registry[name]
+    if module:
+        raise UserError(f'environment "{id}" names "{name}", which the module "{module}" does not register as an id')
     if has_twin(id):
         raise UserError(f'environment "{id}" is Steppe\'s own and only runs compiled; leave out "backend": "gymnasium"')
     raise UserError(
         f'unknown environment "{id}", which is neither a gymnasium id nor "module:callable"'
         f"{did_you_mean(id, [*gymnasium.registry, *known_ids()])}"
     )
+
+
+def checked_limit(limit: Any, id: str) -> int | None:
+    """The max_episode_steps of an environment's settings; -1 is gymnasium's word for none."""
+    if limit == -1:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise UserError(
+            f'environment "{id}" has max_episode_steps {limit!r} in its settings; it must be a whole number from 1 on'
+        )
+    return limit
 
 
 def _make_registered(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env, int | None]:
@@ -117,8 +133,8 @@ def _make_from_module(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env,
         env = target(**settings)
         if not isinstance(env, gymnasium.Env):
             raise UserError(f'{what} returned {_a(type(env).__name__)}, not a gymnasium.Env; let "{name}" return one')
-        # Without a registered limit the environment's own wrappers, if any, keep the time.
-        return env, None
+        # Where the callable uses gymnasium.make, its time limit keeps the time; knowing it keeps a shorter one away.
+        return env, None if env.spec is None else env.spec.max_episode_steps
     if name in gymnasium.registry:
         return _make_registered(name, settings)
     raise not_in(module, name, what)
@@ -156,16 +172,6 @@ def _let_mujoco_log() -> None:
 def _log_mujoco(sentence: str) -> None:
     # What is out of date in gymnasium's models is nothing that a user can change.
     log.log(logging.INFO if "deprecated" in sentence else logging.WARNING, "MuJoCo: %s", sentence)
-
-
-def _positive(limit: Any, id: str) -> int | None:
-    if limit == -1:  # gymnasium's word for no limit
-        return None
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise UserError(
-            f'environment "{id}" has max_episode_steps {limit!r} in its settings; it must be a whole number from 1 on'
-        )
-    return limit
 
 
 def _a(noun: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from steppe.specs.environment import EnvironmentSpec
 Act = Callable[[np.ndarray], Any]
 """From one observation, as the agent sees it, to one action, as the agent gives it."""
 
-MAX_FPS = 25
+MAX_FPS = 30
 MAX_SIDE = 400
 MAX_FRAMES = 1000
 
@@ -83,7 +84,7 @@ def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | N
             for _ in range(repeat):
                 obs, reward, terminated, truncated, _ = env.step(action)
                 total += float(reward)
-                reason = film.add(env.render)
+                reason = reason or film.add(env.render)
                 if ended := bool(terminated or truncated):
                     break
             length += 1
@@ -92,9 +93,10 @@ def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | N
         raise
     except Exception as error:
         said = f": {error}" if str(error) else ""
-        reason = f'environment "{spec.id}" cannot be shown: its render() raised {type(error).__name__}{said}'
+        reason = f'environment "{spec.id}" cannot be shown: it raised {type(error).__name__}{said}'
     finally:
-        env.close()
+        with contextlib.suppress(Exception):
+            env.close()
     if reason:
         return Recording(None, reason=reason)
     return Recording(film.frames, film.fps, total, length)
@@ -147,6 +149,8 @@ class _Film:
         picture = draw()
         if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] not in (3, 4):
             return f"the environment does not draw pictures (it returned {type(picture).__name__})"
+        if picture.dtype != np.uint8:
+            return f"the environment draws pictures of {picture.dtype} where bytes are needed"
         self.frames.append(_shrink(picture[..., :3]))
         return ""
 
@@ -156,7 +160,8 @@ def _shrink(picture: np.ndarray) -> np.ndarray:
     factor = -(-max(picture.shape[:2]) // MAX_SIDE)
     height, width = (side // factor for side in picture.shape[:2])
     if factor == 1:
-        return np.ascontiguousarray(picture, np.uint8)
+        # A copy: an environment may draw into the same array again.
+        return picture.copy()
     # Sums of strided views: many times faster than NumPy's mean over axes of a few elements.
     total = np.zeros((height, width, 3), np.uint32)
     for row, column in np.ndindex(factor, factor):

@@ -63,18 +63,6 @@ def action_crossing(space: gym_spaces.Space, id: str) -> tuple[Space, Offer]:
             )
 
 
-def to_gymnasium(space: Space) -> gym_spaces.Space:
-    """The same space in gymnasium's words."""
-    match space:
-        case Box():
-            low, high = space.bounds()
-            return gym_spaces.Box(low.astype(space.dtype), high.astype(space.dtype), space.shape, np.dtype(space.dtype))
-        case Discrete():
-            return gym_spaces.Discrete(space.n, start=space.start)
-        case MultiDiscrete():
-            return gym_spaces.MultiDiscrete(np.asarray(space.nvec))
-
-
 def bulk_writer(space: gym_spaces.Space, write: Write) -> WriteAll:
     """The fastest way to write the observations of N environments: in one call of NumPy where they are plain arrays."""
     if isinstance(space, gym_spaces.Box) and space.shape:
@@ -106,19 +94,19 @@ def _observed_box(space: gym_spaces.Box) -> tuple[Space, Write]:
 
 
 def _acted_box(space: gym_spaces.Box) -> tuple[Space, Offer]:
-    """Actions are clipped to the bounds and rounded where the environment wants whole numbers."""
-    shape, dtype = space.shape, space.dtype
-    low, high = (np.asarray(bound, np.float32).reshape(space.shape or (1,)) for bound in (space.low, space.high))
+    """Actions, flat or in their shape, are clipped to the bounds and rounded where whole numbers are wanted."""
+    shape, dtype = space.shape or (1,), space.dtype
+    low, high = (np.asarray(bound, np.float32).reshape(shape) for bound in (space.low, space.high))
     whole = not np.issubdtype(dtype, np.floating)
 
     def offer(actions: np.ndarray) -> np.ndarray:
         # A new array each time: an environment may keep its last action to compare with the next one.
-        clipped = np.clip(actions, low, high)
+        clipped = np.clip(actions.reshape(-1, *shape), low, high)
         if whole:
             clipped = np.rint(clipped)
-        return clipped.astype(dtype, copy=False).reshape(-1, *shape)
+        return clipped.astype(dtype, copy=False).reshape(-1, *space.shape)
 
-    return Box(space.shape or (1,), *_bounds(space)), offer
+    return Box(shape, *_bounds(space), dtype.name), offer
 
 
 def _flattened(space: gym_spaces.Space, id: str) -> tuple[Space, Write]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from steppe.experiments import lifecycle
 from steppe.experiments.project import find_experiment, store_for_new_runs
 from steppe.experiments.run import run
-from steppe.experiments.store import Status
+from steppe.experiments.store import RunFolder, Status
+from steppe.experiments.ways import CALLS
 
 if TYPE_CHECKING:
     from steppe.records.policy import Policy
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
 WITHOUT_NAME = "run"
+"""What a spec is called until its run folder gives it a name."""
+
+log = logging.getLogger("steppe.experiments")
 
 
 class Experiment:
@@ -31,7 +36,11 @@ class Experiment:
         force: bool = False,
         **fields: Any,
     ) -> None:
-        """Checks the spec (itself, a file's name, or fields) and makes its run folder, as `experiment new` does."""
+        """Checks the spec (itself, a file's name, or fields) and makes its run folder.
+
+        Without a `name` and a `folder` it is numbered, as `steppe train` does; a `folder` gives its own name. With
+        `force` an experiment that is there already is begun anew, its old results kept beside.
+        """
         from steppe.specs.experiment import ExperimentSpec
 
         here = Path.cwd()
@@ -42,15 +51,16 @@ class Experiment:
             name = spec.name
         else:
             spec = load(spec, fields, here)
-        lifecycle.check(spec, here)
-        path = None if folder is None else Path(folder)
-        self._folder = lifecycle.create(spec, store_for_new_runs(here), name=name, path=path, force=force)
+        _tell(lifecycle.check(spec, here))
+        path = None if folder is None else Path(folder).expanduser()
+        store = store_for_new_runs(here)
+        self._folder = lifecycle.create(spec, store, name=name, path=path, force=force, ways=CALLS)
 
     @classmethod
     def open(cls, name: str | Path) -> Experiment:
         """The experiment of that name in the project around the current folder, or at that path."""
         experiment = cls.__new__(cls)
-        experiment._folder = find_experiment(str(name), Path.cwd())
+        experiment._folder = RunFolder(find_experiment(str(name), Path.cwd()).path, CALLS)
         return experiment
 
     def start(
@@ -59,19 +69,25 @@ class Experiment:
         resume: bool = False,
         force: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
+        announce: Callable[[str], None] = lambda sentence: None,
+        **fields: Any,
     ) -> Status:
-        """Trains here and now until it ends; Ctrl-C saves a checkpoint, pauses, and then raises KeyboardInterrupt."""
-        lifecycle.prepare(self._folder, resume=resume, force=force)
-        ended = run(self._folder, resume=resume, on_progress=on_progress)
+        """Trains here and now until it ends; Ctrl-C saves a checkpoint, pauses, and then raises KeyboardInterrupt.
+
+        `fields` change the experiment first; on `resume` only those that do not decide what is learned, such as
+        total_timesteps. `announce` gets sentences that must be seen at once.
+        """
+        _tell(lifecycle.prepare(self._folder, resume=resume, force=force, fields=fields))
+        ended = run(self._folder, resume=resume, on_progress=on_progress, announce=announce)
         if ended.signal == signal.SIGINT:
             raise KeyboardInterrupt
         if ended.signal is not None:
             raise SystemExit(ended.exit_code)
         return self.status
 
-    def start_detached(self, *, resume: bool = False, force: bool = False) -> int:
-        """Trains in a process of its own, whose id is returned; its output goes to log.txt."""
-        lifecycle.prepare(self._folder, resume=resume, force=force)
+    def start_detached(self, *, resume: bool = False, force: bool = False, **fields: Any) -> int:
+        """As `start`, in a process of its own, whose id is returned; its output goes to log.txt."""
+        _tell(lifecycle.prepare(self._folder, resume=resume, force=force, fields=fields))
         return lifecycle.start_detached(self._folder, resume=resume)
 
     def pause(self, timeout: float = lifecycle.WAIT_SECONDS) -> Status:
@@ -122,5 +138,10 @@ def load(file: str | Path | None, fields: dict[str, Any], start: Path) -> Experi
     """A spec from a file and fields; without a name it gets one with its folder."""
     from steppe.specs.experiment import load_experiment
 
-    named = fields if file is not None or fields.get("name") else fields | {"name": WITHOUT_NAME}
+    named = fields if fields.get("name") else fields | {"name": WITHOUT_NAME}
     return load_experiment(file, named, [], start, options=False)
+
+
+def _tell(notices: list[str]) -> None:
+    for notice in notices:
+        log.warning(notice)

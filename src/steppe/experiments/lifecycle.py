@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steppe.errors import StateError, SteppeError, UserError
 from steppe.experiments.project import let_user_modules_import
-from steppe.experiments.states import State, advance
-from steppe.experiments.store import REQUEST_FILE, RunFolder, Status, Store, is_own
+from steppe.experiments.states import State
+from steppe.experiments.store import REQUEST_FILE, SPEC_FILE, RunFolder, Status, Store, is_own
+from steppe.experiments.ways import CALLS, Ways
 from steppe.records.durable import storing
 
 if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
 WAIT_SECONDS = 120.0
-GROWS = {
-    "episodes",
+CHANGEABLE = (
     "total_timesteps",
+    "episodes",
     "stop_at_return",
+    "evaluation",
     "saver_frequency",
     "summary_frequency",
-    "evaluation",
     "debug_logging",
-}
+    "video",
+    "description",
+)
 """The fields that may change between a run and its resumption: how long and what is written, never what is learned."""
 
 
@@ -41,21 +45,22 @@ def check(spec: ExperimentSpec, start: Path) -> list[str]:
 
 
 def create(
-    spec: ExperimentSpec, store: Store, *, name: str | None = None, path: Path | None = None, force: bool = False
+    spec: ExperimentSpec,
+    store: Store,
+    *,
+    name: str | None = None,
+    path: Path | None = None,
+    force: bool = False,
+    ways: Ways | None = None,
 ) -> RunFolder:
     """The spec's run folder: at `path`, or called `name` in the store, or a new number after what it trains."""
     from steppe.specs.experiment import valid_name
 
-    if path is not None:
-        folder = RunFolder(path)
-        name = folder.name
-    elif name is not None:
-        folder = store.folder(name)
-    else:
-        folder = store.new_folder(stem(spec))
-        name = folder.name
+    if path is None:
+        path = (store.new_folder(stem(spec)) if name is None else store.folder(name)).path
+    folder = RunFolder(path, ways)
     seed = spec.seed if spec.seed is not None else _random_seed()
-    folder.create(spec.model_copy(update={"name": valid_name(name), "seed": seed}), force=force)
+    folder.create(spec.model_copy(update={"name": valid_name(folder.name), "seed": seed}), force=force)
     return folder
 
 
@@ -67,27 +72,40 @@ def stem(spec: ExperimentSpec) -> str:
     return words.strip("-.")[-60:].strip("-.") or "run"
 
 
-def prepare(folder: RunFolder, *, resume: bool = False, force: bool = False, sets: list[str] | None = None) -> None:
-    """Everything that must hold before the experiment is started, and what `force` and `sets` change in it."""
+def prepare(
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    fields: dict[str, Any] | None = None,
+    sets: list[str] | None = None,
+) -> list[str]:
+    """Everything that must hold before the experiment is started, and what `force`, `fields` and `sets` change in it.
+
+    Returns what a user should know of the changes.
+    """
     status = folder.status()
     if status.is_live:
         with folder.lock("resume" if resume else "start") as status:
             pass  # refused here with the owner's process, unless it ended just now
     if force and resume:
-        raise UserError("--resume trains on and --force starts anew; give one of the two")
-    spec = _changed(folder, sets or [], resume)
+        raise UserError("resume trains on and force starts anew; give one of the two")
+    before = folder.spec()
+    spec, notices = _changed(folder, before, fields or {}, sets or [], resume) if fields or sets else (before, [])
     check_supported(spec)
     if resume:
         _check_resumable(folder, spec, status)
+        notices += _moved_decay(folder, before, spec)
     elif not force:
         _check_startable(folder, status)
     with folder.lock("resume" if resume else "start") as status:
         if force:
-            advance(status.state, "renew", folder.name)
+            folder.advance(status.state, "renew")
             folder.set_aside(status)
             folder.write_status(Status(created=time.time()))
-        if sets:
+        if spec is not before:
             folder.write_spec(spec)
+    return notices
 
 
 def check_supported(spec: ExperimentSpec) -> None:
@@ -96,7 +114,7 @@ def check_supported(spec: ExperimentSpec) -> None:
         if value != supported:
             raise UserError(
                 f'{field} "{value}" cannot be started by this version of Steppe, which has only "{supported}"; '
-                f"use --set {field}={supported}, or keep the experiment for a later version"
+                f'set {field} to "{supported}", or keep the experiment for a later version'
             )
 
 
@@ -112,6 +130,7 @@ def start_detached(folder: RunFolder, *, resume: bool = False) -> int:
         str(folder.path),
         *(["--resume"] if resume else []),
     ]
+    logged = folder.log.stat().st_size if folder.log.exists() else 0
     process = LocalPlatform().launch(command, log=folder.log)
     while True:
         exit_code = process.exit_code()
@@ -120,12 +139,12 @@ def start_detached(folder: RunFolder, *, resume: bool = False) -> int:
         if exit_code is not None:
             break
         time.sleep(0.02)
-    raise SteppeError(f'experiment "{folder.name}" could not be started: {_last_words(folder)}')
+    raise SteppeError(f'experiment "{folder.name}" could not be started: {_last_words(folder, logged)}')
 
 
 def pause(folder: RunFolder, timeout: float = WAIT_SECONDS) -> Status:
     """Asks the owner to save a checkpoint and pause; the status when it has."""
-    advance(folder.status().state, "ask_pause", folder.name)
+    folder.advance(folder.status().state, "ask_pause")
     folder.ask("pause")
     return wait_until_ended(folder, "paused", timeout)
 
@@ -133,12 +152,12 @@ def pause(folder: RunFolder, timeout: float = WAIT_SECONDS) -> Status:
 def stop(folder: RunFolder, timeout: float = WAIT_SECONDS) -> Status:
     """Asks the owner to save a checkpoint and stop; a paused experiment is marked stopped."""
     status = folder.status()
-    advance(status.state, "stop", folder.name)
+    folder.advance(status.state, "stop")
     if status.is_live:
         folder.ask("stop")
         return wait_until_ended(folder, "stopped", timeout)
     with folder.lock("stop") as status:
-        state = advance(status.state, "stop", folder.name)
+        state = folder.advance(status.state, "stop")
         status = dataclasses.replace(status, state=state, reason="stopped while paused", finished=time.time())
         folder.write_status(status)
     return status
@@ -152,7 +171,7 @@ def wait_until_ended(folder: RunFolder, wanted: State, timeout: float) -> Status
             raise SteppeError(
                 f'experiment "{folder.name}" is not {wanted} after {timeout:g} s; it is still {status.state}'
                 f"{f' ({status.phase})' if status.phase else ''} and ends after its current chunk of training; "
-                f"look again with: steppe experiment show -e {folder.name}"
+                f"look again with: {folder.ways.show}"
             )
         time.sleep(0.05)
     return status
@@ -165,20 +184,20 @@ def download(folder: RunFolder, to: Path, *, force: bool = False) -> list[Path]:
         raise UserError(f"{to} lies inside the run folder itself; choose another --to")
     if to.exists() and not to.is_dir():
         raise UserError(f"{to} is a file; choose another --to")
-    sources = [path for path in sorted(folder.path.rglob("*")) if path.is_file() and _is_result(path, folder)]
-    copies = {source: to / source.relative_to(folder.path) for source in sources}
+    copies = {
+        source: to / source.relative_to(folder.path) for source in folder.files() if _is_result(source, folder.path)
+    }
     existing = [copy for copy in copies.values() if copy.exists()]
     if existing and not force:
         raise UserError(f"{existing[0]} exists already; choose another --to, or use --force to replace it")
-    copied = []
-    for source, copy in copies.items():
-        with storing(copy):
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            if not source.exists():
-                continue  # a running experiment removes its oldest checkpoint
-            shutil.copy2(source, copy)
-            copied.append(copy)
-    return copied
+    copied = {source: copy for source, copy in copies.items() if _copy(source, copy)}
+    # A running experiment removes its oldest checkpoint: better none of it than a part.
+    for source in [source for source in copied if not source.parent.exists()]:
+        copy = copied.pop(source)
+        with contextlib.suppress(OSError):
+            copy.unlink()
+            copy.parent.rmdir()
+    return list(copied.values())
 
 
 def has_checkpoint(folder: RunFolder) -> bool:
@@ -188,76 +207,111 @@ def has_checkpoint(folder: RunFolder) -> bool:
     return bool(list_checkpoints(folder.path))
 
 
-def _changed(folder: RunFolder, sets: list[str], resume: bool) -> ExperimentSpec:
-    spec = folder.spec()
-    if not sets:
-        return spec
-    from steppe.specs.experiment import ExperimentSpec, dump
-    from steppe.specs.overrides import apply_overrides, parse_override
-    from steppe.specs.validation import Origins, validate
+def _changed(
+    folder: RunFolder, before: ExperimentSpec, fields: dict[str, Any], sets: list[str], resume: bool
+) -> tuple[ExperimentSpec, list[str]]:
+    """(the experiment with other fields, what a user should know of it)."""
+    from steppe.specs.experiment import load_experiment
+    from steppe.specs.overrides import parse_override
 
-    origins = Origins("--set")
-    for text in sets:
-        field = str(parse_override(text)[0][0])
-        if field == "name" or (resume and field not in GROWS):
+    for field in [*fields, *(str(parse_override(text)[0][0]) for text in sets)]:
+        if field == "name":
+            raise UserError("the name of an experiment cannot change; make another experiment")
+        if resume and field in type(before).model_fields and field not in CHANGEABLE:
             raise UserError(
-                f"{field} cannot change {'when an experiment is resumed' if resume else 'here'}; "
-                f"{', '.join(sorted(GROWS))} can, or make another experiment: steppe experiment new"
+                f"{field} cannot change when an experiment is resumed; {', '.join(CHANGEABLE)} can, "
+                "or make another experiment"
             )
-    spec = validate(ExperimentSpec, apply_overrides(dump(spec), sets), source=origins)
-    spec.agent.written_in(origins.below("agent"))
-    check(spec, folder.path)
-    return spec
+    # Among fields None means "not given", so what is to be nothing from now on is set.
+    nothing = [f"{field}=null" for field, value in fields.items() if value is None]
+    options = folder.ways is not CALLS
+    spec = load_experiment(folder.path / SPEC_FILE, fields, [*nothing, *sets], Path.cwd(), options=options)
+    return spec, check(spec, folder.path)
+
+
+def _moved_decay(folder: RunFolder, before: ExperimentSpec, spec: ExperimentSpec) -> list[str]:
+    """A learning rate that falls to zero at total_timesteps falls otherwise when they change: worth a word."""
+    from steppe.records.checkpoints import list_checkpoints
+
+    old, new = before.limits[1], spec.limits[1]
+    if old == new or old is None or new is None:
+        return []
+    from steppe.agents import agent_class
+
+    settings = spec.agent.settings_as(agent_class(spec.agent).Settings)
+    if getattr(settings, "learning_rate_decay", "none") != "linear":
+        return []
+    timestep = list_checkpoints(folder.path)[-1]
+    was, now = (settings.learning_rate * max(0.0, 1.0 - timestep / total) for total in (old, new))
+    return [
+        f"learning_rate_decay is linear, so the new total_timesteps moves it: from timestep {timestep:,} on the "
+        f"learning rate is {now:.3g} instead of {was:.3g}, and it reaches zero at timestep {new:,}"
+    ]
 
 
 def _check_startable(folder: RunFolder, status: Status) -> None:
     if status.state in ("failed", "stopped") and not has_checkpoint(folder):
         raise StateError(
             f'experiment "{folder.name}" is {status.state} and left no checkpoint; start it anew with: '
-            f"steppe experiment start -e {folder.name} --force (what it left is kept beside)"
+            f"{folder.ways.restart} (what it left is kept beside)"
         )
-    advance(status.state, "start", folder.name)
+    folder.advance(status.state, "start")
 
 
 def _check_resumable(folder: RunFolder, spec: ExperimentSpec, status: Status) -> None:
     if status.state == "created":
         raise StateError(
             f'experiment "{folder.name}" has not been started yet, so there is nothing to resume; '
-            f"start it with: steppe experiment start -e {folder.name}"
+            f"start it with: {folder.ways.start}"
         )
     if not has_checkpoint(folder):
         raise StateError(
-            f'experiment "{folder.name}" has no checkpoint to resume from; '
-            f"start it anew with: steppe experiment start -e {folder.name} --force"
+            f'experiment "{folder.name}" has no checkpoint to resume from; start it anew with: {folder.ways.restart}'
         )
     reached = _reached(spec, status)
     if status.state == "completed" and reached:
+        limit, field, more = reached
         raise StateError(
-            f'experiment "{folder.name}" is completed ({reached[0]}); to train on, give it more: '
-            f"steppe experiment resume -e {folder.name} {reached[1]}"
+            f'experiment "{folder.name}" is completed ({limit}); to train on, give it more: '
+            f"{folder.ways.resume_with(field, more)}"
         )
 
 
-def _reached(spec: ExperimentSpec, status: Status) -> tuple[str, str] | None:
-    """(the limit that was reached, the option that moves it), or None when there is something left to do."""
+def _reached(spec: ExperimentSpec, status: Status) -> tuple[str, str, Any] | None:
+    """(the limit that was reached, its field, a value that leaves more to do), or None when there is more to do."""
     episodes, timesteps = spec.limits
     if timesteps is not None and status.timestep >= timesteps:
-        return f"{timesteps:,} timesteps", f"--set total_timesteps={2 * timesteps}"
+        return f"{timesteps:,} timesteps", "total_timesteps", 2 * timesteps
     if episodes is not None and status.episode >= episodes:
-        return f"{episodes:,} episodes", f"--set episodes={2 * episodes}"
+        return f"{episodes:,} episodes", "episodes", 2 * episodes
     goal = spec.stop_at_return
     if goal is not None and status.mean_return is not None and status.mean_return >= goal:
-        return f"mean return {status.mean_return:.1f} of {goal:g}", "--set stop_at_return=null"
+        return f"mean return {status.mean_return:.1f} of {goal:g}", "stop_at_return", None
     return None
 
 
-def _is_result(path: Path, folder: RunFolder) -> bool:
-    below = path.relative_to(folder.path)
+def _is_result(path: Path, folder: Path) -> bool:
+    below = path.relative_to(folder)
     return not any(is_own(part) for part in below.parts) and below.name != REQUEST_FILE
 
 
-def _last_words(folder: RunFolder) -> str:
-    lines = folder.log.read_text(errors="replace").strip().splitlines() if folder.log.exists() else []
+def _copy(source: Path, copy: Path) -> bool:
+    """Whether the source was still there."""
+    with storing(copy):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copy2(source, copy)
+        except FileNotFoundError:
+            if source.exists():
+                raise
+            return False
+    return True
+
+
+def _last_words(folder: RunFolder, logged: int) -> str:
+    """The last line that a process added to a log of `logged` bytes."""
+    data = folder.log.read_bytes()[logged:] if folder.log.exists() else b""
+    lines = data.decode(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("error: ") if lines else "its process ended at once"
 
 

@@ -38,11 +38,14 @@ def release(descriptor: int) -> None:
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        # A reader of a read-only folder must still be able to see whether a run is alive.
-        if error.errno in (errno.EROFS, errno.EACCES) and path.exists():
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            # A reader of a read-only folder must still be able to see whether a run is alive.
+            if error.errno not in (errno.EROFS, errno.EACCES) or not path.exists():
+                raise
             return os.open(path, os.O_RDONLY)
+    except OSError as error:
         raise StorageError(f"cannot lock {path.parent}: {error.strerror or error}") from error
 
 

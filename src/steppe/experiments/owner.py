@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import StorageError
-from steppe.experiments.states import Event, advance
+from steppe.experiments.states import Event
 from steppe.experiments.store import RunFolder, Status
 
 if TYPE_CHECKING:
@@ -42,12 +42,15 @@ def owning(folder: RunFolder, event: Event) -> Iterator[Owner]:
             finished=None,
             phase="",
             notices=(),
+            before=dataclasses.asdict(before) if before.state == "completed" else None,
         )
+        folder.take_room()
         owner.start_heartbeat()
         try:
             yield owner
         finally:
             owner.end_heartbeat()
+            folder.give_room_back()
             with contextlib.suppress(StorageError):
                 folder.forget_requests()
 
@@ -65,18 +68,27 @@ class Owner:
     def advance(self, event: Event, **fields: Any) -> None:
         """Follows one edge of the state machine and writes it down."""
         with self._writing:
-            state = advance(self.status.state, event, self.folder.name)
-            status = dataclasses.replace(self.status, state=state, heartbeat=time.time(), **fields)
+            status = self._following(event, **fields)
             self.folder.write_status(status)
-            # Only now: an end that could not be written has not come yet.
+            # Only now: an edge that could not be written has not been followed yet.
+            self.status = status
+
+    def end(self, event: Event, reason: str, **fields: Any) -> None:
+        """Follows the last edge; a failure before the training began leaves a completed experiment completed."""
+        with self._writing:
+            if event == "fail" and self.status.before is not None:
+                status = self.folder.withdrawn(self.status, reason)
+            else:
+                status = self._following(event, reason=reason, finished=time.time(), phase="", **fields)
+            self.folder.write_last_status(status)
             self.status = status
 
     def note(self, progress: Progress) -> None:
         """Remembers how far the training is; the heartbeat writes it."""
         with self._writing:
+            self.status = dataclasses.replace(self.status, phase=progress.phase, notices=progress.notices)
             if progress.phase == "compiling":
                 # Nothing is known yet: a resumed run keeps the figures it was paused with.
-                self.status = dataclasses.replace(self.status, phase=progress.phase)
                 return
             self.status = dataclasses.replace(
                 self.status,
@@ -86,9 +98,8 @@ class Owner:
                 mean_return=progress.mean_return,
                 mean_length=progress.mean_length,
                 best_return=progress.best_return,
-                steps_per_second=progress.steps_per_second,
+                steps_per_second=progress.steps_per_second or None,
                 seconds=progress.seconds,
-                phase=progress.phase,
             )
 
     def start_heartbeat(self) -> None:
@@ -100,11 +111,20 @@ class Owner:
         self._over.set()
         self._heart.join()
 
+    def _following(self, event: Event, **fields: Any) -> Status:
+        state = self.folder.advance(self.status.state, event)
+        if state != "starting":
+            # From the first timestep on there is no way back.
+            fields["before"] = None
+        return dataclasses.replace(self.status, state=state, heartbeat=time.time(), **fields)
+
     def _beat(self) -> None:
         complained = False
         while not self._over.wait(HEARTBEAT_SECONDS):
             try:
                 with self._writing:
+                    if not self.status.is_live:
+                        return  # the end is written, and stays as it is
                     self.status = dataclasses.replace(self.status, heartbeat=time.time())
                     self.folder.write_status(self.status)
             except StorageError as error:
@@ -134,7 +154,8 @@ class Requests:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # one that is not Python's cannot be put back
+                signal.signal(number, handler)
 
     def latest(self) -> str | None:
         """ "stop" or "pause" once asked for, else None; a stop outweighs a pause."""

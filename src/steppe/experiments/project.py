@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +13,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from steppe.errors import ProjectError, StateError
-from steppe.experiments.store import RunFolder, Store
+from steppe.experiments.store import SPEC_FILE, RunFolder, Store
+from steppe.experiments.ways import commands
 from steppe.records.durable import storing, write_atomically
 from steppe.specs.files import PROJECT_FILE, find_project
 from steppe.specs.words import did_you_mean
@@ -81,23 +84,24 @@ def known_stores(start: Path) -> list[Store]:
 
 def find_experiment(name: str, start: Path) -> RunFolder:
     """The experiment of that name in the project (or in ./steppe-runs), or the run folder at that path."""
+    if "/" in name or name in (".", "..", "~"):
+        path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises where there is no such user
+        folder = RunFolder((start / path).resolve(), commands(shlex.quote(name)))
+        if folder.exists:
+            return folder
+        raise StateError(f"no experiment in {folder.path} (it has no {SPEC_FILE})")
     stores = known_stores(start)
-    at_path = RunFolder(start / Path(name).expanduser())
-    if "/" in name or name in (".", ".."):
-        at_path = RunFolder(at_path.path.resolve())
-        if at_path.exists:
-            return at_path
-        raise StateError(f"no experiment in {at_path.path} (it has no experiment.json)")
     for store in stores:
         folder = store.folder(name)
         if folder.exists:
             return folder
-    if at_path.exists:
-        return at_path
+    folder = RunFolder(start / name)
+    if folder.exists:
+        return folder
     if not stores:
         raise ProjectError(
             f'no experiment "{name}": no project in {start} or above (no {PROJECT_FILE}); '
-            'go to a project, make one with "steppe init", or give -e the path of a run folder'
+            'go to a project, make one with "steppe init", or give the path of a run folder'
         )
     names = [folder.name for store in stores for folder in store.folders()]
     listing = '; "steppe experiment list" shows those there are' if names else '; make one: "steppe experiment new"'

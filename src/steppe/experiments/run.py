@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from steppe.errors import SteppeError
 from steppe.experiments.owner import Owner, Requests, owning
 from steppe.experiments.project import let_user_modules_import
+from steppe.experiments.states import Event
 from steppe.experiments.store import RunFolder
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def run(
         try:
             spec = folder.spec()
         except SteppeError as error:
-            _end(owner, "fail", str(error))
+            _fail(owner, str(error))
             raise
         with logging_to(folder.log, spec.debug_logging):
             log.info("%s %s", "resuming" if resume else "starting", folder.path)
@@ -62,14 +63,15 @@ def run(
                 _write_down(owner, outcome)
             except KeyboardInterrupt:
                 if owner.status.is_live:
-                    _end(owner, "stop", "ended at once by a second Ctrl-C; what came after the last checkpoint is lost")
+                    event: Event = "stop" if owner.status.before is None else "fail"
+                    _end(owner, event, "ended at once by a second Ctrl-C; what came after the last checkpoint is lost")
                 raise
             except SteppeError as error:
-                _end(owner, "fail", str(error))
+                _fail(owner, str(error))
                 raise
             except BaseException as error:
                 log.exception("an unexpected error ended the run")
-                _end(owner, "fail", f"{type(error).__name__}: {error}")
+                _fail(owner, f"{type(error).__name__}: {error}")
                 raise
     asked = requests.signal if outcome.state in ("paused", "stopped") else None
     return Ended(outcome, None if asked is None else int(asked))
@@ -161,34 +163,41 @@ def _write_down(owner: Owner, outcome: Outcome) -> None:
         "seconds": outcome.seconds,
         "notices": tuple(outcome.notices),
     }
-    for notice in outcome.notices:
-        log.warning("%s", notice)
     if outcome.state == "completed" and owner.status.state == "starting":
         owner.advance("train")
     if outcome.state == "paused" and owner.status.state != "pausing":
         owner.advance("ask_pause")
-    events: dict[str, Any] = {"completed": "complete", "paused": "pause", "stopped": "stop"}
+    events: dict[str, Event] = {"completed": "complete", "paused": "pause", "stopped": "stop"}
     _end(owner, events[outcome.state], outcome.reason, **fields)
-    _rewrite_report(owner.folder)
+    _write_report(owner.folder)
 
 
-def _end(owner: Owner, event: Any, reason: str, **fields: Any) -> None:
+def _fail(owner: Owner, reason: str) -> None:
+    """The end of a run that broke; what it left is reported like that of any other."""
+    _end(owner, "fail", reason)
+    if owner.status.state == "failed":
+        _write_report(owner.folder)
+
+
+def _end(owner: Owner, event: Event, reason: str, **fields: Any) -> None:
     """Writes the last state; a disk that refuses even that must not hide the first error."""
     log.log(logging.ERROR if event == "fail" else logging.INFO, "%s: %s", event, reason)
     try:
-        owner.advance(event, reason=reason, finished=time.time(), phase="", **fields)
+        owner.end(event, reason, **fields)
     except SteppeError as error:
         log.warning("the last state could not be written: %s", error)
         if event == "complete":
             raise
 
 
-def _rewrite_report(folder: RunFolder) -> None:
+def _write_report(folder: RunFolder) -> None:
     """The report tells the final state, which only the owner knows; a run is not failed by its report."""
     from steppe.records.report import write_report
 
     try:
         write_report(folder.path)
+    except SteppeError as error:
+        log.warning("report.html could not be written: %s", error)
     except Exception:
         log.exception("report.html could not be written")
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from steppe.errors import StateError
+from steppe.experiments.ways import Ways, commands
 
 State = Literal["created", "starting", "running", "pausing", "paused", "completed", "failed", "stopped"]
-Event = Literal["start", "resume", "train", "ask_pause", "pause", "complete", "fail", "stop", "renew", "delete"]
+Event = Literal[
+    "start", "resume", "train", "ask_pause", "pause", "complete", "fail", "withdraw", "stop", "renew", "delete"
+]
 
 STATES: tuple[State, ...] = (
     "created",
@@ -35,9 +38,11 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     ("starting", "train"): "running",
     ("starting", "ask_pause"): "pausing",
     ("running", "ask_pause"): "pausing",
+    ("pausing", "ask_pause"): "pausing",
     ("pausing", "pause"): "paused",
     ("running", "complete"): "completed",
     ("pausing", "complete"): "completed",
+    ("starting", "withdraw"): "completed",
     ("starting", "fail"): "failed",
     ("running", "fail"): "failed",
     ("pausing", "fail"): "failed",
@@ -65,31 +70,30 @@ _ASKED: dict[Event, str] = {
     "pause": "paused",
     "complete": "completed",
     "fail": "called failed",
+    "withdraw": "called completed again",
     "stop": "stopped",
     "renew": "started anew",
     "delete": "deleted",
 }
 
 
-def advance(state: State, event: Event, name: str = "") -> State:
+def advance(state: State, event: Event, name: str = "", ways: Ways | None = None) -> State:
     """The state that follows `event`; StateError where the table has no such edge."""
     following = TRANSITIONS.get((state, event))
     if following is None:
         called = f'experiment "{name}"' if name else "the experiment"
         if state == _ASKED[event]:
             raise StateError(f"{called} is {state} already")
-        raise StateError(f"{called} is {state} and cannot be {_ASKED[event]}{_way_out(state, event, name or 'NAME')}")
+        way_out = _way_out(state, event, ways or commands(name or "NAME"))
+        raise StateError(f"{called} is {state} and cannot be {_ASKED[event]}{way_out}")
     return following
 
 
-def _way_out(state: State, event: Event, name: str) -> str:
+def _way_out(state: State, event: Event, ways: Ways) -> str:
     if event == "start" and state in ENDED:
-        return (
-            f"; to train on use: steppe experiment start -e {name} --resume "
-            "(or --force to start anew; the old results are kept beside)"
-        )
+        return f"; to train on use: {ways.resume}, to start anew: {ways.restart} (the old results are kept beside)"
     if event in ("start", "resume", "renew", "delete") and state in LIVE:
-        return f"; pause or stop it first: steppe experiment stop -e {name}"
+        return f"; pause or stop it first: {ways.stop}"
     if state == "created":
-        return f"; it has not been started yet: steppe experiment start -e {name}"
+        return f"; it has not been started yet: {ways.start}"
     return ""

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import socket
 import time
@@ -13,19 +14,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from steppe.errors import SpecError, StateError, StorageError
 from steppe.experiments import locks
 from steppe.experiments.states import LIVE, STATES, Event, State, advance
-from steppe.records.durable import storing, write_atomically
+from steppe.experiments.ways import Ways, commands
+from steppe.records.durable import storing, sync_folder, write_atomically, write_synced
 
 if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
 SPEC_FILE, STATUS_FILE, REQUEST_FILE, LOG_FILE = "experiment.json", "status.json", "request.json", "log.txt"
+ROOM_FILE, ROOM_BYTES = ".room", 16_384
 SILENT_SECONDS = 60.0
 DIED = "the process ended without a word (killed or out of memory?)"
+NOT_RESUMED = "the last resume could not begin"
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,15 @@ class Status:
     seconds: float = 0.0
     phase: str = ""
     notices: tuple[str, ...] = ()
+    before: dict[str, Any] | None = None
+    """The status of a completed experiment while its resume starts: what holds again if that fails."""
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Status:
+        """The inverse of `dataclasses.asdict`; fields of later versions are ignored."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        status = cls(**{key: value for key, value in data.items() if key in known})
+        return dataclasses.replace(status, notices=tuple(status.notices or ()))
 
     @property
     def is_live(self) -> bool:
@@ -60,8 +73,9 @@ class Status:
 class RunFolder:
     """One experiment's folder; the experiment's name is the folder's name."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, ways: Ways | None = None) -> None:
         self.path = Path(path).absolute()
+        self.ways = ways or commands(shlex.quote(self.name))
 
     @property
     def name(self) -> str:
@@ -78,15 +92,22 @@ class RunFolder:
         """Where the run logs."""
         return self.path / LOG_FILE
 
+    def files(self) -> list[Path]:
+        """Every file that is there now, but for locks and unfinished ones."""
+        found = []
+        # Not Path.rglob, which stumbles over a checkpoint that a running experiment removes meanwhile.
+        for folder, inner, names in os.walk(self.path):
+            inner[:] = [name for name in inner if not name.startswith(".")]
+            found += [Path(folder, name) for name in names if not name.startswith(".")]
+        return sorted(path for path in found if path.is_file())
+
     def create(self, spec: ExperimentSpec, *, force: bool = False) -> None:
         """Writes experiment.json and the first status; one that exists is refused, or kept beside with `force`."""
-        if self.exists and not force:
-            raise StateError(
-                f'experiment "{self.name}" exists already in {self.path.parent}; '
-                "choose another name with -n, or use --force (its old results are kept beside)"
-            )
+        self._check_free(force)
         _make_folder(self.path)
         with self.lock("renew") as status:
+            # Again, now that no one else can make it meanwhile.
+            self._check_free(force)
             self.set_aside(status)
             self.write_spec(spec)
             self.write_status(Status(created=time.time()))
@@ -119,16 +140,45 @@ class RunFolder:
         """status.json as it is written."""
         if not (self.path / STATUS_FILE).exists():
             return Status()
-        data = _read_object(self.path / STATUS_FILE)
-        known = {field.name for field in dataclasses.fields(Status)}
-        status = Status(**{key: value for key, value in data.items() if key in known})
+        status = Status.from_data(_read_object(self.path / STATUS_FILE))
         if status.state not in STATES:
             raise StateError(f'{self.path / STATUS_FILE} has the unknown state "{status.state}"')
-        return dataclasses.replace(status, notices=tuple(status.notices))
+        return status
 
     def write_status(self, status: Status) -> None:
         """Replaces status.json in one step; only for the holder of the lock."""
-        write_atomically(self.path / STATUS_FILE, json.dumps(dataclasses.asdict(status), indent=1) + "\n")
+        write_atomically(self.path / STATUS_FILE, _as_json(status))
+
+    def take_room(self) -> None:
+        """Room for the last status, taken before the disk can be full; only for the holder of the lock."""
+        self.give_room_back()
+        with contextlib.suppress(OSError):
+            write_synced(self.path / ROOM_FILE, bytes(ROOM_BYTES))
+
+    def give_room_back(self) -> None:
+        """The opposite of `take_room`."""
+        with contextlib.suppress(OSError):
+            (self.path / ROOM_FILE).unlink(missing_ok=True)
+
+    def write_last_status(self, status: Status) -> None:
+        """As `write_status`, on a full disk into the room that was taken, so that a failure's reason is not lost."""
+        try:
+            self.write_status(status)
+        except StorageError:
+            if not self._write_into_room(_as_json(status).encode()):
+                raise
+
+    def advance(self, state: State, event: Event) -> State:
+        """The state that follows `event`; its StateError names this experiment."""
+        return advance(state, event, self.name, self.ways)
+
+    def withdrawn(self, status: Status, reason: str) -> Status:
+        """The status of a completed experiment whose resume could not begin: as before, with a note that says why."""
+        assert status.before is not None
+        state = self.advance(status.state, "withdraw")
+        before = Status.from_data(status.before)
+        notices = [notice for notice in before.notices if not notice.startswith(NOT_RESUMED)]
+        return dataclasses.replace(before, state=state, notices=(*notices, f"{NOT_RESUMED}: {reason}"))
 
     @contextlib.contextmanager
     def lock(self, event: Event) -> Iterator[Status]:
@@ -139,13 +189,11 @@ class RunFolder:
             self._refuse(event)
         try:
             status = self.read_status()
-            if status.is_live:
-                self._refuse_if_elsewhere(status, event)
-                status = self._failed(status)
-            yield status
+            if status.is_live and status.host not in (None, socket.gethostname()) and self._has_owner(status):
+                self._refuse(event)
+            yield self._after_death(status)
         finally:
-            if descriptor is not None:
-                locks.release(descriptor)
+            locks.release(descriptor)
 
     def set_aside(self, status: Status) -> Path | None:
         """Moves what an earlier run left into a dated folder inside this one; only for the holder of the lock."""
@@ -188,6 +236,30 @@ class RunFolder:
             with storing(path):
                 path.unlink(missing_ok=True)
 
+    def _check_free(self, force: bool) -> None:
+        if self.exists:
+            if not force:
+                raise StateError(
+                    f'experiment "{self.name}" exists already in {self.path.parent}; {self.ways.replace} '
+                    "(its old results are kept beside)"
+                )
+        elif self.path.is_dir() and any(not is_own(entry.name) for entry in self.path.iterdir()):
+            raise StateError(f"{self.path} holds files that are no experiment's; choose a new or an empty folder")
+
+    def _write_into_room(self, data: bytes) -> bool:
+        room = self.path / ROOM_FILE
+        try:
+            # In place, since whatever is given back may be taken by whoever filled the disk.
+            with room.open("r+b") as file:
+                file.write(data)
+                file.truncate()
+                os.fsync(file.fileno())
+            room.replace(self.path / STATUS_FILE)
+            sync_folder(self.path)
+        except OSError:
+            return False
+        return True
+
     def _has_owner(self, status: Status) -> bool:
         if status.host not in (None, socket.gethostname()):
             return time.time() - (status.heartbeat or 0.0) < SILENT_SECONDS
@@ -201,42 +273,43 @@ class RunFolder:
         return False
 
     def _bury(self) -> Status:
-        """Writes `failed` for an owner that is gone, unless another took over meanwhile."""
+        """Writes down how an owner that is gone left the experiment, unless another took over meanwhile."""
         try:
             descriptor = locks.acquire(self.path)
         except StorageError:
-            return self._failed(self.read_status())
+            return self._after_death(self.read_status())
         if descriptor is None:
             return self.read_status()
         try:
-            status = self.read_status()
-            if status.is_live:
-                status = self._failed(status)
-                self.write_status(status)
-            return status
-        except StorageError:
+            found = self.read_status()
+            status = self._after_death(found)
+            if status is not found:
+                # A disk that cannot be written to can still be looked at.
+                with contextlib.suppress(StorageError):
+                    self.write_status(status)
             return status
         finally:
             locks.release(descriptor)
 
-    def _failed(self, status: Status) -> Status:
-        state = advance(status.state, "fail", self.name)
+    def _after_death(self, status: Status) -> Status:
+        """What a status that no one owns any more comes to."""
+        if not status.is_live:
+            return status
+        if status.before is not None:
+            return self.withdrawn(status, DIED)
+        state = self.advance(status.state, "fail")
         return dataclasses.replace(status, state=state, reason=DIED, finished=status.heartbeat or time.time(), phase="")
 
-    def _refuse_if_elsewhere(self, status: Status, event: Event) -> None:
-        if status.host not in (None, socket.gethostname()) and self._has_owner(status):
-            self._refuse(event)
-
-    def _refuse(self, event: Event) -> None:
+    def _refuse(self, event: Event) -> NoReturn:
         status = self.read_status()
         if status.is_live:
             where = "" if status.host in (None, socket.gethostname()) else f" on {status.host}"
             if event in ("start", "resume"):
                 raise StateError(
                     f'experiment "{self.name}" is {status.state} already (process {status.pid}{where}); '
-                    f"stop it first: steppe experiment stop -e {self.name}"
+                    f"stop it first: {self.ways.stop}"
                 )
-            advance(status.state, event, self.name)
+            self.advance(status.state, event)
         raise StateError(f'experiment "{self.name}" is being changed by another process; try again')
 
 
@@ -256,8 +329,9 @@ class Store:
         """Every experiment, by name."""
         if not self.path.is_dir():
             return []
-        folders = (RunFolder(entry) for entry in sorted(self.path.iterdir()) if entry.is_dir())
-        return [folder for folder in folders if folder.exists]
+        # A hidden one is being deleted, or was when its deletion was cut short.
+        entries = [entry for entry in sorted(self.path.iterdir()) if entry.is_dir() and entry.name[0] != "."]
+        return [folder for folder in map(RunFolder, entries) if folder.exists]
 
     def new_folder(self, stem: str) -> RunFolder:
         """A run folder that did not exist before, `stem-1`, `stem-2` ...; made at once so that no one else takes it."""
@@ -306,3 +380,7 @@ def is_own(name: str) -> bool:
 def _make_folder(path: Path) -> None:
     with storing(path):
         path.mkdir(parents=True, exist_ok=True)
+
+
+def _as_json(status: Status) -> str:
+    return json.dumps(dataclasses.asdict(status), indent=1) + "\n"

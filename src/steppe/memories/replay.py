@@ -122,6 +122,13 @@ class Replay:
             tree=tree,
         )
 
+    def cut(self, state: ReplayState) -> ReplayState:
+        """Ends the episodes of the newest row: what is written next does not follow from it."""
+        newest = (state.head - 1) % self.rows
+        kept = state.timesteps
+        truncated = jnp.asarray(kept.truncated).at[newest].set(~jnp.asarray(kept.terminated)[newest])
+        return state._replace(timesteps=kept._replace(truncated=truncated))
+
     def sample(self, state: ReplayState, key: Array, batch_size: int) -> Sample:
         """Draws a batch; the memory must hold at least `n_step` rows."""
         drawable = jnp.maximum(state.filled - (self.n_step - 1), 1) * self.num_envs

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from steppe.errors import SteppeError
 
+UNKNOWN = 255
+"""The exit code of a process that no one can be asked about any more."""
+
 
 class LocalProcess:
     """A child process of its own session."""
@@ -25,8 +28,12 @@ class LocalProcess:
     def exit_code(self) -> int | None:
         """How it ended, or None while it runs."""
         if self._exit_code is None:
-            with contextlib.suppress(ChildProcessError):
+            try:
                 pid, status = os.waitpid(self._pid, os.WNOHANG)
+            except ChildProcessError:
+                # It has ended, but this process ignores SIGCHLD, so the kernel has thrown the exit code away.
+                self._exit_code = UNKNOWN
+            else:
                 if pid:
                     self._exit_code = os.waitstatus_to_exitcode(status)
         return self._exit_code

@@ -28,10 +28,13 @@ class Frame:
     """About how many ticks the y axis has."""
     strips: int = 90
     """How many places along x answer to the pointer."""
+    is_named: bool = True
+    """Whether the axes say what they measure."""
 
 
 LARGE = Frame("large", 920, 340)
-SMALL = Frame("little", 300, 160, left=44, right=10, top=8, bottom=36, across=4, up=3, strips=50)
+TALL = Frame("tall", 440, 290, left=50, right=12, across=4, strips=60)
+SMALL = Frame("little", 300, 150, left=44, right=10, top=8, bottom=22, across=4, up=3, strips=50, is_named=False)
 
 
 @dataclass(frozen=True)
@@ -49,33 +52,14 @@ class Chart:
     """The x axis goes from 0 at least to here, so that charts of one run can be compared."""
 
 
-def draw(chart: Chart, frame: Frame) -> str:
-    """The chart as an <svg> element, or a sentence where there is nothing to draw."""
+def draw(chart: Chart, *frames: Frame) -> str:
+    """The chart as an <svg> element for each frame, or a sentence where there is nothing to draw."""
     line, marks = (
         [p for p in points if math.isfinite(p[0]) and math.isfinite(p[1])] for points in (chart.line, chart.marks)
     )
     if not line and not marks:
         return f'<p class="nothing">No {escape(chart.name)} has been recorded yet.</p>'
-    everything = [*line, *marks]
-    heights = [y for _, y in everything] + ([chart.goal] if chart.goal is not None else [])
-    x_low, x_high = min(0.0, *(x for x, _ in everything)), max(chart.x_end, *(x for x, _ in everything))
-    if x_low == x_high:
-        x_high = x_low + 1
-    x_ticks = ticks(x_low, x_high, frame.across, widen=False)
-    y_ticks = ticks(min(heights), max(heights), frame.up)
-    scale = _Scale(frame, x_low, x_high, min(y_ticks[0], *heights), max(y_ticks[-1], *heights))
-    box = f"0 0 {frame.width:g} {frame.height:g}"
-    parts = [
-        f'<svg class="{frame.name}" viewBox="{box}" role="img" aria-label="{escape(_summary(chart, line))}">',
-        *_axes(chart, frame, scale, x_ticks, y_ticks),
-        *_goal(chart, frame, scale),
-        *_line(thin(line, 700), scale),
-        *_marks(marks, scale),
-        *_readouts(chart, line, frame, scale),
-        *_mark_readouts(chart, marks, scale),
-        "</svg>",
-    ]
-    return "".join(parts)
+    return "".join(_draw(chart, line, marks, frame) for frame in frames)
 
 
 def ticks(low: float, high: float, about: int, widen: bool = True) -> list[float]:
@@ -129,6 +113,29 @@ def thin(points: Sequence[Point], most: int) -> list[Point]:
     return [points[i] for i in sorted(kept)]
 
 
+def _draw(chart: Chart, line: list[Point], marks: list[Point], frame: Frame) -> str:
+    everything = [*line, *marks]
+    heights = [y for _, y in everything] + ([chart.goal] if chart.goal is not None else [])
+    x_low, x_high = min(0.0, *(x for x, _ in everything)), max(chart.x_end, *(x for x, _ in everything))
+    if x_low == x_high:
+        x_high = x_low + 1
+    x_ticks = ticks(x_low, x_high, frame.across, widen=False)
+    y_ticks = ticks(min(heights), max(heights), frame.up)
+    scale = _Scale(frame, x_low, x_high, min(y_ticks[0], *heights), max(y_ticks[-1], *heights))
+    box = f"0 0 {frame.width:g} {frame.height:g}"
+    parts = [
+        f'<svg class="{frame.name}" viewBox="{box}" role="img" aria-label="{escape(_summary(chart, line))}">',
+        *_axes(chart, frame, scale, x_ticks, y_ticks),
+        *_goal(chart, frame, scale),
+        *_line(thin(line, 700), scale),
+        *_marks(marks, scale),
+        *_readouts(chart, line, frame, scale),
+        *_mark_readouts(chart, marks, scale),
+        "</svg>",
+    ]
+    return "".join(parts)
+
+
 @dataclass(frozen=True)
 class _Scale:
     frame: Frame
@@ -158,10 +165,10 @@ def _axes(chart: Chart, frame: Frame, scale: _Scale, x_ticks: list[float], y_tic
         parts.append(f'<line class="axis" x1="{x}" y1="{bottom}" x2="{x}" y2="{bottom + 4}"/>')
         parts.append(f'<text x="{x}" y="{bottom + 17}" text-anchor="middle">{short(value)}</text>')
     parts.append(f'<line class="axis" x1="{frame.left}" y1="{bottom}" x2="{right}" y2="{bottom}"/>')
-    middle = (frame.left + right) / 2
-    parts.append(f'<text x="{middle:g}" y="{frame.height - 5}" text-anchor="middle">')
-    parts.append(f"{escape(chart.x_label)}</text>")
-    if chart.y_label:
+    if frame.is_named:
+        middle = (frame.left + right) / 2
+        parts.append(f'<text x="{middle:g}" y="{frame.height - 5}" text-anchor="middle">')
+        parts.append(f"{escape(chart.x_label)}</text>")
         parts.append(f'<text class="upright" transform="translate(13 {(frame.top + bottom) / 2:g}) rotate(-90)"')
         parts.append(f' text-anchor="middle">{escape(chart.y_label)}</text>')
     return parts

@@ -233,8 +233,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if content.get("format") != FORMAT or content.get("version") != VERSION:
         found = f"{content.get('format')} {content.get('version')}"
         raise CheckpointError(f"it is in format {found}, and this Steppe reads {FORMAT} {VERSION}")
-    if content["timestep"] != _timestep(path):
-        raise CheckpointError(f"{MANIFEST} is of timestep {content['timestep']}")
+    if content.get("timestep") != _timestep(path):
+        raise CheckpointError(f"{MANIFEST} is of timestep {content.get('timestep')}")
+    arrays, manifest = content.get("arrays"), content.get("manifest")
+    if not isinstance(manifest, dict) or not isinstance(arrays, dict) or not {"bytes", "sha256"} <= arrays.keys():
+        raise CheckpointError(f"{MANIFEST} lacks what it should say about the arrays or the run")
     return content
 
 

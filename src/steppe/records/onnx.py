@@ -1,23 +1,27 @@
 """A policy as an ONNX model: observation [batch, *shape] -> the greedy action as environments take it, and outputs.
 
 A recurrent policy also takes what it remembers, such as "1_lstm/hidden" [batch, size], zeros where an episode begins,
-and gives what to remember next under the same names after "next/".
+and gives what to remember next under the same names after "next/". Preprocessing is part of the model, but for frames
+that are stacked: such a model takes the stacked, preprocessed observation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from math import sqrt
+from math import prod, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from steppe.errors import MissingExtra, UserError
-from steppe.records.durable import write_atomically
+from steppe.records import heads
+from steppe.records.durable import storing, write_atomically
 from steppe.records.encoding import Encoding, one_hot_columns, part_scales
+from steppe.records.images import Resampling
 from steppe.records.layers import Plan, Step, joined_axis, pair, plan
+from steppe.records.preprocessing import EPSILON, Center, Hold, Preprocessing, Reshape, Scale, Stretch
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 if TYPE_CHECKING:
@@ -36,7 +40,8 @@ def export(policy: Policy, path: Path) -> Path:
         raise MissingExtra("exporting to ONNX", "onnx") from error
     model = build(policy)
     onnx.checker.check_model(model, full_check=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, model.SerializeToString())
     return path
 
@@ -54,16 +59,11 @@ def build(policy: Policy) -> Any:
     graph = _Graph()
     outputs = graph.call("Identity", _outputs(graph, policy, network), name="outputs")
     graph.call("Identity", _action(graph, policy, outputs), name="action")
-    observation, action = description.observation, description.action
+    preprocessing, action = description.preprocessing, description.action
+    is_stacked = preprocessing is not None and preprocessing.is_stateful
+    observation = description.observation if is_stacked else description.shown
     input_type = TensorProto.FLOAT if isinstance(observation, Box) else TensorProto.INT64
     action_type = helper.np_dtype_to_tensor_dtype(np.dtype(action.dtype if isinstance(action, Box) else np.int64))
-    size = (
-        sum(action.nvec)
-        if isinstance(action, MultiDiscrete)
-        else action.n
-        if isinstance(action, Discrete)
-        else action.size
-    )
 
     def states(prefix: str) -> list[Any]:
         return [
@@ -77,7 +77,9 @@ def build(policy: Policy) -> Any:
         [helper.make_tensor_value_info("observation", input_type, ["batch", *observation.shape]), *states("")],
         [
             helper.make_tensor_value_info("action", action_type, ["batch", *action.shape]),
-            helper.make_tensor_value_info("outputs", TensorProto.FLOAT, ["batch", size]),
+            helper.make_tensor_value_info(
+                "outputs", TensorProto.FLOAT, ["batch", heads.outputs_size(policy.kind, action)]
+            ),
             *states("next/"),
         ],
         graph.constants,
@@ -117,6 +119,8 @@ def _outputs(graph: _Graph, policy: Policy, network: Plan) -> str:
     """Normalise, encode, layers, head: the name of [batch, outputs]."""
     description, tensors = policy.description, policy.tensors
     seen = "observation"
+    if description.preprocessing is not None:
+        seen = preprocess(graph, description.preprocessing, seen)
     if description.normalizer is not None:
         clip = np.float32(description.normalizer["clip"])
         deviation = np.sqrt(tensors["normalizer/var"] + np.float32(1e-8))
@@ -147,9 +151,15 @@ def _outputs(graph: _Graph, policy: Policy, network: Plan) -> str:
 
 def _action(graph: _Graph, policy: Policy, outputs: str) -> str:
     """The greedy action, as `heads.greedy` and `heads.postprocess` make it."""
-    from onnx import helper
+    from onnx import TensorProto, helper
 
     space = policy.description.action
+    if policy.kind == "bernoulli":
+        chosen = graph.call("Cast", graph.call("Greater", outputs, np.float32(0.0)), to=TensorProto.INT64)
+        if isinstance(space, MultiDiscrete):
+            return chosen
+        assert isinstance(space, Discrete)
+        return graph.call("Add", graph.call("Reshape", chosen, np.array([-1])), np.int64(space.start))
     if isinstance(space, Discrete):
         return graph.call("Add", graph.call("ArgMax", outputs, axis=-1, keepdims=0), np.int64(space.start))
     if isinstance(space, MultiDiscrete):
@@ -160,11 +170,76 @@ def _action(graph: _Graph, policy: Policy, outputs: str) -> str:
         ]
         return graph.call("Concat", *(graph.call("ArgMax", piece, axis=-1, keepdims=1) for piece in pieces), axis=1)
     low, high = (bound.ravel() for bound in space.bounds())
-    action = graph.call("Min", graph.call("Max", outputs, low), high)
+    action = _within_one(graph, policy.kind, outputs, space.size)
+    if policy.kind in heads.STRETCHED:
+        action = graph.call("Add", low, graph.call("Mul", graph.call("Add", action, np.float32(1)), (high - low) / 2))
+    action = graph.call("Min", graph.call("Max", action, low), high)
     dtype = np.dtype(space.dtype)
     action = graph.call("Round", action) if np.issubdtype(dtype, np.integer) else action
     action = graph.call("Cast", action, to=helper.np_dtype_to_tensor_dtype(dtype))
     return graph.call("Reshape", action, np.array([-1, *space.shape]))
+
+
+def _within_one(graph: _Graph, kind: str, outputs: str, size: int) -> str:
+    """The greedy continuous action [batch, size], within +-1 where its kind is stretched over the bounds."""
+
+    def cut(x: str, start: int) -> str:
+        return graph.call("Slice", x, np.array([start]), np.array([start + size]), _LAST)
+
+    match kind:
+        case "deterministic":
+            return graph.call("Tanh", outputs)
+        case "squashed_gaussian":
+            return graph.call("Tanh", cut(outputs, 0))
+        case "beta":
+            positive = graph.call("Add", graph.call("Softplus", outputs), np.float32(1))
+            alpha, beta = cut(positive, 0), cut(positive, size)
+            share = graph.call("Div", alpha, graph.call("Add", alpha, beta))
+            return graph.call("Sub", graph.call("Mul", share, np.float32(2)), np.float32(1))
+    return outputs
+
+
+def preprocess(graph: _Graph, preprocessing: Preprocessing, x: str) -> str:
+    """What the stages do to [batch, *shape]; nothing where they stack frames, since then x is stacked already."""
+    if preprocessing.is_stateful:
+        return x
+    shape = preprocessing.observation.shape
+    for operation in preprocessing.operations:
+        axes = list(range(1, len(shape) + 1))
+        match operation:
+            case Resampling():
+                x, shape = _resampled(graph, operation, shape, x), operation.shape
+            case Reshape():
+                x, shape = graph.call("Reshape", x, np.array([-1, *operation.shape])), operation.shape
+            case Scale():
+                x = graph.call("Div", x, np.float32(operation.scale))
+            case Hold():
+                x = graph.call("Clip", x, np.float32(operation.low), np.float32(operation.high))
+            case Center():
+                x = graph.call("Sub", x, graph.call("ReduceMean", x, axes=axes, keepdims=1))
+                deviation = graph.call("Sqrt", graph.call("ReduceMean", graph.call("Mul", x, x), axes=axes, keepdims=1))
+                x = graph.call("Div", x, graph.call("Max", deviation, EPSILON))
+            case Stretch():
+                least, most = (graph.call(name, x, axes=axes, keepdims=1) for name in ("ReduceMin", "ReduceMax"))
+                extent = graph.call("Add", graph.call("Sub", most, least), EPSILON)
+                x = graph.call("Div", graph.call("Sub", x, least), extent)
+    return x
+
+
+def _resampled(graph: _Graph, operation: Resampling, shape: tuple[int, ...], x: str) -> str:
+    """An image [batch, *shape] multiplied by the weights of its rows and of its columns."""
+    for name in ("rows", "columns") if operation.rows_first else ("columns", "rows"):
+        matrix = getattr(operation, name)
+        if matrix is None:
+            continue
+        if name == "columns":
+            grouped = graph.call("Reshape", x, np.array([-1, operation.group, len(matrix)]))
+            x = graph.call("MatMul", grouped, matrix)
+        else:
+            across = prod((shape if operation.rows_first else operation.shape)[1:])
+            x = graph.call("MatMul", matrix, graph.call("Reshape", x, np.array([-1, 1, matrix.shape[-1], across])))
+    x = graph.call("Reshape", x, np.array([-1, *operation.shape]))
+    return graph.call("Round", x) if operation.in_bytes else x
 
 
 def _encode(graph: _Graph, encoding: Encoding, x: str, is_normalized: bool) -> str:

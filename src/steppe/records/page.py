@@ -21,6 +21,7 @@ main{max-width:1040px;margin:0 auto;padding:36px 20px 56px}
 h1{font-size:27px;line-height:1.2;margin:0 0 6px;letter-spacing:-.01em;overflow-wrap:anywhere}
 h2{font-size:17px;margin:0 0 12px}
 h3{font-size:14px;margin:0 0 6px;font-weight:600}
+h3::first-letter{text-transform:uppercase}
 p{margin:0 0 10px}
 a{color:var(--line)}
 .soft,.nothing,figcaption,dt{color:var(--soft)}
@@ -35,12 +36,15 @@ section,.tile{background:var(--card);border:1px solid var(--rule);border-radius:
 .tile .value{font-size:24px;font-weight:650;font-variant-numeric:tabular-nums;line-height:1.3}
 .tile.score .value{font-size:34px;line-height:1.2;color:var(--line)}
 .tile .more{font-size:13px;color:var(--soft)}
+.pair{display:grid;grid-template-columns:2fr 3fr;gap:0 18px}.pair>:only-child{grid-column:1/-1}
+.pair>:only-child table{max-width:620px}
 .small{display:grid;grid-template-columns:repeat(auto-fill,minmax(290px,1fr));gap:22px 26px}
 .groups{columns:3 270px;column-gap:34px}.groups>div{break-inside:avoid;padding-bottom:20px}
+.groups+p,footer{font-size:13px}
 svg{display:block;width:100%;height:auto;overflow:visible}
 svg text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif;fill:var(--soft);
 font-variant-numeric:tabular-nums}
-.little{max-width:430px}
+.little{max-width:340px}
 .grid{stroke:var(--grid)}.axis{stroke:var(--rule)}
 .line{fill:none;stroke:var(--line);stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
 .end{fill:var(--line);stroke:var(--card);stroke-width:1.5}
@@ -64,24 +68,26 @@ th{overflow-wrap:break-word;padding-right:16px;color:var(--soft)}
 tr:last-child>*{border-bottom:0}
 thead th{font-size:13px}
 td{font-variant-numeric:tabular-nums}
-td.number,th.number{text-align:right;padding-left:14px;white-space:nowrap}
+td.number,th.number{text-align:right;padding-right:0;white-space:nowrap}
 .pairs td{text-align:right}
-.wide{overflow-x:auto}.brief{max-width:620px}
-pre{background:var(--code);border-radius:8px;padding:12px 14px;margin:0;overflow-x:auto;font:13.5px/1.5 ui-monospace,
-SFMono-Regular,Menlo,Consolas,monospace}
+.wide{overflow-x:auto}.wide td+td,.wide th+th{padding-left:14px}
+pre{background:var(--code);border-radius:8px;padding:12px 14px;margin:0;white-space:pre-wrap;overflow-wrap:anywhere;
+font:13.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 details{margin-top:12px}
 summary{cursor:pointer;color:var(--soft);font-size:13.5px}
 details .wide{max-height:340px;overflow:auto;margin-top:8px}
 img{display:block;max-width:100%;border-radius:8px;border:1px solid var(--rule)}
 figure{margin:0}
 figcaption{font-size:13px;margin-top:6px}
-footer{margin-top:22px;font-size:13px;color:var(--soft)}
-@media (max-width:720px){.tiles{grid-template-columns:1fr 1fr}.tile.score{grid-column:1/-1}main{padding-top:22px}
-svg.large text{font-size:19px}svg.large .upright{display:none}svg.large .line{stroke-width:3}}
+footer{margin-top:22px;color:var(--soft)}
+.tall{display:none}
+@media (max-width:720px){.tiles{grid-template-columns:repeat(3,1fr);gap:10px}.tile{padding:12px 14px}
+.tile.score{grid-column:1/-1}.tile .value{font-size:20px}main{padding:22px 14px 40px}section{padding:16px}
+.pair{grid-template-columns:minmax(0,1fr)}svg.large{display:none}svg.tall{display:block}}
 @media print{body{background:#fff}section,.tile{break-inside:avoid}}
 """
 
-_UNSET = "not set"
+_SHORT_FORMS = {"kl": "KL", "td": "TD"}
 
 
 def document(title: str, body: str) -> str:
@@ -101,6 +107,11 @@ def section(title: str, content: str) -> str:
     return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>\n" if content else ""
 
 
+def beside(*sections: str) -> str:
+    """Cards side by side where there is room."""
+    return f'<div class="pair">{"".join(sections)}</div>'
+
+
 def tile(name: str, value: str, more: str = "", kind: str = "") -> str:
     """One of the numbers at the top."""
     below = f'<div class="more">{escape(more)}</div>' if more else ""
@@ -110,7 +121,7 @@ def tile(name: str, value: str, more: str = "", kind: str = "") -> str:
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
     """A table of names and values."""
-    body = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{_muted(value)}</td></tr>' for name, value in rows)
+    body = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in rows)
     return f'<table class="pairs">{body}</table>' if body else ""
 
 
@@ -127,13 +138,13 @@ def columns(head: list[str], rows: Iterable[Iterable[str]], numbers: int = 0) ->
 
 def words(name: str) -> str:
     """A name from a file as words: policy_loss becomes policy loss."""
-    return name.replace("_", " ")
+    return " ".join(_SHORT_FORMS.get(word, word) for word in name.split("_"))
 
 
 def setting(value: Any) -> str:
     """A value of a spec in one line: yes, 0.99, "dense, size 64, activation tanh"."""
     if value is None:
-        return _UNSET
+        return "not set"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
@@ -201,7 +212,3 @@ def size(count: int) -> str:
 def command(*arguments: str) -> str:
     """A command line to copy."""
     return f"<pre><code>{escape(shlex.join(arguments))}</code></pre>"
-
-
-def _muted(value: str) -> str:
-    return f'<span class="soft">{_UNSET}</span>' if value == _UNSET else escape(value)

@@ -17,9 +17,10 @@ import numpy as np
 
 from steppe.errors import SpecError, StorageError, UserError
 from steppe.records import heads
-from steppe.records.durable import write_atomically
+from steppe.records.durable import storing, write_atomically
 from steppe.records.forward import Forward, Layers, State
 from steppe.records.layers import plan
+from steppe.records.preprocessing import Preprocessing
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space, from_json, to_json
 
@@ -27,14 +28,19 @@ FORMAT = "steppe-policy"
 VERSION = 1
 TENSORS_FILE = "policy.safetensors"
 DESCRIPTION_FILE = "policy.json"
+SEEN = "seen/"
+"""Before the names of what preprocessing remembers."""
+ANYTHING = "anything"
+"""Whether an episode has begun: the name of one more part of the state, where preprocessing has one."""
 
 
 @dataclass(frozen=True)
 class PolicyDescription:
     """What a policy is, apart from its tensors.
 
-    `head` is {"kind": "categorical" | "gaussian" | "q_values" | "random" | "constant"}; a q_values head may add
-    "dueling": true, and "epsilon": how often it explores when it samples. `normalizer` is {"clip": 10.0} or None.
+    `head` is {"kind": ...}, one of those in `steppe.records.heads`; a q_values head may add "dueling": true, and
+    "epsilon": how often it explores when it samples. `normalizer` is {"clip": 10.0} or None. `observation` is what the
+    network sees; where `preprocessing` says how that is made, the policy itself takes what the environment shows.
     """
 
     agent: str
@@ -45,6 +51,12 @@ class PolicyDescription:
     network: NetworkSpec | None = None
     head: dict[str, Any] = field(default_factory=lambda: {"kind": "random"})
     normalizer: dict[str, Any] | None = None
+    preprocessing: Preprocessing | None = None
+
+    @property
+    def shown(self) -> Space:
+        """The space of what the policy takes: what the environment shows."""
+        return self.observation if self.preprocessing is None else self.preprocessing.observation
 
     def to_json(self) -> dict[str, Any]:
         """For policy.json."""
@@ -57,6 +69,7 @@ class PolicyDescription:
             "network": None if self.network is None else self.network.model_dump(),
             "head": self.head,
             "normalizer": self.normalizer,
+            "preprocessing": None if self.preprocessing is None else self.preprocessing.to_json(),
         }
 
     @classmethod
@@ -65,7 +78,9 @@ class PolicyDescription:
         network = None if data["network"] is None else NetworkSpec.model_validate(data["network"])
         observation, action = from_json(data["observation"]), from_json(data["action"])
         rest = {name: data[name] for name in ("agent", "environment", "timestep", "head", "normalizer")}
-        return cls(observation=observation, action=action, network=network, **rest)
+        stages = data.get("preprocessing")
+        preprocessing = None if stages is None else Preprocessing.from_json(stages)
+        return cls(observation=observation, action=action, network=network, preprocessing=preprocessing, **rest)
 
 
 class Policy:
@@ -83,8 +98,8 @@ class Policy:
         self.description = description
         self._rng = np.random.default_rng()
         self._shapes = tensor_shapes(description)
-        network = None if description.network is None else plan(description.network, description.observation)
-        self._forward = None if network is None or "constant/action" in self._shapes else Forward(network)
+        network = None if self.kind in ("random", "constant") else description.network
+        self._forward = None if network is None else Forward(plan(network, description.observation))
         self._weights = self._prepare(tensors)
         self._state: State | None = None
 
@@ -101,12 +116,15 @@ class Policy:
     @property
     def is_recurrent(self) -> bool:
         """Whether an action depends on earlier observations of the same episode."""
-        return self._forward is not None and bool(self._forward.plan.states)
+        preprocessing = self.description.preprocessing
+        remembers = preprocessing is not None and preprocessing.is_stateful
+        return remembers or (self._forward is not None and bool(self._forward.plan.states))
 
     def act(self, observation: Any, deterministic: bool = True, rng: np.random.Generator | None = None) -> Any:
         """What the environment takes, for one observation or a batch [B, ...]; a Discrete action is a plain int.
 
         A recurrent policy takes the observations of an episode in their order: call `reset` before the next one.
+        `deterministic` takes the best action instead of drawing one. A random policy has no best: it always draws.
         """
         observations, is_batch = self._coerce(observation)
         actions, state = self._act(observations, self._remembered(len(observations)), deterministic, rng)
@@ -119,11 +137,17 @@ class Policy:
         if ended is None or self._state is None:
             self._state = None
             return
-        self._state = {name: np.where(np.asarray(ended)[:, None], 0.0, each) for name, each in self._state.items()}
+        kept = ~np.asarray(ended, bool)
+        self._state = {name: each * kept.reshape(-1, *(1,) * (each.ndim - 1)) for name, each in self._state.items()}
 
     def initial_state(self, lead: tuple[int, ...] = ()) -> State:
-        """What a recurrent policy remembers before an episode: zeros [*lead, size] by name; {} for any other."""
-        return {} if self._forward is None else self._forward.initial_state(lead)
+        """What a recurrent policy remembers before an episode: zeros [*lead, ...] by name; {} for any other."""
+        state: State = {} if self._forward is None else dict(self._forward.initial_state(lead))
+        preprocessing = self.description.preprocessing
+        if preprocessing is not None and preprocessing.is_stateful:
+            state |= {SEEN + name: each for name, each in preprocessing.initial(lead).items()}
+            state[ANYTHING] = np.zeros(lead, bool)
+        return state
 
     def advance(
         self, observations: Any, state: State, deterministic: bool = True, rng: np.random.Generator | None = None
@@ -138,11 +162,13 @@ class Policy:
         """The head's outputs [B, outputs] (logits, means or values) for raw observations [B, ...]."""
         if self.is_recurrent:
             raise UserError("the outputs of a recurrent policy depend on what came before; call outputs_after")
-        return self._outputs(self._coerce(observations)[0], {}, self._weights)[0]
+        seen, _ = self._preprocessed(self._coerce(observations)[0], {})
+        return self._outputs(seen, {}, self._weights)[0]
 
     def outputs_after(self, observations: Any, state: State) -> tuple[np.ndarray, State]:
         """(the head's outputs [B, outputs], the state after) of raw observations [B, ...] that come after `state`."""
-        return self._outputs(self._coerce(observations)[0], state, self._weights)
+        seen, state = self._preprocessed(self._coerce(observations)[0], state)
+        return self._outputs(seen, state, self._weights)
 
     def replace(self, tensors: Mapping[str, Any]) -> None:
         """Takes copies of new tensors of the same names and shapes; other threads see all of them or none."""
@@ -150,18 +176,14 @@ class Policy:
 
     def save(self, folder: Path | str) -> Path:
         """Writes the policy into `folder`; a reader gets the old policy or the new one, never a mixture."""
-        from safetensors.numpy import save
-
         folder = Path(folder)
-        try:
+        with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot make the folder {folder}: {error.strerror or error}") from error
         description = self.description.to_json()
         text = json.dumps(description, sort_keys=True)
         checksum = _checksum(text, self.tensors)
         metadata = {"format": FORMAT, "version": str(VERSION), "description": text, "sha256": checksum}
-        write_atomically(folder / TENSORS_FILE, save(self.tensors, metadata))
+        write_atomically(folder / TENSORS_FILE, _serialize(self.tensors, metadata))
         manifest = {"format": FORMAT, "version": VERSION, "sha256": checksum, **description}
         write_atomically(folder / DESCRIPTION_FILE, json.dumps(manifest, indent=2) + "\n")
         return folder
@@ -197,6 +219,7 @@ class Policy:
     ) -> tuple[np.ndarray, State]:
         """(actions [B, ...] as the environment takes them, the state after)."""
         space, head, weights = self.description.action, self.description.head, self._weights
+        observations, state = self._preprocessed(observations, state)
         outputs, state = self._outputs(observations, state, weights)
         if self.kind == "constant":
             actions = np.broadcast_to(weights.tensors["constant/action"], (len(observations), *space.shape)).copy()
@@ -233,6 +256,19 @@ class Policy:
         advantage = features @ tensors["head/advantage/kernel"] + tensors["head/advantage/bias"]
         return value + advantage - advantage.mean(-1, keepdims=True), state
 
+    def _preprocessed(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:
+        """(what the network sees of raw observations [B, ...], the state after)."""
+        preprocessing = self.description.preprocessing
+        if preprocessing is None:
+            return observations, state
+        if not preprocessing.is_stateful:
+            return preprocessing(observations, {}, np.zeros(len(observations), bool))[0], state
+        self._check_state(state, len(observations))
+        before = {name.removeprefix(SEEN): each for name, each in state.items() if name.startswith(SEEN)}
+        seen, after = preprocessing(observations, before, ~state[ANYTHING])
+        remembered = {SEEN + name: each for name, each in after.items()}
+        return seen, state | remembered | {ANYTHING: np.ones(len(observations), bool)}
+
     def _remembered(self, rows: int) -> State:
         """What `act` knows of the episodes so far; episodes begin where it knows nothing."""
         if self._state is None:
@@ -254,11 +290,11 @@ class Policy:
 
     def _coerce(self, observation: Any) -> tuple[np.ndarray, bool]:
         """(observations [B, *shape], whether a batch was given)."""
-        space = self.description.observation
+        space = self.description.shown
+        dtype = _input_dtype(space)
         try:
             given = np.asarray(observation)
-            dtype = _input_dtype(space)
-            array = given if given.dtype == dtype else given.astype(dtype)
+            array = given if given.dtype == dtype else _cast(given, dtype)
         except (TypeError, ValueError) as error:
             raise UserError(f"an observation must be numbers of shape {space.shape}: {error}") from error
         is_batch = array.ndim == len(space.shape) + 1
@@ -293,11 +329,14 @@ def load_policy(path: Path | str) -> Policy:
     text = metadata.get("description", "")
     if _checksum(text, tensors) != metadata.get("sha256"):
         raise UserError(f"{file} is damaged: its checksum does not match; copy or train it again")
-    _check_manifest(folder / DESCRIPTION_FILE, metadata["sha256"], json.loads(text))
     try:
-        return Policy(PolicyDescription.from_json(json.loads(text)), tensors)
-    except (KeyError, TypeError, ValueError, SpecError) as error:
+        description = json.loads(text)
+        policy = Policy(PolicyDescription.from_json(description), tensors)
+    except Exception as error:
+        # Whoever wrote the file may have described anything, in any way that the code below it does not expect.
         raise UserError(f"{file} holds a description that cannot be understood: {error}") from error
+    _check_manifest(folder / DESCRIPTION_FILE, metadata["sha256"], description)
+    return policy
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -341,6 +380,15 @@ def _input_dtype(space: Space) -> np.dtype:
     return np.dtype(np.int32)
 
 
+def _cast(given: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The same numbers in another type; a ValueError where whole numbers would become others without a word."""
+    with np.errstate(invalid="ignore"):
+        array = given.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(array, given):
+        raise ValueError(f"they are not all whole numbers that {dtype} can hold")
+    return array
+
+
 def _check_range(array: np.ndarray, space: Discrete | MultiDiscrete) -> None:
     """Refuses choices that do not exist, which would otherwise act like no observation at all."""
     first = space.start if isinstance(space, Discrete) else 0
@@ -359,6 +407,18 @@ def _policy_folder(path: Path) -> Path:
     )
 
 
+def _serialize(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> bytes:
+    """A safetensors file whose header is in alphabetical order, so that the same policy is always the same bytes."""
+    from safetensors.numpy import save
+
+    data = save(tensors, metadata)
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:start]), sort_keys=True, separators=(",", ":")).encode()
+    # The format pads its header with spaces, which keeps the tensors aligned.
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[start:]
+
+
 def _parse(data: bytes, file: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """(metadata, tensors) of a safetensors file."""
     from safetensors import SafetensorError
@@ -367,7 +427,7 @@ def _parse(data: bytes, file: Path) -> tuple[dict[str, str], dict[str, np.ndarra
     try:
         tensors = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, KeyError, ValueError) as error:
         raise UserError(f"{file} is damaged: {error}; copy or train it again") from error
     return header.get("__metadata__", {}), tensors
 
@@ -380,11 +440,13 @@ def _check_version(version: Any, file: Path) -> None:
 def _check_manifest(file: Path, checksum: str, description: dict[str, Any]) -> None:
     """Refuses a policy.json that was changed by hand; one with another checksum is left from an interrupted save."""
     try:
-        manifest = json.loads(file.read_text())
+        manifest = json.loads(file.read_bytes())
     except FileNotFoundError:
         return
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read: {error}") from error
+    if not isinstance(manifest, dict):
+        raise UserError(f"{file} does not describe a policy; export the policy again")
     _check_version(manifest.get("version"), file)
     if manifest.get("sha256") == checksum and {name: manifest.get(name) for name in description} != description:
         raise UserError(

@@ -7,10 +7,12 @@ and copes with any of them missing or broken.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -29,7 +31,7 @@ _TABLE_ROWS = 60
 # Drawn small, in this order, before the rest in the order of its first appearance.
 _FIRST = ("loss", "policy_loss", "value_loss", "entropy", "steps_per_second", "mean_length", "evaluation_length")
 _NOT_DRAWN = frozenset({"time", "timestep", "episode", "update", "worker", "event", "mean_return", "evaluation_return"})
-_STATES = {"completed": "good", "failed": "bad", "stopped": "bad"}
+_STATES = {"completed": "good", "failed": "bad"}
 _FILES = (
     ("experiment.json", "the experiment: every setting"),
     ("status.json", "the state of the run"),
@@ -47,10 +49,9 @@ class _Run:
     folder: Path
     experiment: dict[str, Any]
     status: dict[str, Any]
+    policy: dict[str, Any]
     records: list[dict[str, Any]]
-    """Without events."""
-    lines: list[dict[str, Any]]
-    """With events."""
+    resumes: int
 
     @property
     def name(self) -> str:
@@ -74,16 +75,19 @@ def write_report(folder: str | Path) -> Path:
         raise StorageError(f"cannot write a report: the run folder {folder} does not exist")
     lines = read_metrics(folder, events=True)
     records = [line for line in lines if "event" not in line]
-    run = _Run(folder, _read(folder / "experiment.json"), _read(folder / "status.json"), records, lines)
+    resumes = sum(line.get("event") == "resumed" for line in lines)
+    experiment, status, policy = (
+        _read(folder / name) for name in ("experiment.json", "status.json", "policy/policy.json")
+    )
+    run = _Run(folder, experiment, status, policy, records, resumes)
     body = "".join(
         [
             _header(run),
             _tiles(run),
             page.section("Learning curve", _learning_curve(run)),
             page.section("While learning", _small_charts(run)),
-            page.section("An episode", _video(run)),
+            page.beside(page.section("An episode", _video(run)), page.section("Timings", _timings(run))),
             page.section("Settings", _settings(run)),
-            page.section("Timings", _timings(run)),
             page.section("Files", _files(run)),
             page.section("Run it again", _again(run)),
             f"<footer>Written by Steppe on {escape(page.moment(time.time()))}.</footer>",
@@ -98,9 +102,10 @@ def _header(run: _Run) -> str:
     state = str(run.status.get("state") or "")
     badge = f'<span class="state {_STATES.get(state, "wait")}">{escape(state)}</span>' if state else ""
     what = " on ".join(filter(None, [_named(run.experiment.get("agent")), _named(run.experiment.get("environment"))]))
-    reason = run.status.get("reason")
-    why = f'<p class="bad">{escape(str(reason))}</p>' if reason and state != "completed" else ""
-    return f'<header><h1>{escape(run.name)}</h1><p>{badge}<span class="soft">{escape(what)}</span></p>{why}</header>'
+    reason, notices = run.status.get("reason"), run.status.get("notices")
+    said = f'<p class="{"bad" if state == "failed" else "soft"}">{escape(_sentence(reason))}</p>' if reason else ""
+    said += "".join(f'<p class="wait">{escape(_sentence(notice))}</p>' for notice in _listed(notices))
+    return f'<header><h1>{escape(run.name)}</h1><p>{badge}<span class="soft">{escape(what)}</span></p>{said}</header>'
 
 
 def _tiles(run: _Run) -> str:
@@ -114,7 +119,7 @@ def _tiles(run: _Run) -> str:
         about = f"goal {page.number(goal)}: {'reached' if best is not None and best >= goal else 'not reached'}"
     else:
         about = f"highest {page.number(best)}"
-    timesteps, wall, speed = _timesteps(run), _wall_time(run), _speed(run)
+    timesteps, speed = _timesteps(run), _speed(run)
     episodes, updates = run.last("episode"), run.last("update")
     done = ", ".join(
         f"{page.number(count)} {name}" for count, name in ((episodes, "episodes"), (updates, "updates")) if count
@@ -122,8 +127,8 @@ def _tiles(run: _Run) -> str:
     tiles = [
         page.tile("Mean return, last 100 episodes", page.number(score), about, "score"),
         page.tile("Timesteps", page.number(timesteps), done),
-        page.tile("Wall time", page.duration(wall), _resumes(run)),
-        page.tile("Steps per second", page.number(speed), "median of the records" if speed else ""),
+        page.tile("Training time", page.duration(_seconds(run)), _resumes(run)),
+        page.tile("Steps per second", page.number(speed), "median of all records" if speed else ""),
     ]
     return f'<dl class="tiles">{"".join(tiles)}</dl>\n'
 
@@ -148,7 +153,8 @@ def _learning_curve(run: _Run) -> str:
             '<span><svg viewBox="0 0 22 12"><path class="mark" d="M11 0l6 6l-6 6l-6 -6z"/></svg>'
             "evaluation of the policy</span></div>"
         )
-    return legend + charts.draw(chart, charts.LARGE) + _numbers(run)
+    # The page's style shows one of the two, by the width of the screen.
+    return legend + charts.draw(chart, charts.LARGE, charts.TALL) + _numbers(run)
 
 
 def _numbers(run: _Run) -> str:
@@ -156,11 +162,16 @@ def _numbers(run: _Run) -> str:
     rows = [r for r in run.records if _is_number(r.get("timestep")) and any(_is_number(r.get(n)) for n in names)]
     if not rows:
         return ""
-    every = -(-len(rows) // _TABLE_ROWS)
-    shown = rows[::-1][::every][::-1]
-    cells = [[page.number(_number(row.get(name))) for name in ("timestep", "episode", *names)] for row in shown]
+    evaluated = [i for i, row in enumerate(rows) if _is_number(row.get("evaluation_return"))]
+    shown = sorted({*_spaced(range(len(rows))), *_spaced(evaluated)})
+    cells = [[page.number(_number(rows[i].get(name))) for name in ("timestep", "episode", *names)] for i in shown]
     head = ["timestep", "episode", *map(page.words, names)]
     return f"<details><summary>The numbers</summary>{page.columns(head, cells, numbers=len(head))}</details>"
+
+
+def _spaced(indices: Sequence[int]) -> Sequence[int]:
+    """Evenly chosen ones, _TABLE_ROWS at most, the last among them."""
+    return indices[::-1][:: -(-len(indices) // _TABLE_ROWS) or 1]
 
 
 def _small_charts(run: _Run) -> str:
@@ -173,11 +184,14 @@ def _small_charts(run: _Run) -> str:
         + "</figure>"
         for name in ordered
     ]
-    return f'<div class="small">{"".join(figures)}</div>' if figures else ""
+    if not figures:
+        return ""
+    return f'<p class="soft">Over the timesteps of the run.</p><div class="small">{"".join(figures)}</div>'
 
 
 def _video(run: _Run) -> str:
-    videos = sorted((run.folder / "videos").glob("*.gif"), key=lambda path: (path.stat().st_mtime, path.name))
+    films = [path for path in (run.folder / "videos").glob("*.gif") if path.is_file()]
+    videos = sorted(films, key=lambda path: (path.stat().st_mtime, path.name))
     if not videos:
         return ""
     newest = videos[-1]
@@ -194,47 +208,53 @@ def _video(run: _Run) -> str:
 def _settings(run: _Run) -> str:
     if not run.experiment:
         return '<p class="nothing">experiment.json is missing or cannot be read.</p>'
-    general: list[tuple[str, str]] = []
-    groups: list[tuple[str, list[tuple[str, str]]]] = [("experiment", general)]
-    for name, value in run.experiment.items():
-        if isinstance(value, dict) and value:
-            groups.append((page.words(name), list(_rows(value))))
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            groups.append((page.words(name), [(f"layer\u00a0{i}", page.setting(v)) for i, v in enumerate(value, 1)]))
+    # Where the experiment leaves the network to the agent, the policy tells which it became.
+    experiment = {**run.experiment, "network": run.experiment.get("network") or run.policy.get("network")}
+    groups: dict[str, list[tuple[str, str]]] = {"experiment": []}
+    unset: list[str] = []
+    for name, value in experiment.items():
+        if _is_unset(value):
+            unset.append(page.words(name))
+        elif isinstance(value, dict):
+            groups[name] = list(_rows(value, unset, name))
+        elif isinstance(value, list) and isinstance(value[0], dict):
+            groups[name] = [(f"layer\u00a0{i}", page.setting(layer)) for i, layer in enumerate(value, 1)]
         elif name != "name":
-            general.append((page.words(name), page.setting(value)))
-    tables = [f"<div><h3>{escape(title)}</h3>{page.pairs(rows)}</div>" for title, rows in groups if rows]
-    return f'<div class="groups">{"".join(tables)}</div>'
+            groups["experiment"].append((page.words(name), str(value) if name == "seed" else page.setting(value)))
+    tables = [f"<div><h3>{escape(page.words(name))}</h3>{page.pairs(rows)}</div>" for name, rows in groups.items()]
+    rest = f'<p class="soft">Not set: {escape(", ".join(unset))}.</p>' if unset else ""
+    return f'<div class="groups">{"".join(tables)}</div>{rest}'
 
 
-def _rows(value: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Nested settings as rows, named by their path: optimizer · learning rate."""
+def _rows(value: dict[str, Any], unset: list[str], path: str, prefix: str = "") -> Iterable[tuple[str, str]]:
+    """Nested settings as rows, named by their path (optimizer · learning rate); `unset` takes what has no value."""
     for name, item in value.items():
         title = prefix + page.words(name)
-        if isinstance(item, dict) and item:
-            yield from _rows(item, f"{title} · ")
-        elif isinstance(item, list) and item and isinstance(item[0], dict):
+        if _is_unset(item):
+            unset.append(f"{page.words(path)} · {title}")
+        elif isinstance(item, dict):
+            yield from _rows(item, unset, path, f"{title} · ")
+        elif isinstance(item, list) and isinstance(item[0], dict):
             yield from ((f"{title} {i}", page.setting(entry)) for i, entry in enumerate(item, 1))
         else:
             yield title, page.setting(item)
 
 
 def _timings(run: _Run) -> str:
-    times = [line["time"] for line in run.lines if _is_number(line.get("time"))]
-    wall, timesteps = _wall_time(run), _timesteps(run)
-    rows: list[tuple[str, str]] = []
-    if times:
-        rows += [("first record", page.moment(times[0])), ("last record", page.moment(times[-1]))]
-    if wall:
-        rows.append(("wall time", page.duration(wall)))
+    spent, timesteps = _seconds(run), _timesteps(run)
+    finished = _number(run.status.get("finished"))
+    moments = {
+        "started": _number(run.status.get("started")),
+        "ended" if finished else "last sign of life": finished or _number(run.status.get("heartbeat")),
+    }
+    rows = [(name, page.moment(moment)) for name, moment in moments.items() if moment]
+    if spent:
+        rows.append(("time spent training", page.duration(spent)))
         if timesteps:
-            rows.append(("timesteps per second, all things counted", page.number(timesteps / wall)))
-            rows.append(("wall time per million timesteps", page.duration(1e6 * wall / timesteps)))
-    given = run.status.get("timings")
-    if isinstance(given, dict):
-        rows += [(page.words(str(name)), page.duration(value)) for name, value in given.items() if _is_number(value)]
+            rows.append(("timesteps per second, everything counted", page.number(timesteps / spent)))
+            rows.append(("time for a million timesteps", page.duration(1e6 * spent / timesteps)))
     if rows:
-        return f'<div class="brief">{page.pairs(rows)}</div>'
+        return page.pairs(rows)
     return '<p class="nothing">Nothing has been recorded yet.</p>'
 
 
@@ -254,25 +274,13 @@ def _files(run: _Run) -> str:
 
 
 def _again(run: _Run) -> str:
-    line = page.command("steppe", "experiment", "new", "-f", "experiment.json", "-n", f"{run.name}-again", "--start")
-    return f"<p>In a Steppe project, with this run's experiment.json beside you:</p>{line}"
+    line = page.command("steppe", "train", "-f", "experiment.json", "-n", f"{run.name}-again")
+    return f"<p>With a copy of this run's experiment.json beside you:</p>{line}"
 
 
-def _wall_time(run: _Run) -> float | None:
-    """Seconds of training: from record to record, without the pauses before a resume."""
-    total, previous = 0.0, None
-    for line in run.lines:
-        now = line.get("time")
-        if not _is_number(now):
-            continue
-        if previous is None:
-            # The first record comes after its own timesteps, whose time only their speed tells.
-            speed, timestep = _number(line.get("steps_per_second")), _number(line.get("timestep"))
-            total += timestep / speed if speed and timestep and speed > 0 else 0.0
-        elif "event" not in line:
-            total += max(now - previous, 0.0)
-        previous = now
-    return total if previous is not None else None
+def _seconds(run: _Run) -> float | None:
+    """Spent training, over all starts: pauses and work that a resume did again are not counted."""
+    return _number(run.status.get("seconds")) or None
 
 
 def _speed(run: _Run) -> float | None:
@@ -285,8 +293,7 @@ def _timesteps(run: _Run) -> float | None:
 
 
 def _resumes(run: _Run) -> str:
-    count = sum(line.get("event") == "resumed" for line in run.lines)
-    return "" if not count else "resumed once" if count == 1 else f"resumed {count} times"
+    return {0: "", 1: "resumed once"}.get(run.resumes, f"resumed {run.resumes} times")
 
 
 def _goal(run: _Run) -> float | None:
@@ -305,9 +312,15 @@ def _link(run: _Run, path: Path) -> str:
 
 
 def _bytes(path: Path) -> int:
+    """The size of a file, or of all files in a folder, from which a running experiment may remove some meanwhile."""
     if path.is_file():
         return path.stat().st_size
-    return sum(child.stat().st_size for child in path.rglob("*") if child.is_file())
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += Path(folder, name).stat().st_size
+    return total
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -316,6 +329,19 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _is_unset(value: Any) -> bool:
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _sentence(text: Any) -> str:
+    words = str(text)
+    return words[:1].upper() + words[1:].rstrip(".") + "."
 
 
 def _number(value: Any) -> float | None:

@@ -45,7 +45,7 @@ def run(
     from steppe.runners.setup import make_engine
 
     checkpoint = load_latest(folder) if resume else None
-    engine = make_engine(spec, shards=None if checkpoint is None else checkpoint.manifest["shards"])
+    engine = make_engine(spec, shards=None if checkpoint is None else checkpoint.manifest.get("shards"))
     try:
         outcome = Loop(spec, engine, folder, request, on_progress).run(checkpoint)
     finally:

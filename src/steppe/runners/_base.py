@@ -17,7 +17,7 @@ class Progress:
     """Where a run stands: for displays."""
 
     phase: str
-    """ "compiling", "training", "evaluating" or "saving"."""
+    """ "compiling", "training", "evaluating", "saving", "exporting" or "filming"."""
     timestep: int = 0
     episode: int = 0
     update: int = 0
@@ -26,6 +26,7 @@ class Progress:
     mean_length: float | None = None
     best_return: float | None = None
     steps_per_second: float = 0.0
+    """0 while it is not known: the first chunk includes compilation."""
     seconds: float = 0.0
     """Spent training, over all starts of this run."""
     metrics: Mapping[str, float] = field(default_factory=dict)

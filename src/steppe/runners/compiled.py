@@ -56,7 +56,7 @@ class CompiledEngine:
         self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, 1, 1024))
         self.rollout = Rollout(agent, env, repeat_actions, max_timesteps)
         self._program = jax.jit(self._sharded(self._chunk), donate_argnums=0)
-        self._begin_envs = jax.jit(self.rollout.begin, static_argnums=(1, 2))
+        self._begin = jax.jit(self._begun)
         self._play = jax.jit(self.rollout.play, static_argnums=(2, 3))
         self._run: Run | None = None
 
@@ -109,9 +109,13 @@ class CompiledEngine:
         """Nothing to end."""
 
     def _fresh(self, seed: int) -> Run:
-        agent_key, env_key = jax.random.split(jax.random.key(seed))
-        envs = self._begin_envs(env_key, self.num_envs, self.shards)
+        agent_key, envs = self._begin(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32))
         return Run(begin(self.agent, agent_key), envs, empty_window())
+
+    def _begun(self, words: Array) -> tuple[Array, Envs]:
+        """The agent's key and fresh episodes, from the words of the seed's key: one small program instead of many."""
+        agent_key, env_key = jax.random.split(jax.random.wrap_key_data(words))
+        return agent_key, self.rollout.begin(env_key, self.num_envs, self.shards)
 
     def _chunk(
         self, run: Run, iterations: Array, timestep: Array, episodes: Array, stop_at_return: Array

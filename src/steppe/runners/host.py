@@ -13,6 +13,7 @@ from jax import Array
 
 from steppe.agents._base import Agent, Internals, Metrics, Trajectory
 from steppe.envs.host import HostEnvs
+from steppe.envs.interruption import EpisodesCut
 from steppe.errors import EnvironmentFault
 from steppe.records import heads
 from steppe.records.policy import Policy
@@ -116,7 +117,13 @@ class HostEngine:
             observations = envs.reset(seed)
             while any(shares):
                 actions = policy.act(observations, deterministic=greedy, rng=rng) - _start(self.agent.situation.action)
-                step = envs.step(actions)
+                try:
+                    step = envs.step(actions)
+                except EpisodesCut as cut:
+                    # Half an episode says nothing; it is played again.
+                    returns[:], lengths[:], observations = 0.0, 0, cut.observations
+                    policy.reset()
+                    continue
                 returns += step.scores
                 lengths += 1
                 for i in np.flatnonzero(step.finished):
@@ -124,6 +131,8 @@ class HostEngine:
                         shares[i] -= 1
                         done.append((returns[i], lengths[i]))
                     returns[i], lengths[i] = 0.0, 0
+                if policy.is_recurrent:
+                    policy.reset(step.terminated | step.truncated)
                 observations = step.observations
         return float(np.mean([each[0] for each in done])), float(np.mean([each[1] for each in done]))
 
@@ -141,11 +150,12 @@ class HostEngine:
         self._episode_returns = np.zeros(envs)
         self._episode_lengths = np.zeros(envs, np.int64)
         self._running_returns = np.zeros(envs, np.float32)
-        self._actor = self.policy(0)
+        self._actor = self.agent.actor(self._learner.agent)
         layers = (
             {layer.type for layer in self._actor.description.network.root} if self._actor.description.network else set()
         )
-        self._act = jax.jit(self.agent.act) if layers & SLOW_IN_NUMPY else None
+        is_compiled = bool(layers & SLOW_IN_NUMPY) or not self.agent.acts_in_numpy
+        self._act = jax.jit(self.agent.act) if is_compiled else None
         self._internals = self.agent.initial_internals((envs,))
         self._buffers = _allocate(self.agent, self._actor, situation.observation, situation.action)
 
@@ -159,7 +169,8 @@ class HostEngine:
         if self._act is None:
             self._actor.replace(agent.policy_tensors(self._learner.agent._replace(params=acting.params)))
         noise = heads.draw_noise(agent.noise, (agent.horizon, num_envs), self._rng)
-        for t in range(agent.horizon):
+        t = 0
+        while t < agent.horizon:
             observations = self._observations
             drawn = None if is_greedy else noise[t]
             internals = self._internals
@@ -171,7 +182,11 @@ class HostEngine:
                 actions, outputs, following = jax.tree.map(np.asarray, results)
             # Before the step: an environment may hand out the same array again.
             buffers.observations[t] = observations
-            step = envs.step(actions)
+            try:
+                step = envs.step(agent.to_host(actions))
+            except EpisodesCut as cut:
+                self._cut(t, cut.observations)
+                continue
             self._episode_returns += step.scores
             self._episode_lengths += 1
             rewards = step.rewards if self._preprocess is None else self._preprocess(step.rewards)
@@ -199,7 +214,21 @@ class HostEngine:
                 following = self._restarted(following, ended)
             self._internals = following
             self._observations = step.observations
+            t += 1
         return buffers, finished
+
+    def _cut(self, t: int, observations: np.ndarray) -> None:
+        """All episodes have started anew before timestep t, which was not taken: the one before was their last."""
+        if t:
+            self._buffers.truncated[t - 1] |= ~self._buffers.terminated[t - 1]
+        elif self.agent.experience == "transitions":
+            memory = self.agent.memory.cut(self._learner.memory)  # type: ignore[attr-defined]
+            self._learner = self._learner._replace(memory=memory)
+        self._episode_returns[:] = 0.0
+        self._episode_lengths[:] = 0
+        self._running_returns[:] = 0.0
+        self._internals = self.agent.initial_internals((self.envs.num_envs,))
+        self._observations = observations
 
     def _act_in_numpy(
         self, observations: np.ndarray, noise: np.ndarray | None, timestep: int, internals: Internals

@@ -12,23 +12,30 @@ from steppe.specs.experiment import ExperimentSpec
 log = logging.getLogger(__name__)
 
 
+def is_filmed(spec: ExperimentSpec, state: str) -> bool:
+    """Whether a run that ends in this state leaves a film."""
+    return spec.video and state == "completed"
+
+
 def leave_video_and_onnx(spec: ExperimentSpec, folder: Path, state: str) -> list[str]:
-    """Both where they can be had; a missing optional package or an environment without pictures is only noted."""
+    """Both where they can be had; what keeps one of them from being made is noted and fails no run."""
     policy = load_policy(folder / "policy")
-    steps = [lambda: _leave_onnx(policy, folder)]
-    if spec.video and state == "completed":
-        steps.append(lambda: _leave_video(spec, policy, folder))
+    steps = {"ONNX file": _leave_onnx} | ({"video": _leave_video} if is_filmed(spec, state) else {})
     notices = []
-    for step in steps:
+    for what, step in steps.items():
         try:
-            step()
+            step(spec, policy, folder)
         except SteppeError as error:
-            log.info("%s", error)
             notices.append(str(error))
+        except Exception as error:
+            log.exception("no %s", what)
+            notices.append(f"no {what}: {type(error).__name__}: {error}")
+    for notice in notices:
+        log.warning(notice)
     return notices
 
 
-def _leave_onnx(policy: Policy, folder: Path) -> None:
+def _leave_onnx(spec: ExperimentSpec, policy: Policy, folder: Path) -> None:
     if policy.description.network is not None:
         policy.export_onnx(folder / "policy" / "policy.onnx")
 

@@ -17,6 +17,7 @@ from steppe.records.checkpoints import Checkpoint
 from steppe.records.metrics import MetricsWriter
 from steppe.records.policy import Policy
 from steppe.runners._base import Chunk, Engine, Limits, Outcome, Progress
+from steppe.runners.leaving import is_filmed
 from steppe.runners.schedule import Schedule
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.frequency import Frequency
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 CHUNK_SECONDS = 0.1
 """How long the loop lets the engine work before it looks around."""
+MANIFEST = {"timestep", "episode", "update", "seconds", "mean_return", "mean_length", "best_return", "seed", "shards"}
+"""What a checkpoint tells beside its arrays."""
 ENDINGS = {"pause": "paused", "stop": "stopped"}
 
 Request = Callable[[], str | None]
@@ -48,7 +51,8 @@ class Loop:
         self.best_return: float | None = None
         self.best_policy: Policy | None = None
         self.latest: dict[str, float] = {}
-        self.steps_per_second = 0.0
+        self.steps_per_second: float | None = None
+        self.is_warm = False
         self.seconds = 0.0
         self.saved_at: int | None = None
         self.written_at: int | None = None
@@ -70,10 +74,13 @@ class Loop:
         with MetricsWriter(self.folder, resume_from=resume_from) as self._metrics:
             if checkpoint is None:
                 self._save()
+            # The first chunk of training compiles.
+            self.show(self._progress("compiling"))
             state, reason = self._train()
             if self.written_at != self.timestep:
                 self._write(self.latest)
             self._save()
+        self.show(self._progress("filming" if is_filmed(self.spec, state) else "exporting"))
         return Outcome(
             state, reason, self.timestep, self.episode, self.update, self.mean_return, self.seconds, self.notices
         )
@@ -139,7 +146,10 @@ class Loop:
         columns = chunk.columns
         before = self.seconds
         self.seconds = time.perf_counter() - self._clock
-        self.steps_per_second = chunk.iterations * self.engine.timesteps_per_iteration / max(spent, 1e-9)
+        # The first chunk includes the compilation, so its speed tells nothing.
+        if self.is_warm:
+            self.steps_per_second = chunk.iterations * self.engine.timesteps_per_iteration / max(spent, 1e-9)
+        self.is_warm = True
         for i in range(chunk.iterations):
             self.timestep += self.engine.timesteps_per_iteration
             self.episode += int(columns["episodes"][i])
@@ -227,6 +237,11 @@ class Loop:
         for sentence in checkpoint.skipped:
             self._notice(sentence)
         manifest = checkpoint.manifest
+        if missing := sorted(MANIFEST - set(manifest)):
+            raise CheckpointError(
+                f'the checkpoint of timestep {checkpoint.timestep:,} does not say its "{missing[0]}"; it was not made '
+                "by a run of this version of Steppe, so start the experiment anew"
+            )
         if manifest["shards"] != self.engine.agent.situation.shards:
             raise CheckpointError(
                 f"this run was spread over {manifest['shards']} host devices, but JAX is already in use with "
@@ -268,7 +283,7 @@ class Loop:
             self.mean_return,
             self.mean_length,
             self.best_return,
-            self.steps_per_second,
+            self.steps_per_second or 0.0,
             self.seconds,
             self.latest,
             tuple(self.notices),

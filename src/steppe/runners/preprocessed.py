@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 
 from steppe.envs._base import JaxEnv
 from steppe.envs.host import HostEnvs, Step
+from steppe.envs.interruption import EpisodesCut
 from steppe.records.preprocessing import Preprocessing, State
 from steppe.specs.spaces import Space
 
@@ -84,7 +85,11 @@ class PreprocessedHostEnvs:
 
     def step(self, actions: np.ndarray) -> Step:
         """One decision in each environment."""
-        step = self.envs.step(actions)
+        try:
+            step = self.envs.step(actions)
+        except EpisodesCut as cut:
+            cut.observations = self._take_in(cut.observations, np.ones(self.num_envs, bool))
+            raise
         following = self._take_in(step.next_observations, np.zeros(self.num_envs, bool))
         ended = step.terminated | step.truncated
         if not ended.any():

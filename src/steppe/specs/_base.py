@@ -12,7 +12,8 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# Strict, because a quoted number or a true where a number belongs is a mistake worth hearing about.
+# Strict, because a quoted number, or a true where a number belongs, is a mistake worth hearing about.
+Flag = Annotated[bool, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 Unit = Annotated[float, Field(strict=True, ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(strict=True, gt=0.0)]

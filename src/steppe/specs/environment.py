@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
-from steppe.specs._base import Spec
+from steppe.specs._base import Flag, Spec
 from steppe.specs.connections import check_connection, gathered
 from steppe.specs.old_environments import Notices, in_present_words
 
@@ -39,9 +39,9 @@ class EnvironmentSpec(Spec):
     wrappers: list[Wrapper] = Field(default_factory=list)
     """What goes around the gymnasium original, innermost first: `"gymnasium.wrappers.ClipReward"`, `"module:Name"`, or
     an object with that as `type` and its keyword arguments."""
-    normalize_observations: bool = False
+    normalize_observations: Flag = False
     """Whether observations are shifted and scaled to mean 0 and variance 1, by running statistics."""
-    normalize_rewards: bool = False
+    normalize_rewards: Flag = False
     """Whether rewards are scaled by the running deviation of the return."""
     vectorization: Vectorization = "auto"
     """How several environments are stepped together on the gymnasium backend."""

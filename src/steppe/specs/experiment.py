@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, model_validator
 
 from steppe.errors import SpecError
-from steppe.specs._base import Count, Natural, Number, Spec
+from steppe.specs._base import Count, Flag, Natural, Number, Spec
 from steppe.specs.agent import AgentSpec
 from steppe.specs.cluster import ClusterSpec
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.files import (
     SUFFIXES,
+    check_plain,
     find_config,
     find_project,
     locate_config,
@@ -30,9 +31,13 @@ from steppe.specs.validation import Origins, join_path, validate
 
 DEFAULT_LIMITS = (10_000, 1_000_000)
 """How many episodes and timesteps an experiment runs that names neither."""
+DEFAULT_AGENT = "ppo"
+"""What learns in an experiment that names no agent."""
 SUB_SPECS = ("environment", "agent", "network", "cluster")
 _MEANT_BY_TEXT = {"environment": "id", "agent": "type"}
 """The field that a bare text stands for when it names no file."""
+_OPTIONS = {"name": "-n/--name", "environment": "-E/--environment"}
+"""What gives the fields that a file may leave out, for `steppe train` and `steppe experiment new`."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _NAME_RULE = (
     'a name is made of letters, digits, ".", "_" and "-", does not start with "." or "-", '
@@ -49,15 +54,26 @@ def valid_name(name: str) -> str:
 
 
 def _checked_name(name: str) -> str:
-    if not _NAME.fullmatch(name) or ".." in name:
+    if not _is_name(name):
         raise ValueError(_NAME_RULE)
     return name
+
+
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None and ".." not in text
 
 
 def _not_in_episodes(frequency: Frequency) -> Frequency:
     if frequency.unit == "e":
         raise ValueError('summaries are written by seconds or timesteps, such as "120s" or "5000t", not by episodes')
     return frequency
+
+
+def _fits_a_key(seed: int) -> int:
+    # JAX silently drops what does not fit, so that different seeds would give the same run.
+    if seed >= 2**32:
+        raise ValueError(f"a seed is at most {2**32 - 1}")
+    return seed
 
 
 class EvaluationSpec(Spec):
@@ -67,7 +83,7 @@ class EvaluationSpec(Spec):
     """How many timesteps lie between two evaluations."""
     episodes: Count = 10
     """How many episodes each evaluation plays."""
-    greedy: bool = True
+    greedy: Flag = True
     """Whether the most likely action is taken instead of a random one."""
 
 
@@ -81,7 +97,7 @@ class ExperimentSpec(Spec):
     environment: EnvironmentSpec
     """What it learns in."""
     agent: AgentSpec
-    """What learns."""
+    """What learns; `ppo` where a file or a command names none."""
     network: NetworkSpec | None = None
     """The agent's network; without one it follows from the observation's shape."""
     cluster: ClusterSpec | None = None
@@ -94,11 +110,11 @@ class ExperimentSpec(Spec):
     """How many timesteps it runs; with neither this nor episodes: 1,000,000 timesteps or 10,000 episodes."""
     max_timesteps_per_episode: Count | None = None
     """When an episode is cut off; without it the environment's own limit holds."""
-    deterministic: bool = False
+    deterministic: Flag = False
     """Whether the agent acts without exploring."""
     repeat_actions: Count = 1
     """How many times the environment is stepped with each action."""
-    debug_logging: bool = False
+    debug_logging: Flag = False
     """Whether the log holds details."""
     run_mode: Literal["single", "multi-threaded", "distributed", "async"] = "single"
     """How the work is spread."""
@@ -112,13 +128,13 @@ class ExperimentSpec(Spec):
     """How often metrics are written, in seconds or timesteps."""
     num_envs: Count | None = None
     """How many environments each worker steps together; without it the agent's own default."""
-    seed: Natural | None = None
+    seed: Annotated[Natural, AfterValidator(_fits_a_key)] | None = None
     """What all randomness follows from; without it each run differs."""
     evaluation: EvaluationSpec | None = None
     """How the policy is measured on the way; not at all without it."""
     stop_at_return: Number | None = None
     """The mean return of the last 100 episodes that ends the experiment."""
-    video: bool = True
+    video: Flag = True
     """Whether a finished run leaves a film of one episode, where the environment can be drawn."""
     schema_version: Literal[1] = 1
     """Which version of these fields this is."""
@@ -141,7 +157,8 @@ def load_experiment(
 ) -> ExperimentSpec:
     """The experiment in `file`, then `overrides` (None is not given), then each `path=value` of `sets`.
 
-    Sub-specs given by name are looked up and inlined. `options` says whether errors write overrides as `--episodes`.
+    Sub-specs given by name are looked up and inlined, and without an agent it is DEFAULT_AGENT. `options` says whether
+    errors speak of command-line options, such as `--episodes`.
     """
     data: dict[str, Any] = {}
     origins = Origins()
@@ -158,13 +175,19 @@ def load_experiment(
         origins = origins.with_part((key,), *place)
         if options and key in _MEANT_BY_TEXT and isinstance(value, str):
             origins = origins.with_part((key, _MEANT_BY_TEXT[key]), *place)
+    if data.get("agent") is None:
+        data["agent"] = DEFAULT_AGENT
     data, origins = _inline(data, origins, start)
     for text in sets:
         steps, value = parse_override(text)
         written = put(data, steps, value, text)
         origins = origins.with_part(written, "--set", join_path("", written))
         data, origins = _inline(data, origins, start)
-    spec = validate(ExperimentSpec, data, source=origins)
+    spec = validate(ExperimentSpec, data, source=origins, options=_OPTIONS if options else None)
+    # Both take whatever the environment or the agent takes, so the model cannot tell what JSON would lose.
+    rule = "it must be something that JSON can hold"
+    check_plain(spec.environment.settings, origins.below("environment", "settings"), rule=rule)
+    check_plain(spec.agent.settings, origins.below("agent"), rule=rule)
     spec.agent.written_in(origins.below("agent"))
     return spec
 
@@ -179,7 +202,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Origins]:
     data, origins = read_spec_file(path), Origins(shown_path(path))
     if not isinstance(data, dict):
         validate(ExperimentSpec, data, source=origins)
-    name = {"name": path.stem} if _NAME.fullmatch(path.stem) else {}
+    name = {"name": path.stem} if _is_name(path.stem) else {}
     return name | _in_present_words(data), origins
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.errors import SpecError
-from steppe.specs.validation import join_path
+from steppe.specs.validation import Origins, Steps
 from steppe.specs.words import did_you_mean
 
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
@@ -76,12 +76,28 @@ def read_spec_file(path: str | Path) -> Any:
     parse = {".yaml": _parse_yaml, ".yml": _parse_yaml, ".toml": _parse_toml}.get(path.suffix, _parse_json)
     try:
         data = parse(text, shown_path(path))
-        _check_plain(data, shown_path(path), "")
+        check_plain(data, Origins(shown_path(path)))
     except RecursionError:
         raise SpecError(f"{shown_path(path)} is nested too deeply to be read") from None
     if isinstance(data, dict):
         data.pop("$schema", None)  # editors read it, we do not
     return data
+
+
+def check_plain(value: Any, origins: Origins, steps: Steps = (), *, rule: str = "write it in quotes") -> None:
+    """Refuses what JSON cannot hold, since a run writes its spec down as JSON; `rule` is the way out."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise SpecError(f"wrong field name {key}{origins.place(*steps)}; {rule}")
+            check_plain(inner, origins, (*steps, key), rule=rule)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            check_plain(inner, origins, (*steps, index), rule=rule)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise SpecError(f"wrong value {value}{origins.place(*steps)}; it must be a finite number")
+    elif not (value is None or isinstance(value, str | int | float)):
+        raise SpecError(f"wrong value {value}{origins.place(*steps)}; {rule}")
 
 
 def shown_path(path: str | Path) -> str:
@@ -206,20 +222,3 @@ def _broken(language: str, source: str, text: str, line: int, column: int, reaso
     content = lines[line - 1].strip() if line <= len(lines) else ""
     quote = f": {content[:80]}" if content else ""
     return SpecError(f"broken {language} in {source} at line {line}, column {column}: {reason}{quote}")
-
-
-def _check_plain(value: Any, source: str, path: str) -> None:
-    """Refuse what JSON cannot hold, since a run writes its spec down as JSON."""
-    at = f" at {path}" if path else ""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise SpecError(f"wrong field name {key} in {source}{at}; write it in quotes")
-            _check_plain(inner, source, join_path(path, (key,)))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            _check_plain(inner, source, join_path(path, (index,)))
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise SpecError(f"wrong value {value} in {source}{at}; it must be a finite number")
-    elif not (value is None or isinstance(value, str | int | float)):
-        raise SpecError(f"wrong value {value} in {source}{at}; write it in quotes")

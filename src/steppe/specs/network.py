@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, RootModel, model_validator
 
 from steppe.errors import SpecError
-from steppe.specs._base import Count, NonNegative, Number, Spec, Unit
+from steppe.specs._base import Count, Flag, NonNegative, Number, Spec, Unit
 from steppe.specs.validation import validate
 
 Activation = Literal[
@@ -82,9 +82,9 @@ class Dense(Spec):
     """How many outputs; required, except with skip, which keeps the size of its inputs."""
     activation: _Activation = "relu"
     """The nonlinearity after it."""
-    bias: bool = True
+    bias: Flag = True
     """Whether a bias is added."""
-    skip: bool = False
+    skip: Flag = False
     """Whether it is a residual block: two layers of its inputs' size, and the inputs are added before the last
     nonlinearity."""
     l2_regularization: _L2 = 0.0
@@ -107,7 +107,7 @@ class Linear(Spec):
     type: Literal["linear"]
     size: Count
     """How many outputs."""
-    bias: bool = True
+    bias: Flag = True
     """Whether a bias is added."""
     l2_regularization: _L2 = 0.0
     l1_regularization: _L1 = 0.0
@@ -127,7 +127,7 @@ class Conv1d(Spec):
     """SAME pads with zeros, VALID does not."""
     activation: _Activation = "relu"
     """The nonlinearity after it."""
-    bias: bool = True
+    bias: Flag = True
     """Whether a bias is added."""
     l2_regularization: _L2 = 0.0
     l1_regularization: _L1 = 0.0
@@ -147,7 +147,7 @@ class Conv2d(Spec):
     """SAME pads with zeros, VALID does not."""
     activation: _Activation = "relu"
     """The nonlinearity after it."""
-    bias: bool = True
+    bias: Flag = True
     """Whether a bias is added."""
     l2_regularization: _L2 = 0.0
     l1_regularization: _L1 = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -56,8 +56,18 @@ class Origins:
         return self.source, join_path(self.path, steps)
 
 
-def validate(model: type[Model], data: Any, *, source: str | Origins = "", path: str = "") -> Model:
-    """`data` as a `model`, or one SpecError that names the source, the path in it and the nearest valid word."""
+def validate(
+    model: type[Model],
+    data: Any,
+    *,
+    source: str | Origins = "",
+    path: str = "",
+    options: Mapping[str, str] | None = None,
+) -> Model:
+    """`data` as a `model`, or one SpecError that names the source, the path in it and the nearest valid word.
+
+    `options` are the command-line options that give a field of the model, for the case that it is missing.
+    """
     origins = source if isinstance(source, Origins) else Origins(source, path)
     try:
         return model.model_validate(data)
@@ -65,7 +75,7 @@ def validate(model: type[Model], data: Any, *, source: str | Origins = "", path:
         details = error.errors(include_url=False)
         # A misspelt field also leaves the right one missing: the misspelling is the mistake to name.
         first = next((detail for detail in details if detail["type"] == "extra_forbidden"), details[0])
-        sentence = _sentence(model, data, first, origins)
+        sentence = _sentence(model, data, first, origins, options or {})
         more = len({detail["loc"] for detail in details}) - 1
         if more > 0:
             sentence += f" (and {more} more mistake{'s' if more > 1 else ''})"
@@ -96,7 +106,9 @@ def join_path(path: str, steps: Steps) -> str:
     return path
 
 
-def _sentence(model: type[BaseModel], data: Any, detail: ErrorDetails, origins: Origins) -> str:
+def _sentence(
+    model: type[BaseModel], data: Any, detail: ErrorDetails, origins: Origins, options: Mapping[str, str]
+) -> str:
     """One pydantic error as one sentence."""
     kind, context = detail["type"], detail.get("ctx", {})
     steps = _without_tags(data, detail["loc"], keep_last=kind == "missing")
@@ -109,7 +121,7 @@ def _sentence(model: type[BaseModel], data: Any, detail: ErrorDetails, origins: 
     if kind in ("missing", "union_tag_not_found"):
         word = str(steps[-1]) if kind == "missing" else context["discriminator"].strip("'")
         parent = steps[:-1] if kind == "missing" else steps
-        return f'missing field "{word}"{origins.place(*parent)}; it has no default, so it must be given'
+        return f'missing field "{word}"{origins.place(*parent)}; {_way_to_give(word, parent, origins, options)}'
     if kind == "union_tag_invalid":
         word, name = context["tag"], context["discriminator"].strip("'")
         choices = list(_tags(expected, name))
@@ -124,6 +136,13 @@ def _sentence(model: type[BaseModel], data: Any, detail: ErrorDetails, origins: 
     is_joint = kind == "value_error" and isinstance(detail["input"], dict)
     what = "settings" if is_joint else f"value {_shown(detail['input'])}"
     return f"wrong {what}{origins.place(*steps)}; {_rule(kind, context, detail['msg'])}"
+
+
+def _way_to_give(word: str, parent: Steps, origins: Origins, options: Mapping[str, str]) -> str:
+    """How a missing field can be given."""
+    if parent or word not in options:
+        return "it has no default, so it must be given"
+    return f"{'write it there or ' if origins.source else ''}give it with {options[word]}"
 
 
 _TYPES = {

@@ -76,6 +76,26 @@ class Silent(Counter):
         return None
 
 
+class Painter(Counter):
+    """Draws into one array again and again; with a `fault`, something that is no picture or nothing at all."""
+
+    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, render_mode: str | None = None, fault: str = "") -> None:
+        super().__init__(fault=fault)
+        self.canvas = np.zeros((8, 8, 3), np.float32 if fault == "floats" else np.uint8)
+
+    def render(self):
+        if self.fault == "render":
+            raise RuntimeError("the canvas is torn")
+        self.canvas[:] = 10 * self.steps
+        return self.canvas
+
+    def close(self):
+        if self.fault:
+            raise RuntimeError("cannot stop painting")
+
+
 class Imports(gymnasium.Env):
     """Observes whether JAX has been loaded in its process."""
 
@@ -108,7 +128,7 @@ class Mixed(gymnasium.Env):
             "multi_discrete": spaces.MultiDiscrete([[2, 3], [4, 5]]),
             "multi_binary": spaces.MultiBinary(3),
             "box": spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 2.0]), dtype=np.float64),
-            "whole": spaces.Box(0, 9, (2,), np.int64),
+            "whole": spaces.Box(0, 9, (2, 3), np.int64),
         }[actions]
         self.given = []
 
@@ -123,6 +143,23 @@ class Mixed(gymnasium.Env):
         self.given.append(action)
         self.seen = self.observation_space.sample()
         return self.seen, 0.0, False, False, {}
+
+
+class Choices(gymnasium.Env):
+    """Observes several choices, in its second step one that does not exist."""
+
+    def __init__(self, wrong: int = 3) -> None:
+        self.observation_space = spaces.MultiDiscrete([2, 3])
+        self.action_space = spaces.Discrete(2)
+        self.wrong = wrong
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.array([1, 2]), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.array([1, self.wrong if self.steps == 2 else 2]), 0.0, False, False, {}
 
 
 class Seeded(gymnasium.Env):
@@ -217,6 +254,10 @@ class Native(VectorEnv):
 
 def make_counter(**settings):
     return Counter(**settings)
+
+
+def make_limited():
+    return gymnasium.make("SteppeCounter-v0", max_episode_steps=2000, length=9999)
 
 
 def make_nothing():

@@ -1,0 +1,42 @@
+"""From a file and flags to a new experiment: what `train` and `experiment new` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steppe.experiments.store import RunFolder, Store
+    from steppe.specs.experiment import ExperimentSpec
+
+
+def described(
+    file: str | None, name: str | None, fields: dict[str, Any], sets: list[str], *, takes_files_name: bool, example: str
+) -> tuple[ExperimentSpec, str | None]:
+    """(the experiment that a command describes, its name or None where it is to be numbered)."""
+    from steppe.errors import UserError
+    from steppe.experiments.experiment import WITHOUT_NAME
+    from steppe.specs.experiment import load_experiment
+    from steppe.specs.overrides import parse_override
+
+    changed = [parse_override(text)[0][0] for text in sets]
+    if file is None and "environment" not in fields and "environment" not in changed:
+        raise UserError(f"no environment is given; try: {example}")
+    is_named = name is not None or "name" in changed or (takes_files_name and file is not None)
+    called = {"name": name if is_named else WITHOUT_NAME}
+    spec = load_experiment(file, fields | called, sets, Path.cwd())
+    return spec, spec.name if is_named else None
+
+
+def make(spec: ExperimentSpec, store: Store, *, name: str | None, force: bool, start: bool, quiet: bool) -> RunFolder:
+    """The run folder of a new experiment that has been checked, and with `start` prepared to be started."""
+    from steppe.cli.running import say
+    from steppe.experiments import lifecycle
+
+    if start:
+        lifecycle.check_supported(spec)
+    say(lifecycle.check(spec, Path.cwd()), quiet)
+    folder = lifecycle.create(spec, store, name=name, force=force)
+    if start:
+        lifecycle.prepare(folder)
+    return folder

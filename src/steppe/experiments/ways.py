@@ -1,0 +1,55 @@
+"""How the reader of an error can do what it advises: by a command in the terminal, by a call in Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ways:
+    """What can be asked of one experiment, in its user's own words."""
+
+    start: str
+    restart: str
+    resume: str
+    resume_with: Callable[[str, Any], str]
+    """(field, value) -> how to train on with another value of a field."""
+    stop: str
+    show: str
+    logs: str
+    replace: str
+    """What to do where there is an experiment of that name already."""
+
+
+def commands(reference: str) -> Ways:
+    """In the terminal; `reference` is what -e takes to mean the experiment."""
+
+    def command(verb: str) -> str:
+        return f"steppe experiment {verb} -e {reference}"
+
+    return Ways(
+        start=command("start"),
+        restart=f"{command('start')} --force",
+        resume=command("resume"),
+        resume_with=lambda field, value: f"{command('resume')} --set {field}={json.dumps(value)}",
+        stop=command("stop"),
+        show=command("show"),
+        logs=command("logs"),
+        replace="choose another name with -n, or use --force",
+    )
+
+
+CALLS = Ways(
+    start="experiment.start()",
+    restart="experiment.start(force=True)",
+    resume="experiment.start(resume=True)",
+    resume_with=lambda field, value: f"experiment.start(resume=True, {field}={value!r})",
+    stop="experiment.stop()",
+    show="experiment.status",
+    logs='experiment.folder / "log.txt"',
+    replace="choose another name or folder, or give force=True",
+)
+"""In Python, where the experiment is an object."""
