@@ -12,7 +12,7 @@ import pytest
 from steppe import agents
 from steppe.agents import normalizers
 from steppe.agents._base import Situation, TrainState, Trajectory, Transitions
-from steppe.errors import SpecError
+from steppe.errors import SpecError, UserError
 from steppe.specs.agent import AgentSpec
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
@@ -28,48 +28,104 @@ CONVOLUTION = NetworkSpec(
         {"type": "dense", "size": 8, "activation": "relu"},
     ]
 )
+NETWORKS = {
+    "image": CONVOLUTION,
+    "lstm": NetworkSpec([{"type": "lstm", "size": 5}]),
+    "gru": NetworkSpec([*DENSE.root, {"type": "gru", "size": 5}]),
+}
 OBSERVATIONS = {
     "vector": Box((3,)),
     "normalised": Box((3,)),
     "image": Box((12, 12, 1), (0.0,), (255.0,), "uint8"),
     "one number": Discrete(5, start=2),
     "several numbers": MultiDiscrete((3, 4)),
+    "lstm": Box((3,)),
+    "gru": Box((3,)),
 }
 ACTIONS = {
     "discrete": Discrete(3),
     "discrete from 2": Discrete(3, start=2),
     "multi-discrete": MultiDiscrete((2, 3)),
     "box": Box((2,), (-1.0, -0.1), (1.0, 0.2)),
-    "unbounded box of two axes": Box((2, 2)),
+    "box of two axes": Box((2, 2), (-3.0,), (1.0,)),
+    "unbounded box": Box((2, 2)),
+    "yes or no": MultiDiscrete((2, 2)),
 }
+ONE_OF_SOME = ["discrete from 2", "multi-discrete"]
+BOUNDED = ["box", "box of two axes"]
+ANY = ["discrete from 2", "multi-discrete", "box", "unbounded box"]
+
 SETTINGS = {
     "random": {},
-    "constant": {"action": 1},
+    "constant": {"action": 0},
     "vpg": {"horizon": 4},
+    "a2c": {"horizon": 4},
+    "a3c": {"horizon": 4},
     "ppo": {"horizon": 4, "epochs": 2, "minibatches": 2},
-    "dqn": {"batch_size": SAMPLES, "dueling": True, "final_exploration": 0.3, "exploration_timesteps": 10},
+    "trpo": {"horizon": 4, "cg_max_iterations": 3},
+    "impala": {"horizon": 4},
+    "dqn": {"batch_size": SAMPLES, "dueling": True, "exploration": {"type": "constant", "constant": 0.3}},
+    "ddqn": {"batch_size": SAMPLES},
+    "dqn_nstep": {"batch_size": SAMPLES},
+    "qr_dqn": {"batch_size": SAMPLES, "quantiles": 5, "noisy": True, "dueling": True},
+    "pqn": {"horizon": 4, "epochs": 2, "minibatches": 2, "dueling": True},
+    "ddpg": {"batch_size": SAMPLES, "learning_starts": 0},
+    "td3": {"batch_size": SAMPLES, "learning_starts": 0, "policy_delay": 1},
+    "sac": {"batch_size": SAMPLES, "learning_starts": 0},
+    "naf": {"batch_size": SAMPLES, "learning_starts": 0},
 }
-ALLOWED_ACTIONS = {name: list(ACTIONS) for name in SETTINGS} | {"dqn": ["discrete", "discrete from 2"]}
-LEARNERS = ("vpg", "ppo", "dqn")
+ALLOWED_ACTIONS = {
+    "random": list(ACTIONS),
+    "constant": list(ACTIONS),
+    "ppo": list(ACTIONS),
+    "vpg": ANY,
+    "a2c": ANY,
+    "a3c": ["discrete from 2"],
+    "trpo": ANY,
+    "impala": ANY,
+    "dqn": ["discrete", *ONE_OF_SOME],
+    "ddqn": ["discrete from 2"],
+    "dqn_nstep": ["multi-discrete"],
+    "qr_dqn": ONE_OF_SOME,
+    "pqn": ONE_OF_SOME,
+    "ddpg": BOUNDED,
+    "td3": BOUNDED,
+    "sac": BOUNDED,
+    "naf": BOUNDED,
+}
 # Every action space with one kind of observation, every kind of observation with one action space.
-CASES = [(agent, action, "vector") for agent in SETTINGS for action in ALLOWED_ACTIONS[agent]]
-CASES += [(agent, "discrete from 2", kind) for agent in SETTINGS for kind in OBSERVATIONS if kind != "vector"]
+CASES = [(agent, action, "vector", ()) for agent, spaces in ALLOWED_ACTIONS.items() for action in spaces]
+CASES += [
+    (agent, ALLOWED_ACTIONS[agent][0], observation, ())
+    for agent in ("random", "ppo", "dqn", "pqn", "sac", "naf")
+    for observation in ("normalised", "image", "one number", "several numbers")
+]
+CASES += [(agent, "discrete from 2", "lstm", ()) for agent in ("vpg", "trpo", "impala")]
+CASES += [("ppo", "box", "gru", ()), ("a2c", "multi-discrete", "gru", (("share_network", True),))]
+CASES += [
+    ("ppo", "box", "vector", (("distribution", "beta"),)),
+    ("ppo", "yes or no", "vector", (("distribution", "bernoulli"),)),
+    ("td3", "box", "normalised", (("exploration", "ornstein_uhlenbeck"),)),
+    ("sac", "box", "vector", (("temperature", 0.1),)),
+]
+LEARNERS = [name for name in SETTINGS if name not in ("random", "constant")]
 
 
 class Bench:
     """An agent in one situation, with all that is compiled of it."""
 
-    def __init__(self, agent, action, observation):
+    def __init__(self, agent, action, observation, settings=()):
         self.action, self.observation = ACTIONS[action], OBSERVATIONS[observation]
         situation = Situation(
             observation=self.observation,
             action=self.action,
-            network=CONVOLUTION if observation == "image" else DENSE,
+            network=NETWORKS.get(observation, DENSE),
             num_envs=ENVS,
             environment="Test-v0",
             normalize_observations=observation == "normalised",
         )
-        self.agent = agents.make(AgentSpec.model_validate({"type": agent, **SETTINGS[agent]}), situation)
+        spec = AgentSpec.model_validate({"type": agent, **SETTINGS[agent], **dict(settings)})
+        self.agent = agents.make(spec, situation)
         self.act = jax.jit(self.agent.act)
         self.to_environment = jax.jit(self.agent.to_environment)
         self.update = jax.jit(self.agent.update)
@@ -98,16 +154,23 @@ class Bench:
             return rng.integers(0, 256, (*lead, *space.shape)).astype(np.uint8)
         return rng.normal(4.0, 3.0, (*lead, *space.shape)).astype(np.float32)
 
+    @cached_property
+    def internals(self):
+        """[SAMPLES, ...]: what the actor remembers in the middle of episodes."""
+        rng = np.random.default_rng(5)
+        initial = self.agent.initial_internals((SAMPLES,))
+        return jax.tree.map(lambda leaf: rng.normal(0.0, 0.3, leaf.shape).astype(np.float32), initial)
+
     def draw(self, seed=3):
-        """(actions, outputs) with noise."""
+        """(actions, outputs, internals) with noise."""
         noise = self.agent.draw_noise(jax.random.key(seed), (SAMPLES,))
-        return self.act(self.agent.acting(self.state), self.observations, noise, 5)
+        return self.act(self.agent.acting(self.state), self.observations, noise, 5, self.internals)
 
     @cached_property
     def experience(self):
         """What the agent learns from, as a runner or a memory gives it."""
         rng = np.random.default_rng(4)
-        actions, outputs = self.draw()
+        actions, outputs, following_internals = self.draw()
         rewards = rng.normal(size=SAMPLES).astype(np.float32)
         following = self.observations[::-1]
         if self.agent.experience == "transitions":
@@ -115,7 +178,16 @@ class Bench:
             return Transitions(self.observations, actions, rewards, discounts, following, np.ones_like(rewards))
         terminated, truncated = rng.random((2, SAMPLES)) < 0.2
         flat = Trajectory(
-            self.observations, actions, rewards, terminated, truncated, following, outputs, running_returns=rewards
+            self.observations,
+            actions,
+            rewards,
+            terminated,
+            truncated,
+            following,
+            outputs,
+            running_returns=rewards,
+            internals=self.internals,
+            next_internals=following_internals,
         )
         return jax.tree.map(lambda leaf: leaf.reshape(-1, ENVS, *leaf.shape[1:]), flat)
 
@@ -123,12 +195,17 @@ class Bench:
 bench_of = lru_cache(maxsize=None)(Bench)
 
 
-@pytest.fixture(params=CASES, ids="-".join)
+def _named(case):
+    agent, action, observation, settings = case
+    return "-".join([agent, action, observation, *(str(value) for _, value in settings)])
+
+
+@pytest.fixture(params=CASES, ids=_named)
 def bench(request):
     return bench_of(*request.param)
 
 
-@pytest.fixture(params=[case for case in CASES if case[0] in LEARNERS], ids="-".join)
+@pytest.fixture(params=[case for case in CASES if case[0] in LEARNERS], ids=_named)
 def learner(request):
     return bench_of(*request.param)
 
@@ -173,8 +250,8 @@ def test_the_same_key_gives_the_same_state_and_another_key_another(bench):
 
 def test_drawn_actions_have_the_shape_that_the_learner_stores(bench):
     noise = bench.agent.draw_noise(jax.random.key(0), (2, ENVS))
-    assert noise.shape == (2, ENVS, bench.agent.noise_size)
-    actions, outputs = bench.draw()
+    assert noise.shape == (2, ENVS, sum(columns for _, columns in bench.agent.noise))
+    actions, outputs, _ = bench.draw()
     assert actions.shape == (SAMPLES, *stored_shape(bench.action))
     assert actions.dtype == (np.float32 if isinstance(bench.action, Box) else np.int32)
     assert outputs.shape[:-1] == (SAMPLES,)
@@ -184,8 +261,17 @@ def test_drawn_actions_have_the_shape_that_the_learner_stores(bench):
         assert np.all((actions >= 0) & (actions < sizes))
 
 
+def test_what_an_actor_remembers_keeps_its_form(bench):
+    initial = bench.agent.initial_internals((SAMPLES,))
+    assert all(leaf.shape[0] == SAMPLES for leaf in jax.tree.leaves(initial))
+    for lead in ((), (3,), (2, 3)):
+        for name, leaf in bench.agent.initial_internals(lead).items():
+            assert leaf.shape == (*lead, *initial[name].shape[1:])
+    assert described(bench.draw()[2]) == described(initial)
+
+
 def test_actions_reach_the_environment_in_its_shape_and_bounds(bench):
-    actions, _ = bench.draw()
+    actions = bench.draw()[0]
     taken = np.asarray(bench.to_environment(actions))
     assert taken.shape == (SAMPLES, *bench.action.shape)
     match bench.action:
@@ -205,34 +291,59 @@ def test_actions_reach_the_environment_in_its_shape_and_bounds(bench):
 def test_actions_drawn_with_the_same_noise_are_the_same(bench):
     first, again, other = (bench.draw(seed)[0] for seed in (3, 3, 4))
     np.testing.assert_array_equal(first, again)
-    if bench.agent.type != "constant":
+    if bench.agent.type not in ("constant", "ddqn", "dqn_nstep", "qr_dqn"):
         assert np.any(np.asarray(first) != np.asarray(other))
 
 
 def test_each_environment_is_acted_in_by_itself(bench):
     noise = bench.agent.draw_noise(jax.random.key(0), (SAMPLES,))
-    acting, observations = bench.agent.acting(bench.state), bench.observations
-    together, _ = bench.act(acting, observations, noise, 5)
-    turned, _ = bench.act(acting, observations[::-1], noise[::-1], 5)
-    np.testing.assert_allclose(together, turned[::-1], rtol=1e-5, atol=1e-6)
+    acting, observations, internals = bench.agent.acting(bench.state), bench.observations, bench.internals
+    together = bench.act(acting, observations, noise, 5, internals)
+    turned = bench.act(acting, observations[::-1], noise[::-1], 5, jax.tree.map(lambda leaf: leaf[::-1], internals))
+    for one, other in zip(jax.tree.leaves(together), jax.tree.leaves(turned), strict=True):
+        np.testing.assert_allclose(one, other[::-1], rtol=1e-5, atol=1e-6)
 
 
 def test_greedy_actions_are_those_of_the_exported_policy(bench):
-    observations = bench.observations
-    actions, outputs = bench.act(bench.agent.acting(bench.state), observations, None, 0)
+    observations, agent = bench.observations, bench.agent
+    # Noise that an agent explores with is no part of its policy.
+    acting = agent.acting(bench.state)._replace(params=bench.state.params)
+    actions, outputs, _ = bench.act(acting, observations, None, 0, agent.initial_internals((SAMPLES,)))
     taken = np.asarray(bench.to_environment(actions))
-    policy = bench.agent.policy(bench.state, 7)
-    assert policy.description.agent == bench.agent.type
+    policy = agent.policy(bench.state, 7)
+    assert policy.description.agent == agent.type
     assert policy.description.timestep == 7
-    if bench.agent.type == "random":
+    if agent.type == "random":
         # A random policy stays random when it is asked for its best action.
         assert policy.act(observations).shape == taken.shape
         return
     np.testing.assert_allclose(policy.act(observations), taken, rtol=1e-4, atol=1e-4)
-    if bench.agent.type in LEARNERS:
-        np.testing.assert_allclose(policy.outputs(observations), outputs, rtol=1e-4, atol=1e-4)
+    if agent.type in LEARNERS:
+        own, _ = policy.outputs_after(observations, policy.initial_state((SAMPLES,)))
+        np.testing.assert_allclose(own, outputs, rtol=1e-4, atol=1e-4)
         # The comparison would say little if every observation were alike.
         assert len(np.unique(outputs, axis=0)) > 1
+
+
+def test_acting_in_numpy_is_acting_in_jax(bench):
+    agent, state = bench.agent, bench.state
+    if not agent.acts_in_numpy:
+        pytest.skip("says itself that it does not")
+    noise = np.asarray(agent.draw_noise(jax.random.key(3), (SAMPLES,)))
+    acting = agent.acting(state)
+    policy = agent.policy(state._replace(params=acting.params), 0)
+    own = {name: leaf for name, leaf in bench.internals.items() if name in policy.initial_state()}
+    outputs, after = policy.outputs_after(bench.observations, own)
+    log_std = policy.tensors.get("head/log_std", 0.0)
+    actions, chosen = agent.choose(outputs, noise, 5, bench.internals | after, log_std, np)
+    assert isinstance(actions, np.ndarray)
+    expected, expected_outputs, expected_internals = bench.draw(3)
+    if agent.type in LEARNERS:
+        np.testing.assert_allclose(outputs, expected_outputs, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(actions, expected, rtol=1e-4, atol=1e-4)
+    assert chosen.keys() == expected_internals.keys()
+    for name, leaf in chosen.items():
+        np.testing.assert_allclose(leaf, expected_internals[name], rtol=1e-4, atol=1e-5)
 
 
 def test_an_exported_policy_keeps_its_own_copy(bench):
@@ -250,11 +361,27 @@ def test_an_update_changes_the_parameters_and_keeps_the_form_of_the_state(learne
     assert np.any(np.asarray(after.params) != np.asarray(learner.state.params))
     assert np.all(np.isfinite(after.params))
     assert after.updates == learner.state.updates + learner.agent.updates_per_experience
-    metrics.pop("priorities", None)
+    if learner.agent.experience == "transitions":
+        priorities = metrics.pop("priorities")
+        assert priorities.shape == (SAMPLES,)
+        assert np.all(priorities >= 0)
     assert "loss" in metrics
     for name, value in metrics.items():
         assert value.shape == (), name
         assert np.isfinite(value), name
+
+
+def test_every_parameter_can_move(learner):
+    """Some at the first update, all of them (but those that the batch leaves alone) within a few."""
+    state = learner.state
+    for _ in range(3):
+        state, _ = learner.update(state, learner.experience)
+    still = np.asarray(state.params) == np.asarray(learner.state.params)
+    names = learner.agent.layout.named(still)
+    # A head's bias, which no observation can switch off, moves in every network that learns at all.
+    for name, unmoved in names.items():
+        if name.endswith("bias") and "head" in name and "temperature" not in name:
+            assert not np.all(unmoved), name
 
 
 def test_the_state_can_be_carried_through_a_scan(learner):
@@ -271,13 +398,14 @@ def test_the_same_update_gives_the_same_bits(learner):
 
 
 def test_gradients_and_apply_are_what_other_run_modes_can_take_apart(learner):
-    batch = learner.experience
-    if learner.agent.experience == "trajectories":
-        batch = jax.eval_shape(learner.agent.prepare, learner.state, batch)
-    gradients, _ = jax.eval_shape(learner.agent.gradients, learner.state, batch)
+    agent, batch = learner.agent, learner.experience
+    if agent.experience == "trajectories":
+        prepare = agent.prepare if hasattr(agent, "prepare") else agent._prepare
+        batch = jax.eval_shape(prepare, learner.state, batch)
+    gradients, _ = jax.eval_shape(agent.gradients, learner.state, batch)
     assert gradients.shape == learner.state.params.shape
     assert gradients.dtype == np.float32
-    after = jax.eval_shape(learner.agent.apply, learner.state, gradients)
+    after = jax.eval_shape(agent.apply, learner.state, gradients)
     assert described(after) == described(learner.state)
 
 
@@ -288,11 +416,44 @@ def test_acting_needs_only_the_acting_part_of_the_state(bench):
 
 @pytest.mark.parametrize("agent", ["random", "constant"])
 def test_agents_that_do_not_learn_keep_their_state(agent):
-    bench = bench_of(agent, "discrete", "vector")
+    bench = bench_of(agent, "discrete", "vector", ())
     after, metrics = bench.agent.update(bench.state, None)
     assert same(after, bench.state)
     assert metrics == {}
     assert bench.agent.updates_per_experience == 0
+
+
+@pytest.mark.parametrize("agent", ["ddpg", "td3", "sac", "naf"])
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ("discrete", 'needs continuous actions, but Test-v0 has discrete ones; use "dqn" or "ppo"'),
+        ("multi-discrete", 'needs continuous actions, but Test-v0 has discrete ones; use "dqn" or "ppo"'),
+        ("unbounded box", 'needs actions with bounds, but those of Test-v0 have none; use "ppo"'),
+    ],
+)
+def test_agents_for_continuous_actions_refuse_others(agent, action, reason):
+    with pytest.raises(UserError) as caught:
+        Bench(agent, action, "vector")
+    assert str(caught.value) == f'agent "{agent}" {reason}'
+
+
+@pytest.mark.parametrize("agent", ["dqn", "ddqn", "dqn_nstep", "qr_dqn", "pqn"])
+def test_agents_for_discrete_actions_refuse_others(agent):
+    with pytest.raises(UserError) as caught:
+        Bench(agent, "box", "vector")
+    expected = f'agent "{agent}" needs discrete actions, but Test-v0 has continuous actions; use "sac", "td3" or "ppo"'
+    assert str(caught.value) == expected
+    situation = Situation(Box((3,)), Box((2,), (0.0,), (5.0,), "int32"), num_envs=32)
+    with pytest.raises(UserError, match="but the environment has whole numbers in a box as actions"):
+        agents.make(AgentSpec.model_validate(agent), situation)
+
+
+@pytest.mark.parametrize("agent", ["dqn", "qr_dqn", "pqn", "ddpg", "td3", "sac", "naf"])
+@pytest.mark.parametrize("network", ["lstm", "gru"])
+def test_agents_that_carry_no_state_refuse_recurrent_networks(agent, network):
+    with pytest.raises(SpecError, match=f"{network}.* keeps a state from timestep to timestep.*such as ppo$"):
+        Bench(agent, ALLOWED_ACTIONS[agent][0], network)
 
 
 @pytest.mark.parametrize(
@@ -301,22 +462,30 @@ def test_agents_that_do_not_learn_keep_their_state(agent):
         ("random", "horizn", "horizon"),
         ("constant", "acton", "action"),
         ("vpg", "discout", "discount"),
+        ("a2c", "gae_lamda", "gae_lambda"),
         ("ppo", "epoch", "epochs"),
+        ("trpo", "cg_dampng", "cg_damping"),
+        ("impala", "clp", "clip"),
         ("dqn", "doubel", "double"),
+        ("qr_dqn", "quantile", "quantiles"),
+        ("pqn", "trace_lamda", "trace_lambda"),
+        ("ddpg", "explorations", "exploration"),
+        ("td3", "policy_dely", "policy_delay"),
+        ("sac", "temprature", "temperature"),
+        ("naf", "batchsize", "batch_size"),
     ],
 )
-def test_an_unknown_setting_is_refused_with_the_nearest_word(agent, written, meant):
-    spec = AgentSpec.model_validate({"type": agent, written: 1})
+def test_an_unknown_setting_is_refused_with_the_nearest_word(checked, agent, written, meant):
     with pytest.raises(SpecError, match=f'^unknown field "{written}".*; did you mean "{meant}"\\?'):
-        agents.make(spec, Situation(Box((3,)), Discrete(2)))
+        checked(agent, **{written: 1})
 
 
 @pytest.mark.parametrize("agent", SETTINGS)
-def test_a_setting_of_the_wrong_type_is_refused(agent):
-    written = "update_frequency" if agent == "dqn" else "horizon"
+def test_a_setting_of_the_wrong_type_is_refused(checked, agent):
+    written = "horizon" if "horizon" in agents.settings_class(agent).model_fields else "update_frequency"
     for wrong in ("many", 0, -3, 1.5, True, None):
         with pytest.raises(SpecError, match=written):
-            agents.make(AgentSpec.model_validate({"type": agent, written: wrong}), Situation(Box((3,)), Discrete(2)))
+            checked(agent, **{written: wrong})
 
 
 def test_an_unknown_agent_is_refused_with_the_nearest_word():
@@ -326,5 +495,11 @@ def test_an_unknown_agent_is_refused_with_the_nearest_word():
 
 def test_this_suite_holds_every_agent():
     assert set(SETTINGS) == set(agents.names())
-    for name in agents.names():
-        assert agents.settings_class(name)().model_dump().keys() >= {"horizon"} or name == "dqn"
+    assert set(ALLOWED_ACTIONS) == set(agents.names())
+
+
+@pytest.mark.parametrize("agent", SETTINGS)
+def test_every_setting_says_what_it_is(agent):
+    for name, field in agents.settings_class(agent).model_fields.items():
+        assert field.description, name
+        assert not field.is_required(), name

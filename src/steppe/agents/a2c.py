@@ -17,7 +17,7 @@ class A2CSettings(VPGSettings):
     horizon: Count = 5
     """How many timesteps each environment takes between two updates."""
     learning_rate: Positive = 7e-4
-    """The optimiser's step size; may also be written inside `optimizer`, as `{"type": "adam", "learning_rate": 1e-3}`."""
+    """The optimiser's step size; may also be written inside `optimizer`."""
     optimizer: OptimizerSpec = RMSProp()
     """How gradients become steps: a word such as "adam", or an object with its options."""
     normalize_advantages: bool = False

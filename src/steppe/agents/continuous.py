@@ -47,7 +47,7 @@ class ContinuousSettings(OffPolicySettings):
     def _one_optimizer(self) -> ContinuousSettings:
         if self.critic_optimizer is not None and self.critic_optimizer != self.optimizer:
             raise ValueError(
-                "actor and critics step together, so critic_optimizer may differ from optimizer in its learning_rate only"
+                "actor and critics step together: critic_optimizer may differ from optimizer in its learning_rate only"
             )
         if isinstance(self.optimizer, Evolutionary):
             raise ValueError("an evolutionary optimizer follows one loss, but actor and critics have one each")

@@ -19,7 +19,7 @@ class DDPGSettings(ContinuousSettings):
     """Settings of `ddpg`."""
 
     learning_rate: Positive = 3e-4
-    """The actor's step size; may also be written inside `optimizer`, as `{"type": "adam", "learning_rate": 1e-3}`."""
+    """The actor's step size; may also be written inside `optimizer`."""
     critic_learning_rate: Positive | None = 1e-3
     """The critics' step size, where it differs; may also be written inside `critic_optimizer`."""
     exploration: Noise = OrnsteinUhlenbeck()
@@ -54,7 +54,7 @@ class DDPG(ActorAndCritics[S]):
         return own | {"epsilon": xp.where(timestep < self.settings.learning_starts, 1.0, own["epsilon"])}
 
     def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
-        """The critics' errors (eq. 4), and minus the value of what the actor would do (eq. 6), each for its own part."""
+        """The critics' errors (eq. 4), and minus the value of what the actor would do (eq. 6), each for its part."""
         batch = self.normalized_batch(state, batch)
         split, frozen = self.layout.split(params), self.layout.split(jax.lax.stop_gradient(params))
         targets = batch.rewards + batch.discounts * self.following(state, batch)

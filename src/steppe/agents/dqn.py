@@ -33,7 +33,7 @@ class DQNSettings(OffPolicySettings):
     update_frequency: Count = 4
     """How many timesteps each environment takes between two updates; also update_mode.frequency."""
     learning_rate: Positive = 1e-3
-    """The optimiser's step size; may also be written inside `optimizer`, as `{"type": "adam", "learning_rate": 1e-3}`."""
+    """The optimiser's step size; may also be written inside `optimizer`."""
     max_gradient_norm: Positive | None = 10.0
     """Longer gradients are shortened to this length; null leaves them as they are."""
     double: bool = True
@@ -58,13 +58,10 @@ class DQNSettings(OffPolicySettings):
     @model_validator(mode="before")
     @classmethod
     def _noise_explores(cls, data: Any) -> Any:
-        if (
-            isinstance(data, dict)
-            and data.get("noisy") is True
-            and not {"exploration", "actions_exploration"} & set(data)
-        ):
-            return data | {"exploration": {"type": "constant"}}
-        return data
+        if not isinstance(data, dict) or data.get("noisy") is not True:
+            return data
+        explores = {"exploration", "actions_exploration"} & set(data)
+        return data if explores else data | {"exploration": {"type": "constant"}}
 
 
 class DQN(OffPolicy[DQNSettings]):

@@ -22,7 +22,7 @@ class NAFSettings(OffPolicySettings):
     """Settings of `naf`."""
 
     learning_rate: Positive = 1e-3
-    """The optimiser's step size; may also be written inside `optimizer`, as `{"type": "adam", "learning_rate": 1e-3}`."""
+    """The optimiser's step size; may also be written inside `optimizer`."""
     max_gradient_norm: Positive | None = 10.0
     """Longer gradients are shortened to this length; null leaves them as they are."""
     exploration: Noise = OrnsteinUhlenbeck()

@@ -39,7 +39,7 @@ class OptimizerSettings(AgentSettings):
     """What every agent that follows gradients can be told about its steps."""
 
     learning_rate: Positive = 3e-4
-    """The optimiser's step size; may also be written inside `optimizer`, as `{"type": "adam", "learning_rate": 1e-3}`."""
+    """The optimiser's step size; may also be written inside `optimizer`."""
     learning_rate_decay: Decay = "none"
     """How the learning rate falls until total_timesteps: "linear", "exponential" or "cosine"."""
     final_learning_rate: NonNegative = 0.0

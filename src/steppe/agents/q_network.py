@@ -1,6 +1,7 @@
 """A network's estimates of what every action is worth, as single values or as quantiles of what may come of it.
 
-Several choices at once (MultiDiscrete) are valued side by side, each for itself (Tavakoli et al. 2018, arXiv:1711.08946).
+Several choices at once (MultiDiscrete) are valued side by side, each for itself (Tavakoli et al. 2018,
+arXiv:1711.08946).
 """
 
 from __future__ import annotations

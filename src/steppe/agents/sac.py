@@ -42,7 +42,7 @@ class SAC(ActorAndCritics[SACSettings]):
         return super().draw_params(rng) | {"temperature": {"log": initial}}
 
     def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
-        """The critics' errors (eq. 5), the actor's loss (eq. 7) and the temperature's (eq. 18), each for its own part."""
+        """The critics' errors (eq. 5), the actor's loss (eq. 7) and the temperature's (eq. 18), each for its part."""
         batch = self.normalized_batch(state, batch)
         split, frozen = self.layout.split(params), self.layout.split(jax.lax.stop_gradient(params))
         own_key, next_key = jax.random.split(jax.random.fold_in(state.key, state.updates))

@@ -18,7 +18,7 @@ class TD3Settings(DDPGSettings):
     """Settings of `td3`."""
 
     learning_rate: Positive = 1e-3
-    """The actor's step size; may also be written inside `optimizer`, as `{"type": "adam", "learning_rate": 1e-3}`."""
+    """The actor's step size; may also be written inside `optimizer`."""
     critic_learning_rate: Positive | None = None
     """The critics' step size, where it differs; may also be written inside `critic_optimizer`."""
     exploration: Noise = GaussianNoise()

@@ -1,16 +1,16 @@
 """How a network's outputs become actions, written once for NumPy and JAX (`xp` is numpy or jax.numpy).
 
-| kind              | outputs                               | noise                                | action                    |
-|-------------------|---------------------------------------|--------------------------------------|---------------------------|
-| categorical       | logits [..., sum(nvec)]               | Gumbel [..., sum(nvec)]              | [...] or [..., len(nvec)] |
-| bernoulli         | logits of yes [..., n]                | logistic [..., n]                    | [...] or [..., n]         |
-| gaussian          | means [..., A], log_std [A]           | normal [..., A]                      | [..., A], not yet clipped |
-| beta              | both concentrations [..., 2A]         | proposals for two gammas [..., 16A]  | [..., A] within +-1       |
-| squashed_gaussian | means, logs of deviations [..., 2A]   | normal [..., A], uniform [..., 1+A]  | [..., A] within +-1       |
-| deterministic     | before the tanh [..., A]              | normal [..., A], uniform [..., 1+A]  | [..., A] within +-1       |
-| q_values          | values [..., n]                       | uniform [..., 1+n]                   | [...]                     |
-| random            | none                                  | uniform, or normal for an open Box   | like the space, flat      |
-| constant          | what the environment takes            | none                                 | the same, as it is        |
+| kind              | outputs                         | noise                           | action                    |
+|-------------------|---------------------------------|---------------------------------|---------------------------|
+| categorical       | logits [..., sum(nvec)]         | Gumbel [..., sum(nvec)]         | [...] or [..., len(nvec)] |
+| bernoulli         | logits of yes [..., n]          | logistic [..., n]               | [...] or [..., n]         |
+| gaussian          | means [..., A], log_std [A]     | normal [..., A]                 | [..., A], to be clipped   |
+| beta              | both concentrations [..., 2A]   | proposals for gammas [..., 16A] | [..., A] within +-1       |
+| squashed_gaussian | means, log-deviations [..., 2A] | normal [A], uniform [1+A]       | [..., A] within +-1       |
+| deterministic     | before the tanh [..., A]        | normal [A], uniform [1+A]       | [..., A] within +-1       |
+| q_values          | values [..., n]                 | uniform [..., 1+n]              | [...]                     |
+| random            | none                            | uniform, normal for an open Box | like the space, flat      |
+| constant          | what the environment takes      | none                            | the same, as it is        |
 
 Where the noise begins or ends with 1 + n uniform numbers, the first of them decides whether to explore (with
 probability epsilon) and the others what is explored. Actions within +-1 are stretched over the space's bounds.
@@ -215,7 +215,7 @@ def _draw_beta(outputs: Any, noise: Any, xp: Any) -> Any:
 
 
 def _draw_gamma(shape: Any, normal: Any, uniform: Any, xp: Any) -> Any:
-    """The first acceptable proposal of Marsaglia and Tsang (2000): shape [..., K], proposals [..., P, K] -> [..., K]."""
+    """The first acceptable proposal of Marsaglia and Tsang (2000): [..., K], proposals [..., P, K] -> [..., K]."""
     d = shape - 1.0 / 3.0
     c = 1.0 / xp.sqrt(9.0 * d)
     drawn = d

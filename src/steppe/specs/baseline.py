@@ -30,7 +30,7 @@ class CNNBaseline(Spec):
     type: Literal["cnn"]
     conv_sizes: Sizes
     """The filters of each convolution: windows of 3, moving by 2."""
-    dense_sizes: list[Count] = []
+    dense_sizes: list[Count] = Field(default_factory=list)
     """The outputs of each dense layer after them."""
 
     def layers(self) -> NetworkSpec:

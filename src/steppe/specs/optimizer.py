@@ -1,4 +1,4 @@
-"""Optimisers in TensorForce's words: `"adam"`, or `{"type": "clipped_step", "clipping_value": 0.1, "optimizer": ...}`."""
+"""Optimisers in TensorForce's words: `"adam"`, or `{"type": "multi_step", "num_steps": 5, "optimizer": ...}`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Evolutionary(Spec):
 
 
 class NaturalGradient(Spec):
-    """Steps of a given length in the space of policies, not of parameters (Kakade 2001); learning_rate is that length."""
+    """Steps of a given length in the space of policies (Kakade 2001); learning_rate is that length."""
 
     type: Literal["natural_gradient"] = "natural_gradient"
     cg_max_iterations: Count = 10
