@@ -19,9 +19,13 @@ from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 TANH_4 = NetworkSpec([{"type": "dense", "size": 4, "activation": "tanh"}])
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _jax_as_in_training() -> None:
+@pytest.fixture(scope="package", autouse=True)
+def _jax_as_in_training():
+    """Set up as in training, but compiled in half the time: these programs are tiny and run once or twice."""
     prepare_jax()
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")
@@ -140,7 +144,7 @@ def _random_actions(space, rng, *lead):
 
 @pytest.fixture(scope="session")
 def in_numpy():
-    """The networks and losses in float64: .tensors(agent, vector), .torso, .dense, .log_softmax, .slope, .gae."""
+    """The networks and losses in float64: .tensors(agent, vector), .torso, .dense, .log_softmax, .slope, .advantages."""
     return SimpleNamespace(
         tensors=_tensors, torso=_torso, dense=_dense, log_softmax=_log_softmax, slope=_slope, advantages=_advantages
     )

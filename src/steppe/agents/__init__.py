@@ -26,6 +26,7 @@ _AGENTS = {
     "dqn": ("steppe.agents.dqn", "DQN"),
     "ddqn": ("steppe.agents.dqn", "DDQN"),
     "dqn_nstep": ("steppe.agents.dqn", "NStepDQN"),
+    "dqfd": ("steppe.agents.dqfd", "DQfD"),
     "qr_dqn": ("steppe.agents.dqn", "QRDQN"),
     "pqn": ("steppe.agents.pqn", "PQN"),
     "ddpg": ("steppe.agents.ddpg", "DDPG"),

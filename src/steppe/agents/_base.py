@@ -89,6 +89,10 @@ class Transitions(NamedTuple):
     next_observations: Array
     weights: Array
     """Importance weights that undo prioritised sampling (1 where sampling is uniform)."""
+    single: Any = None
+    """What each timestep alone led to (`steppe.memories.Following`), where the memory tells."""
+    demonstrated: Any = None
+    """Which were demonstrated [B], where there are demonstrations."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         self.action_size = bounded_actions(situation, self.type).size
         observation = situation.observation
         self.layers = situation.network or dense_layers(observation)
-        self.actor = Network(self.layers, observation, "lecun", ("regularization",))
+        self.actor_network = Network(self.layers, observation, "lecun", ("regularization",))
         encoding, rest = _at_first_dense(settings.critic_network or self.layers)
         self.encoder = Network(encoding, observation, "lecun", ("regularization",))
         width = self.encoder.features + self.action_size
@@ -79,7 +79,7 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         """A small last layer makes the first actions nearly zero."""
         outputs = heads.outputs_size(self.kind, self.situation.action)
         params: dict[str, Any] = {
-            "actor": {"torso": self.actor.init(rng), "head": head(rng, self.actor.features, outputs, scale=0.01)}
+            "actor": {"torso": self.actor_network.init(rng), "head": head(rng, self.actor_network.features, outputs, scale=0.01)}
         }
         for index in range(self.critics):
             params[f"critic_{index}"] = {
@@ -101,7 +101,7 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
     def act_on(self, params: dict[str, Any], observations: Array) -> Array:
         """Normalised observations [B, ...] -> the actor's outputs [B, outputs]."""
         actor = params["actor"]
-        return apply_head(actor["head"], self.actor.apply(actor["torso"], observations))
+        return apply_head(actor["head"], self.actor_network.apply(actor["torso"], observations))
 
     def values(self, params: dict[str, Any], observations: Array, actions: Array) -> list[Array]:
         """What each critic thinks of actions [B, A]: a list of [B]."""
@@ -114,7 +114,7 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
 
     def penalty(self, params: dict[str, Any]) -> Any:
         """What the layers' regularisation adds to the loss."""
-        total = self.actor.penalty(params["actor"]["torso"])
+        total = self.actor_network.penalty(params["actor"]["torso"])
         for index in range(self.critics):
             critic = params[f"critic_{index}"]
             total = total + self.encoder.penalty(critic["encoder"]) + self.critic.penalty(critic["torso"])

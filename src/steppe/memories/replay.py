@@ -46,6 +46,16 @@ class ReplayState(NamedTuple):
     """The highest priority given so far: what new timesteps start with."""
 
 
+class Following(NamedTuple):
+    """What some timesteps led to; leaves [B, ...]."""
+
+    rewards: Array
+    """The discounted sum of the rewards."""
+    discounts: Array
+    """What the value of `next_observations` is multiplied by: 0 where the episode terminated."""
+    next_observations: Array
+
+
 class Sample(NamedTuple):
     """A batch [B, ...] with n-step returns, and where it was drawn from."""
 
@@ -57,6 +67,10 @@ class Sample(NamedTuple):
     weights: Array
     places: Array
     """Row x N + environment of each drawn timestep."""
+    single: Following | None = None
+    """What each timestep alone led to, where the algorithm looks at that beside n-step returns."""
+    demonstrated: Array | None = None
+    """Which were demonstrated [B], where there are demonstrations."""
 
 
 @dataclass(frozen=True)
@@ -157,26 +171,24 @@ class Replay:
         return (rows[:, None] * self.num_envs + jnp.arange(self.num_envs)).reshape(-1)
 
     def _n_step(self, timesteps: Timesteps, places: Array, weights: Array) -> Sample:
-        """Sums up to n rewards from each place on, stopping where its episode ends."""
         rows, envs = places // self.num_envs, places % self.num_envs
-        returns = jnp.zeros(places.shape)
-        discount = jnp.ones(places.shape)
-        going = jnp.ones(places.shape, bool)
-        terminated = jnp.zeros(places.shape, bool)
-        last = rows
-        for step in range(self.n_step):
-            at = (rows + step) % self.rows
-            last = jnp.where(going, at, last)
-            returns = returns + jnp.where(going, discount * timesteps.rewards[at, envs], 0.0)
-            discount = jnp.where(going, discount * self.discount, discount)
-            terminated = terminated | (going & timesteps.terminated[at, envs])
-            going = going & ~(timesteps.terminated[at, envs] | timesteps.truncated[at, envs])
-        return Sample(
-            observations=timesteps.observations[rows, envs],
-            actions=timesteps.actions[rows, envs],
-            rewards=returns,
-            discounts=jnp.where(terminated, 0.0, discount),
-            next_observations=timesteps.next_observations[last, envs],
-            weights=weights,
-            places=places,
-        )
+        following = after(timesteps, rows, envs, self.n_step, self.discount)
+        return Sample(timesteps.observations[rows, envs], timesteps.actions[rows, envs], *following, weights, places)
+
+
+def after(timesteps: Timesteps, rows: Array, envs: Array, n_step: int, discount: float) -> Following:
+    """Sums up to n rewards from each row and environment [B] on, stopping where its episode ends; rows go round."""
+    count = timesteps.rewards.shape[0]
+    returns = jnp.zeros(rows.shape)
+    discounts = jnp.ones(rows.shape)
+    going = jnp.ones(rows.shape, bool)
+    terminated = jnp.zeros(rows.shape, bool)
+    last = rows
+    for step in range(n_step):
+        at = (rows + step) % count
+        last = jnp.where(going, at, last)
+        returns = returns + jnp.where(going, discounts * timesteps.rewards[at, envs], 0.0)
+        discounts = jnp.where(going, discounts * discount, discounts)
+        terminated = terminated | (going & timesteps.terminated[at, envs])
+        going = going & ~(timesteps.terminated[at, envs] | timesteps.truncated[at, envs])
+    return Following(returns, jnp.where(terminated, 0.0, discounts), timesteps.next_observations[last, envs])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,24 +12,30 @@ import numpy as np
 from jax import Array
 
 from steppe.agents._base import Agent, Metrics, TrainState, Trajectory, Transitions
-from steppe.memories import ReplayState, Timesteps
+from steppe.memories import DemonstratedState, ReplayState, Sample, Timesteps
 from steppe.records.preprocessing import RewardPreprocessing
 from steppe.specs.spaces import Box, Space
+
+PRETRAINING_CHUNK = 1000
+"""How many updates of pretraining are one call, between which the log is written."""
+
+log = logging.getLogger(__name__)
 
 
 class Learner(NamedTuple):
     """An agent's state and its memory, () where it has none."""
 
     agent: TrainState
-    memory: ReplayState | tuple[()]
+    memory: ReplayState | DemonstratedState | tuple[()]
 
 
-def begin(agent: Agent[Any], key: Array) -> Learner:
-    """Before the first timestep."""
+def begin(agent: Agent[Any], key: Array, pretrains: bool = True) -> Learner:
+    """Before the first timestep, but after what can be learned from demonstrations; not where it is not wanted."""
     memory: Any = ()
     if agent.experience == "transitions":
         memory = agent.memory.init(_example(agent.situation.observation, agent.situation.action))  # type: ignore[attr-defined]
-    return Learner(agent.init(key), memory)
+    learner = Learner(agent.init(key), memory)
+    return _pretrained(agent, learner) if pretrains and getattr(agent, "pretraining_updates", 0) else learner
 
 
 def each_reward(agent: Agent[Any]) -> RewardPreprocessing | None:
@@ -79,14 +87,7 @@ def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learn
         sample_key, key = jax.random.split(state.key)
         state = state._replace(key=key)
         drawn = memory.sample(kept, sample_key, settings.batch_size)
-        batch = Transitions(
-            drawn.observations,
-            drawn.actions,
-            drawn.rewards,
-            drawn.discounts,
-            drawn.next_observations,
-            drawn.weights,
-        )
+        batch = _batch(drawn)
         # Only the small state goes through the branch: a memory that did would be copied.
         shapes = jax.eval_shape(agent.update, state, batch)[1]
         skipped = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -102,6 +103,39 @@ def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learn
         (state, kept), metrics = jax.lax.scan(once, (state, kept), None, length=settings.updates)
         metrics = jax.tree.map(jnp.mean, metrics)
     return Learner(state, kept), metrics
+
+
+def _pretrained(agent: Any, learner: Learner) -> Learner:
+    """After all updates on demonstrations alone."""
+    total = agent.pretraining_updates
+    pretrain = jax.jit(partial(_pretrain, agent), donate_argnums=0)
+    for done in range(0, total, PRETRAINING_CHUNK):
+        count = min(PRETRAINING_CHUNK, total - done)
+        learner, loss = pretrain(learner, jnp.int32(count))
+        log.info("pretraining: %d of %d updates, loss %.4g", done + count, total, float(loss))
+    return learner
+
+
+def _pretrain(agent: Any, learner: Learner, updates: Array) -> tuple[Learner, Array]:
+    """So many updates on demonstrations; the loss of the last one."""
+    memory = agent.memory
+
+    def once(_: Array, carry: tuple[TrainState, DemonstratedState, Array]) -> Any:
+        state, kept, _ = carry
+        sample_key, key = jax.random.split(state.key)
+        drawn = memory.sample_demonstrations(kept, sample_key, agent.settings.batch_size)
+        state, metrics = agent.update(state._replace(key=key), _batch(drawn))
+        if memory.prioritized:
+            kept = memory.reprioritize_demonstrations(kept, drawn.places, metrics["priorities"], when=True)
+        return state, kept, metrics["loss"]
+
+    state, kept, loss = jax.lax.fori_loop(0, updates, once, (*learner, jnp.float32(0.0)))
+    return Learner(state, kept), loss
+
+
+def _batch(drawn: Sample) -> Transitions:
+    """All of a sample but where it was drawn from."""
+    return Transitions(**{name: value for name, value in drawn._asdict().items() if name != "places"})
 
 
 def _example(observation: Space, action: Space) -> Timesteps:

@@ -1,0 +1,198 @@
+"""Deep Q-learning from demonstrations (Hester et al. 2017, arXiv:1704.03732).
+
+Before the first action the agent learns from demonstrations alone; afterwards part of each batch is demonstrations,
+which are never forgotten. Where the demonstrator acted, that action must be worth more than any other by a margin. The
+paper's L2 regularisation is the layers' `l2_regularization`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from pydantic import Field, model_validator
+
+from steppe.agents import normalizers
+from steppe.agents._base import Metrics, Situation, TrainState, Transitions
+from steppe.agents.dqn import DQN, DQNSettings, quantile_loss
+from steppe.agents.optimizers import steps_of
+from steppe.memories import DemonstratedReplay, Timesteps
+from steppe.records import demonstrations
+from steppe.records.demonstrations import Demonstrations
+from steppe.specs._base import Count, Natural, NonNegative, Unit
+from steppe.specs.exploration import ConstantExploration, RandomActions
+from steppe.specs.spaces import Discrete
+
+
+class DQfDSettings(DQNSettings):
+    """Settings of `dqfd`."""
+
+    demonstrations: Annotated[str, Field(min_length=1)]
+    """A file that `steppe record` wrote; looked for from the current folder, then from the project."""
+    expert_margin: NonNegative = 0.8
+    """How much more a demonstrated action must be worth than any other."""
+    supervised_weight: NonNegative = 1.0
+    """How much that margin counts, beside the errors of the estimates."""
+    n_step_weight: NonNegative = 1.0
+    """How much the errors of n-step returns count, beside those of single timesteps."""
+    n_step: Count = 10
+    """How many rewards are summed before the target network's estimate."""
+    pretraining_updates: Natural = 1_000
+    """How many updates are taken on demonstrations alone, before the first action."""
+    demo_batch_size: Count | None = None
+    """How many transitions of each later batch are demonstrations; without it demo_sampling_ratio says."""
+    demo_sampling_ratio: Unit = 0.25
+    """The share of each later batch that is demonstrations."""
+    demo_memory_capacity: Count | None = None
+    """How many demonstrated timesteps are kept, the first of the file; null keeps all."""
+    learning_starts: Natural = 0
+    """How many timesteps of its own are collected before the first update after pretraining."""
+    exploration: RandomActions = ConstantExploration(constant=0.01)
+    """The share of random actions over time; also spelled actions_exploration."""
+
+    @property
+    def demonstrated(self) -> int:
+        """How many transitions of each batch are demonstrations."""
+        return self.demo_batch_size or max(1, round(self.batch_size * self.demo_sampling_ratio))
+
+    @model_validator(mode="after")
+    def _leaves_room(self) -> DQfDSettings:
+        if self.demonstrated >= self.batch_size:
+            raise ValueError(
+                f"{self.demonstrated} demonstrations in each batch of {self.batch_size} leave no room for what the "
+                "agent sees itself; lower demo_batch_size or demo_sampling_ratio"
+            )
+        return self
+
+
+class DQfD(DQN):
+    """Deep Q-learning that begins with what a demonstrator did."""
+
+    type = "dqfd"
+    Settings: ClassVar[Any] = DQfDSettings
+    settings: DQfDSettings
+
+    def __init__(self, settings: DQfDSettings, situation: Situation) -> None:
+        super().__init__(settings, situation)
+        shown = _loaded(settings, situation)
+        self.demonstrations = self._as_collected(shown)
+        self.memory: Any = DemonstratedReplay(self.memory, self.demonstrations, settings.demonstrated)
+
+    @property
+    def first_update(self) -> int:
+        """The agent's own part of a batch is enough."""
+        own = self.settings.batch_size - self.settings.demonstrated
+        return min(max(self.settings.learning_starts, own), self.memory.rows * self.memory.num_envs)
+
+    @property
+    def pretraining_updates(self) -> int:
+        """How many batches of demonstrations are learned from before the first action."""
+        return self.settings.pretraining_updates
+
+    def init(self, key: Array) -> TrainState:
+        """Normalisers begin with what was demonstrated."""
+        state, shown = super().init(key), self.demonstrations
+        if self.normalizes_observations:
+            seen = normalizers.merge(state.observations, jnp.asarray(shown.observations))
+            state = state._replace(observations=seen)
+        if self.situation.normalize_rewards:
+            returns = normalizers.merge(state.returns, jnp.asarray(_running_returns(shown, self.settings.discount)))
+            state = state._replace(returns=returns)
+        return state
+
+    def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
+        """Equation 3: errors of one step and of n steps, and the margin of demonstrated actions."""
+        settings = self.settings
+        key = jax.random.split(jax.random.fold_in(state.key, state.updates), 3)[0]
+        online = self.q.perturbed(self.layout.split(params), key)
+        observations = self.normalized(state.observations, batch.observations)
+        values = self.q.values(online, observations, key if self.q.network.has_dropout else None)
+        taken = self.q.taken(values, batch.actions)
+        alone = batch if batch.single is None else batch._replace(**batch.single._asdict())
+        each, errors = self._compared(taken, self.targets(state, alone))
+        if batch.single is not None:
+            each = each + settings.n_step_weight * self._compared(taken, self.targets(state, batch))[0]
+        metrics = {"td_error": errors.mean(), "priorities": errors}
+        if batch.demonstrated is not None:
+            lacking = jnp.where(batch.demonstrated, self.lacking_margin(values, taken, batch.actions), 0.0)
+            each = each + settings.supervised_weight * lacking
+            metrics["supervised_loss"] = lacking.sum() / jnp.maximum(batch.demonstrated.sum(), 1)
+        penalty = self.q.network.penalty(self.layout.split(params)["torso"])
+        return (batch.weights * each).mean() + penalty, metrics
+
+    def targets(self, state: TrainState, batch: Transitions) -> Array:
+        """What the actions taken are worth by what followed: [B, choices, quantiles] (equation 1)."""
+        batch = self.normalized_batch(state, batch)
+        _, next_key, target_key = jax.random.split(jax.random.fold_in(state.key, state.updates), 3)
+        target = self.q.perturbed(self.layout.split(state.target), target_key)
+        next_values = chooser = self.q.values(target, batch.next_observations)
+        if self.settings.double:
+            chosen_by = self.q.perturbed(self.layout.split(state.params), next_key)
+            chooser = self.q.values(chosen_by, batch.next_observations)
+        following = self.q.taken(next_values, self.q.best(chooser))
+        worth = batch.rewards[:, None, None] + batch.discounts[:, None, None] * following
+        return jax.lax.stop_gradient(worth)
+
+    def lacking_margin(self, values: Array, taken: Array, actions: Array) -> Array:
+        """max_a [Q(s, a) + margin where a is another] - Q(s, action), the mean over choices: [B] (equation 2)."""
+        columns = [actions] if self.q.is_single else [actions[..., index] for index in range(taken.shape[-2])]
+        best = [
+            (each.mean(-1) + jnp.where(column[:, None] == jnp.arange(each.shape[-2]), 0.0, self._margin)).max(-1)
+            for each, column in zip(self.q.split(values), columns, strict=True)
+        ]
+        return (jnp.stack(best, -1) - taken.mean(-1)).mean(-1)
+
+    @property
+    def _margin(self) -> float:
+        return self.settings.expert_margin
+
+    def _compared(self, taken: Array, targets: Array) -> tuple[Array, Array]:
+        """(penalty, absolute error) of each transition [B], as `dqn` has them."""
+        if self.settings.quantiles == 1:
+            errors = (taken - targets)[..., 0]
+            each = self._penalty(errors)
+        else:
+            errors = taken.mean(-1) - targets.mean(-1)
+            each = quantile_loss(taken, targets, self._penalty)
+        return each.mean(-1), jnp.abs(errors).mean(-1)
+
+    def _as_collected(self, shown: Demonstrations) -> Timesteps:
+        """[M, 1, ...], as a runner would have collected them: preprocessed, and actions counted from 0."""
+        arrays, preprocessing = shown.arrays, self.situation.preprocessing
+        observations, following = arrays["observations"], arrays["next_observations"]
+        if preprocessing is not None:
+            observations, following = shown.seen_through(preprocessing)
+        start = self.situation.action.start if isinstance(self.situation.action, Discrete) else 0
+        rewards = arrays["rewards"].astype(np.float32)
+        if self.reward_preprocessing is not None:
+            rewards = self.reward_preprocessing(rewards)
+        timesteps = Timesteps(
+            observations, arrays["actions"] - start, rewards, arrays["terminated"], arrays["truncated"], following
+        )
+        return Timesteps(*(leaf[:, None] for leaf in timesteps))
+
+    def _total_updates(self) -> int | None:
+        total = super()._total_updates()
+        return None if total is None else total + self.pretraining_updates * steps_of(self.settings.optimizer)
+
+
+def _loaded(settings: DQfDSettings, situation: Situation) -> Demonstrations:
+    """The file's content, where it fits."""
+    shown = demonstrations.load(demonstrations.find(settings.demonstrations))
+    preprocessing = situation.preprocessing
+    observation = situation.observation if preprocessing is None else preprocessing.observation
+    shown = shown.fitting(observation, situation.action, situation.environment or "this environment")
+    return shown if settings.demo_memory_capacity is None else shown.first(settings.demo_memory_capacity)
+
+
+def _running_returns(shown: Timesteps, discount: float) -> np.ndarray:
+    """The discounted sums of each episode's rewards so far, [M, 1]."""
+    sums, so_far = np.zeros_like(shown.rewards), np.float32(0.0)
+    ended = shown.terminated | shown.truncated
+    for t, reward in enumerate(shown.rewards[:, 0]):
+        sums[t] = so_far = discount * so_far + reward
+        so_far = np.float32(0.0) if ended[t, 0] else so_far
+    return sums

@@ -1,0 +1,150 @@
+"""`steppe record`: episodes of a good policy, for agents that learn from demonstrations."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from steppe.records.policy import Policy
+    from steppe.runners.recording import Recorded, Wish
+    from steppe.specs.experiment import ExperimentSpec
+
+LINE_SECONDS = 3.0
+
+
+def record(
+    experiment: Annotated[
+        str | None,
+        typer.Option("-e", "--experiment", metavar="NAME", help="Whose policy plays: its name, or its run folder."),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", metavar="PATH", help="A policy folder that plays instead.")
+    ] = None,
+    environment: Annotated[
+        str | None,
+        typer.Option(
+            "-E",
+            "--environment",
+            metavar="ENV",
+            help="Where it plays: a gymnasium id, module:callable, a name in configs/environments/ or a file; "
+            "without it where it was trained.",
+        ),
+    ] = None,
+    episodes: Annotated[int, typer.Option("--episodes", metavar="N", min=1, help="How many episodes are kept.")] = 10,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path(
+        "demonstrations.safetensors"
+    ),
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="S", min=0, help="What all randomness of the episodes follows from.")
+    ] = 0,
+    stochastic: Annotated[
+        bool, typer.Option("--stochastic", help="Draw actions as in training instead of taking the best.")
+    ] = False,
+    min_return: Annotated[
+        float | None, typer.Option("--min-return", metavar="R", help="Keep only episodes with at least this return.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")] = False,
+) -> int:
+    """Record episodes of a policy, for agents that learn from demonstrations.
+
+    For example: steppe record -e first --episodes 20 --out good.safetensors --min-return 475
+    """
+    from steppe.errors import UserError
+    from steppe.experiments.project import let_user_modules_import
+    from steppe.runners.recording import Wish
+    from steppe.runners.recording import record as play
+    from steppe.specs.files import shown_path
+
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; give --out a file, such as {out / 'demonstrations.safetensors'}")
+    if out.exists() and not force:
+        raise UserError(f"{out} exists already; choose another --out, or use --force to write over it")
+    let_user_modules_import(Path.cwd())
+    player, spec = _player(experiment, policy, environment)
+    wish = Wish(episodes, seed, not stochastic, min_return)
+    try:
+        demonstrations, recorded = play(player, spec, wish, _Progress(wish, quiet))
+    except KeyboardInterrupt:
+        print("error: recording was ended by Ctrl-C; nothing was written", file=sys.stderr)
+        return 130
+    path = demonstrations.save(out)
+    if not quiet:
+        _print_end(recorded, wish, shown_path(path), spec, player)
+    return 0
+
+
+def _player(experiment: str | None, policy: str | None, environment: str | None) -> tuple[Policy, ExperimentSpec]:
+    """(the policy, an experiment in whose environment it plays)."""
+    from steppe.errors import UserError
+    from steppe.experiments.project import find_experiment
+    from steppe.records.policy import load_policy
+    from steppe.specs.experiment import load_experiment
+
+    here = Path.cwd()
+    if (experiment is None) == (policy is None):
+        raise UserError("give one policy to record: -e EXPERIMENT or --policy FOLDER")
+    if experiment is not None:
+        folder = find_experiment(experiment, here)
+        player, spec = load_policy(folder.path / "policy"), folder.spec()
+    else:
+        player, spec = load_policy(policy or ""), None
+        environment = environment or player.description.environment
+        if not environment:
+            raise UserError("this policy does not say where it was trained; give an --environment")
+    if environment is None:
+        assert spec is not None
+        return player, spec
+    given = load_experiment(None, {"name": "record", "agent": "random", "environment": environment}, [], here)
+    return player, given if spec is None else spec.model_copy(update={"environment": given.environment})
+
+
+class _Progress:
+    """A line now and then, or one that changes in a terminal."""
+
+    def __init__(self, wish: Wish, quiet: bool) -> None:
+        from steppe.cli.console import console
+
+        self._wish, self._quiet = wish, quiet
+        self._console = console()
+        self._next = time.monotonic() + LINE_SECONDS
+
+    def __call__(self, recorded: Recorded) -> None:
+        """Called after each episode."""
+        if self._quiet or time.monotonic() < self._next:
+            return
+        from steppe.cli.text import score
+
+        self._next = time.monotonic() + LINE_SECONDS
+        kept = f"{recorded.kept} of {self._wish.episodes} episodes"
+        played = f" (of {recorded.played} played)" if recorded.played > recorded.kept else ""
+        self._console.print(f"{kept}{played}, mean return {score(recorded.mean_return)}", markup=False)
+
+
+def _print_end(recorded: Recorded, wish: Wish, path: str, spec: ExperimentSpec, player: Policy) -> None:
+    from steppe.cli.console import console
+    from steppe.cli.running import say
+    from steppe.cli.text import score
+    from steppe.specs.spaces import Box
+
+    out = console()
+    plural = "" if recorded.kept == 1 else "s"
+    sentence = (
+        f"recorded {recorded.kept} episode{plural} ({recorded.timesteps:,} timesteps) with mean return "
+        f"{score(recorded.mean_return)} in {path}"
+    )
+    if recorded.kept < wish.episodes:
+        had = f"only {recorded.kept} of {recorded.played} episodes had a return of at least {wish.min_return:g}"
+        say([f"{had}; {wish.episodes} were asked for"])
+    if isinstance(player.description.action, Box):
+        out.print(sentence, markup=False)
+        return
+    out.print(f"{sentence}; learn from them with:", markup=False)
+    environment = shlex.quote(spec.environment.id)
+    out.print(f"  steppe train {environment} --agent dqfd --set agent.demonstrations={shlex.quote(path)}", markup=False)

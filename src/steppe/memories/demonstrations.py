@@ -1,0 +1,136 @@
+"""A replay memory beside demonstrations that are never overwritten; each batch is drawn from both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from steppe.memories.replay import Leaf, Replay, ReplayState, Sample, Timesteps, after
+from steppe.memories.sum_tree import SumTree
+
+
+class DemonstratedState(NamedTuple):
+    """The memory's contents."""
+
+    own: ReplayState
+    """What the agent saw itself."""
+    demonstrations: Timesteps
+    """[M, 1, ...], in order of time, the last of them an episode's end; as they were given, for good."""
+    tree: Leaf
+    """The demonstrations' priorities as a sum tree, [0] where sampling is uniform."""
+
+    @property
+    def filled(self) -> Leaf:
+        """How many rows of the agent's own hold something."""
+        return self.own.filled
+
+
+@dataclass(frozen=True, eq=False)
+class DemonstratedReplay:
+    """How such a memory behaves: as `Replay` does, but `per_batch` rows of each batch are demonstrations.
+
+    Places count on from the replay memory's: the first demonstration comes after its last row.
+    """
+
+    own: Replay
+    demonstrations: Timesteps
+    """NumPy arrays [M, 1, ...]."""
+    per_batch: int
+
+    @property
+    def rows(self) -> int:
+        """Of the agent's own timesteps."""
+        return self.own.rows
+
+    @property
+    def num_envs(self) -> int:
+        """How many environments the agent acts in."""
+        return self.own.num_envs
+
+    @property
+    def n_step(self) -> int:
+        """How many rewards are summed."""
+        return self.own.n_step
+
+    @property
+    def prioritized(self) -> bool:
+        """Whether both parts are drawn by error."""
+        return self.own.prioritized
+
+    @property
+    def count(self) -> int:
+        """How many timesteps were demonstrated."""
+        return len(self.demonstrations.rewards)
+
+    def init(self, example: Timesteps) -> DemonstratedState:
+        """No timestep of the agent's own, and all demonstrations, equally likely."""
+        # Copies: what a compiled program is given, it may write over.
+        shown = jax.tree.map(lambda leaf, like: np.array(leaf, like.dtype), self.demonstrations, example)
+        tree: Any = np.zeros(0, np.float32)
+        if self.prioritized:
+            everywhere = jnp.arange(self.count)
+            tree = np.asarray(self._tree.set(jnp.asarray(self._tree.init()), everywhere, jnp.ones(self.count)))
+        return DemonstratedState(self.own.init(example), shown, tree)
+
+    def add(self, state: DemonstratedState, timesteps: Timesteps) -> DemonstratedState:
+        """Writes [horizon, N, ...] over the agent's oldest own rows."""
+        return state._replace(own=self.own.add(state.own, timesteps))
+
+    def sample(self, state: DemonstratedState, key: Array, batch_size: int) -> Sample:
+        """Draws a batch whose last `per_batch` rows are demonstrations."""
+        own_key, shown_key = jax.random.split(key)
+        own = self.own.sample(state.own, own_key, batch_size - self.per_batch)
+        own = self._complete(own, state.own.timesteps, own.places, demonstrated=False)
+        shown = self.sample_demonstrations(state, shown_key, self.per_batch)
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts), own, shown)
+
+    def sample_demonstrations(self, state: DemonstratedState, key: Array, batch_size: int) -> Sample:
+        """Draws a batch of demonstrations alone."""
+        weights = jnp.ones(batch_size)
+        if self.prioritized:
+            drawn, probabilities = self._tree.sample(state.tree, key, batch_size)
+            weights = (self.count * probabilities) ** -self.own.importance_exponent
+            weights = weights / weights.max()
+        else:
+            drawn = jax.random.randint(key, (batch_size,), 0, self.count)
+        timesteps, only = state.demonstrations, jnp.zeros_like(drawn)
+        following = after(timesteps, drawn, only, self.n_step, self.own.discount)
+        observations, actions = timesteps.observations[drawn, 0], timesteps.actions[drawn, 0]
+        sample = Sample(observations, actions, *following, weights, drawn + self._first)
+        return self._complete(sample, timesteps, drawn, demonstrated=True)
+
+    def reprioritize(self, state: DemonstratedState, places: Array, errors: Array, when: Array) -> DemonstratedState:
+        """Gives the timesteps that `sample` drew the priority of their newest error [B], if `when` holds."""
+        border = len(places) - self.per_batch
+        own = self.own.reprioritize(state.own, places[:border], errors[:border], when)
+        return self.reprioritize_demonstrations(state._replace(own=own), places[border:], errors[border:], when)
+
+    def reprioritize_demonstrations(
+        self, state: DemonstratedState, places: Array, errors: Array, when: Array
+    ) -> DemonstratedState:
+        """The same for a batch of demonstrations alone."""
+        drawn = places - self._first
+        priorities = (jnp.abs(errors) + 1e-6) ** self.own.priority_exponent
+        priorities = jnp.where(when, priorities, self._tree.get(state.tree, drawn))
+        return state._replace(tree=self._tree.set(state.tree, drawn, priorities))
+
+    @property
+    def _tree(self) -> SumTree:
+        return SumTree(self.count)
+
+    @property
+    def _first(self) -> int:
+        return self.rows * self.num_envs
+
+    def _complete(self, sample: Sample, timesteps: Timesteps, places: Array, demonstrated: bool) -> Sample:
+        """With what each timestep alone led to, and whether it was demonstrated; timesteps [R, N, ...]."""
+        envs = timesteps.rewards.shape[1]
+        single = None
+        if self.n_step > 1:
+            single = after(timesteps, places // envs, places % envs, 1, self.own.discount)
+        return sample._replace(single=single, demonstrated=jnp.full(places.shape, demonstrated))

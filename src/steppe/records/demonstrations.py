@@ -1,0 +1,205 @@
+"""Demonstrations: timesteps of good episodes, in one safetensors file that any program can read or write.
+
+Arrays, each [M, ...] in order of time, episode after episode: observations and next_observations as the environment
+shows them, actions as it takes them, rewards (float32), terminated and truncated (bool). The header holds the format,
+its version, a description (environment, spaces, episodes, mean_return) and one checksum over all of it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steppe.errors import StorageError, UserError
+from steppe.records.durable import storing, write_atomically
+from steppe.records.preprocessing import Preprocessing
+from steppe.records.tensors import checksum, parse, serialize
+from steppe.specs.files import find_project, shown_path
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space, from_json, to_json
+
+FORMAT = "steppe-demonstrations"
+VERSION = 1
+ARRAYS = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Whole episodes, and where they were played."""
+
+    environment: str
+    observation: Space
+    action: Space
+    arrays: dict[str, np.ndarray]
+    """The ARRAYS by name, each [M, ...]."""
+    mean_return: float
+    """Of the episodes, not discounted."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __len__(self) -> int:
+        return len(self.arrays["rewards"])
+
+    @property
+    def ended(self) -> np.ndarray:
+        """Bool [M]: the timesteps that end an episode (or, where lives are counted, a life)."""
+        return self.arrays["terminated"] | self.arrays["truncated"]
+
+    def save(self, path: Path | str) -> Path:
+        """Writes one file; a reader finds all of it or what was there before."""
+        path = Path(path)
+        with storing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        description = {
+            "environment": self.environment,
+            "observation": to_json(self.observation),
+            "action": to_json(self.action),
+            "timesteps": len(self),
+            "mean_return": float(self.mean_return),
+        }
+        text = json.dumps(description, sort_keys=True)
+        digest = checksum(text, self.arrays)
+        metadata = {"format": FORMAT, "version": str(VERSION), "description": text, "sha256": digest}
+        write_atomically(path, serialize(self.arrays, metadata))
+        return path
+
+    def fitting(self, observation: Space, action: Space, where: str) -> Demonstrations:
+        """Itself, or a UserError where an environment's spaces are others."""
+        for what, own, wanted in (("observations", self.observation, observation), ("actions", self.action, action)):
+            if _form(own) != _form(wanted):
+                raise UserError(
+                    f"the demonstrations were recorded in {self.environment} with {what} of {_words(own)}, but {where} "
+                    f"has {_words(wanted)}; record others there with: steppe record"
+                )
+        return self
+
+    def first(self, timesteps: int) -> Demonstrations:
+        """No more than so many timesteps; an episode that does not fit is cut, and counts as truncated there."""
+        if timesteps >= len(self):
+            return self
+        arrays = {name: array[:timesteps].copy() for name, array in self.arrays.items()}
+        arrays["truncated"][-1] = not arrays["terminated"][-1]
+        return Demonstrations(self.environment, self.observation, self.action, arrays, self.mean_return)
+
+    def seen_through(self, preprocessing: Preprocessing) -> tuple[np.ndarray, np.ndarray]:
+        """(observations, next_observations) as preprocessing shows them to an agent, [M, ...]."""
+        shown, following = [], []
+        starts = np.concatenate([[True], self.ended[:-1]])
+        state = preprocessing.initial((1,))
+        for t, begins in enumerate(starts):
+            if begins:
+                seen, state = preprocessing(self.arrays["observations"][t : t + 1], state, np.ones(1, bool))
+            shown.append(seen[0])
+            seen, state = preprocessing(self.arrays["next_observations"][t : t + 1], state, np.zeros(1, bool))
+            following.append(seen[0])
+        return np.stack(shown), np.stack(following)
+
+
+def find(name: str) -> Path:
+    """The file of that name: an absolute path, or one from the current folder, or else from the project around it."""
+    here = Path.cwd()
+    project = find_project(here)
+    folders = [here] if project in (None, here) else [here, project]
+    for folder in folders:
+        path = folder / Path(name).expanduser()
+        if path.is_file():
+            return path
+    where = "" if Path(name).is_absolute() else f" in {' or '.join(map(str, folders))}"
+    raise UserError(f'there are no demonstrations "{name}"{where}; record some with: steppe record')
+
+
+def load(path: Path | str) -> Demonstrations:
+    """The demonstrations in a file; UserError where it is none, damaged, or from a later Steppe."""
+    path = Path(path)
+    shown = shown_path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"cannot read {shown}: {(error.strerror or str(error)).lower()}") from error
+    try:
+        metadata, arrays = parse(data)
+    except ValueError as error:
+        raise UserError(f"{shown} holds no demonstrations, or they are damaged ({error}); record them again") from error
+    if metadata.get("format") != FORMAT:
+        raise UserError(f"{shown} holds no demonstrations; record some with: steppe record")
+    if metadata.get("version") != str(VERSION):
+        found = metadata.get("version")
+        raise UserError(f"{shown} has version {found} but this Steppe reads version {VERSION}; upgrade Steppe")
+    text = metadata.get("description", "")
+    if checksum(text, arrays) != metadata.get("sha256"):
+        raise UserError(f"{shown} is damaged: its checksum does not match; copy or record it again")
+    try:
+        about = json.loads(text)
+        environment, mean_return = str(about["environment"]), float(about["mean_return"])
+        spaces = from_json(about["observation"]), from_json(about["action"])
+    except Exception as error:
+        # Whoever wrote the file may have described anything.
+        raise UserError(f"{shown} holds a description that cannot be understood: {error}") from error
+    try:
+        return Demonstrations(environment, *spaces, arrays, mean_return)
+    except UserError as error:
+        raise UserError(f"{shown} cannot be used: {error}") from error
+
+
+def _check(demonstrations: Demonstrations) -> None:
+    """Everything that learning relies on."""
+    arrays, count = demonstrations.arrays, len(demonstrations.arrays.get("rewards", ()))
+    if set(arrays) != set(ARRAYS):
+        raise UserError(f"demonstrations have the arrays {', '.join(ARRAYS)}, not {', '.join(sorted(arrays))}")
+    if count == 0:
+        raise UserError("demonstrations need at least one timestep")
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("rewards", "terminated", "truncated"), ())
+    shapes |= dict.fromkeys(("observations", "next_observations"), demonstrations.observation.shape)
+    shapes["actions"] = demonstrations.action.shape
+    for name, shape in shapes.items():
+        if arrays[name].shape != (count, *shape):
+            raise UserError(
+                f'"{name}" of the demonstrations must have shape {(count, *shape)}, not {arrays[name].shape}'
+            )
+    for name in ("terminated", "truncated"):
+        if arrays[name].dtype != bool:
+            raise UserError(f'"{name}" of the demonstrations must be true or false, not {arrays[name].dtype}')
+    if not demonstrations.ended[-1]:
+        raise UserError("the last timestep of the demonstrations ends no episode; mark it as truncated")
+    _check_numbers("rewards", arrays["rewards"], Box(()))
+    _check_numbers("actions", arrays["actions"], demonstrations.action)
+    for name in ("observations", "next_observations"):
+        _check_numbers(name, arrays[name], demonstrations.observation)
+
+
+def _check_numbers(name: str, values: np.ndarray, space: Space) -> None:
+    if isinstance(space, Box):
+        if space.dtype == "uint8" and values.dtype != np.uint8:
+            raise UserError(f'"{name}" of the demonstrations must be bytes (uint8), not {values.dtype}')
+        if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and not np.isfinite(values).all()):
+            raise UserError(f'"{name}" of the demonstrations must be finite numbers')
+        return
+    first = space.start if isinstance(space, Discrete) else 0
+    end = first + np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
+    if values.dtype.kind not in "iu" or np.any(values < first) or np.any(values >= end):
+        raise UserError(f'"{name}" of the demonstrations must be whole numbers in {first} .. {(end - 1).tolist()}')
+
+
+def _form(space: Space) -> Any:
+    """What two spaces must have in common; bounds may be written with other digits."""
+    match space:
+        case Box():
+            return "box", space.shape, space.dtype == "uint8"
+        case Discrete():
+            return "discrete", space.n, space.start
+        case MultiDiscrete():
+            return "multi_discrete", tuple(space.nvec)
+
+
+def _words(space: Space) -> str:
+    match space:
+        case Box():
+            return f"{'bytes' if space.dtype == 'uint8' else 'numbers'} of shape {space.shape}"
+        case Discrete():
+            return f"{space.n} choices" + (f" from {space.start} on" if space.start else "")
+        case MultiDiscrete():
+            return f"several choices of {', '.join(map(str, space.nvec))}"
