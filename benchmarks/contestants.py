@@ -30,10 +30,23 @@ DQN = {
         "update_frequency": 4,
         "updates": 1,
         "target_sync_frequency": 125,
-        "exploration_timesteps": 10_000,
+        "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.02, "timesteps": 10_000},
         "double": False,
     },
     "network": [{"type": "dense", "size": 64, "activation": "relu"}] * 2,
+    "num_envs": 1,
+}
+SAC = {
+    "agent": {
+        "type": "sac",
+        "learning_rate": 3e-4,
+        "memory": {"type": "replay", "capacity": 250_000},
+        "learning_starts": 1_000,
+        "batch_size": 256,
+        "update_frequency": 1,
+        "updates": 1,
+    },
+    "network": [{"type": "dense", "size": 256, "activation": "relu"}] * 2,
     "num_envs": 1,
 }
 
@@ -49,14 +62,15 @@ def steppe(name: str, settings: dict[str, Any], timesteps: int, warm_up: int, **
     return Contestant(name, run)
 
 
-def sb3(agent: str, timesteps: int, warm_up: int) -> Contestant:
+def sb3(agent: str, timesteps: int, warm_up: int, environment: str = "CartPole-v1") -> Contestant:
     """stable-baselines3 at its best."""
-    return _peer(SB3, ["stable_baselines3", agent, "--threads", "1"], timesteps, warm_up)
+    words = ["stable_baselines3", agent, "--environment", environment, "--threads", "1"]
+    return _peer(SB3, words, timesteps, warm_up)
 
 
-def sbx(agent: str, timesteps: int, warm_up: int) -> Contestant:
+def sbx(agent: str, timesteps: int, warm_up: int, environment: str = "CartPole-v1") -> Contestant:
     """The JAX sibling of stable-baselines3."""
-    return _peer("sbx", ["sbx", agent], timesteps, warm_up)
+    return _peer("sbx", ["sbx", agent, "--environment", environment], timesteps, warm_up)
 
 
 def _peer(name: str, words: list[str], timesteps: int, warm_up: int) -> Contestant:

@@ -54,7 +54,8 @@ class Watch(BaseCallback):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", choices=DISTRIBUTIONS)
-    parser.add_argument("agent", choices=["ppo", "dqn"])
+    parser.add_argument("agent", choices=MAKERS)
+    parser.add_argument("--environment", default="CartPole-v1")
     parser.add_argument("--timesteps", type=int, required=True)
     parser.add_argument("--warm-up", type=int, default=0, help="timesteps before the measuring begins")
     parser.add_argument("--seed", type=int, required=True)
@@ -65,8 +66,7 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     watch = Watch(arguments.warm_up, arguments.stop_at_return)
-    make = make_ppo if arguments.agent == "ppo" else make_dqn
-    model = make(arguments.library, arguments.seed, arguments.timesteps)
+    model = MAKERS[arguments.agent](arguments)
     model.learn(arguments.timesteps, callback=watch)
     result: dict[str, Any] = {
         "version": version(DISTRIBUTIONS[arguments.library]),
@@ -76,10 +76,11 @@ def main() -> None:
     print(json.dumps(result | watch.window.costs()))
 
 
-def make_ppo(library: str, seed: int, timesteps: int) -> BaseAlgorithm:
+def make_ppo(arguments: argparse.Namespace) -> BaseAlgorithm:
+    library, seed = arguments.library, arguments.seed
     return import_module(library).PPO(
         "MlpPolicy",
-        make_vec_env("CartPole-v1", n_envs=8, seed=seed),
+        make_vec_env(arguments.environment, n_envs=8, seed=seed),
         n_steps=128,
         n_epochs=4,
         batch_size=256,
@@ -90,10 +91,11 @@ def make_ppo(library: str, seed: int, timesteps: int) -> BaseAlgorithm:
     )
 
 
-def make_dqn(library: str, seed: int, timesteps: int) -> BaseAlgorithm:
+def make_dqn(arguments: argparse.Namespace) -> BaseAlgorithm:
+    library, seed = arguments.library, arguments.seed
     return import_module(library).DQN(
         "MlpPolicy",
-        make_vec_env("CartPole-v1", n_envs=1, seed=seed),
+        make_vec_env(arguments.environment, n_envs=1, seed=seed),
         learning_rate=1e-3,
         buffer_size=50_000,
         learning_starts=1_000,
@@ -101,11 +103,31 @@ def make_dqn(library: str, seed: int, timesteps: int) -> BaseAlgorithm:
         train_freq=4,
         gradient_steps=1,
         target_update_interval=500,
-        exploration_fraction=min(1.0, 10_000 / timesteps),
+        exploration_fraction=min(1.0, 10_000 / arguments.timesteps),
         policy_kwargs={"net_arch": [64, 64], "activation_fn": activation(library, "relu")},
         seed=seed,
         device="cpu",
     )
+
+
+def make_sac(arguments: argparse.Namespace) -> BaseAlgorithm:
+    library, seed = arguments.library, arguments.seed
+    return import_module(library).SAC(
+        "MlpPolicy",
+        make_vec_env(arguments.environment, n_envs=1, seed=seed),
+        learning_rate=3e-4,
+        buffer_size=250_000,
+        learning_starts=1_000,
+        batch_size=256,
+        train_freq=1,
+        gradient_steps=1,
+        policy_kwargs={"net_arch": [256, 256], "activation_fn": activation(library, "relu")},
+        seed=seed,
+        device="cpu",
+    )
+
+
+MAKERS = {"ppo": make_ppo, "dqn": make_dqn, "sac": make_sac}
 
 
 def activation(library: str, name: str) -> Any:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import types
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, get_args
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AliasChoices, BaseModel
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel
 
 from steppe import agents
+from steppe.agents.off_policy import MemorySettings
+from steppe.cli.catalogue import agent_sentence
+from steppe.envs.atari import AtariSettings
 from steppe.envs.registry import TWINS
+from steppe.specs import describing
 from steppe.specs.agent import AgentSpec
+from steppe.specs.baseline import BaselineSpec
 from steppe.specs.cluster import ClusterSpec
+from steppe.specs.connections import CONNECTIONS
+from steppe.specs.describing import Row, Word
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import DEFAULT_AGENT, EvaluationSpec, ExperimentSpec
-from steppe.specs.frequency import Frequency
+from steppe.specs.exploration import Noise
 from steppe.specs.network import Activation, Layer
+from steppe.specs.optimizer import OptimizerSpec
+from steppe.specs.preprocessing import Stage
 
 PAGE = Path(__file__).with_name("fields.md")
 
@@ -28,7 +33,7 @@ INTRODUCTION = """\
 # Every field
 
 This page is made from the code that checks the files (`python docs/generate_fields.py`), so it is never out of date.
-The same is told by `steppe schema experiment`, `steppe agents NAME` and `steppe layers`.
+The same is told by `steppe schema experiment`, `steppe agents NAME`, `steppe layers` and `steppe environments NAME`.
 [Experiment files](experiment-files.md) says where fields are written and how a file is found.
 
 `null` means "not given". A whole number may be written `1e6`. A **frequency** is `"600s"` (seconds), `"100e"`
@@ -51,15 +56,50 @@ trains in run mode `single` on platform `local` and refuses to start the others.
     "Agent": """\
 An agent is written as its name, `"ppo"`, or as an object with `type` and any of the settings below. A name that ends in
 `_agent`, such as `"ppo_agent"`, means the same agent. `num_envs` is a field of the experiment; each agent has its own
-default for it.
+default for it. [Agents](agents.md) says which one to take, and which of TensorForce's words are understood.
+""",
+    "Optimizers": """\
+The `optimizer` of an agent: a word, `"adam"`, or an object with `type` and options. `learning_rate` may stand among the
+options of each; it is the agent's `learning_rate`.
+""",
+    "Exploration": """\
+The `exploration` of an agent, which TensorForce called `actions_exploration`: a word or an object with `type` and
+options. Agents for discrete actions take those that give a share of random actions; agents for continuous actions take
+all of them.
+""",
+    "Memory": """\
+The `memory` of an agent that learns from replayed transitions: a word or an object. The capacity is that of `dqn`; the
+agent's own table has its defaults. Other agents learn from what they just saw and have no such setting.
+""",
+    "Baselines": "The `baseline` of a policy-gradient agent: its value network, an object with `type` and options.\n",
+    "Preprocessing stages": """\
+`states_preprocessing` and `reward_preprocessing` of an agent are lists of stages; a stage without options may be just its
+word. See [preprocessing](preprocessing.md).
 """,
     "Network": """\
-A network is a list of layers, first to last. The agent adds its own output layer. Without a network an agent takes two
-dense layers of 64 with tanh; for images of at least 36 pixels the three convolutions of Mnih et al. 2015 and a dense
-layer of 512, and for smaller images two convolutions and a dense layer of 256.
+A network is a list of layers, first to last, or a list of such lists, each a branch from an `input` to an `output`. The
+agent adds its own output layer. Without a network an agent takes two dense layers of 64 with tanh, agents with critics
+two of 256; for images of at least 36 pixels the three convolutions of Mnih et al. 2015 and a dense layer of 512, and for
+smaller images two convolutions and a dense layer of 256.
 """,
     "Cluster": "Read and checked, but not used by this version, which trains on one machine.\n",
 }
+
+KINDS: dict[str, Any] = {
+    "Optimizers": OptimizerSpec,
+    "Exploration": Noise,
+    "Baselines": BaselineSpec,
+    "Preprocessing stages": Stage,
+}
+"""Section -> the objects of one kind that settings are made of."""
+ANCHORS = {
+    "activation": "activations",
+    "baseline": "baselines",
+    "layer": "network",
+    "optimizer": "optimizers",
+    "preprocessing stage": "preprocessing-stages",
+}
+"""Where a kind of object is told, if not in a section of its own name."""
 
 
 def main() -> None:
@@ -73,17 +113,20 @@ def page() -> str:
     parts += _section("Experiment", ExperimentSpec)
     parts += _section("Evaluation", EvaluationSpec, level=3)
     parts += _section("Environment", EnvironmentSpec)
-    for twin in _twins():
-        parts += [f"### Settings of {twin.id}\n", f"{_sentence(twin)}\n", _table(twin)]
-    parts += [f"## Agent\n\n{NOTES['Agent']}"]
+    for title, settings in _environments():
+        parts += [f"### Settings of {title}\n", f"{describing.sentence(settings)}\n", _table(settings)]
+    parts.append(f"## Agent\n\n{NOTES['Agent']}")
     for name in agents.names():
         algorithm = agents.agent_class(AgentSpec(type=name))
-        parts.append(f"### {name}\n\n{_sentence(algorithm)} By default {_environments(algorithm.default_num_envs)}.\n")
-        parts.append(_table(algorithm.Settings))
+        count = algorithm.default_num_envs
+        by_default = f"By default {count} environment{'' if count == 1 else 's'}."
+        parts += [f"### {name}\n", f"{agent_sentence(name)} {by_default}\n", _table(algorithm.Settings)]
+    parts += _section("Memory", MemorySettings)
+    for title, union in KINDS.items():
+        parts += [f"## {title}\n", NOTES[title], _members(union)]
     parts.append(f"## Network\n\n{NOTES['Network']}")
-    for layer in get_args(get_args(Layer)[0]):
-        parts.append(f"### {get_args(layer.model_fields['type'].annotation)[0]}\n\n{_sentence(layer)}\n")
-        parts.append(_table(layer, without=("type",)))
+    for kind, layer in describing.members(Layer).items():
+        parts += [f"### {kind}\n", f"{describing.sentence(layer)}\n", _table(layer)]
     names = ", ".join(f"`{name}`" for name in get_args(Activation))
     parts.append(f"### Activations\n\n{names}; `lrelu` means `leaky_relu`.\n")
     parts += _section("Cluster", ClusterSpec)
@@ -91,100 +134,63 @@ def page() -> str:
 
 
 def _section(title: str, model: type[BaseModel], level: int = 2) -> list[str]:
-    return [f"{'#' * level} {title}\n", NOTES.get(title, ""), _table(model)]
+    without_type = model is not MemorySettings
+    return [f"{'#' * level} {title}\n", NOTES.get(title, ""), _table(model, without_type)]
 
 
-def _twins() -> Iterator[Any]:
-    for module, name in TWINS.values():
-        yield getattr(import_module(f"steppe.envs.{module}"), name)
+def _environments() -> Iterator[tuple[str, type[BaseModel]]]:
+    for id, (module, name) in TWINS.items():
+        yield id, getattr(import_module(f"steppe.envs.{module}"), name)
+    yield "Atari games", AtariSettings
+    yield from CONNECTIONS.items()
 
 
-def _environments(count: int) -> str:
-    return f"{count} environment{'' if count == 1 else 's'}"
-
-
-def _table(model: type[BaseModel], without: tuple[str, ...] = ()) -> str:
-    rows = [row for row in _rows(model) if row[0] not in without]
+def _table(model: type[BaseModel], without_type: bool = True) -> str:
+    rows = describing.rows(model, without_type=without_type)
     if not rows:
         return ""
     lines = ["| field | type | default | what it does |", "|---|---|---|---|"]
-    lines += [f"| `{name}` | {kind} | {default} | {sentence} |" for name, kind, default, sentence in rows]
+    lines += [f"| `{row.name}` | {_type(row.type)} | {_default(row)} | {_in_cell(row.sentence)} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """(name, type, default, sentence); those of a group of settings follow it as group.name."""
-    for name, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel) and _is_plain_group(field):
-            yield from _rows(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", _type(inner, field.metadata), _default(field), _described(field)
+def _members(union: Any) -> str:
+    """Every member of a tagged union, its options as a list in one cell."""
+    lines = ["| type | options | what it does |", "|---|---|---|"]
+    for member in describing.members(union).values():
+        types = " or ".join(f'`"{tag}"`' for tag in describing.tags(member))
+        options = "<br>".join(_option(row) for row in describing.rows(member, without_type=True))
+        lines.append(f"| {types} | {options} | {_in_cell(describing.sentence(member))} |")
+    return "\n".join(lines) + "\n"
 
 
-def _is_plain_group(field: FieldInfo) -> bool:
-    """Whether a field is a group of settings with defaults, rather than a part of the file of its own."""
-    return not field.is_required()
+def _option(row: Row) -> str:
+    default = describing.REQUIRED if row.default == describing.REQUIRED else f"default {_default(row)}"
+    return f"`{row.name}`: {_type(row.type)}, {default}. {_in_cell(row.sentence)}"
 
 
-def _default(field: FieldInfo) -> str:
-    if field.annotation is AgentSpec:
+def _default(row: Row) -> str:
+    if row.name == "agent":
         return f'`"{DEFAULT_AGENT}"`'
-    if field.is_required():
-        return "required"
-    value = field.get_default(call_default_factory=True)
-    return f"`{json.dumps(value, default=str)}`"
+    return row.default if row.default == describing.REQUIRED else f"`{_in_cell(row.default)}`"
 
 
-def _described(field: FieldInfo) -> str:
-    sentence = " ".join((field.description or "").split())
-    alias = field.validation_alias
-    if isinstance(alias, AliasChoices):
-        others = [f"`{choice}`" for choice in alias.choices[1:]]
-        sentence += f" Also spelled {', '.join(others)}."
-    return sentence.replace("|", "\\|")
+def _type(words: tuple[Word, ...]) -> str:
+    return "".join(_dressed(word) for word in words)
 
 
-def _type(annotation: Any, metadata: Any = ()) -> str:
-    """A type in the words of a JSON file, with its bounds."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        inner, *more = get_args(annotation)
-        return _type(inner, [bound for each in more for bound in getattr(each, "metadata", [each])])
-    if annotation == Activation:
-        return "[activation](#activations)"
-    if origin is Literal:
-        return " or ".join(f"`{json.dumps(choice)}`" for choice in get_args(annotation))
-    if origin in (Union, types.UnionType):
-        return " or ".join(_type(option, metadata) for option in get_args(annotation))
-    if origin is list:
-        return f"list of {_type(get_args(annotation)[0])}s"
-    if origin is tuple:
-        members = get_args(annotation)
-        return "list of [row, column]" if members[-1] is Ellipsis else "[row, column]"
-    if annotation in (int, float):
-        return ("whole number" if annotation is int else "number") + _bounds(metadata)
-    if annotation is Frequency:
-        return "frequency"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        kind = annotation.__name__.removesuffix("Spec").lower()
-        return f"[{kind}](#{kind})"
-    return {bool: "`true` or `false`", str: "text", type(None): "`null`"}.get(annotation, "object")
+def _dressed(word: Word) -> str:
+    match word.role:
+        case "value":
+            return f"`{_in_cell(word.text)}`"
+        case "name":
+            return f"[{word.text}](#{ANCHORS.get(word.name, word.name)})"
+        case _:
+            return word.text
 
 
-def _bounds(metadata: Any) -> str:
-    words = {Ge: "from", Gt: "above", Le: "to", Lt: "below"}
-    found = [
-        f" {word} {getattr(bound, kind.__name__.lower()):g}"
-        for kind, word in words.items()
-        for bound in metadata
-        if isinstance(bound, kind)
-    ]
-    return "".join(found)
-
-
-def _sentence(thing: type) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0]
+def _in_cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":

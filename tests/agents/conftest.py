@@ -117,6 +117,9 @@ def random_trajectory():
         if outputs is None:
             outputs = agent.outputs(agent.acting(state), observations.reshape(-1, 3), {})[0]
         terminated, truncated = rng.random((2, *lead)) < ended
+        # Where no episode ends, what follows is what is seen next.
+        goes_on = ~(terminated | truncated)[:-1, :, None]
+        next_observations[:-1] = np.where(goes_on, observations[1:], next_observations[:-1])
         return Trajectory(
             observations=observations,
             actions=_random_actions(space, rng, *lead),
@@ -144,7 +147,7 @@ def _random_actions(space, rng, *lead):
 
 @pytest.fixture(scope="session")
 def in_numpy():
-    """The networks and losses in float64: .tensors(agent, vector), .torso, .dense, .log_softmax, .slope, .advantages."""
+    """The networks and losses in float64: .tensors(agent, vector), .torso, .dense, .slope, .advantages and more."""
     return SimpleNamespace(
         tensors=_tensors, torso=_torso, dense=_dense, log_softmax=_log_softmax, slope=_slope, advantages=_advantages
     )

@@ -1,4 +1,4 @@
-"""What the policy-gradient agents share."""
+"""What the policy-gradient agents share: values of successors, two optimisers, noise in parameters, several devices."""
 
 from __future__ import annotations
 
@@ -6,36 +6,266 @@ import jax
 import numpy as np
 import pytest
 
-from steppe.agents._base import Trajectory
-from steppe.agents.advantages import generalized_advantages
-from steppe.specs.spaces import Discrete
+from steppe.errors import SpecError
+from steppe.specs.network import NetworkSpec
+from steppe.specs.spaces import Box, Discrete
+
+DROPOUT = NetworkSpec([{"type": "dense", "size": 16, "activation": "tanh"}, {"type": "dropout", "rate": 0.5}])
+REGULARIZED = NetworkSpec([{"type": "dense", "size": 4, "activation": "tanh", "l2_regularization": 0.3}])
+
+
+def is_policy(agent):
+    """Which entries of the vector are the policy's [P]."""
+    start = agent.layout.start_of("value")
+    return np.arange(agent.layout.size) < start
 
 
 @pytest.mark.parametrize("truncates", [False, True])
-def test_successors_are_valued_as_what_followed_or_would_have_followed(make_agent, shaken, truncates):
+def test_successors_are_valued_as_what_followed_or_would_have_followed(
+    make_agent, shaken, random_trajectory, in_numpy, truncates
+):
     agent = make_agent("ppo", Discrete(2), horizon=6, num_envs=3, minibatches=1)
-    state, rng = shaken(agent), np.random.default_rng(0)
-    observations = rng.standard_normal((7, 3, 3)).astype(np.float32)
-    terminated, truncated = np.zeros((6, 3), bool), np.zeros((6, 3), bool)
-    terminated[2, 0] = terminated[5, 1] = True
-    truncated[3, 2] = truncated[5, 2] = truncates
-    following = observations[1:].copy()
-    following[terminated | truncated] = rng.standard_normal(3)
-    rewards = rng.standard_normal((6, 3)).astype(np.float32)
-    trajectory = Trajectory(
-        observations=observations[:-1],
-        actions=rng.integers(0, 2, (6, 3)),
-        rewards=rewards,
-        terminated=terminated,
-        truncated=truncated,
-        next_observations=following,
-        outputs=np.zeros((6, 3, 2), np.float32),
-        running_returns=rewards,
-    )
-    params = agent.layout.split(state.params)
-    values, next_values = agent._values(params, observations[:-1]), agent._values(params, following)
-    expected = generalized_advantages(
-        rewards, values, next_values, terminated.astype(np.float32), truncated.astype(np.float32), 0.99, 0.95
-    )
+    state = shaken(agent)
+    trajectory = random_trajectory(agent, state, ended=0.3)
+    trajectory = trajectory._replace(truncated=trajectory.truncated & truncates)
+    assert trajectory.terminated[:-1].any()
+    assert trajectory.truncated.any() == truncates
+    if not truncates:
+        # What was cut before goes on now: the next row is what followed.
+        goes_on = ~trajectory.terminated[:-1, :, None]
+        trajectory.next_observations[:-1] = np.where(
+            goes_on, trajectory.observations[1:], trajectory.next_observations[:-1]
+        )
+    tensors = in_numpy.tensors(agent, state.params)
+
+    def values(observations):
+        return in_numpy.dense(tensors, "value/head", in_numpy.torso(tensors, "value/", observations))[..., 0]
+
+    now, later = values(trajectory.observations), values(trajectory.next_observations)
+    expected = in_numpy.advantages(trajectory, now, later, 0.99, 0.95)
     batch = jax.jit(agent.prepare)(state, trajectory)
     np.testing.assert_allclose(batch.advantages.reshape(6, 3), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(batch.returns.reshape(6, 3), expected + now, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def two_optimizers(make_agent):
+    """A policy and a value network that each have an optimiser of their own."""
+    return make_agent(
+        "ppo",
+        Discrete(3),
+        horizon=8,
+        optimizer="gradient_descent",
+        learning_rate=0.1,
+        baseline_optimizer={"type": "gradient_descent", "learning_rate": 0.02},
+        max_gradient_norm=None,
+        value_coefficient=0.7,
+    )
+
+
+def test_two_optimisers_follow_the_same_gradient_each_at_its_own_rate(
+    make_agent, shaken, random_batch, two_optimizers
+):
+    both = two_optimizers
+    one = make_agent(
+        "ppo", Discrete(3), horizon=8, optimizer="gradient_descent", max_gradient_norm=None, value_coefficient=0.7
+    )
+    state, batch = shaken(both), random_batch(Discrete(3))
+    expected, plain = jax.jit(one.gradients)(shaken(one), batch)
+    gradients, metrics = jax.jit(both.gradients)(state, batch)
+    np.testing.assert_allclose(gradients, expected, rtol=1e-4, atol=1e-6)
+    assert set(metrics) == set(plain)
+    for name in plain:
+        assert metrics[name].item() == pytest.approx(plain[name].item(), rel=1e-4, abs=1e-6), name
+    rates = np.where(is_policy(both), 0.1, 0.02)
+    # Both at once, as run modes do that take the gradient elsewhere, and one after the other, as an update does.
+    applied = jax.jit(both.apply)(state, gradients)
+    stepped, _ = jax.jit(both.step)(state, batch)
+    for after in (applied, stepped):
+        np.testing.assert_allclose(after.params, state.params - rates * np.asarray(expected), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "adam",
+        {"type": "natural_gradient", "cg_max_iterations": 2},
+        {"type": "evolutionary", "num_samples": 2},
+    ],
+    ids=lambda each: each if isinstance(each, str) else each["type"],
+)
+def test_each_optimiser_leaves_the_parameters_of_the_other_alone(make_agent, shaken, random_batch, optimizer):
+    agent = make_agent("vpg", Discrete(3), optimizer=optimizer, baseline_optimizer="adam", learning_rate=0.01)
+    policy, value = agent.parts
+    batch = random_batch(Discrete(3))
+
+    def one_each(state, batch):
+        after_policy = policy.apply(state, policy.gradients(state, batch)[0])
+        after_value = value.apply(state, value.gradients(state, batch)[0])
+        return after_policy.params, after_value.params
+
+    state = shaken(agent)
+    after_policy, after_value = jax.jit(one_each)(state, batch)
+    mine = is_policy(agent)
+    np.testing.assert_array_equal(np.asarray(after_policy)[~mine], np.asarray(state.params)[~mine])
+    np.testing.assert_array_equal(np.asarray(after_value)[mine], np.asarray(state.params)[mine])
+    assert np.mean(np.asarray(after_policy)[mine] != np.asarray(state.params)[mine]) > 0.9
+    assert np.mean(np.asarray(after_value)[~mine] != np.asarray(state.params)[~mine]) > 0.9
+
+
+def test_an_evolutionary_baseline_leaves_the_policy_alone(make_agent, shaken, random_batch):
+    evolutionary = {"type": "evolutionary", "num_samples": 2}
+    agent = make_agent("vpg", Discrete(3), baseline_optimizer=evolutionary)
+    state, value = shaken(agent), agent.parts[1]
+    gradients, _ = jax.jit(value.gradients)(state, random_batch(Discrete(3)))
+    np.testing.assert_array_equal(np.asarray(gradients)[is_policy(agent)], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "names"),
+    [
+        ({"type": "mlp", "sizes": [5, 6]}, {"0_dense", "1_dense"}),
+        ({"type": "network", "network": [{"type": "dense", "size": 7, "activation": "relu"}]}, {"0_dense"}),
+        ({"type": "aggregated", "baselines": {"state": {"type": "mlp", "sizes": [5]}}}, {"0_dense"}),
+    ],
+    ids=lambda each: each["type"] if isinstance(each, dict) else "",
+)
+def test_a_baseline_has_layers_of_its_own(make_agent, shaken, baseline, names):
+    agent = make_agent("ppo", Discrete(2), horizon=4, minibatches=1, baseline=baseline)
+    value = agent.layout.split(shaken(agent).params)["value"]
+    assert set(value["torso"]) == names
+    policy = agent.layout.split(shaken(agent).params)["policy"]
+    assert policy["torso"]["0_dense"]["kernel"].shape == (3, 4)
+
+
+def test_the_value_of_a_baseline_is_that_of_its_layers(make_agent, shaken, random_trajectory, in_numpy):
+    agent = make_agent("vpg", Discrete(2), horizon=4, baseline={"type": "mlp", "sizes": [5]})
+    state = shaken(agent)
+    trajectory = random_trajectory(agent, state)
+    values, next_values = jax.jit(agent.trajectory_values)(state, trajectory)
+    tensors = in_numpy.tensors(agent, state.params)
+    for seen, valued in ((trajectory.observations, values), (trajectory.next_observations, next_values)):
+        features = np.tanh(in_numpy.dense(tensors, "value/torso/0_dense", seen))
+        expected = in_numpy.dense(tensors, "value/head", features)[..., 0]
+        # Nothing follows a terminated episode: what stands there is never used.
+        used = np.ones_like(expected, bool) if valued is values else ~trajectory.terminated
+        np.testing.assert_allclose(np.asarray(valued)[used], expected[used], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (
+            {"share_network": True, "baseline": {"type": "mlp", "sizes": [4]}},
+            "a baseline or baseline_optimizer needs a value network of its own: share_network false",
+        ),
+        (
+            {"baseline_mode": "network", "baseline_optimizer": "adam"},
+            "a baseline or baseline_optimizer needs a value network of its own: share_network false",
+        ),
+        (
+            {"optimizer": "natural_gradient"},
+            "natural_gradient moves the policy only: give a baseline_optimizer for the value network",
+        ),
+        (
+            {"baseline_optimizer": {"type": "multi_step", "optimizer": "natural_gradient"}},
+            "natural_gradient measures steps of a policy, so it cannot be the baseline_optimizer",
+        ),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused(checked, settings, reason):
+    with pytest.raises(SpecError) as caught:
+        checked("vpg", **settings)
+    assert str(caught.value).endswith(f"; {reason}")
+
+
+def test_a_learning_rate_of_the_baseline_needs_an_optimiser_of_the_baseline(checked):
+    with pytest.raises(SpecError, match="baseline_optimizer"):
+        checked("vpg", baseline_learning_rate=0.1)
+
+
+def test_noise_in_the_parameters_is_drawn_anew_for_each_rollout_and_only_for_acting(make_agent, shaken):
+    agent = make_agent("vpg", Box((2,)), variable_noise=0.3)
+    state = shaken(agent)
+    first, again = agent.acting(state).params, agent.acting(state).params
+    later = agent.acting(state._replace(updates=state.updates + 1)).params
+    np.testing.assert_array_equal(first, again)
+    noise = np.stack([first - state.params, later - state.params])
+    assert abs(np.corrcoef(noise)[0, 1]) < 0.5
+    assert noise.std() == pytest.approx(0.3, rel=0.25)
+    np.testing.assert_array_equal(make_agent("vpg", Box((2,))).acting(state).params, state.params)
+    tensors = agent.policy_tensors(state)
+    np.testing.assert_array_equal(tensors["head/bias"], agent.layout.split(state.params)["policy"]["head"]["bias"])
+
+
+def test_actions_drawn_with_noisy_parameters_have_the_probability_they_were_drawn_with(make_agent, shaken):
+    """Also for Gaussian actions, whose spread is a parameter like any other."""
+    agent = make_agent("ppo", Box((2,)), horizon=4, minibatches=1, variable_noise=0.5)
+    state = shaken(agent)
+    acting = agent.acting(state)
+    observations = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    outputs, _ = agent.outputs(acting, observations, {})
+    drawn = np.asarray(outputs) + 1.0
+    log_std = np.asarray(agent.log_std(acting), np.float64)
+    expected = (-0.5 / np.exp(2 * log_std) - log_std - 0.5 * np.log(2 * np.pi)).sum(-1)
+    noise = agent.draw_noise(jax.random.key(0), (8,))
+    actions, _, _ = agent.act(acting, observations, noise, 0, {})
+    trajectory = make_trajectory(observations, drawn, outputs)
+    np.testing.assert_allclose(agent.behaviour_log_probs(state, trajectory).ravel(), expected, rtol=1e-4)
+    assert actions.shape == (8, 2)
+
+
+def make_trajectory(observations, actions, outputs):
+    from steppe.agents._base import Trajectory
+
+    leaves = [np.asarray(leaf).reshape(4, 2, -1) for leaf in (observations, actions, outputs)]
+    zeros, flags = np.zeros((4, 2), np.float32), np.zeros((4, 2), bool)
+    return Trajectory(leaves[0], leaves[1], zeros, flags, flags, leaves[0], leaves[2], zeros, {}, {})
+
+
+def test_dropout_is_drawn_anew_for_each_update_and_off_while_acting(make_agent, shaken, random_batch):
+    agent = make_agent("vpg", Discrete(3), network=DROPOUT, normalize_advantages=False)
+    state, batch = shaken(agent), random_batch(Discrete(3))
+    gradients = jax.jit(agent.gradients)
+    first, again = gradients(state, batch)[0], gradients(state, batch)[0]
+    later = gradients(state._replace(updates=np.int32(1)), batch)[0]
+    np.testing.assert_array_equal(first, again)
+    assert np.any(np.abs(first - later) > 1e-3)
+    outputs = [agent.outputs(agent.acting(state), batch.observations, {})[0] for _ in range(2)]
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_regularised_layers_add_their_penalty_to_the_loss(make_agent, shaken, random_batch):
+    plain = make_agent("vpg", Discrete(3))
+    agent = make_agent("vpg", Discrete(3), network=REGULARIZED)
+    state, batch = shaken(agent), random_batch(Discrete(3))
+    gradients, metrics = jax.jit(agent.gradients)(state, batch)
+    without, plainly = jax.jit(plain.gradients)(state, batch)
+    weights = {name: t for name, t in agent.layout.named(np.asarray(state.params)).items() if "torso" in name}
+    expected = 0.15 * sum(np.sum(np.square(tensor)) for tensor in weights.values())
+    assert metrics["loss"].item() - plainly["loss"].item() == pytest.approx(expected, rel=1e-3)
+    difference = agent.layout.named(np.asarray(gradients) - np.asarray(without))
+    for name, change in difference.items():
+        pulled = 0.3 * weights[name] if name in weights else np.zeros_like(change)
+        np.testing.assert_allclose(change, pulled, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("agent", "settings"),
+    [
+        ("vpg", {}),
+        ("trpo", {"learning_rate": 0.05, "cg_max_iterations": 3}),
+    ],
+    ids=["vpg", "trpo"],
+)
+def test_devices_that_saw_different_timesteps_take_the_same_step(
+    make_agent, shaken, random_trajectory, agent, settings
+):
+    made = make_agent(agent, Discrete(3), horizon=6, **settings)
+    state = shaken(made)
+    trajectories = [random_trajectory(made, state, seed=seed) for seed in (1, 2)]
+    both = jax.tree.map(lambda *leaves: np.stack(leaves), *trajectories)
+    made.axis = "devices"
+    after, _ = jax.jit(jax.vmap(made.update, in_axes=(None, 0), axis_name="devices"))(state, both)
+    np.testing.assert_allclose(after.params[0], after.params[1], rtol=1e-5, atol=1e-6)
+    assert np.any(np.asarray(after.params[0]) != np.asarray(state.params))

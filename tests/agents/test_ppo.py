@@ -7,48 +7,43 @@ import math
 import jax
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
-from steppe.agents._base import Trajectory
-from steppe.agents.actor_critic import Batch
 from steppe.agents.ppo import shuffled
 from steppe.errors import SpecError, UserError
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
+BOUNDED = Box((2,), (-1.0,), (1.0,))
 ACTIONS = {
-    "discrete": Discrete(3),
-    "multi-discrete": MultiDiscrete((2, 3)),
-    "box": Box((2,), (-1.0,), (1.0,)),
+    "discrete": (Discrete(3), "auto"),
+    "multi-discrete": (MultiDiscrete((2, 3)), "auto"),
+    "yes or no": (MultiDiscrete((2, 2)), "bernoulli"),
+    "box": (BOUNDED, "auto"),
+    "beta": (BOUNDED, "beta"),
 }
 
 
-def random_actions(space, rng, *lead):
-    match space:
-        case Discrete():
-            return rng.integers(0, space.n, lead).astype(np.int32)
-        case MultiDiscrete():
-            return np.stack([rng.integers(0, n, lead) for n in space.nvec], -1).astype(np.int32)
-    return rng.normal(size=(*lead, space.size)).astype(np.float32)
-
-
-def random_batch(space, seed=0, size=16):
-    rng = np.random.default_rng(seed)
-    return Batch(
-        observations=rng.normal(size=(size, 3)).astype(np.float32),
-        actions=random_actions(space, rng, size),
-        # Spread widely, so that ratios fall on both sides of the clip.
-        log_probs=rng.normal(-1.5, 0.5, size).astype(np.float32),
-        advantages=rng.normal(0.5, 2.0, size).astype(np.float32),
-        returns=rng.normal(size=size).astype(np.float32),
-    )
-
-
-def log_probs_and_entropy(in_numpy, space, outputs, log_std, actions):
+def log_probs_and_entropy(in_numpy, agent, outputs, log_std, actions):
     """([B], []) of outputs [B, outputs]."""
-    if isinstance(space, Box):
-        std = np.exp(log_std)
-        each = -((actions - outputs) ** 2) / (2 * std**2) - np.log(std * math.sqrt(2 * math.pi))
-        return each.sum(-1), np.sum(0.5 * np.log(2 * math.pi * math.e * std**2))
+    space = agent.situation.action
+    match agent.kind:
+        case "gaussian":
+            std = np.exp(log_std)
+            each = -((actions - outputs) ** 2) / (2 * std**2) - np.log(std * math.sqrt(2 * math.pi))
+            return each.sum(-1), np.sum(0.5 * np.log(2 * math.pi * math.e * std**2))
+        case "beta":
+            alpha, beta = np.split(1 + np.log1p(np.exp(outputs)), 2, -1)
+            total, share = alpha + beta, (actions + 1) / 2
+            constant = special.betaln(alpha, beta) + math.log(2)
+            each = (alpha - 1) * np.log(share) + (beta - 1) * np.log(1 - share) - constant
+            digammas = (alpha - 1) * special.digamma(alpha) + (beta - 1) * special.digamma(beta)
+            entropy = constant - digammas + (total - 2) * special.digamma(total)
+            return each.sum(-1), entropy.sum(-1).mean()
+        case "bernoulli":
+            yes = 1 / (1 + np.exp(-outputs))
+            likely = np.where(actions == 1, yes, 1 - yes)
+            entropy = -(yes * np.log(yes) + (1 - yes) * np.log(1 - yes))
+            return np.log(likely).sum(-1), entropy.sum(-1).mean()
     choices = (space.n,) if isinstance(space, Discrete) else space.nvec
     columns = actions.reshape(len(outputs), -1)
     total, entropy = 0.0, 0.0
@@ -68,7 +63,7 @@ def loss_in_numpy(in_numpy, agent, vector, batch):
     value_features = features if settings.share_network else in_numpy.torso(tensors, "value/", batch.observations)
     values = in_numpy.dense(tensors, "value/head", value_features)[:, 0]
     log_std = tensors.get("policy/head/log_std")
-    log_probs, entropy = log_probs_and_entropy(in_numpy, agent.situation.action, outputs, log_std, batch.actions)
+    log_probs, entropy = log_probs_and_entropy(in_numpy, agent, outputs, log_std, batch.actions)
     advantages = batch.advantages.astype(np.float64)
     if settings.normalize_advantages:
         advantages = (advantages - advantages.mean()) / advantages.std()
@@ -86,19 +81,21 @@ def loss_in_numpy(in_numpy, agent, vector, batch):
     }
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("share_network", [False, True])
-def test_loss_and_gradient_are_those_of_the_paper(make_agent, shaken, in_numpy, action, share_network):
+@pytest.mark.parametrize(("action", "share_network"), [*((action, False) for action in ACTIONS), ("box", True)])
+def test_loss_and_gradient_are_those_of_the_paper(make_agent, shaken, random_batch, in_numpy, action, share_network):
+    space, distribution = ACTIONS[action]
     agent = make_agent(
         "ppo",
-        ACTIONS[action],
+        space,
+        distribution=distribution,
         share_network=share_network,
         entropy_coefficient=0.1,
         value_coefficient=0.7,
         normalize_advantages=share_network,
         horizon=8,
     )
-    state, batch = shaken(agent), random_batch(ACTIONS[action])
+    state, batch = shaken(agent), random_batch(space)
+    batch = batch._replace(actions=np.tanh(batch.actions)) if distribution == "beta" else batch
     gradients, metrics = jax.jit(agent.gradients)(state, batch)
     expected = loss_in_numpy(in_numpy, agent, state.params, batch)
     assert 0.1 < expected["clip_fraction"] < 0.9
@@ -110,29 +107,26 @@ def test_loss_and_gradient_are_those_of_the_paper(make_agent, shaken, in_numpy, 
     assert np.count_nonzero(gradients) > agent.layout.size / 2
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-def test_a_trajectory_becomes_log_probabilities_advantages_and_returns(make_agent, shaken, in_numpy, action):
-    space = ACTIONS[action]
+@pytest.mark.parametrize("action", ["multi-discrete", "box"])
+def test_a_trajectory_becomes_log_probabilities_advantages_and_returns(
+    make_agent, shaken, random_trajectory, in_numpy, action
+):
+    space, _ = ACTIONS[action]
     agent = make_agent("ppo", space, horizon=4, discount=0.9, gae_lambda=0.8)
     state = shaken(agent)
-    trajectory = random_trajectory(agent, space, in_numpy, state)
+    trajectory = random_trajectory(agent, state)
     batch = jax.jit(agent.prepare)(state, trajectory)
     tensors = in_numpy.tensors(agent, state.params)
 
     def values(observations):
         return in_numpy.dense(tensors, "value/head", in_numpy.torso(tensors, "value/", observations))[..., 0]
 
-    advantages = np.zeros((4, 2))
-    following = np.zeros(2)
-    for t in reversed(range(4)):
-        future = 0.9 * values(trajectory.next_observations[t]) * ~trajectory.terminated[t]
-        error = trajectory.rewards[t] + future - values(trajectory.observations[t])
-        following = error + 0.72 * following * ~(trajectory.terminated[t] | trajectory.truncated[t])
-        advantages[t] = following
+    now, later = values(trajectory.observations), values(trajectory.next_observations)
+    advantages = in_numpy.advantages(trajectory, now, later, 0.9, 0.8)
     outputs = trajectory.outputs.reshape(8, -1)
     actions = trajectory.actions.reshape(8, *trajectory.actions.shape[2:])
     log_std = tensors.get("policy/head/log_std")
-    log_probs, _ = log_probs_and_entropy(in_numpy, space, outputs, log_std, actions)
+    log_probs, _ = log_probs_and_entropy(in_numpy, agent, outputs, log_std, actions)
     np.testing.assert_allclose(batch.advantages, advantages.ravel(), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(
         batch.returns, (advantages + values(trajectory.observations)).ravel(), rtol=1e-4, atol=1e-4
@@ -142,51 +136,34 @@ def test_a_trajectory_becomes_log_probabilities_advantages_and_returns(make_agen
     np.testing.assert_array_equal(batch.actions, actions)
 
 
-def random_trajectory(agent, space, in_numpy, state, seed=1):
-    """[T, 2, ...] of noise, with the outputs that the policy really had."""
-    rng = np.random.default_rng(seed)
-    lead = (agent.horizon, 2)
-    observations, next_observations = rng.normal(size=(2, *lead, 3)).astype(np.float32)
-    tensors = in_numpy.tensors(agent, state.params)
-    outputs = in_numpy.dense(tensors, "policy/head", in_numpy.torso(tensors, "policy/", observations))
-    ended = rng.random((2, *lead)) < 0.2
-    return Trajectory(
-        observations=observations,
-        actions=random_actions(space, rng, *lead),
-        rewards=rng.normal(size=lead).astype(np.float32),
-        terminated=ended[0],
-        truncated=ended[1],
-        next_observations=next_observations,
-        outputs=outputs.astype(np.float32),
-        running_returns=rng.normal(size=lead).astype(np.float32),
-    )
-
-
-def test_an_update_counts_a_step_for_each_minibatch_of_each_epoch(make_agent, shaken, in_numpy):
-    agent = make_agent("ppo", Discrete(3), horizon=6, epochs=3, minibatches=4)
-    state = shaken(agent)
-    assert agent.updates_per_experience == 12
-    after, _ = jax.jit(agent.update)(state, random_trajectory(agent, Discrete(3), in_numpy, state))
-    assert after.updates == state.updates + 12
-    assert jax.random.key_data(after.key).tolist() != jax.random.key_data(state.key).tolist()
-
-
-def test_one_epoch_of_one_minibatch_is_one_plain_gradient_step(make_agent, shaken, in_numpy):
+def test_one_epoch_of_one_minibatch_is_one_plain_gradient_step(make_agent, shaken, random_trajectory, in_numpy):
     agent = make_agent(
-        "ppo", Discrete(3), horizon=6, epochs=1, minibatches=1, optimizer="gradient_descent", max_gradient_norm=None
+        "ppo",
+        Discrete(3),
+        horizon=6,
+        epochs=1,
+        minibatches=1,
+        optimizer="gradient_descent",
+        max_gradient_norm=None,
+        situation={"normalize_observations": True},
     )
     state = shaken(agent)
-    trajectory = random_trajectory(agent, Discrete(3), in_numpy, state)
+    trajectory = random_trajectory(agent, state)
     after, metrics = jax.jit(agent.update)(state, trajectory)
-    batch = Batch(*map(np.asarray, jax.jit(agent.prepare)(state, trajectory)))
+    batch = jax.tree.map(np.asarray, jax.jit(agent.prepare)(state, trajectory))
     slope = in_numpy.slope(lambda vector: loss_in_numpy(in_numpy, agent, vector, batch)["loss"], state.params)
     np.testing.assert_allclose(after.params, state.params - 3e-4 * slope, rtol=1e-5, atol=1e-6)
+    assert jax.random.key_data(after.key).tolist() != jax.random.key_data(state.key).tolist()
     # The policy that learns is still the one that acted: all ratios are 1.
     assert metrics["approximate_kl"].item() == pytest.approx(0.0, abs=1e-6)
     assert metrics["clip_fraction"].item() == 0.0
+    # What was observed is noted only afterwards, for the same reason.
+    seen = trajectory.observations.reshape(-1, 3)
+    np.testing.assert_allclose(after.observations.mean, seen.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(after.observations.variance, seen.var(0), rtol=1e-4)
 
 
-def test_with_equal_advantages_nothing_is_divided_by_zero(make_agent, shaken):
+def test_with_equal_advantages_nothing_is_divided_by_zero(make_agent, shaken, random_batch):
     agent = make_agent("ppo", Discrete(3), horizon=8)
     batch = random_batch(Discrete(3))._replace(advantages=np.full(16, 2.0, np.float32))
     gradients, metrics = jax.jit(agent.gradients)(shaken(agent), batch)
@@ -194,7 +171,7 @@ def test_with_equal_advantages_nothing_is_divided_by_zero(make_agent, shaken):
     assert metrics["policy_loss"].item() == pytest.approx(0.0, abs=1e-3)
 
 
-def test_advantages_far_from_zero_are_standardised_exactly(make_agent, shaken, in_numpy):
+def test_advantages_far_from_zero_are_standardised_exactly(make_agent, shaken, random_batch, in_numpy):
     agent = make_agent("ppo", Discrete(3), horizon=8)
     advantages = np.random.default_rng(4).normal(-3000.0, 1.0, 16).astype(np.float32)
     state, batch = shaken(agent), random_batch(Discrete(3))._replace(advantages=advantages)
@@ -203,13 +180,13 @@ def test_advantages_far_from_zero_are_standardised_exactly(make_agent, shaken, i
     assert metrics["policy_loss"].item() == pytest.approx(expected["policy_loss"], rel=0.01)
 
 
-def test_normalised_rewards_are_divided_by_the_spread_of_the_returns(make_agent, shaken, in_numpy):
+def test_normalised_rewards_are_divided_by_the_spread_of_the_returns(make_agent, shaken, random_trajectory):
     agents = [
         make_agent("ppo", Discrete(3), horizon=6, situation={"normalize_rewards": normalised})
         for normalised in (False, True)
     ]
     state = shaken(agents[0])
-    trajectory = random_trajectory(agents[0], Discrete(3), in_numpy, state)
+    trajectory = random_trajectory(agents[0], state)
     noted = agents[1].note_rewards(state, trajectory)
     assert noted.returns.variance.item() == pytest.approx(trajectory.running_returns.var(), rel=1e-4)
     scaled = trajectory._replace(rewards=trajectory.rewards / trajectory.running_returns.std())
@@ -218,20 +195,7 @@ def test_normalised_rewards_are_divided_by_the_spread_of_the_returns(make_agent,
     assert agents[0].note_rewards(state, trajectory).returns is state.returns
 
 
-def test_observation_statistics_are_noted_after_the_update_that_compares_probabilities(make_agent, shaken, in_numpy):
-    agent = make_agent(
-        "ppo", Discrete(3), horizon=6, epochs=1, minibatches=1, situation={"normalize_observations": True}
-    )
-    state = shaken(agent)
-    trajectory = random_trajectory(agent, Discrete(3), in_numpy, state)
-    after, metrics = jax.jit(agent.update)(state, trajectory)
-    assert metrics["approximate_kl"].item() == pytest.approx(0.0, abs=1e-6)
-    seen = trajectory.observations.reshape(-1, 3)
-    np.testing.assert_allclose(after.observations.mean, seen.mean(0), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(after.observations.variance, seen.var(0), rtol=1e-4)
-
-
-def test_a_linearly_falling_learning_rate_reaches_zero_with_the_last_timestep(make_agent, shaken, in_numpy):
+def test_a_linearly_falling_learning_rate_reaches_zero_with_the_last_timestep(make_agent, shaken, random_trajectory):
     agent = make_agent(
         "ppo",
         Discrete(3),
@@ -243,10 +207,12 @@ def test_a_linearly_falling_learning_rate_reaches_zero_with_the_last_timestep(ma
     )
     state = shaken(agent)
     update = jax.jit(agent.update)
-    trajectory = random_trajectory(agent, Discrete(3), in_numpy, state)
-    for _ in range(36 // 12):
+    trajectory = random_trajectory(agent, state)
+    assert agent.updates_per_experience == 4
+    for count in range(36 // 12):
         before = state
         state, _ = update(state, trajectory)
+        assert state.updates == 4 * (count + 1)
         assert np.any(np.asarray(state.params) != np.asarray(before.params))
     np.testing.assert_array_equal(update(state, trajectory)[0].params, state.params)
 
@@ -258,6 +224,27 @@ def test_timesteps_that_cannot_be_cut_into_equal_minibatches_are_refused(make_ag
     )
     with pytest.raises(SpecError, match=sentence):
         make_agent("ppo", Discrete(3), num_envs=3, horizon=10, minibatches=4)
+
+
+def test_steps_on_random_parts_take_the_place_of_epochs(make_agent):
+    """TensorForce's way: optimization_steps steps, each on subsampling_fraction of the timesteps."""
+    settings = {"optimization_steps": 5, "subsampling_fraction": 0.25, "optimizer": "gradient_descent"}
+    agent = make_agent("ppo", Discrete(3), horizon=6, normalize_advantages=False, **settings)
+    assert agent.updates_per_experience == 5
+    parts = np.asarray(agent._minibatches(jax.random.key(0), 12))
+    assert parts.shape == (5, 3)
+    assert all(len(set(part)) == 3 for part in parts.tolist())
+    assert len({tuple(sorted(part)) for part in parts.tolist()}) > 1
+    tiny = make_agent("ppo", Discrete(3), horizon=6, optimization_steps=2, subsampling_fraction=0.01)
+    assert tiny._minibatches(jax.random.key(0), 12).shape == (2, 1)
+
+
+def test_there_is_one_way_to_cut_a_trajectory(checked):
+    with pytest.raises(SpecError, match=r"subsampling_fraction belongs to optimization_steps, which is not given$"):
+        checked("ppo", subsampling_fraction=0.3)
+    for other in ({"epochs": 2}, {"minibatches": 2}):
+        with pytest.raises(SpecError, match=r"give either optimization_steps or epochs and minibatches$"):
+            checked("ppo", optimization_steps=5, **other)
 
 
 def test_normalising_images_is_refused(make_agent):

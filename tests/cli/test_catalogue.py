@@ -4,48 +4,123 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from steppe import agents
+from steppe.cli import catalogue
+from steppe.specs import describing
+from steppe.specs.network import Activation, Layer
 
 
 def test_agents_lists_every_agent_with_a_sentence(steppe: Any) -> None:
     rows = [row.split(maxsplit=1) for row in steppe("agents").out.splitlines()[1:-1]]
-    assert {name for name, _ in rows} == {"random", "constant", "vpg", "ppo", "dqn"}
+    assert [name for name, _ in rows] == agents.names()
     assert all(sentence.strip().endswith(".") for _, sentence in rows)
 
 
 def test_agents_spells_out_what_the_letters_stand_for(steppe: Any) -> None:
     sentences = json.loads(steppe("agents", "--json").out)
-    assert sentences["ppo"].startswith("Proximal policy optimisation: ")
-    assert sentences["vpg"].startswith("Vanilla policy gradient ")
-    assert sentences["dqn"].startswith("Deep Q-learning: ")
+    assert set(sentences) - {"random", "constant"} == set(catalogue.FULL_NAMES)
+    assert sentences["ppo"].startswith("Proximal policy optimisation: several")
+    assert sentences["pqn"].startswith("Parallelised Q-learning: Q(lambda)")
     assert sentences["constant"] == "Always the same action."
 
 
+def test_variants_of_an_agent_are_told_apart(steppe: Any) -> None:
+    sentences = json.loads(steppe("agents", "--json").out)
+    assert len(set(sentences.values())) == len(sentences)
+    for name, setting in {"ddqn": "n_step", "dqn_nstep": "n_step"}.items():
+        default = agents.settings_class(name).model_fields[setting].default
+        assert f"({setting} {default})" in sentences[name]
+
+
 def test_one_agents_settings_have_type_default_and_sentence(steppe: Any) -> None:
-    rows = {row.split()[0]: row for row in steppe("agents", "dqn").out.splitlines()[2:]}
-    assert "number" in rows["discount"]
+    rows = {row.split()[0]: row for row in steppe("agents", "dqn").out.splitlines()[2:] if row.strip()}
+    assert "number from 0 to 1" in rows["discount"]
     assert "0.99" in rows["discount"]
     assert "How much the future counts" in rows["discount"]
     assert "50000" in rows["memory.capacity"]
+    assert '{"type": "epsilon_anneal", "final_epsilon": 0.02}' in rows["exploration"]
 
 
-def test_environments_lists_the_compiled_ones_first(steppe: Any) -> None:
-    ids = json.loads(steppe("environments", "--json").out)
-    assert ids["CartPole-v1"] == "compiled"
-    assert set(ids.values()) == {"compiled"}
+def test_an_agents_settings_come_with_the_objects_they_are_made_of(steppe: Any) -> None:
+    rows = {row.split()[0]: row for row in steppe("agents", "ppo").out.splitlines()[2:] if row.strip()}
+    assert "beta1 0.9, beta2 0.999" in rows['"adam"']
+    assert "conv_sizes required" in rows['"cnn"']
+    assert "length 2" in rows['"sequence"']
+    assert '"gaussian_noise"' not in rows
+
+
+@pytest.mark.parametrize("name", agents.names())
+def test_every_setting_of_every_agent_is_shown(steppe: Any, name: str) -> None:
+    shown = {row.split()[0].partition(".")[0] for row in steppe("agents", name).out.splitlines() if row.strip()}
+    fields = agents.settings_class(name).model_fields
+    assert {field for field in fields if not fields[field].exclude} <= shown
+
+
+def test_environments_lists_one_of_each_kind(steppe: Any) -> None:
+    kinds = {id: entry["kind"] for id, entry in json.loads(steppe("environments", "--json").out).items()}
+    assert kinds["CartPole-v1"] == "compiled"
+    assert set(kinds.values()) == {"compiled", "remote", "atari", "mujoco", "box2d", "minigrid"}
+    assert "ALE/Breakout-v5" in steppe("environments").out
+
+
+def test_all_environments_are_those_that_gymnasium_knows_too(steppe: Any) -> None:
     every = json.loads(steppe("environments", "--all", "--json").out)
-    assert every["CartPole-v1"] == "compiled"
-    assert every["FrozenLake-v1"] == "gymnasium"
+    assert every["CartPole-v1"]["kind"] == "compiled"
+    assert every["FrozenLake-v1"]["kind"] == "gymnasium"
 
 
-def test_layers_lists_every_layer(steppe: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "setting", "default"),
+    [
+        ("GridWorld", "width", 5),
+        ("ue4", "num_ticks", 4),
+        ("remote", "timeout", 60.0),
+        ("FrozenLake-v1", "is_slippery", True),
+        ("LunarLander-v2", "gravity", -10.0),
+    ],
+)
+def test_one_environments_settings_have_their_defaults(steppe: Any, name: str, setting: str, default: Any) -> None:
+    if name.startswith("LunarLander"):
+        pytest.importorskip("Box2D")
+    assert json.loads(steppe("environments", name, "--json").out)[setting]["default"] == default
+    assert f"  {setting} " in steppe("environments", name).out
+
+
+def test_an_environments_old_name_is_translated_with_a_notice(steppe: Any) -> None:
+    pytest.importorskip("ale_py")
+    out = steppe("environments", "Pong-v0").out
+    assert 'environment "Pong-v0" now is "ALE/Pong-v5"' in out
+    assert "frame_stack" in out
+
+
+def test_layers_lists_every_layer_and_every_activation(steppe: Any) -> None:
     out = steppe("layers").out
-    for layer in ("dense", "linear", "conv1d", "conv2d", "pool2d", "flatten", "dropout", "embedding", "layer_norm"):
-        assert f"{layer}: " in out
+    for layer in describing.members(Layer):
+        assert f"\n{layer}: " in f"\n{out}"
+    assert ", ".join(get_args(Activation)) in out
+
+
+def test_one_layer_is_shown_alone(steppe: Any) -> None:
+    out = steppe("layers", "lstm").out
+    assert out.startswith("lstm: ")
+    assert "activations" not in out
+    assert "dense: " not in out
+    assert "activations" in steppe("layers", "conv2d").out
+    assert "size" in json.loads(steppe("layers", "lstm", "--json").out)["properties"]
+
+
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [(("agents", "pppo"), '"ppo"'), (("layers", "dens"), '"dense"'), (("environments", "FrozenLak-v1"), '"FrozenLake')],
+)
+def test_an_unknown_name_gets_the_nearest_one(steppe: Any, words: tuple[str, ...], way_out: str) -> None:
+    answer = steppe(*words)
+    assert answer.code == 2
+    assert f"did you mean {way_out}" in answer.err
 
 
 @pytest.mark.parametrize("kind", ["experiment", "environment", "agent", "network", "cluster"])

@@ -22,13 +22,18 @@ def test_init_writes_every_kind_of_config(tmp_path: Path) -> None:
     about = json.loads((tmp_path / "steppe.json").read_text())
     assert (about["name"], about["remote_id"]) == ("demo", "cloud-7")
     kinds = {path.name: {file.stem for file in path.iterdir()} for path in (tmp_path / "configs").iterdir()}
-    assert kinds["agents"] == {"ppo", "vpg", "dqn", "random", "constant"}
-    assert kinds["networks"] == {"mlp_64_tanh", "mlp_256_relu", "nature_cnn"}
-    assert kinds["experiments"] == {"cartpole_ppo", "cartpole_dqn", "pendulum_ppo"}
-    assert {"small_cluster", "large_cluster", "single_node", "single_node_gpu", "single_node_2xgpu"} == kinds[
-        "clusters"
-    ]
-    assert {"cartpole", "pendulum", "mountain_car", "grid_world"} <= kinds["environments"]
+    assert kinds["agents"] == set(agents.names())
+    assert kinds["networks"] == {
+        *("mlp_64_tanh", "mlp_256_relu", "mlp_128_layer_norm", "nature_cnn", "space_invaders", "lstm_64", "gru_64"),
+    }
+    assert kinds["experiments"] == {
+        *("cartpole_ppo", "cartpole_dqn", "cartpole_recurrent_ppo", "pendulum_ppo", "pendulum_sac"),
+        *("breakout_ppo", "space_invaders_dqn"),
+    }
+    assert kinds["clusters"] == {
+        *("small_cluster", "large_cluster", "single_node", "single_node_gpu", "single_node_2xgpu"),
+    }
+    assert {"cartpole", "pendulum", "grid_world", "breakout", "half_cheetah", "minigrid_empty"} <= kinds["environments"]
 
 
 def test_init_refuses_to_overwrite_and_writes_nothing_then(tmp_path: Path) -> None:
@@ -42,19 +47,37 @@ def test_init_refuses_to_overwrite_and_writes_nothing_then(tmp_path: Path) -> No
     assert mine.read_text() != "mine"
 
 
+def skip_without_its_package(environment: str) -> None:
+    needed = next((module for start, module in PACKAGES.items() if environment.startswith(start)), None)
+    if needed is not None:
+        pytest.importorskip(needed)
+
+
 @pytest.mark.parametrize("path", [path for path in TEMPLATES if path.parts[0] == "experiments"], ids=str)
-def test_every_shipped_experiment_loads_by_its_name(path: Path, tmp_path: Path) -> None:
+def test_every_shipped_experiment_loads_by_its_name_and_fits_together(path: Path, tmp_path: Path) -> None:
     init_project(tmp_path)
     spec = load_experiment(path.stem, {}, [], tmp_path)
-    assert spec.name == path.stem
-    assert spec.seed == 1
+    assert (spec.name, spec.seed) == (path.stem, 1)
+    skip_without_its_package(spec.environment.id)
+    with prepare(spec) as prepared:
+        assert prepared.agent.type == spec.agent.type
+
+
+@pytest.mark.parametrize("path", [path for path in TEMPLATES if path.parts[0] == "environments"], ids=str)
+def test_every_shipped_environment_can_be_made(path: Path) -> None:
+    environment = EnvironmentSpec.model_validate(json.loads(TEMPLATES[path]))
+    skip_without_its_package(environment.id)
+    spec = ExperimentSpec(name="x", environment=environment, agent=AgentSpec(type="random"), num_envs=1)
+    with prepare(spec) as prepared:
+        assert prepared.agent.situation.num_envs == 1
 
 
 @pytest.mark.parametrize("path", [path for path in TEMPLATES if path.parts[0] == "agents"], ids=str)
 def test_every_shipped_agent_shows_the_real_defaults(path: Path) -> None:
     written = json.loads(TEMPLATES[path])
     settings = agents.settings_class(written.pop("type"))
-    assert settings.model_validate(written) == settings()
+    required = {name: written[name] for name, field in settings.model_fields.items() if field.is_required()}
+    assert settings.model_validate(written) == settings(**required)
 
 
 @pytest.mark.parametrize(

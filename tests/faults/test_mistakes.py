@@ -101,7 +101,7 @@ def test_continuous_actions_are_refused_by_dqn(steppe: Steppe) -> None:
     assert_refused(
         steppe,
         ["train", "Pendulum-v1", "-A", "dqn"],
-        'agent "dqn" needs one discrete action, but Pendulum-v1 has continuous actions; use "ppo" or "vpg"',
+        'agent "dqn" needs discrete actions, but Pendulum-v1 has continuous actions; use "sac", "td3" or "ppo"',
     )
 
 

@@ -22,6 +22,7 @@ FLAX_ACTIVATIONS = {
     "sigmoid": nn.sigmoid,
     "swish": nn.swish,
     "leaky_relu": nn.leaky_relu,
+    "crelu": lambda x: jnp.concatenate([nn.relu(x), nn.relu(-x)], -1),
     "softplus": nn.softplus,
     "softsign": nn.soft_sign,
     "softmax": nn.softmax,
@@ -79,6 +80,69 @@ def test_convolutions_and_pooling_equal_flax(padding, window, stride):
         sizes = ((window, window), (stride, stride), padding)
         pooled = nn.max_pool(x, *sizes) if kind == "max" else nn.avg_pool(x, *sizes, count_include_pad=False)
         np.testing.assert_allclose(torso.apply({}, x), pooled.reshape(3, -1), atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_windows_and_strides_may_differ_by_axis(padding):
+    spatial = {"window": [2, 5], "stride": [3, 1], "padding": padding}
+    x = observations((3, 17, 15, 2))
+    torso = network(Box((17, 15, 2)), {"type": "conv2d", "size": 4, "activation": "none", **spatial})
+    params = shaken(torso.init(rng()))
+    conv = nn.Conv(4, (2, 5), (3, 1), padding).apply({"params": params["0_conv2d"]}, x)
+    np.testing.assert_allclose(torso.apply(params, x), conv.reshape(3, -1), atol=1e-4)
+    pooled = nn.avg_pool(x, (2, 5), (3, 1), padding, count_include_pad=False)
+    torso = network(Box((17, 15, 2)), {"type": "pool2d", "pooling_type": "average", **spatial})
+    np.testing.assert_allclose(torso.apply({}, x), pooled.reshape(3, -1), atol=1e-5)
+
+
+def test_a_dense_layer_with_skip_is_a_residual_block():
+    torso = network(Box((5,)), {"type": "dense", "skip": True, "activation": "tanh"})
+    assert torso.features == 5
+    layer = shaken(torso.init(rng()))["0_dense"]
+    x = observations((4, 5))
+    hidden = np.tanh(x @ layer["kernel"] + layer["bias"])
+    expected = np.tanh(x + hidden @ layer["skip_kernel"] + layer["skip_bias"])
+    np.testing.assert_allclose(torso.apply({"0_dense": layer}, x), expected, atol=1e-5)
+
+
+def test_a_nonlinearity_scales_and_cuts_its_inputs():
+    x = 3 * observations((4, 5))
+
+    def bent(**options):
+        torso = network(Box((5,)), {"type": "nonlinearity", **options})
+        return torso.apply(torso.init(rng()), x)
+
+    np.testing.assert_allclose(
+        bent(name="tanh", beta=0.5, max=0.4, min=-1), np.tanh(np.clip(x / 2, -1, 0.4)), atol=1e-6
+    )
+    np.testing.assert_allclose(bent(name="leaky_relu", alpha=0.3), np.where(x > 0, x, 0.3 * x), atol=1e-6)
+    np.testing.assert_allclose(bent(name="swish", beta=2.0), x / (1 + np.exp(-2 * x)), atol=1e-5)
+    learned = network(Box((5,)), {"type": "nonlinearity", "name": "softsign", "beta": "learn"})
+    np.testing.assert_array_equal(learned.init(rng())["0_nonlinearity"]["beta"], 1.0)
+    value = learned.apply({"0_nonlinearity": {"beta": np.float32(3.0)}}, x)
+    np.testing.assert_allclose(value, 3 * x / (1 + np.abs(3 * x)), atol=1e-6)
+
+
+def test_the_penalty_is_what_the_layers_ask_for():
+    layers = (
+        {"type": "dense", "size": 3, "l2_regularization": 0.1},
+        {"type": "dense", "size": 4},
+        {"type": "linear", "size": 2, "bias": False, "l1_regularization": 0.2, "l2_regularization": 0.3},
+    )
+    torso = network(Box((5,)), *layers, supports=["regularization"])
+    params = shaken(torso.init(rng()))
+    first, last = params["0_dense"], params["2_linear"]["kernel"]
+    expected = 0.05 * (np.sum(first["kernel"] ** 2) + np.sum(first["bias"] ** 2))
+    expected += 0.2 * np.sum(np.abs(last)) + 0.15 * np.sum(last**2)
+    assert float(torso.penalty(params)) == pytest.approx(float(expected), rel=1e-5)
+    assert network(Box((5,)), {"type": "dense", "size": 3}).penalty({}) == 0.0
+
+
+def test_what_an_agent_does_not_take_care_of_is_refused():
+    with pytest.raises(SpecError, match=r"layer 0 \(dense\) of the network has l1_reg.*; leave it out"):
+        network(Box((5,)), {"type": "dense", "size": 3, "l1_regularization": 0.1})
+    with pytest.raises(SpecError, match=r"layer 1 \(internal_lstm\) of the network keeps a state.*such as ppo"):
+        network(Box((5,)), {"type": "dense", "size": 3}, {"type": "internal_lstm", "size": 3})
 
 
 def test_layer_norm_equals_flax():
@@ -200,6 +264,18 @@ def test_embeddings_look_up_each_choice():
     np.testing.assert_array_equal(features, [[*table[1], *table[2]], [*table[0], *table[1]]])
 
 
+@pytest.mark.parametrize("observed", [np.uint8, np.float32])
+def test_a_convolution_that_is_not_first_gets_scaled_bytes(observed):
+    space = Box((9, 9, 2), (0.0,), (255.0,), "uint8")
+    later = network(space, {"type": "layer_norm"}, {"type": "conv2d", "size": 2})
+    params = later.init(rng())
+    x = np.random.default_rng(0).integers(0, 256, (2, 9, 9, 2)).astype(observed)
+    scaled = x.astype(np.float32) / (255 if observed == np.uint8 else 1)
+    hidden = nn.LayerNorm().apply({"params": params["0_layer_norm"]}, scaled)
+    expected = nn.relu(nn.Conv(2, (3, 3)).apply({"params": params["1_conv2d"]}, hidden))
+    np.testing.assert_allclose(later.apply(params, x), expected.reshape(2, -1), atol=1e-4)
+
+
 @pytest.mark.parametrize("pixels", [10, 35, 36, 84])
 def test_images_get_convolutions_that_fit(pixels):
     space = Box((pixels, pixels, 3), (0.0,), (255.0,), "uint8")
@@ -234,6 +310,11 @@ def test_vectors_and_choices_get_two_dense_layers():
             Discrete(9),
             [{"type": "dense", "size": 9}, {"type": "embedding", "indices": 9, "size": 2}],
             ("layer 1 (embedding)", "first"),
+        ),
+        (
+            Box((4,)),
+            [{"type": "dense", "size": 4}, {"type": "dueling"}, {"type": "dense", "size": 4}],
+            ("layer 1 (dueling)", "dqn"),
         ),
     ],
 )

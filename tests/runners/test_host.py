@@ -30,7 +30,7 @@ def test_ppo_learns_with_every_kind_of_observation_and_action(tmp_path, world):
 
 @pytest.mark.parametrize("world", ["World", "Pictures", "Dictionary", "Shifted"])
 def test_dqn_learns_with_every_kind_of_observation(tmp_path, world):
-    agent = {"type": "dqn", "batch_size": 32, "learning_starts": 100, "n_step": 1, "exploration_timesteps": 1000}
+    agent = {"type": "dqn", "batch_size": 32, "learning_starts": 100, "n_step": 1, "exploration": {"type": "epsilon_anneal", "timesteps": 1000}}
     outcome = train(tmp_path, experiment(f"worlds:{world}", agent, network=network_for(world), total_timesteps=4000))
     assert outcome.mean_return > 8.5
 
@@ -70,5 +70,5 @@ def test_dqn_refuses_continuous_actions_in_one_sentence(tmp_path):
     with pytest.raises(UserError) as error:
         train(tmp_path, experiment("Pendulum-v1", "dqn"))
     assert str(error.value) == (
-        'agent "dqn" needs one discrete action, but Pendulum-v1 has continuous actions; use "ppo" or "vpg"'
+        'agent "dqn" needs discrete actions, but Pendulum-v1 has continuous actions; use "sac", "td3" or "ppo"'
     )

@@ -31,7 +31,7 @@ def made_up(agent, seed):
     ended = rng.random((2, *lead)) < 0.1
     actions = rng.integers(0, 2, lead).astype(np.int32)
     outputs = np.zeros((*lead, 2), np.float32)
-    return Trajectory(observations, actions, rewards, *ended, following, outputs, rewards)
+    return Trajectory(observations, actions, rewards, *ended, following, outputs, rewards, {}, {})
 
 
 def trained(agent, iterations, seed=0):

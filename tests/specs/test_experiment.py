@@ -130,7 +130,8 @@ def test_sub_specs_are_found_by_name_by_path_and_inline(project):
 def test_a_toml_network_stands_under_layers(project):
     project.write("configs/networks/n.toml", '[[layers]]\ntype = "dense"\nsize = 4\n')
     spec = load(project, CARTPOLE | {"network": "n"}, sets=["network.0.size=5"])
-    assert spec.model_dump()["network"] == [{"type": "dense", "size": 5, "activation": "relu", "bias": True}]
+    (layer,) = spec.model_dump()["network"]
+    assert layer | {"type": "dense", "size": 5, "activation": "relu", "bias": True} == layer
     project.write("configs/networks/n.toml", '[[layers]]\ntype = "dens"\n')
     assert sentence_of(load, project, CARTPOLE | {"network": "n"}) == (
         'unknown layer "dens" in configs/networks/n.toml at layers[0].type; did you mean "dense"?'

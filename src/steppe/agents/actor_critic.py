@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
-from pydantic import model_validator
 
-from steppe.agents import normalizers, old_words
+from steppe.agents import normalizers
 from steppe.agents._base import (
     Acting,
     Agent,
@@ -25,80 +22,20 @@ from steppe.agents._base import (
     host_generator,
     normalizer_tensors,
 )
+from steppe.agents.actor_critic_settings import ActorCriticSettings
 from steppe.agents.advantages import generalized_advantages
-from steppe.agents.chunks import map_chunks, mean_over_chunks
-from steppe.agents.distributions import DistributionName, distribution_for
+from steppe.agents.chunks import map_chunks
+from steppe.agents.distributions import distribution_for
 from steppe.agents.layout import Layout
-from steppe.agents.natural_gradient import fisher_product, natural_step
-from steppe.agents.optimizers import (
-    OptimizerSettings,
-    gradient_of,
-    innermost,
-    learning_rate_schedule,
-    lift_learning_rate,
-    make_transform,
-    step,
-    steps_of,
-)
+from steppe.agents.optimizers import step, steps_of
+from steppe.agents.part_of_loss import PartOfLoss
 from steppe.networks import Network, apply_head, default_layers, head
-from steppe.specs._base import Count, NonNegative, Positive, Unit
-from steppe.specs.baseline import BaselineSpec
-from steppe.specs.optimizer import Evolutionary, NaturalGradient, OptimizerSpec
 from steppe.specs.spaces import Box
 
 VALUE = "value/"
 """Before the names of what the value network remembers."""
 Part = Literal["all", "policy", "value"]
 """Which terms of the loss an optimiser follows."""
-
-
-class ActorCriticSettings(OptimizerSettings):
-    """What every policy-gradient agent can be told."""
-
-    discount: Unit = 0.99
-    """How much the future counts: a reward k timesteps away weighs discount ** k."""
-    gae_lambda: Unit = 0.95
-    """How far advantages look ahead: 0 is one step, 1 is the whole episode."""
-    horizon: Count = 128
-    """How many timesteps each environment takes between two updates."""
-    value_coefficient: NonNegative = 0.5
-    """The weight of the value error in the loss."""
-    entropy_coefficient: NonNegative = 0.0
-    """The weight of the entropy bonus that keeps the policy exploring; also spelled entropy_regularization."""
-    normalize_advantages: bool = True
-    """Whether advantages are shifted and scaled to mean 0 and variance 1 in each minibatch."""
-    share_network: bool | None = None
-    """Whether policy and value share all layers but the last; null: only for images."""
-    baseline: BaselineSpec | None = None
-    """The value network, where it has other layers than the policy's."""
-    baseline_optimizer: OptimizerSpec | None = None
-    """An optimiser of its own for the value network."""
-    baseline_learning_rate: Positive = 1e-3
-    """That optimiser's step size; may also be written inside it."""
-    distribution: DistributionName = "auto"
-    """How actions are drawn: "categorical" or "bernoulli", "gaussian" or "beta"; also spelled distributions."""
-    initial_log_std: float = 0.0
-    """The logarithm of the first spread of Gaussian actions."""
-    variable_noise: NonNegative = 0.0
-    """The deviation of noise that is added to all parameters while acting, drawn anew for each rollout."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _old_words(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        data = old_words.understand(data, set(cls.model_fields))
-        return lift_learning_rate(data, "baseline_optimizer", "baseline_learning_rate")
-
-    @model_validator(mode="after")
-    def _parts_are_apart(self) -> ActorCriticSettings:
-        if self.share_network and (self.baseline is not None or self.baseline_optimizer is not None):
-            raise ValueError("a baseline or baseline_optimizer needs a value network of its own: share_network false")
-        if isinstance(innermost(self.optimizer), NaturalGradient) and self.baseline_optimizer is None:
-            raise ValueError("natural_gradient moves the policy only: give a baseline_optimizer for the value network")
-        if self.baseline_optimizer is not None and isinstance(innermost(self.baseline_optimizer), NaturalGradient):
-            raise ValueError("natural_gradient measures steps of a policy, so it cannot be the baseline_optimizer")
-        return self
 
 
 S = TypeVar("S", bound=ActorCriticSettings)
@@ -116,9 +53,9 @@ class Batch(NamedTuple):
     advantages: Array
     returns: Array
     """What the values should have been: advantages + values."""
-    internals: Internals
+    internals: Any
     """What the actor remembered before the first action of a sequence [B, ...]; {} for other networks."""
-    is_first: Array | tuple[()]
+    is_first: Any
     """Where a sequence enters a new episode [B, T]; () for other networks."""
 
 
@@ -138,7 +75,7 @@ class ActorCritic(Agent[S], Generic[S]):
         own = settings.baseline.layers() if settings.baseline is not None else self.layers
         self.value_network = Network(own, situation.observation, supports=("recurrent", "regularization"))
         self.layout = Layout(self._draw_params(None))
-        self.parts = [_PartOfLoss(self, part) for part in self._optimizers()]
+        self.parts = [PartOfLoss(self, part) for part in self._optimizers()]
 
     def init(self, key: Array) -> TrainState:
         """Orthogonal weights; a small last layer makes the first policy nearly uniform."""
@@ -193,7 +130,8 @@ class ActorCritic(Agent[S], Generic[S]):
         """The gradient of the agent's loss over a batch [B, ...], averaged over devices."""
         results = [part.gradients(state, batch) for part in self.parts]
         # Where there are several parts, each is zero where the others are not.
-        return sum(gradients for gradients, _ in results), _joined([metrics for _, metrics in results])
+        gradients = jnp.sum(jnp.stack([gradients for gradients, _ in results]), 0) if results[1:] else results[0][0]
+        return gradients, _joined([metrics for _, metrics in results])
 
     def apply(self, state: TrainState, gradients: Array) -> TrainState:
         """One optimiser step on the vector; the value network's own optimiser takes its own part."""
@@ -219,7 +157,8 @@ class ActorCritic(Agent[S], Generic[S]):
             key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
         observations = self.normalized(state.observations, batch.observations)
         outputs, values = self._outputs_and_values(split, observations, batch, key, part)
-        total, metrics = jnp.float32(0.0), {}
+        total: Any = jnp.float32(0.0)
+        metrics: Metrics = {}
         if part != "value":
             log_std = split["policy"]["head"].get("log_std")
             log_probs = self.distribution.log_prob(outputs, log_std, batch.actions)
@@ -288,7 +227,8 @@ class ActorCritic(Agent[S], Generic[S]):
         leaves = (trajectory.observations, trajectory.actions, trajectory.outputs, log_probs, advantages, returns)
         if self.is_recurrent:
             internals = jax.tree.map(lambda leaf: leaf[0], trajectory.internals)
-            return Batch(*(jnp.swapaxes(leaf, 0, 1) for leaf in leaves), internals, jnp.swapaxes(is_first, 0, 1))
+            sequences = [jnp.swapaxes(leaf, 0, 1) for leaf in leaves]
+            return Batch(*sequences, internals, jnp.swapaxes(is_first, 0, 1))
         flat = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
         return Batch(*flat, {}, ())
 
@@ -417,68 +357,6 @@ class ActorCritic(Agent[S], Generic[S]):
 
 def _of_value(internals: Internals) -> Internals:
     return {name.removeprefix(VALUE): state for name, state in internals.items() if name.startswith(VALUE)}
-
-
-class _PartOfLoss:
-    """An optimiser and the terms of the loss that it follows: what `optimizers.step` drives."""
-
-    def __init__(self, agent: ActorCritic[Any], part: Part) -> None:
-        settings = agent.settings
-        self.agent, self.part = agent, part
-        self.spec: OptimizerSpec = settings.baseline_optimizer if part == "value" else settings.optimizer
-        self.index = 1 if part == "value" else 0
-
-    @cached_property
-    def transform(self) -> optax.GradientTransformation:
-        """What `apply` does with a gradient."""
-        settings = self.agent.settings
-        rate = settings.baseline_learning_rate if self.part == "value" else self._rate()
-        return make_transform(self.spec, rate, settings.max_gradient_norm)
-
-    def gradients(self, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
-        """Of this part of the loss, averaged over devices."""
-        agent, kind = self.agent, innermost(self.spec)
-        if agent.settings.normalize_advantages:
-            batch = batch._replace(advantages=agent.standardized(batch.advantages))
-
-        def gradient(chunk: Batch, index: Array) -> tuple[Array, Metrics]:
-            key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
-            return gradient_of(
-                self.spec, lambda params: agent.loss(params, state, chunk, self.part, index), state.params, key
-            )
-
-        chunked = mean_over_chunks if not isinstance(kind, Evolutionary) else _whole
-        gradients, metrics = chunked(gradient, batch)
-        if agent.axis is not None:
-            gradients = jax.lax.pmean(gradients, agent.axis)
-        if isinstance(kind, NaturalGradient):
-            product = fisher_product(lambda params: agent.divergence(params, state, batch), state.params)
-            rate = agent.settings.learning_rate
-            gradients = natural_step(gradients, product, rate, kind.cg_max_iterations, kind.cg_damping)
-        return gradients, metrics
-
-    def apply(self, state: TrainState, gradients: Array) -> TrainState:
-        """One step of this optimiser."""
-        steps, optimizer = self.transform.update(gradients, state.optimizer[self.index], state.params)
-        optimizers = list(state.optimizer)
-        optimizers[self.index] = optimizer
-        return state._replace(
-            params=optax.apply_updates(state.params, steps), optimizer=optimizers, updates=state.updates + 1
-        )
-
-    def loss(self, params: Array, state: TrainState, batch: Batch) -> Array:
-        """This part of the loss."""
-        if self.agent.settings.normalize_advantages:
-            batch = batch._replace(advantages=self.agent.standardized(batch.advantages))
-        return self.agent.loss(params, state, batch, self.part)[0]
-
-    def _rate(self) -> optax.ScalarOrSchedule:
-        batches = self.agent.total_batches
-        return learning_rate_schedule(self.agent.settings, None if batches is None else batches * steps_of(self.spec))
-
-
-def _whole(function: Any, batch: Any) -> Any:
-    return function(batch, jnp.int32(0))
 
 
 def _joined(collected: list[Metrics]) -> Metrics:

@@ -66,12 +66,12 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         self.action_size = bounded_actions(situation, self.type).size
         observation = situation.observation
         self.layers = situation.network or dense_layers(observation)
-        self.actor_network = Network(self.layers, observation, "lecun", ("regularization",))
+        self.actor_network = Network(self.layers, observation, "lecun", {"regularization"})
         encoding, rest = _at_first_dense(settings.critic_network or self.layers)
-        self.encoder = Network(encoding, observation, "lecun", ("regularization",))
+        self.encoder = Network(encoding, observation, "lecun", {"regularization"})
         width = self.encoder.features + self.action_size
         joined = Box((width,), (float("-inf"),), (float("inf"),), "float32")
-        self.critic = Network(rest, joined, "lecun", ("regularization",))
+        self.critic = Network(rest, joined, "lecun", {"regularization"})
         super().__init__(settings, situation)
         self.first_of_critics = self.layout.start_of("critic_0")
 
@@ -79,7 +79,10 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         """A small last layer makes the first actions nearly zero."""
         outputs = heads.outputs_size(self.kind, self.situation.action)
         params: dict[str, Any] = {
-            "actor": {"torso": self.actor_network.init(rng), "head": head(rng, self.actor_network.features, outputs, scale=0.01)}
+            "actor": {
+                "torso": self.actor_network.init(rng),
+                "head": head(rng, self.actor_network.features, outputs, scale=0.01),
+            }
         }
         for index in range(self.critics):
             params[f"critic_{index}"] = {

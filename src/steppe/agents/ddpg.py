@@ -59,7 +59,7 @@ class DDPG(ActorAndCritics[S]):
         split, frozen = self.layout.split(params), self.layout.split(jax.lax.stop_gradient(params))
         targets = batch.rewards + batch.discounts * self.following(state, batch)
         errors = [values - targets for values in self.values(split, batch.observations, batch.actions)]
-        critic_loss = sum(0.5 * (batch.weights * error**2).mean() for error in errors)
+        critic_loss = jnp.stack([0.5 * (batch.weights * error**2).mean() for error in errors]).sum()
         actor_loss = self.actor_loss(split, frozen, state, batch)
         metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss, "priorities": jnp.abs(errors[0])}
         return critic_loss + actor_loss + self.penalty(split), metrics

@@ -20,7 +20,7 @@ from steppe.agents.off_policy import OffPolicy, OffPolicySettings
 from steppe.agents.q_network import QNetwork
 from steppe.errors import UserError
 from steppe.networks import Network, default_layers
-from steppe.specs._base import Count, Positive, Unit
+from steppe.specs._base import Count, Flag, Positive, Unit
 from steppe.specs.exploration import EpsilonAnneal, RandomActions
 from steppe.specs.spaces import Discrete, MultiDiscrete, Space
 
@@ -36,17 +36,17 @@ class DQNSettings(OffPolicySettings):
     """The optimiser's step size; may also be written inside `optimizer`."""
     max_gradient_norm: Positive | None = 10.0
     """Longer gradients are shortened to this length; null leaves them as they are."""
-    double: bool = True
+    double: Flag = True
     """Whether the online network chooses the next action that the target network values; also double_q_model."""
-    dueling: bool = False
+    dueling: Flag = False
     """Whether the value of a state and the advantages of its actions are learned apart and added."""
     n_step: Count = 3
     """How many rewards are summed before the target network's estimate."""
     quantiles: Count = 1
     """How many quantiles of the return are learned for each action; 1 learns its mean."""
-    noisy: bool = False
+    noisy: Flag = False
     """Whether exploration comes from learned noise in the last layer instead of random actions."""
-    huber: bool | Positive = True
+    huber: Flag | Positive = True
     """Whether large errors count linearly instead of squared; a number says from which error on. Also huber_loss."""
     target_sync_frequency: Count = 250
     """How many updates pass between two moves of the target network."""
@@ -74,7 +74,7 @@ class DQN(OffPolicy[DQNSettings]):
     def __init__(self, settings: DQNSettings, situation: Situation) -> None:
         action = discrete_choices(situation, self.type)
         self.layers = situation.network or default_layers(situation.observation)
-        network = Network(self.layers, situation.observation, supports=("regularization",))
+        network = Network(self.layers, situation.observation, supports={"regularization"})
         self.q = QNetwork(network, action, settings.dueling, settings.quantiles, settings.noisy)
         super().__init__(settings, situation)
 
@@ -182,7 +182,7 @@ class QRDQN(DQN):
 class DDQNSettings(DQNSettings):
     """Settings of `ddqn`."""
 
-    double: bool = True
+    double: Flag = True
     """Whether the online network chooses the next action that the target network values; also double_q_model."""
     n_step: Count = 1
     """How many rewards are summed before the target network's estimate."""

@@ -41,7 +41,7 @@ class NAF(OffPolicy[NAFSettings]):
     def __init__(self, settings: NAFSettings, situation: Situation) -> None:
         self.action_size = bounded_actions(situation, self.type).size
         self.layers = situation.network or dense_layers(situation.observation)
-        self.network = Network(self.layers, situation.observation, "lecun", ("regularization",))
+        self.network = Network(self.layers, situation.observation, "lecun", {"regularization"})
         super().__init__(settings, situation)
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:

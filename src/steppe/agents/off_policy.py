@@ -35,7 +35,7 @@ from steppe.agents.optimizers import (
     steps_of,
 )
 from steppe.memories import Replay
-from steppe.specs._base import Count, Natural, Spec, Unit
+from steppe.specs._base import Count, Flag, Natural, Spec, Unit
 from steppe.specs.optimizer import NaturalGradient
 
 
@@ -46,7 +46,7 @@ class MemorySettings(Spec):
     """Whether batches are drawn uniformly or by their last error."""
     capacity: Count = 50_000
     """How many timesteps are kept."""
-    include_next_states: bool = True
+    include_next_states: Flag = True
     """TensorForce's option; these agents cannot learn without the next states."""
     priority_exponent: Unit = 0.6
     """How much errors count in prioritised drawing: 0 is uniform; TensorForce called it prioritization_weight."""

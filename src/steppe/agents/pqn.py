@@ -40,7 +40,7 @@ from steppe.agents.ppo import shuffled
 from steppe.agents.q_network import QNetwork
 from steppe.errors import SpecError
 from steppe.networks import Network, default_layers
-from steppe.specs._base import Count, Positive, Unit
+from steppe.specs._base import Count, Flag, Positive, Unit
 from steppe.specs.exploration import EpsilonAnneal, RandomActions
 from steppe.specs.network import Dense, LayerNorm, NetworkSpec, Nonlinearity
 from steppe.specs.optimizer import Evolutionary, NaturalGradient
@@ -64,7 +64,7 @@ class PQNSettings(OptimizerSettings):
     """The optimiser's step size; may also be written inside `optimizer`."""
     max_gradient_norm: Positive | None = 10.0
     """Longer gradients are shortened to this length; null leaves them as they are."""
-    dueling: bool = False
+    dueling: Flag = False
     """Whether the value of a state and the advantages of its actions are learned apart and added."""
     exploration: RandomActions = EpsilonAnneal(final_epsilon=0.02, timesteps=100_000)
     """The share of random actions over time; also spelled actions_exploration."""
@@ -110,7 +110,7 @@ class PQN(Agent[PQNSettings]):
                 f"minibatches; change agent.horizon, agent.minibatches or num_envs"
             )
         self.layers = situation.network or _normalized_layers(situation.observation)
-        network = Network(self.layers, situation.observation, supports=("regularization",))
+        network = Network(self.layers, situation.observation, supports={"regularization"})
         action = discrete_choices(situation, self.type)
         self.q = QNetwork(network, action, settings.dueling, quantiles=1, noisy=False)
         self.layout = Layout(self.q.draw_params(None))

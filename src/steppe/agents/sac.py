@@ -52,7 +52,7 @@ class SAC(ActorAndCritics[SACSettings]):
         following = _lowest(self.values(self.layout.split(state.target), batch.next_observations, next_actions))
         targets = batch.rewards + batch.discounts * (following - temperature * next_log_probs)
         errors = [values - targets for values in self.values(split, batch.observations, batch.actions)]
-        critic_loss = sum(0.5 * (batch.weights * error**2).mean() for error in errors)
+        critic_loss = jnp.stack([0.5 * (batch.weights * error**2).mean() for error in errors]).sum()
 
         actions, log_probs = self._draw(split, batch.observations, own_key)
         worth = _lowest(self.values(frozen, batch.observations, actions))

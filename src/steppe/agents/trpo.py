@@ -10,7 +10,8 @@ from jax import Array
 from pydantic import Field, model_validator
 
 from steppe.agents._base import Metrics, TrainState, Trajectory
-from steppe.agents.actor_critic import ActorCritic, ActorCriticSettings
+from steppe.agents.actor_critic import ActorCritic
+from steppe.agents.actor_critic_settings import ActorCriticSettings
 from steppe.specs._base import Count, NonNegative, Positive, Unit
 from steppe.specs.optimizer import Adam, MultiStep, NaturalGradient, OptimizedStep, OptimizerSpec
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from steppe.agents._base import Metrics, TrainState, Trajectory
-from steppe.agents.actor_critic import ActorCritic, ActorCriticSettings
+from steppe.agents.actor_critic import ActorCritic
+from steppe.agents.actor_critic_settings import ActorCriticSettings
 from steppe.specs._base import Count, NonNegative, Positive, Unit
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +10,38 @@ import typer
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from steppe.specs.describing import Members
+
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+
+FULL_NAMES = {
+    "vpg": "Vanilla policy gradient",
+    "a2c": "Advantage actor-critic",
+    "a3c": "Asynchronous advantage actor-critic",
+    "ppo": "Proximal policy optimisation",
+    "trpo": "Trust-region policy optimisation",
+    "impala": "Importance-weighted actor-learner architecture",
+    "dqn": "Deep Q-learning",
+    "ddqn": "Double deep Q-learning",
+    "dqn_nstep": "N-step deep Q-learning",
+    "dqfd": "Deep Q-learning from demonstrations",
+    "qr_dqn": "Quantile-regression deep Q-learning",
+    "pqn": "Parallelised Q-learning",
+    "ddpg": "Deep deterministic policy gradient",
+    "td3": "Twin delayed deterministic policy gradient",
+    "sac": "Soft actor-critic",
+    "naf": "Normalised advantage functions",
+}
+"""What the letters of an agent's name stand for."""
+_SENTENCES = {
+    "a2c": "vanilla policy gradient with short rollouts and one RMSProp step for each.",
+    "a3c": "the same as a2c; only run_mode can make it asynchronous.",
+    "ddqn": "dqn with double and single rewards (n_step 1).",
+    "dqn_nstep": "dqn with sums of five rewards (n_step 5).",
+    "dqfd": "dqn that begins with what a demonstrator did, and never forgets it.",
+    "qr_dqn": "dqn that learns the whole distribution of returns, by its quantiles.",
+}
+"""Of agents that are best told as variants of others."""
 
 
 def agents(
@@ -21,70 +51,92 @@ def agents(
     """List the agents, or one agent's settings."""
     from steppe import agents
     from steppe.cli.console import console, print_json, table
-    from steppe.specs.agent import AgentSpec
+    from steppe.specs import describing
     from steppe.specs.validation import unknown_word
 
+    out = console()
     if name is None:
-        sentences = {name: _described(agents.agent_class(AgentSpec(type=name))) for name in agents.names()}
+        sentences = {name: agent_sentence(name) for name in agents.names()}
         if as_json:
             print_json(sentences)
             return
         listing = table("AGENT", "WHAT IT DOES")
         for agent, sentence in sentences.items():
             listing.add_row(agent, sentence)
-        console().print(listing)
-        console().print("one agent's settings: steppe agents ppo")
+        out.print(listing)
+        out.print("one agent's settings: steppe agents ppo")
         return
-    if name.removesuffix("_agent") not in agents.names():
+    plain = name.removesuffix("_agent")
+    if plain not in agents.names():
         raise unknown_word("agent", name, agents.names(), listed_by="steppe agents")
-    settings = agents.settings_class(name)
+    settings = agents.settings_class(plain)
     if as_json:
         print_json(settings.model_json_schema())
         return
-    console().print(f"settings of {name}, each given in the agent's file or by --set agent.NAME=VALUE", markup=False)
-    console().print(_settings_table(settings))
+    out.print(f"{plain}: {agent_sentence(plain)}", markup=False, style="bold")
+    out.print("its settings, each given in the agent's file or by --set agent.NAME=VALUE", markup=False)
+    out.print(_settings_table(settings))
+    for kind, members in describing.kinds(settings).items():
+        if kind != "layer":
+            out.print()
+            out.print(_kind_table(kind, members))
 
 
 def environments(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An environment whose settings are shown.")] = None,
     every: Annotated[bool, typer.Option("--all", help="List every id that gymnasium knows here, too.")] = False,
     as_json: JSON = False,
 ) -> None:
-    """List the environments there are."""
+    """List the environments there are, or one environment's settings."""
     from steppe.cli.console import console, print_json, table
     from steppe.envs import registry
 
-    ids = dict.fromkeys(registry.known_ids(), "compiled")
-    if every:
-        import gymnasium
-
-        ids |= {name: "gymnasium" for name in sorted(gymnasium.registry) if name not in ids}
-    if as_json:
-        print_json(ids)
+    if name is not None:
+        _environment(name, as_json)
         return
-    listing = table("ENVIRONMENT", "BACKEND")
-    for name, backend in ids.items():
-        listing.add_row(name, backend)
-    console().print(listing)
+    entries = registry.catalogue(every)
+    if as_json:
+        print_json({entry.id: {"kind": entry.kind, "sentence": entry.sentence} for entry in entries})
+        return
+    listing = table("ENVIRONMENT", "KIND", "WHAT IT IS")
+    for entry in entries:
+        listing.add_row(*_plain(entry.id, entry.kind, entry.sentence))
+    out = console()
+    out.print(listing)
+    out.print("one environment's settings: steppe environments CartPole-v1")
     if not every:
-        console().print("also any gymnasium id (steppe environments --all) and your own, as module:callable")
+        out.print("also any gymnasium id (steppe environments --all) and your own, as module:callable")
 
 
-def layers(as_json: JSON = False) -> None:
-    """List the layers a network is made of."""
+def layers(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The one layer to show.")] = None,
+    as_json: JSON = False,
+) -> None:
+    """List the layers a network is made of, or one layer's settings."""
     from typing import get_args
 
     from steppe.cli.console import console, print_json
-    from steppe.specs.network import Layer
+    from steppe.specs import describing
+    from steppe.specs.network import Activation, Layer
+    from steppe.specs.validation import unknown_word
 
-    kinds = get_args(get_args(Layer)[0])
+    kinds = describing.members(Layer)
+    if name is not None:
+        if name not in kinds:
+            raise unknown_word("layer", name, kinds, listed_by="steppe layers")
+        kinds = {name: kinds[name]}
     if as_json:
-        print_json({_type(kind): kind.model_json_schema() for kind in kinds})
+        schemas = {kind: layer.model_json_schema() for kind, layer in kinds.items()}
+        print_json(schemas if name is None else schemas[name])
         return
     out = console()
-    for kind in kinds:
-        out.print(f"{_type(kind)}: {_sentence(kind)}", markup=False, style="bold")
-        if len(kind.model_fields) > 1:
-            out.print(_settings_table(kind))
+    for kind, layer in kinds.items():
+        out.print(f"{kind}: {describing.sentence(layer)}", markup=False, style="bold")
+        if describing.rows(layer, without_type=True):
+            out.print(_settings_table(layer))
+    if name is None or any(row.plain_type == "activation" for row in describing.rows(kinds[name])):
+        out.print("activations", markup=False, style="bold")
+        out.print("  " + ", ".join(get_args(Activation)), markup=False)
 
 
 def schema(
@@ -100,73 +152,75 @@ def schema(
     print_json(schema_of(kind, {name: agents.settings_class(name) for name in names}))
 
 
+def agent_sentence(name: str) -> str:
+    """What an agent does, after its algorithm's full name."""
+    from steppe import agents
+    from steppe.specs.agent import AgentSpec
+    from steppe.specs.describing import sentence
+
+    does = _SENTENCES.get(name) or sentence(agents.agent_class(AgentSpec(type=name)))
+    if name not in FULL_NAMES:
+        return does
+    is_word = does[1:2].isspace() or does[1:2].islower()
+    return f"{FULL_NAMES[name]}: {does[:1].lower() if is_word else does[:1]}{does[1:]}"
+
+
+def _environment(name: str, as_json: bool) -> None:
+    """One environment's settings."""
+    from steppe.cli.console import console, print_json, table
+    from steppe.envs import registry
+    from steppe.specs.connections import CONNECTIONS
+    from steppe.specs.environment import EnvironmentSpec
+    from steppe.specs.validation import validate
+
+    # Theirs are required, and are just what is asked for.
+    spec = validate(EnvironmentSpec, name) if name not in CONNECTIONS else None
+    id, notices = (spec.id, spec.notices) if spec is not None else (name, ())
+    settings = registry.settings_of(id)
+    if as_json:
+        print_json({each.name: {"default": _json(each.default), "sentence": each.sentence} for each in settings})
+        return
+    out = console()
+    for notice in notices:
+        out.print(notice, markup=False)
+    out.print(f"settings of {id}, each given by --set environment.settings.NAME=VALUE", markup=False)
+    listing = table("  SETTING", "DEFAULT", "WHAT IT DOES")
+    for each in settings:
+        default = each.default if each.default == "required" else json.dumps(_json(each.default))
+        listing.add_row(*_plain(f"  {each.name}", default, each.sentence))
+    out.print(listing)
+
+
+def _json(value: Any) -> Any:
+    """A default as JSON has it; what JSON cannot hold as text."""
+    return json.loads(json.dumps(value, default=str))
+
+
 def _settings_table(settings: type[BaseModel]) -> Any:
     from steppe.cli.console import table
+    from steppe.specs import describing
 
     listing = table("  SETTING", "TYPE", "DEFAULT", "WHAT IT DOES")
-    for name, kind, default, sentence in _rows(settings):
-        listing.add_row(f"  {name}", kind, default, sentence)
+    for row in describing.rows(settings, without_type=True):
+        listing.add_row(*_plain(f"  {row.name}", row.plain_type, row.default, row.sentence))
     return listing
 
 
-def _rows(settings: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str, str]]:
-    """(name, type, default, sentence) of every setting; those of a group follow it as group.name."""
-    from pydantic import BaseModel
+def _kind_table(kind: str, members: Members) -> Any:
+    """Each type of one kind of object, with its options and their defaults."""
+    from steppe.cli.console import table
+    from steppe.specs import describing
+
+    listing = table(f"  {kind.upper()}", "OPTIONS", "WHAT IT DOES")
+    for member in members.values():
+        options = [f"{row.name} {row.default}" for row in describing.rows(member, without_type=True)]
+        types = " or ".join(f'"{tag}"' for tag in describing.tags(member))
+        listing.add_row(*_plain(f"  {types}", ", ".join(options), describing.sentence(member)))
+    return listing
+
+
+def _plain(*cells: str) -> list[str]:
+    """Cells in which brackets are brackets."""
     from rich.markup import escape
 
-    rows = []
-    for name, field in settings.model_fields.items():
-        if name == "type" and not prefix:
-            continue
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            rows += _rows(inner, f"{prefix}{name}.")
-            continue
-        default = (
-            "required" if field.is_required() else json.dumps(field.get_default(call_default_factory=True), default=str)
-        )
-        rows.append((f"{prefix}{name}", escape(_type_name(inner)), escape(default), escape(field.description or "")))
-    return rows
-
-
-def _type_name(annotation: Any) -> str:
-    """A type in the words of a JSON file."""
-    from types import UnionType
-    from typing import Annotated, Literal, Union, get_args, get_origin
-
-    origin = get_origin(annotation)
-    if origin is Literal:
-        return " | ".join(json.dumps(choice) for choice in get_args(annotation))
-    if origin in (Union, UnionType):
-        return " | ".join(_type_name(option) for option in get_args(annotation))
-    if origin is Annotated:
-        return _type_name(get_args(annotation)[0])
-    if origin in (list, tuple):
-        return "list"
-    names = {
-        int: "whole number",
-        float: "number",
-        bool: "true | false",
-        str: "text",
-        type(None): "null",
-        dict: "object",
-    }
-    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
-
-
-def _type(kind: type[BaseModel]) -> str:
-    from typing import get_args
-
-    return str(get_args(kind.model_fields["type"].annotation)[0])
-
-
-def _described(agent: type) -> str:
-    """An agent's sentence after its algorithm's full name, with which an algorithm's module begins: `Name (paper)`."""
-    first = (sys.modules[agent.__module__].__doc__ or "").partition("\n")[0]
-    name, paper, _ = first.partition(" (")
-    sentence = _sentence(agent)
-    return f"{name}: {sentence[:1].lower()}{sentence[1:]}" if paper else sentence
-
-
-def _sentence(thing: type) -> str:
-    return (thing.__doc__ or "").strip().partition("\n")[0]
+    return [escape(cell) for cell in cells]

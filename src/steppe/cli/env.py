@@ -101,7 +101,7 @@ def _spec(name: str, vectorization: str | None, sets: list[str]) -> EnvironmentS
             data["vectorization"] = vectorization
     spec = validate(EnvironmentSpec, data, source=source)
     for notice in spec.notices:
-        say(notice)
+        say([notice])
     return spec
 
 

@@ -106,7 +106,7 @@ def _player(experiment: str | None, policy: str | None, environment: str | None)
 
 
 class _Progress:
-    """A line now and then, or one that changes in a terminal."""
+    """A line now and then."""
 
     def __init__(self, wish: Wish, quiet: bool) -> None:
         from steppe.cli.console import console

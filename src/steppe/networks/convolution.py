@@ -1,9 +1,12 @@
 """Convolutions: on accelerators XLA's own, on CPUs as matrix products over small pieces of the batch.
 
-On CPUs XLA's convolutions slow down with the size of the batch, and their gradients are forty times slower inside a
-loop, which every update over minibatches is. Matrix products are quick anywhere. A stride that divides its window is
-first folded into the channels (space to depth), so that 8 x 8 windows at every 4th pixel of 4 channels become 2 x 2
-windows at every place of 64 channels.
+On CPUs XLA's convolutions slow down with the size of the batch, and their gradients become ten to forty times slower
+inside a loop, as every update over minibatches is. Matrix products are quick anywhere. A stride that divides its window
+is first folded into the channels (space to depth): 8 x 8 windows at every 4th pixel of 4 channels become 2 x 2 windows
+at every place of 64 channels.
+
+The gradients are written out, so they can be differentiated again in reverse (`jax.grad` of `jax.grad`), but not
+forwards (`jax.jvp`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from jax import Array, lax
 
 from steppe.records.layers import padding_of
 
-CHUNK_BYTES = 2**22
+CHUNK_BYTES = 2**21
 """How large the windows of one piece of the batch may be, all written out: what a core's caches hold."""
 FEW_CHANNELS = 16
 """With fewer, the products of single taps are too thin, and whole windows are multiplied at once."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from steppe.networks.convolution import convolve
@@ -51,7 +52,11 @@ def apply_layer(step: Step, params: dict[str, Any], x: Array, dropout_key: Array
                 hidden = _finish(layer, x, params.get("bias"))
                 return _finish(layer, inputs + hidden @ params["skip_kernel"], params.get("skip_bias"))
         case "conv1d" | "conv2d":
-            x = convolve(x, params["kernel"], pair(layer.stride, len(step.input) - 1), layer.padding)
+            kernel = params["kernel"]
+            if x.dtype == np.uint8:
+                # A kernel is smaller than a batch of images, so it is what is divided.
+                kernel = kernel * np.float32(1 / 255)
+            x = convolve(x, kernel, pair(layer.stride, len(step.input) - 1), layer.padding)
         case "pool2d":
             return _pool(layer, x)
         case "flatten":

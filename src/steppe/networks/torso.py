@@ -52,6 +52,8 @@ class Network:
         self.has_dropout = any(_drops(step.layer) for step in self.plan.steps)
         self.is_recurrent = bool(self.plan.states)
         self._needs_one_batch_axis = bool(types & _ONE_BATCH_AXIS)
+        # A convolution that comes first takes bytes as they are.
+        self._takes_bytes = self.plan.encoding if self.plan.steps[0].layer.type in ("conv1d", "conv2d") else None
         self._hash = hash((self.plan, kernel_init))
         self._check(supports)
 
@@ -130,7 +132,7 @@ class Network:
         lead = jnp.shape(observations)[: jnp.ndim(observations) - len(self.observation.shape)]
 
         def encode(encoding: Encoding) -> Array:
-            x = encoding(observations, jnp)
+            x = encoding(observations, jnp, keeps_bytes=encoding is self._takes_bytes)
             if self._needs_one_batch_axis and len(lead) != 1:
                 x = x.reshape((prod(lead), *encoding.shape))
             return x

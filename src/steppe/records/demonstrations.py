@@ -70,7 +70,7 @@ class Demonstrations:
     def fitting(self, observation: Space, action: Space, where: str) -> Demonstrations:
         """Itself, or a UserError where an environment's spaces are others."""
         for what, own, wanted in (("observations", self.observation, observation), ("actions", self.action, action)):
-            if _form(own) != _form(wanted):
+            if form(own) != form(wanted):
                 raise UserError(
                     f"the demonstrations were recorded in {self.environment} with {what} of {_words(own)}, but {where} "
                     f"has {_words(wanted)}; record others there with: steppe record"
@@ -145,6 +145,17 @@ def load(path: Path | str) -> Demonstrations:
         raise UserError(f"{shown} cannot be used: {error}") from error
 
 
+def form(space: Space) -> Any:
+    """What two spaces must have in common; bounds may be written with other digits."""
+    match space:
+        case Box():
+            return "box", space.shape, space.dtype == "uint8"
+        case Discrete():
+            return "discrete", space.n, space.start
+        case MultiDiscrete():
+            return "multi_discrete", tuple(space.nvec)
+
+
 def _check(demonstrations: Demonstrations) -> None:
     """Everything that learning relies on."""
     arrays, count = demonstrations.arrays, len(demonstrations.arrays.get("rewards", ()))
@@ -182,17 +193,6 @@ def _check_numbers(name: str, values: np.ndarray, space: Space) -> None:
     end = first + np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
     if values.dtype.kind not in "iu" or np.any(values < first) or np.any(values >= end):
         raise UserError(f'"{name}" of the demonstrations must be whole numbers in {first} .. {(end - 1).tolist()}')
-
-
-def _form(space: Space) -> Any:
-    """What two spaces must have in common; bounds may be written with other digits."""
-    match space:
-        case Box():
-            return "box", space.shape, space.dtype == "uint8"
-        case Discrete():
-            return "discrete", space.n, space.start
-        case MultiDiscrete():
-            return "multi_discrete", tuple(space.nvec)
 
 
 def _words(space: Space) -> str:

@@ -36,8 +36,11 @@ class Encoding:
     part: Part | None = None
     """The part that is read; None reads all."""
 
-    def __call__(self, observations: Any, xp: Any = np) -> Any:
-        """Encoded observations [..., *shape] as float32, or int32 before an embedding; `xp` is numpy or jax.numpy."""
+    def __call__(self, observations: Any, xp: Any = np, *, keeps_bytes: bool = False) -> Any:
+        """Encoded observations [..., *shape] as float32, or int32 before an embedding; `xp` is numpy or jax.numpy.
+
+        `keeps_bytes` leaves bytes as they are, for a first layer that divides its kernel by 255 instead.
+        """
         observations = xp.asarray(observations)
         if self.part is not None:
             return self._read_part(observations, self.part, xp)
@@ -54,6 +57,8 @@ class Encoding:
         if self.is_integer:
             return observations.astype(np.int32)
         is_bytes = space.dtype == "uint8" and not xp.issubdtype(observations.dtype, np.floating)
+        if is_bytes and keeps_bytes:
+            return self._shaped(observations, space.shape, xp)
         encoded = observations if observations.dtype == np.float32 else observations.astype(np.float32)
         if is_bytes:
             encoded = encoded / np.float32(255.0)

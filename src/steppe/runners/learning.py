@@ -35,7 +35,8 @@ def begin(agent: Agent[Any], key: Array, pretrains: bool = True) -> Learner:
     if agent.experience == "transitions":
         memory = agent.memory.init(_example(agent.situation.observation, agent.situation.action))  # type: ignore[attr-defined]
     learner = Learner(agent.init(key), memory)
-    return _pretrained(agent, learner) if pretrains and getattr(agent, "pretraining_updates", 0) else learner
+    updates: int = getattr(agent, "pretraining_updates", 0)
+    return _pretrained(agent, learner) if pretrains and updates else learner
 
 
 def each_reward(agent: Agent[Any]) -> RewardPreprocessing | None:

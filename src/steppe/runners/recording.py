@@ -11,11 +11,10 @@ import numpy as np
 from steppe.envs.host import HostEnvs, Step
 from steppe.envs.registry import make_jax
 from steppe.errors import UserError
-from steppe.records.demonstrations import ARRAYS, Demonstrations
+from steppe.records.demonstrations import ARRAYS, Demonstrations, form
 from steppe.records.policy import Policy
 from steppe.runners.setup import DEFAULT_EPISODE_LIMIT, is_compiled
 from steppe.specs.experiment import ExperimentSpec
-from steppe.specs.spaces import Space
 
 TRIES = 20
 """How many episodes are played for each one that is wanted, before too few of them are good enough."""
@@ -126,15 +125,11 @@ def _check_fit(policy: Policy, env: Any, id: str) -> None:
         ("observations", description.shown, env.observation_space),
         ("actions", description.action, env.action_space),
     ):
-        if _form(own) != _form(wanted):
+        if form(own) != form(wanted):
             raise UserError(
                 f"the policy was trained in {description.environment or 'another environment'}, whose {what} are not "
                 f"those of {id}; give the --environment it was trained in, or another policy"
             )
-
-
-def _form(space: Space) -> tuple[Any, ...]:
-    return type(space), space.shape, getattr(space, "n", None), getattr(space, "nvec", None), space.dtype == "uint8"
 
 
 def _environment(spec: ExperimentSpec) -> Any:
@@ -173,7 +168,7 @@ class _Twin:
         self._repeat = spec.repeat_actions
         self._state: Any = None
         self._length = 0
-        self._reset, self._step = jax.jit(self._env.reset), jax.jit(self._env.step)
+        self._reset, self._step = jax.jit(self._env.reset), jax.jit(self._stepped)
         self._observe = jax.jit(self._env.observe)
 
     def reset(self, seed: int) -> np.ndarray:
@@ -187,13 +182,13 @@ class _Twin:
         """One decision; actions: [1, ...]."""
         reward, terminated = 0.0, False
         for _ in range(self._repeat):
-            self._state, gained, over = self._step(self._state, actions[0])
+            self._state, shown, gained, over = self._step(self._state, actions[0])
             reward, terminated = reward + float(gained), bool(over)
             if terminated:
                 break
         self._length += 1
         truncated = not terminated and self._length >= self._limit
-        following = self._observed()
+        following = np.asarray(shown)[None]
         observations = self._begin() if terminated or truncated else following
         rewards = np.array([reward], np.float32)
         ended, cut, finished = (np.array([flag]) for flag in (terminated, truncated, terminated or truncated))
@@ -210,7 +205,9 @@ class _Twin:
 
         self._key, key = jax.random.split(self._key)
         self._state, self._length = self._reset(key), 0
-        return self._observed()
-
-    def _observed(self) -> np.ndarray:
         return np.asarray(self._observe(self._state))[None]
+
+    def _stepped(self, state: Any, action: Any) -> tuple[Any, Any, Any, Any]:
+        """(state, observation, reward, terminated), in one call."""
+        state, reward, terminated = self._env.step(state, action)
+        return state, self._env.observe(state), reward, terminated

@@ -272,6 +272,9 @@ class Input(Spec):
     axis: int = -1
     """Along which axis they are joined by concat: -1 is the last, 1 the first after the batch."""
 
+    def __hash__(self) -> int:
+        return hash((tuple(self.names), self.aggregation_type, self.axis))
+
 
 class Output(Spec):
     """Names what the layer before put out, so that an input can read it."""

@@ -1,0 +1,29 @@
+"""SAC on Pendulum-v1, 256-256, batch 256, an update a step: at most 1/2 of stable-baselines3's CPU time, below sbx's."""
+
+from __future__ import annotations
+
+import sys
+
+from contestants import SAC, SB3, sb3, sbx, steppe
+from interleave import at_least, conclude, interleave, is_quick
+
+NAME = "Steppe, compiled"
+ENVIRONMENT = "Pendulum-v1"
+
+
+def main() -> int:
+    quick = is_quick(__doc__)
+    timesteps, warm_up, rounds = (2_000, 1_200, 1) if quick else (4_000, 1_200, 5)
+    contestants = [
+        sb3("sac", timesteps, warm_up, ENVIRONMENT),
+        sbx("sac", timesteps, warm_up, ENVIRONMENT),
+        steppe(NAME, SAC, timesteps, warm_up, environment=ENVIRONMENT),
+        steppe("Steppe, gymnasium", SAC, timesteps, warm_up, environment={"id": ENVIRONMENT, "backend": "gymnasium"}),
+    ]
+    runs = interleave(contestants, rounds)
+    bars = [at_least(runs, SB3, NAME, "cpu_us", 2), at_least(runs, "sbx", NAME, "cpu_us", 1)]
+    return conclude(str(__doc__), runs, bars, quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""An optimiser, and the terms of an actor-critic's loss that it follows."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from steppe.agents._base import Metrics, TrainState
+from steppe.agents.chunks import mean_over_chunks
+from steppe.agents.natural_gradient import fisher_product, natural_step
+from steppe.agents.optimizers import gradient_of, innermost, learning_rate_schedule, make_transform, steps_of
+from steppe.specs.optimizer import Evolutionary, NaturalGradient, OptimizerSpec
+
+if TYPE_CHECKING:
+    from steppe.agents.actor_critic import ActorCritic, Batch, Part
+
+
+class PartOfLoss:
+    """What `optimizers.step` drives: gradients and steps of one optimiser."""
+
+    def __init__(self, agent: ActorCritic[Any], part: Part) -> None:
+        settings = agent.settings
+        self.agent, self.part = agent, part
+        self.spec: OptimizerSpec = settings.baseline_optimizer if part == "value" else settings.optimizer
+        self.index = 1 if part == "value" else 0
+
+    @cached_property
+    def transform(self) -> optax.GradientTransformation:
+        """What `apply` does with a gradient."""
+        settings = self.agent.settings
+        rate = settings.baseline_learning_rate if self.part == "value" else self._rate()
+        return make_transform(self.spec, rate, settings.max_gradient_norm)
+
+    def gradients(self, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
+        """Of this part of the loss, averaged over devices."""
+        agent, kind = self.agent, innermost(self.spec)
+        if agent.settings.normalize_advantages:
+            batch = batch._replace(advantages=agent.standardized(batch.advantages))
+
+        def gradient(chunk: Batch, index: Array) -> tuple[Array, Metrics]:
+            key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
+            return gradient_of(
+                self.spec, lambda params: agent.loss(params, state, chunk, self.part, index), state.params, key
+            )
+
+        chunked = mean_over_chunks if not isinstance(kind, Evolutionary) else _whole
+        gradients, metrics = chunked(gradient, batch)
+        if agent.axis is not None:
+            gradients = jax.lax.pmean(gradients, agent.axis)
+        if isinstance(kind, NaturalGradient):
+            product = fisher_product(lambda params: agent.divergence(params, state, batch), state.params)
+            rate = agent.settings.learning_rate
+            gradients = natural_step(gradients, product, rate, kind.cg_max_iterations, kind.cg_damping)
+        return gradients, metrics
+
+    def apply(self, state: TrainState, gradients: Array) -> TrainState:
+        """One step of this optimiser."""
+        steps, optimizer = self.transform.update(gradients, state.optimizer[self.index], state.params)
+        optimizers = list(state.optimizer)
+        optimizers[self.index] = optimizer
+        return state._replace(
+            params=optax.apply_updates(state.params, steps), optimizer=optimizers, updates=state.updates + 1
+        )
+
+    def loss(self, params: Array, state: TrainState, batch: Batch) -> Array:
+        """This part of the loss."""
+        if self.agent.settings.normalize_advantages:
+            batch = batch._replace(advantages=self.agent.standardized(batch.advantages))
+        return self.agent.loss(params, state, batch, self.part)[0]
+
+    def _rate(self) -> optax.ScalarOrSchedule:
+        batches = self.agent.total_batches
+        return learning_rate_schedule(self.agent.settings, None if batches is None else batches * steps_of(self.spec))
+
+
+def _whole(function: Any, batch: Any) -> Any:
+    return function(batch, jnp.int32(0))

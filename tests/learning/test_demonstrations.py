@@ -1,0 +1,40 @@
+"""A few good episodes are worth many timesteps of trying."""
+
+from __future__ import annotations
+
+import pytest
+from demonstrated import steady_policy
+from runs import experiment
+
+from steppe.runners._base import Limits
+from steppe.runners.recording import Wish, record
+from steppe.runners.setup import make_engine
+
+pytestmark = pytest.mark.learning
+
+TIMESTEPS = 2_000
+
+
+def greedy_return(agent):
+    """The mean return of 20 greedy episodes after a few timesteps of training."""
+    spec = experiment(agent=agent, num_envs=1, total_timesteps=TIMESTEPS)
+    engine = make_engine(spec)
+    engine.begin(seed=1)
+    timestep = 0
+    while timestep < TIMESTEPS:
+        left = (TIMESTEPS - timestep) // engine.timesteps_per_iteration
+        chunk = engine.advance(min(left, engine.most_iterations), timestep, Limits())
+        assert chunk.is_healthy
+        timestep += chunk.iterations * engine.timesteps_per_iteration
+    return engine.evaluate(20, True, seed=5)[0]
+
+
+def test_five_demonstrated_episodes_teach_cartpole_in_two_thousand_timesteps(tmp_path):
+    shown, recorded = record(steady_policy(), experiment(agent="random"), Wish(episodes=5))
+    assert recorded.mean_return == 500
+    path = str(shown.save(tmp_path / "good.safetensors"))
+    shared = {"n_step": 10, "learning_starts": 0, "exploration": {"type": "constant", "constant": 0.01}}
+    with_them = greedy_return({"type": "dqfd", "demonstrations": path})
+    without = greedy_return({"type": "dqn", **shared})
+    assert with_them > 400, (with_them, without)
+    assert without < 250, (with_them, without)
