@@ -73,14 +73,15 @@ agent's own table has its defaults. Other agents learn from what they just saw a
 """,
     "Baselines": "The `baseline` of a policy-gradient agent: its value network, an object with `type` and options.\n",
     "Preprocessing stages": """\
-`states_preprocessing` and `reward_preprocessing` of an agent are lists of stages; a stage without options may be just its
-word. See [preprocessing](preprocessing.md).
+`states_preprocessing` and `reward_preprocessing` of an agent are lists of stages; a stage without options may be just
+its word. See [preprocessing](preprocessing.md).
 """,
     "Network": """\
 A network is a list of layers, first to last, or a list of such lists, each a branch from an `input` to an `output`. The
-agent adds its own output layer. Without a network an agent takes two dense layers of 64 with tanh, agents with critics
-two of 256; for images of at least 36 pixels the three convolutions of Mnih et al. 2015 and a dense layer of 512, and for
-smaller images two convolutions and a dense layer of 256.
+agent adds its own output layer. Without a network an agent takes two dense layers of 64 with tanh; `ddpg`, `td3`, `sac`
+and `naf` two of 256 with relu, and `pqn` two of 128 with layer normalisation. For images of at least 36 pixels it is
+the three convolutions of Mnih et al. 2015 and a dense layer of 512, and for smaller images two convolutions and a dense
+layer of 256. What an `input` reads are the parts of a Dict observation.
 """,
     "Cluster": "Read and checked, but not used by this version, which trains on one machine.\n",
 }

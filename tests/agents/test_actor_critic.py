@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from steppe.agents._base import Trajectory
 from steppe.errors import SpecError
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
@@ -63,9 +64,7 @@ def two_optimizers(make_agent):
     )
 
 
-def test_two_optimisers_follow_the_same_gradient_each_at_its_own_rate(
-    make_agent, shaken, random_batch, two_optimizers
-):
+def test_two_optimisers_follow_the_same_gradient_each_at_its_own_rate(make_agent, shaken, random_batch, two_optimizers):
     both = two_optimizers
     one = make_agent(
         "ppo", Discrete(3), horizon=8, optimizer="gradient_descent", max_gradient_norm=None, value_coefficient=0.7
@@ -203,24 +202,14 @@ def test_actions_drawn_with_noisy_parameters_have_the_probability_they_were_draw
     agent = make_agent("ppo", Box((2,)), horizon=4, minibatches=1, variable_noise=0.5)
     state = shaken(agent)
     acting = agent.acting(state)
-    observations = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
-    outputs, _ = agent.outputs(acting, observations, {})
-    drawn = np.asarray(outputs) + 1.0
-    log_std = np.asarray(agent.log_std(acting), np.float64)
-    expected = (-0.5 / np.exp(2 * log_std) - log_std - 0.5 * np.log(2 * np.pi)).sum(-1)
-    noise = agent.draw_noise(jax.random.key(0), (8,))
-    actions, _, _ = agent.act(acting, observations, noise, 0, {})
-    trajectory = make_trajectory(observations, drawn, outputs)
-    np.testing.assert_allclose(agent.behaviour_log_probs(state, trajectory).ravel(), expected, rtol=1e-4)
-    assert actions.shape == (8, 2)
-
-
-def make_trajectory(observations, actions, outputs):
-    from steppe.agents._base import Trajectory
-
-    leaves = [np.asarray(leaf).reshape(4, 2, -1) for leaf in (observations, actions, outputs)]
+    observations = np.random.default_rng(0).normal(size=(4, 2, 3)).astype(np.float32)
+    outputs = np.asarray(agent.outputs(acting, observations, {})[0])
     zeros, flags = np.zeros((4, 2), np.float32), np.zeros((4, 2), bool)
-    return Trajectory(leaves[0], leaves[1], zeros, flags, flags, leaves[0], leaves[2], zeros, {}, {})
+    drawn = Trajectory(observations, outputs + 1.0, zeros, flags, flags, observations, outputs, zeros, {}, {})
+    log_std = np.asarray(agent.log_std(acting), np.float64)
+    assert np.any(log_std != agent.layout.split(state.params)["policy"]["head"]["log_std"])
+    expected = np.sum(-0.5 / np.exp(2 * log_std) - log_std - 0.5 * np.log(2 * np.pi))
+    np.testing.assert_allclose(agent.behaviour_log_probs(state, drawn), expected, rtol=1e-4)
 
 
 def test_dropout_is_drawn_anew_for_each_update_and_off_while_acting(make_agent, shaken, random_batch):

@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 from steppe.envs.spaces import action_crossing, bulk_writer, observation_crossing, zeros
 from steppe.errors import UserError
-from steppe.specs.spaces import Box, Discrete, MultiDiscrete
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete, from_json, to_json
 
 NESTED = spaces.Dict(
     {
@@ -33,6 +33,34 @@ def test_nested_observations_are_flattened_as_gymnasium_flattens_them(space: spa
         write(sample, rows, 1)
         np.testing.assert_array_equal(rows[1], spaces.flatten(space, sample).astype(np.float32))
     assert np.all(np.isnan(rows[0]))
+
+
+def test_the_parts_of_a_nested_observation_keep_their_names_and_places() -> None:
+    ours, write = observation_crossing(NESTED, "nested")
+    assert isinstance(ours, Box)
+    parts = {part.name: part for part in ours.parts}
+    assert [part.start for part in ours.parts] == np.cumsum([0, *(part.size for part in ours.parts)])[:-1].tolist()
+    assert {name: part.space for name, part in parts.items()} == {
+        "a/0": Discrete(3, -1),
+        "a/1/x": Box((2, 2), (0.0,), (1.0,), "int32"),
+        "b": Box((2, 2), (-1.0,), (1.0, 2.0, 3.0, float("inf"))),
+        "c": MultiDiscrete((2, 3, 4, 1)),
+        "d": Box((2, 1, 3), (0.0,), (255.0,), "uint8"),
+        "e": Box((1,), (-2.0,), (2.0,)),
+    }
+    assert [name for name, part in parts.items() if part.is_bytes] == ["d"]
+    assert sum(part.size for part in ours.parts) == ours.size
+    NESTED.seed(0)
+    sample, rows = NESTED.sample(), zeros(ours, 1)
+    write(sample, rows, 0)
+
+    def read(name: str) -> np.ndarray:
+        return rows[0, parts[name].start : parts[name].start + parts[name].size]
+
+    np.testing.assert_array_equal(read("d"), sample["d"].ravel())
+    np.testing.assert_array_equal(read("a/1/x"), sample["a"][1]["x"].ravel())
+    assert int(read("a/0").argmax()) - 1 == sample["a"][0]
+    assert from_json(to_json(ours)) == ours
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import get_args
 
 import jax
 import numpy as np
@@ -11,28 +12,16 @@ import pytest
 from steppe.networks import Network, default_layers
 from steppe.records.forward import Forward
 from steppe.records.policy import flatten
-from steppe.specs.network import NetworkSpec
-from steppe.specs.spaces import Box, Discrete, MultiDiscrete
+from steppe.specs.network import Activation, NetworkSpec
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part
 
-ACTIVATIONS = [
-    "relu",
-    "elu",
-    "selu",
-    "sigmoid",
-    "swish",
-    "leaky_relu",
-    "softplus",
-    "softsign",
-    "softmax",
-    "tanh",
-    "gelu",
-    "none",
-]
+ACTIVATIONS = get_args(Activation)
 
 
 def pair(space, layers):
     """A JAX network whose biases and scales are neither zero nor one, and the NumPy forward of the same."""
-    network = Network(layers if isinstance(layers, NetworkSpec) else NetworkSpec(layers), space)
+    layers = layers if isinstance(layers, NetworkSpec) else NetworkSpec(layers)
+    network = Network(layers, space, supports=["recurrent"])
     rng = np.random.default_rng(0)
     params = jax.tree.map(
         lambda leaf: np.asarray(leaf) + (leaf.ndim == 1) * rng.standard_normal(leaf.shape).astype(np.float32) / 5,
@@ -124,6 +113,85 @@ def test_other_observations_equal_jax(space, x):
 def test_sequences_and_pictures_without_channels_get_one():
     assert_same(Box((8,)), [{"type": "conv1d", "size": 3}], floats(2, 8))
     assert_same(Box((8, 9)), [{"type": "conv2d", "size": 3}], floats(2, 8, 9))
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_windows_may_differ_by_axis(padding):
+    spatial = {"window": [2, 5], "stride": [3, 1], "padding": padding}
+    assert_same(Box((13, 10, 2)), [{"type": "conv2d", "size": 4, **spatial}], floats(3, 13, 10, 2))
+    assert_same(Box((13, 10, 2)), [{"type": "pool2d", "pooling_type": "average", **spatial}], floats(3, 13, 10, 2))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_residual_blocks_equal_jax(bias):
+    assert_same(Box((2, 3)), [{"type": "dense", "skip": True, "activation": "tanh", "bias": bias}] * 2, floats(4, 2, 3))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "tanh", "beta": 0.5, "max": 0.4, "min": -1.0},
+        {"name": "leaky_relu", "alpha": 0.3, "max": 1.0},
+        {"name": "leaky_relu", "alpha": 1.5},
+        {"name": "swish", "beta": 2.0},
+        {"name": "crelu", "beta": "learn"},
+    ],
+)
+def test_nonlinearities_with_options_equal_jax(options):
+    x = 3 * floats(4, 5)
+    untouched = x.copy()
+    assert_same(Box((5,)), [{"type": "nonlinearity", **options}, {"type": "linear", "size": 2}], x)
+    np.testing.assert_array_equal(x, untouched)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "internal_lstm", "gru"])
+def test_recurrent_layers_equal_jax_timestep_by_timestep(kind):
+    layers = [
+        {"type": "conv1d", "size": 3},
+        {"type": kind, "size": 5, "dropout": 0.5},
+        {"type": "dense", "size": 4},
+        {"type": kind, "size": 2},
+    ]
+    network = Network(NetworkSpec(layers), Box((4, 2)), supports=["recurrent"])
+    params = jax.tree.map(lambda leaf: leaf + 0.1, network.init(np.random.default_rng(0)))
+    forward = Forward(network.plan)
+    prepared = forward.prepare(flatten(params))
+    state, own = network.initial_state((3,)), forward.initial_state((3,))
+    assert own.keys() == state.keys()
+    for t in range(5):
+        x = floats(3, 4, 2, seed=t)
+        expected, state = network.advance(params, x, state)
+        features, own = forward.advance(prepared, x, own)
+        np.testing.assert_allclose(features, expected, atol=1e-5)
+    for name, each in state.items():
+        np.testing.assert_allclose(own[name], each, atol=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["concat", "sum", "product", "max", "mean"])
+def test_branches_equal_jax(aggregation):
+    image = Box((6, 5, 2), (0.0,), (255.0,), "uint8")
+    parts = (Part("image", 0, image), Part("speed", 60, Box((3,))), Part("gear", 63, Discrete(4)))
+    parts += (Part("keys", 67, MultiDiscrete((2, 3))),)
+    layers = [
+        [{"type": "input", "names": ["image"]}, {"type": "conv2d", "size": 3}, {"type": "dense", "size": 4}]
+        + [{"type": "output", "name": "seen"}],
+        [
+            {"type": "input", "names": ["speed", "gear"]},
+            {"type": "dense", "size": 4},
+            {"type": "output", "name": "moved"},
+        ],
+        [{"type": "input", "names": ["keys"]}, {"type": "embedding", "indices": 3, "size": 2}]
+        + [{"type": "dense", "size": 4}, {"type": "output", "name": "pressed"}],
+        [{"type": "input", "names": ["seen", "moved", "pressed"], "aggregation_type": aggregation}]
+        + [{"type": "dense", "size": 5, "activation": "tanh"}],
+    ]
+    rng = np.random.default_rng(0)
+    hot = [np.eye(n)[rng.integers(0, n, 4)] for n in (4, 2, 3)]
+    x = np.concatenate([rng.integers(0, 256, (4, 60)), rng.standard_normal((4, 3)), *hot], 1).astype(np.float32)
+    space = Box((72,), parts=parts)
+    assert_same(space, layers, x)
+    assert_same(space, default_layers(space), x)
+    assert_same(space, [{"type": "dense", "size": 4}], x)
 
 
 def test_changing_batch_sizes_do_not_disturb_each_other():

@@ -14,7 +14,7 @@ from steppe.errors import MissingExtra, StorageError, UserError
 from steppe.records import Policy, PolicyDescription
 from steppe.records.policy import tensor_shapes
 from steppe.specs.network import Activation, NetworkSpec
-from steppe.specs.spaces import Box, Discrete, MultiDiscrete
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part
 
 ACTIVATIONS = get_args(Activation)
 DENSE = [{"type": "dense", "size": 16, "activation": "tanh"}]
@@ -129,6 +129,84 @@ def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"file/policy\.onnx"):
         make_policy(Box((4,))).export_onnx(tmp_path / "file" / "policy.onnx")
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_windows_that_differ_by_axis_equal_the_policy(tmp_path, padding):
+    spatial = {"window": [2, 5], "stride": [3, 1], "padding": padding}
+    for layer in ({"type": "conv2d", "size": 4}, {"type": "pool2d", "pooling_type": "average"}):
+        assert_model_equals(make_policy(Box((13, 10, 2)), layers=[{**layer, **spatial}]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [{"type": "dense", "skip": True, "activation": "tanh"}] * 2,
+        [{"type": "dense", "skip": True, "bias": False}],
+        [{"type": "nonlinearity", "name": "tanh", "beta": 0.5, "max": 0.4, "min": -1.0}],
+        [{"type": "nonlinearity", "name": "leaky_relu", "alpha": 0.3, "beta": "learn"}],
+        [{"type": "nonlinearity", "name": "swish", "beta": 2.0}],
+    ],
+)
+def test_other_layers_equal_the_policy(tmp_path, layers):
+    assert_model_equals(make_policy(Box((4,)), layers=layers), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_recurrent_policy_takes_and_gives_its_state(tmp_path, kind):
+    layers = [{"type": "dense", "size": 6}, {"type": kind, "size": 5}, {"type": "dense", "size": 4}]
+    layers += [{"type": kind, "size": 3}]
+    policy = make_policy(Box((4,)), layers=layers, normalizer={"clip": 10.0})
+    path = policy.export_onnx(tmp_path / "policy.onnx")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = list(policy.initial_state())
+    assert [each.name for each in session.get_inputs()] == ["observation", *names]
+    assert [each.name for each in session.get_outputs()] == ["action", "outputs", *(f"next/{name}" for name in names)]
+    state = carried = policy.initial_state((5,))
+    for t in range(4):
+        x = np.random.default_rng(t).standard_normal((5, 4)).astype(np.float32)
+        expected, _ = policy.outputs_after(x, state)
+        actions, state = policy.advance(x, state)
+        action, outputs, *after = session.run(None, {"observation": x, **carried})
+        carried = dict(zip(names, after, strict=True))
+        np.testing.assert_allclose(outputs, expected, atol=1e-5)
+        np.testing.assert_array_equal(action, actions)
+        for name in names:
+            np.testing.assert_allclose(carried[name], state[name], atol=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["concat", "sum", "product", "max", "mean"])
+def test_branches_equal_the_policy(tmp_path, aggregation):
+    parts = (Part("image", 0, Box((2, 6, 5), *BYTES)), Part("speed", 60, Box((3,))), Part("gear", 63, Discrete(4)))
+    parts += (Part("keys", 67, MultiDiscrete((2, 3))), Part("count", 72, Box((2,), (0.0,), (4.0,), "int32")))
+    space = Box((74,), parts=parts)
+
+    def branch(*names):
+        return [{"type": "input", "names": list(names)}]
+
+    def ending(name):
+        return [{"type": "dense", "size": 4}, {"type": "output", "name": name}]
+
+    def embedding(indices):
+        return [{"type": "embedding", "indices": indices, "size": 2}]
+
+    layers = [
+        branch("image") + [{"type": "conv2d", "size": 3}, *ending("a")],
+        branch("speed", "gear") + ending("b"),
+        branch("gear") + embedding(4) + ending("c"),
+        branch("keys") + embedding(3) + ending("d"),
+        branch("count") + embedding(5) + ending("e"),
+        [{"type": "input", "names": ["a", "b", "c", "d", "e"], "aggregation_type": aggregation}],
+    ]
+    policy = make_policy(space, layers=layers)
+    rng = np.random.default_rng(0)
+    hot = [np.eye(n)[rng.integers(0, n, 4)] for n in (4, 2, 3)]
+    numbers = [rng.integers(0, 256, (4, 60)), rng.standard_normal((4, 3))]
+    x = np.concatenate([*numbers, *hot, rng.integers(0, 5, (4, 2))], 1).astype(np.float32)
+    for own in (policy, make_policy(space)):
+        session = onnxruntime.InferenceSession(own.export_onnx(tmp_path / "p.onnx"), providers=["CPUExecutionProvider"])
+        (outputs,) = session.run(["outputs"], {"observation": x})
+        np.testing.assert_allclose(outputs, own.outputs(x), atol=1e-5, rtol=1e-5)
 
 
 def test_a_policy_without_a_network_is_refused(tmp_path):

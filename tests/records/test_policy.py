@@ -16,7 +16,7 @@ from steppe.records import Policy, PolicyDescription, load_policy
 from steppe.records import policy as policy_module
 from steppe.records.policy import flatten, tensor_shapes
 from steppe.specs.network import NetworkSpec
-from steppe.specs.spaces import Box, Discrete, MultiDiscrete
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part
 
 DENSE = [{"type": "dense", "size": 16, "activation": "tanh"}, {"type": "dense", "size": 8, "activation": "relu"}]
 
@@ -139,6 +139,65 @@ def test_a_random_policy_draws_also_when_asked_for_its_best_and_repeats_with_the
     np.testing.assert_array_equal(*drawn)
 
 
+MEMORY = [{"type": "dense", "size": 6}, {"type": "lstm", "size": 5}, {"type": "gru", "size": 3}]
+
+
+def test_a_recurrent_policy_remembers_until_it_is_reset():
+    policy = make_policy(layers=MEMORY, action=Box((2,)), kind="gaussian")
+    assert policy.is_recurrent
+    episode = floats(4, 4)
+    first = [policy.act(x) for x in episode]
+    policy.reset()
+    again = [policy.act(x) for x in episode]
+    np.testing.assert_array_equal(first, again)
+    policy.reset()
+    alone = policy.act(episode[-1])
+    assert not np.allclose(alone, first[-1])
+    assert not make_policy().is_recurrent
+    assert make_policy().initial_state((3,)) == {}
+
+
+def test_a_recurrent_policys_pure_form_equals_the_one_that_remembers():
+    policy = make_policy(layers=MEMORY, action=Box((2,)), kind="gaussian")
+    episodes, state = floats(5, 3, 4), policy.initial_state((3,))
+    assert {name: each.shape for name, each in state.items()} == {
+        "1_lstm/hidden": (3, 5),
+        "1_lstm/cell": (3, 5),
+        "2_gru/hidden": (3, 3),
+    }
+    for t, x in enumerate(episodes):
+        untouched = {name: each.copy() for name, each in state.items()}
+        outputs, after = policy.outputs_after(x, state)
+        actions, later = policy.advance(x, state)
+        np.testing.assert_array_equal(actions, policy.act(x))
+        np.testing.assert_array_equal(actions, outputs)
+        for name in state:
+            np.testing.assert_array_equal(state[name], untouched[name])
+            np.testing.assert_array_equal(after[name], later[name])
+        ended = np.array([t == 1, t == 2, False])
+        state = {name: np.where(ended[:, None], 0.0, each) for name, each in later.items()}
+        policy.reset(ended)
+
+
+def test_a_recurrent_policy_refuses_what_it_cannot_remember():
+    policy = make_policy(layers=MEMORY)
+    policy.act(floats(2, 4))
+    with pytest.raises(UserError, match=r"remembers 2 episodes but got 1 observations.*reset\(\)"):
+        policy.act(floats(4))
+    with pytest.raises(UserError, match=r'state "1_lstm/hidden" of shape \(2, 5\)'):
+        policy.advance(floats(2, 4), policy.initial_state((3,)))
+    with pytest.raises(UserError, match='state "1_lstm/hidden"'):
+        policy.advance(floats(2, 4), {})
+    with pytest.raises(UserError, match="outputs_after"):
+        policy.outputs(floats(2, 4))
+
+
+def test_what_a_policy_does_not_know_of_a_state_goes_through_it():
+    outputs, state = make_policy().outputs_after(floats(2, 4), {"noise": 3})
+    np.testing.assert_array_equal(outputs, make_policy().outputs(floats(2, 4)))
+    assert state == {"noise": 3}
+
+
 def test_random_and_constant_policies_need_no_network():
     box = Box((2,), (-1.0,), (1.0,))
     random = make_policy(layers=None, kind="random", action=box)
@@ -235,6 +294,12 @@ def test_a_head_that_learns_needs_a_network():
         describe(kind="q_values", dueling=True, epsilon=0.1),
         describe(Discrete(4), MultiDiscrete((2, 3)), [{"type": "embedding", "indices": 4, "size": 3}]),
         describe(Box((2,), (0.0, float("-inf")), (1.0, float("inf"))), Box((2,)), kind="gaussian"),
+        describe(layers=MEMORY),
+        describe(
+            Box((5,), parts=(Part("a", 0, Box((2, 1), (0.0,), (255.0,), "uint8")), Part("b/0", 2, Discrete(3)))),
+            layers=[{"type": "input", "names": ["a", "b/0"]}, {"type": "nonlinearity", "beta": "learn"}],
+        ),
+        describe(Box((6, 6, 1)), layers=[{"type": "conv2d", "size": 2, "window": [1, 2]}]),
         describe(layers=None, kind="random", action=Box((2,))),
         describe(layers=None, kind="constant", action=Discrete(4)),
     ],

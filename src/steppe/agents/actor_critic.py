@@ -228,9 +228,9 @@ class ActorCritic(Agent[S], Generic[S]):
         if self.is_recurrent:
             internals = jax.tree.map(lambda leaf: leaf[0], trajectory.internals)
             sequences = [jnp.swapaxes(leaf, 0, 1) for leaf in leaves]
-            return Batch(*sequences, internals, jnp.swapaxes(is_first, 0, 1))
+            return Batch._make([*sequences, internals, jnp.swapaxes(is_first, 0, 1)])
         flat = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
-        return Batch(*flat, {}, ())
+        return Batch._make([*flat, {}, ()])
 
     def note_rewards(self, state: TrainState, trajectory: Trajectory) -> TrainState:
         """Before an update: the spread of the returns, so that the very first rewards are scaled already."""

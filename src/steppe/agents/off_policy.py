@@ -28,6 +28,7 @@ from steppe.agents.layout import Layout
 from steppe.agents.optimizers import (
     OptimizerSettings,
     gradient_of,
+    has_part,
     innermost,
     learning_rate_schedule,
     make_transform,
@@ -36,7 +37,7 @@ from steppe.agents.optimizers import (
 )
 from steppe.memories import Replay
 from steppe.specs._base import Count, Flag, Natural, Spec, Unit
-from steppe.specs.optimizer import NaturalGradient
+from steppe.specs.optimizer import NaturalGradient, SubsamplingStep
 
 
 class MemorySettings(Spec):
@@ -105,6 +106,8 @@ class OffPolicySettings(OptimizerSettings):
             raise ValueError(f"memory.capacity {self.memory.capacity} is less than batch_size {self.batch_size}")
         if isinstance(innermost(self.optimizer), NaturalGradient):
             raise ValueError("natural_gradient measures steps of a policy's probabilities, which this agent has not")
+        if self.memory.type != "replay" and has_part(self.optimizer, SubsamplingStep):
+            raise ValueError("subsampling_step leaves transitions without an error, which a prioritised memory needs")
         return self
 
 

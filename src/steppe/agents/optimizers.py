@@ -154,6 +154,11 @@ def innermost(spec: Any) -> Any:
     return spec
 
 
+def has_part(spec: Any, kind: type) -> bool:
+    """Whether an optimiser is of a kind, or wraps one that is."""
+    return isinstance(spec, kind) or (hasattr(spec, "optimizer") and has_part(spec.optimizer, kind))
+
+
 class Stepping(Protocol):
     """What a wrapped optimiser asks of an agent."""
 

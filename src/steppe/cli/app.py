@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from steppe.cli import catalogue, env, experiment, policy, project
+from steppe.cli.record import record
 from steppe.cli.train import train
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -26,6 +27,7 @@ app.command()(project.init)
 app.add_typer(experiment.app, name="experiment", help="Make, start, watch and end the experiments of a project.")
 app.add_typer(policy.app, name="policy", help="Use trained policies.")
 app.command()(policy.report)
+app.command()(record)
 app.add_typer(env.app, name="env", help="Serve environments to learners elsewhere.")
 app.command()(catalogue.agents)
 app.command()(catalogue.environments)

@@ -76,7 +76,7 @@ def _backward(
         of_input, of_kernel = both(*piece)
         return total + of_kernel, of_input
 
-    pieces = tuple(each.reshape(-1, rows, *each.shape[1:]) for each in (x, gradient))
+    pieces = (x.reshape(-1, rows, *x.shape[1:]), gradient.reshape(-1, rows, *gradient.shape[1:]))
     of_kernel, of_input = lax.scan(add, jnp.zeros_like(kernel), pieces)
     return None if of_input is None else of_input.reshape(x.shape), of_kernel
 

@@ -100,7 +100,8 @@ def sample(
             return _explore(drawn, noise[..., size:], epsilon, xp)
         case "q_values":
             explored = _best(noise[..., 1:], action_space, xp)
-            return xp.where(noise[..., 0] < epsilon, explored, _best(outputs, action_space, xp))
+            explores = noise[..., :1] if isinstance(action_space, MultiDiscrete) else noise[..., 0]
+            return xp.where(explores < epsilon, explored, _best(outputs, action_space, xp))
         case "random" if isinstance(action_space, Box):
             if not action_space.is_bounded:
                 return noise

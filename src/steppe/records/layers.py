@@ -13,7 +13,6 @@ from steppe.errors import SpecError
 from steppe.records.encoding import Encoding, Shape, encoding_for, is_whole
 from steppe.records.encoding import is_channels_first as is_channels_first
 from steppe.specs.network import (
-    RECURRENT,
     Conv1d,
     Conv2d,
     Custom,
@@ -198,10 +197,10 @@ def _activated(layer: Layer, shape: Shape) -> Shape:
 
 
 def _states(name: str, layer: Layer) -> tuple[tuple[str, Shape], ...]:
-    if layer.type not in RECURRENT:
+    if not isinstance(layer, Lstm | InternalLstm | Gru):
         return ()
     kinds = ("hidden",) if isinstance(layer, Gru) else ("hidden", "cell")
-    return tuple((f"{name}/{kind}", (layer.size,)) for kind in kinds)  # type: ignore[union-attr]
+    return tuple((f"{name}/{kind}", (layer.size,)) for kind in kinds)
 
 
 def _positions(index: int, layer: Conv1d | Conv2d | Pool2d, shape: Shape, axes: int) -> Shape:

@@ -145,8 +145,13 @@ def _outputs(graph: _Graph, policy: Policy, network: Plan) -> str:
     if "head/kernel" in tensors:
         return dense("")
     advantage = dense("advantage/")
-    mean = graph.call("ReduceMean", advantage, axes=[-1], keepdims=1)
-    return graph.call("Add", dense("value/"), graph.call("Sub", advantage, mean))
+    space = description.action
+    choices = space.nvec if isinstance(space, MultiDiscrete) else (heads.outputs_size(policy.kind, space),)
+    centred = []
+    for size, end in zip(choices, np.cumsum(choices), strict=True):
+        part = graph.call("Slice", advantage, np.array([end - size]), np.array([end]), _LAST)
+        centred.append(graph.call("Sub", part, graph.call("ReduceMean", part, axes=[-1], keepdims=1)))
+    return graph.call("Add", dense("value/"), graph.call("Concat", *centred, axis=-1))
 
 
 def _action(graph: _Graph, policy: Policy, outputs: str) -> str:

@@ -254,7 +254,7 @@ class Policy:
             return outputs, state
         value = features @ tensors["head/value/kernel"] + tensors["head/value/bias"]
         advantage = features @ tensors["head/advantage/kernel"] + tensors["head/advantage/bias"]
-        return value + advantage - advantage.mean(-1, keepdims=True), state
+        return value + _centred(advantage, self.description.action), state
 
     def _preprocessed(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:
         """(what the network sees of raw observations [B, ...], the state after)."""
@@ -368,6 +368,14 @@ def tensor_shapes(description: PolicyDescription) -> dict[str, tuple[int, ...]]:
     if description.normalizer is not None:
         shapes |= {f"normalizer/{name}": description.observation.shape for name in ("mean", "var")}
     return shapes
+
+
+def _centred(advantages: np.ndarray, space: Space) -> np.ndarray:
+    """Advantages [B, options] minus the mean of their choice."""
+    if not isinstance(space, MultiDiscrete):
+        return advantages - advantages.mean(-1, keepdims=True)
+    parts = np.split(advantages, np.cumsum(space.nvec)[:-1], -1)
+    return np.concatenate([part - part.mean(-1, keepdims=True) for part in parts], -1)
 
 
 def _one(actions: np.ndarray, space: Space) -> Any:

@@ -66,7 +66,7 @@ class CompiledEngine:
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
         """Every bit as it was."""
-        self._run = self._placed(from_arrays(self._fresh(seed), arrays))
+        self._run = self._placed(from_arrays(self._fresh(seed, pretrains=False), arrays))
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Agent, memory, environments, window: all of it."""
@@ -108,9 +108,9 @@ class CompiledEngine:
     def close(self) -> None:
         """Nothing to end."""
 
-    def _fresh(self, seed: int) -> Run:
+    def _fresh(self, seed: int, pretrains: bool = True) -> Run:
         agent_key, envs = self._begin(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32))
-        return Run(begin(self.agent, agent_key), envs, empty_window())
+        return Run(begin(self.agent, agent_key, pretrains), envs, empty_window())
 
     def _begun(self, words: Array) -> tuple[Array, Envs]:
         """The agent's key and fresh episodes, from the words of the seed's key: one small program instead of many."""

@@ -66,7 +66,7 @@ class HostEngine:
         self._rng.bit_generator.state = json.loads(arrays.pop("host/rng").tobytes())
         self._returns.extend(arrays.pop("host/returns").tolist())
         self._lengths.extend(arrays.pop("host/lengths").tolist())
-        template = begin(self.agent, jax.random.key(seed))
+        template = begin(self.agent, jax.random.key(seed), pretrains=False)
         self._learner = from_arrays(template, arrays)
         self._start_episodes(int(self._rng.integers(2**31)))
 

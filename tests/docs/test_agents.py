@@ -1,0 +1,57 @@
+"""docs/agents.md names every agent, and its examples are valid."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steppe import agents
+from steppe.specs.agent import AgentSpec
+from steppe.specs.experiment import ExperimentSpec
+
+PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+EXAMPLES = [json.loads(text) for text in re.findall(r"^```json\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)]
+
+
+def test_the_table_has_every_agent() -> None:
+    table = PAGE.partition("## Which one")[2].partition("\n## ")[0]
+    assert set(re.findall(r"\[`(\w+)`\]", table)) == set(agents.names())
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: str(list(example)))
+def test_examples_are_valid(example: dict[str, Any]) -> None:
+    spec = AgentSpec.model_validate(example) if "type" in example else None
+    if spec is None:
+        spec = ExperimentSpec.model_validate({"name": "x", **example}).agent
+    spec.settings_as(agents.agent_class(spec).Settings)
+
+
+OLD_WORDS = {
+    "optimizer": ("dqn", {"type": "adam", "learning_rate": 0.5}, {"learning_rate": 0.5}),
+    "step_optimizer": ("ppo", {"type": "adam", "learning_rate": 0.5}, {"learning_rate": 0.5}),
+    "update_mode": (
+        "dqn",
+        {"unit": "timesteps", "batch_size": 64, "frequency": 4},
+        {"batch_size": 64, "update_frequency": 4},
+    ),
+    "actions_exploration": ("dqn", {"type": "constant"}, {"exploration": "constant"}),
+    "likelihood_ratio_clipping": ("ppo", 0.1, {"clip": 0.1}),
+    "entropy_regularization": ("ppo", None, {"entropy_coefficient": 0.0}),
+    "gamma": ("ppo", 0.5, {"discount": 0.5}),
+    "double_q_model": ("dqn", False, {"double": False}),
+    "huber_loss": ("dqn", None, {"huber": False}),
+    "baseline_mode": ("ppo", "network", {"share_network": True}),
+    "distributions": ("ppo", "beta", {"distribution": "beta"}),
+}
+
+
+@pytest.mark.parametrize("word", OLD_WORDS)
+def test_tensorforces_words_mean_what_the_page_says(word: str) -> None:
+    agent, value, today = OLD_WORDS[word]
+    settings = agents.settings_class(agent)
+    assert word in PAGE
+    assert settings.model_validate({word: value}) == settings.model_validate(today)
