@@ -25,13 +25,13 @@ class A2CSettings(VPGSettings):
 
 
 class A2C(VPG):
-    """Short rollouts, one RMSProp step for each; run_mode "multi-threaded" makes it A3C."""
+    """Short rollouts, one RMSProp step for each."""
 
     type = "a2c"
     Settings: ClassVar = A2CSettings
 
 
 class A3C(A2C):
-    """The same algorithm: asynchronous where run_mode says so."""
+    """As a2c: short rollouts, one RMSProp step for each; asynchronous in the run modes that are."""
 
     type = "a3c"

@@ -67,6 +67,8 @@ class ActorCritic(Agent[S], Generic[S]):
     def __init__(self, settings: S, situation: Situation) -> None:
         super().__init__(settings, situation)
         self.horizon = settings.horizon
+        if settings.rollout_timesteps is not None:
+            self.horizon = -(-settings.rollout_timesteps // situation.num_envs)
         self.distribution = distribution_for(situation.action, self.type, settings.distribution)
         self.kind = self.distribution.kind
         self.layers = situation.network or default_layers(situation.observation)

@@ -23,6 +23,8 @@ class ActorCriticSettings(OptimizerSettings):
     """How far advantages look ahead: 0 is one step, 1 is the whole episode."""
     horizon: Count = 128
     """How many timesteps each environment takes between two updates."""
+    rollout_timesteps: Count | None = None
+    """How many timesteps all environments together take instead; also update_mode.batch_size."""
     value_coefficient: NonNegative = 0.5
     """The weight of the value error in the loss."""
     entropy_coefficient: NonNegative = 0.0

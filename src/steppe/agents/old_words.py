@@ -15,7 +15,7 @@ _SAME_THING = {
 }
 """Old word -> the setting's name."""
 _ABSENCE = {"entropy_coefficient": 0.0}
-"""What null meant, where the setting itself cannot be null."""
+"""What null means, where it is not the default."""
 _EXPLAINED = {
     "batching_capacity": "observations are never batched behind the agent's back; leave it out",
     "device": "JAX chooses the device; set the environment variable JAX_PLATFORMS instead",
@@ -36,13 +36,18 @@ def understand(data: dict[str, Any], fields: set[str]) -> dict[str, Any]:
     for old, new in _SAME_THING.items():
         if old in data and old not in fields and new in fields:
             value = data.pop(old)
-            _put(data, new, _ABSENCE.get(new, value) if value is None else value, old)
+            # TensorForce wrote null for what is not there.
+            if value is not None or new in _ABSENCE:
+                _put(data, new, _ABSENCE[new] if value is None else value, old)
     for old, reason in _EXPLAINED.items():
-        if old in data and old not in fields:
+        if old in data and old not in fields and data.pop(old) is not None:
             raise ValueError(f'"{old}" has no meaning here: {reason}')
     _understand_huber(data, fields)
     _understand_baseline_mode(data, fields)
-    _understand_update_mode(data, fields)
+    if "memory" in fields:
+        _understand_update_mode(data)
+    elif "rollout_timesteps" in fields:
+        _understand_rollouts(data)
     return data
 
 
@@ -64,21 +69,43 @@ def _understand_baseline_mode(data: dict[str, Any], fields: set[str]) -> None:
         _put(data, "share_network", mode == "network", "baseline_mode")
 
 
-def _understand_update_mode(data: dict[str, Any], fields: set[str]) -> None:
-    """For agents with a replay memory: how much each update learns from, and how often. Others take it as it is."""
-    mode = data.get("update_mode")
-    if "update_frequency" not in fields or not isinstance(mode, dict):
-        return
-    data.pop("update_mode")
-    if mode.get("unit", "timesteps") != "timesteps":
-        raise ValueError(
-            f'update_mode.unit is "{mode["unit"]}", but an agent with a replay memory learns from timesteps'
-        )
-    if unknown := set(mode) - {"unit", "batch_size", "frequency"}:
-        raise ValueError(f'update_mode has no "{min(unknown)}"; it has unit, batch_size and frequency')
+def _understand_update_mode(data: dict[str, Any]) -> None:
+    """For agents with a replay memory: how much each update learns from, and how often."""
+    mode = _update_mode(data, 'an agent with a replay memory learns from timesteps: write "timesteps"')
     for old, new in {"batch_size": "batch_size", "frequency": "update_frequency"}.items():
         if old in mode:
             _put(data, new, mode[old], f"update_mode.{old}")
+
+
+def _understand_rollouts(data: dict[str, Any]) -> None:
+    """For agents that learn from rollouts: of how many timesteps, in all environments together."""
+    memory = data.pop("memory", None)
+    kind = memory.get("type") if isinstance(memory, dict) else memory
+    if kind not in (None, "latest"):
+        raise ValueError(f'memory "{kind}" is for agents such as dqn and sac; this one learns from what it just saw')
+    mode = _update_mode(
+        data,
+        "environments that run side by side do not end their episodes together; give timesteps instead, or set horizon",
+    )
+    size, frequency = mode.get("batch_size"), mode.get("frequency")
+    if frequency is not None and frequency != size:
+        raise ValueError(
+            f"update_mode.frequency is {frequency}, but this agent learns from every timestep once, as often as it has "
+            "batch_size of them; leave frequency out"
+        )
+    if size is not None:
+        _put(data, "rollout_timesteps", size, "update_mode.batch_size")
+
+
+def _update_mode(data: dict[str, Any], why_not_episodes: str) -> dict[str, Any]:
+    """The old update_mode, taken out of the settings."""
+    mode = data.pop("update_mode", None) or {}
+    if not isinstance(mode, dict) or (unknown := set(mode) - {"unit", "batch_size", "frequency"}):
+        what = f'no "{min(unknown)}"' if isinstance(mode, dict) else "to be an object"
+        raise ValueError(f"update_mode has {what}; it has unit, batch_size and frequency")
+    if mode.get("unit", "timesteps") != "timesteps":
+        raise ValueError(f'update_mode.unit is "{mode["unit"]}", but {why_not_episodes}')
+    return mode
 
 
 def _put(data: dict[str, Any], name: str, value: Any, said_as: str) -> None:

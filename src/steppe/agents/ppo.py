@@ -49,7 +49,7 @@ class PPO(ActorCritic[PPOSettings]):
     def __init__(self, settings: PPOSettings, situation: Situation) -> None:
         super().__init__(settings, situation)
         envs = situation.num_envs // situation.shards
-        samples = envs if self.is_recurrent else settings.horizon * envs
+        samples = envs if self.is_recurrent else self.horizon * envs
         if settings.optimization_steps is None and samples % settings.minibatches:
             what = f"{samples} sequences" if self.is_recurrent else f"horizon x num_envs = {samples} timesteps"
             raise SpecError(

@@ -26,7 +26,13 @@ class Spec(BaseModel):
     """Unknown fields are errors, values are frozen, and a docstring under a field is its description."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        # Most models are only parts of others: built by themselves, they cost start-up time for nothing.
+        defer_build=True,
     )
 
 
