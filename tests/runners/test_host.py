@@ -30,7 +30,13 @@ def test_ppo_learns_with_every_kind_of_observation_and_action(tmp_path, world):
 
 @pytest.mark.parametrize("world", ["World", "Pictures", "Dictionary", "Shifted"])
 def test_dqn_learns_with_every_kind_of_observation(tmp_path, world):
-    agent = {"type": "dqn", "batch_size": 32, "learning_starts": 100, "n_step": 1, "exploration": {"type": "epsilon_anneal", "timesteps": 1000}}
+    agent = {
+        "type": "dqn",
+        "batch_size": 32,
+        "learning_starts": 100,
+        "n_step": 1,
+        "exploration": {"type": "epsilon_anneal", "timesteps": 1000},
+    }
     outcome = train(tmp_path, experiment(f"worlds:{world}", agent, network=network_for(world), total_timesteps=4000))
     assert outcome.mean_return > 8.5
 

@@ -62,7 +62,11 @@ def test_repeated_actions_shorten_episodes(tmp_path, backend):
 
 
 def test_a_deterministic_run_does_not_explore(tmp_path):
-    spec = experiment(agent={**TINY_DQN, "exploration": {"type": "epsilon_anneal", "initial_epsilon": 1.0}}, deterministic=True, total_timesteps=64)
+    spec = experiment(
+        agent={**TINY_DQN, "exploration": {"type": "epsilon_anneal", "initial_epsilon": 1.0}},
+        deterministic=True,
+        total_timesteps=64,
+    )
     train(tmp_path / "deterministic", spec)
     arrays = checkpoints.load_latest(tmp_path / "deterministic").arrays
     observations = arrays["learner/memory/timesteps/observations"][:1]
