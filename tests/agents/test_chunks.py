@@ -37,9 +37,12 @@ def test_the_gradient_of_a_large_batch_is_the_mean_of_its_parts(make_agent, shak
     def draw(*shape):
         return rng.standard_normal((samples, *shape)).astype(np.float32)
 
-    batch = Batch(draw(3), rng.integers(0, 2, samples), draw(), draw(), draw())
+    batch = Batch(draw(3), rng.integers(0, 2, samples), draw(2), draw(), draw(), draw(), {}, ())
     gradients = jax.jit(agent.gradients)
     whole, metrics = gradients(state, batch)
-    parts = [gradients(state, Batch(*(leaf[i : i + CHUNK] for leaf in batch))) for i in range(0, samples, CHUNK)]
+    parts = [
+        gradients(state, jax.tree.map(lambda leaf, start=start: leaf[start : start + CHUNK], batch))
+        for start in range(0, samples, CHUNK)
+    ]
     np.testing.assert_allclose(whole, np.mean([part[0] for part in parts], axis=0), atol=1e-5)
     assert metrics["loss"] == pytest.approx(np.mean([part[1]["loss"] for part in parts]), rel=1e-4)

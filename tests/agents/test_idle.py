@@ -15,7 +15,7 @@ def drawn(agent, count=12_000):
     """Actions as the environment takes them."""
     noise = agent.draw_noise(jax.random.key(0), (count,))
     observations = np.zeros((count, 3), np.float32)
-    actions, _ = agent.act(agent.acting(agent.init(jax.random.key(0))), observations, noise, 0)
+    actions, _, _ = agent.act(agent.acting(agent.init(jax.random.key(0))), observations, noise, 0, {})
     return np.asarray(agent.to_environment(actions))
 
 
@@ -84,3 +84,12 @@ def test_a_constant_action_with_the_wrong_number_of_elements_is_refused(make_age
 def test_a_constant_action_that_does_not_exist_is_refused(make_agent, space, given):
     with pytest.raises(SpecError, match=r"agent\.action"):
         make_agent("constant", space, action=given)
+
+
+@pytest.mark.parametrize("space", [Discrete(5), Box((2,), (-1.0,), (1.0,))], ids=["discrete", "box"])
+def test_a_random_agent_stays_random_when_it_is_to_act_without_exploring(make_agent, space):
+    agent = make_agent("random", space)
+    assert agent.always_draws
+    policy = agent.policy(agent.init(jax.random.key(0)), 0)
+    first, second = (policy.act(np.zeros((50, 3), np.float32)) for _ in range(2))
+    assert np.any(first != second)

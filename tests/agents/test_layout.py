@@ -59,3 +59,15 @@ def test_gradients_reach_the_place_of_their_parameter():
     slope = jax.jit(jax.grad(first_bias))(jnp.zeros(14))
     assert np.count_nonzero(slope) == 1
     assert LAYOUT.named(np.asarray(slope))["torso/1_dense/bias"][0] == 1.0
+
+
+def test_a_part_begins_where_its_first_array_lies():
+    vector = np.arange(14)
+    assert LAYOUT.start_of("head") == 0
+    assert LAYOUT.start_of("torso") == LAYOUT.split(vector)["torso"]["1_dense"]["bias"][0] == 5
+    assert LAYOUT.start_of("torso/1_dense") == 5
+
+
+def test_joining_inside_a_compiled_program_gives_the_same_vector():
+    vector = np.arange(14, dtype=np.float32)
+    np.testing.assert_array_equal(jax.jit(lambda v: LAYOUT.joined(LAYOUT.split(v)))(vector), vector)

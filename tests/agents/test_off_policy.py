@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ def following(make_agent, random_transitions):
         update, states = jax.jit(agent.update), [state]
         for count in range(7):
             states.append(update(states[-1], random_transitions(FOUR, seed=count))[0])
-        return zip(states, states[1:], strict=False)
+        return itertools.pairwise(states)
 
     return follow
 

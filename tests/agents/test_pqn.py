@@ -8,7 +8,6 @@ import pytest
 
 from steppe.errors import SpecError
 from steppe.networks import Network
-from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 SPACES = {"single": Discrete(4), "multi": MultiDiscrete((2, 3))}
@@ -91,7 +90,7 @@ def test_the_default_network_normalises_its_layers(make_agent, observation):
 
 
 def test_timesteps_that_cannot_be_cut_into_equal_minibatches_are_refused(make_agent):
-    with pytest.raises(SpecError, match="^horizon x num_envs = 30 timesteps cannot be cut into 4 equal minibatches"):
+    with pytest.raises(SpecError, match=r"^horizon x num_envs = 30 timesteps cannot be cut into 4 equal minibatches"):
         make_agent("pqn", Discrete(3), num_envs=3, horizon=10, minibatches=4)
 
 
@@ -99,16 +98,3 @@ def test_timesteps_that_cannot_be_cut_into_equal_minibatches_are_refused(make_ag
 def test_optimisers_of_policies_are_refused(checked, optimizer):
     with pytest.raises(SpecError, match=f'"{optimizer}" is an optimiser of policies, which this agent has not$'):
         checked("pqn", optimizer={"type": "multi_step", "optimizer": optimizer})
-
-
-def test_dropout_is_either_used_or_refused(make_agent, shaken, random_trajectory):
-    layers = NetworkSpec([{"type": "dense", "size": 16, "activation": "tanh"}, {"type": "dropout", "rate": 0.5}])
-    try:
-        agent = make_agent("pqn", Discrete(4), network=layers, horizon=4, minibatches=1)
-    except SpecError as refused:
-        assert "dropout" in str(refused)
-        return
-    state = shaken(agent)
-    batch = agent._prepare(state, random_trajectory(agent, state))
-    first, later = (jax.jit(agent.gradients)(state._replace(updates=np.int32(n)), batch)[0] for n in (0, 1))
-    assert np.any(np.abs(first - later) > 1e-4)

@@ -277,7 +277,9 @@ class Agent(ABC, Generic[S]):
 
 
 def _can_normalize(space: Space) -> bool:
-    return isinstance(space, Box) and not space.is_image and space.dtype.startswith("float")
+    if not isinstance(space, Box) or space.is_image or any(part.is_bytes for part in space.parts):
+        return False
+    return space.dtype.startswith("float")
 
 
 def _draw(distribution: str, key: Array, shape: tuple[int, ...]) -> Array:

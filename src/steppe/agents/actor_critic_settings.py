@@ -56,6 +56,8 @@ class ActorCriticSettings(OptimizerSettings):
 
     @model_validator(mode="after")
     def _parts_are_apart(self) -> ActorCriticSettings:
+        if self.rollout_timesteps is not None and "horizon" in self.model_fields_set:
+            raise ValueError("horizon and rollout_timesteps (update_mode.batch_size) say the same; give one of them")
         if self.share_network and (self.baseline is not None or self.baseline_optimizer is not None):
             raise ValueError("a baseline or baseline_optimizer needs a value network of its own: share_network false")
         if isinstance(innermost(self.optimizer), NaturalGradient) and self.baseline_optimizer is None:

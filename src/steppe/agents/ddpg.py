@@ -44,7 +44,7 @@ class DDPG(ActorAndCritics[S]):
         self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
     ) -> tuple[Any, Internals]:
         """The actor's action, and noise that may drift."""
-        noise, internals = drift(self.settings.exploration, noise, internals, xp)
+        noise, internals = drift(self.settings.exploration, noise, internals, self.action_size, xp)
         actions, _ = super().choose(outputs, noise, timestep, internals, log_std, xp)
         return actions, internals
 

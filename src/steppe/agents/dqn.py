@@ -22,6 +22,7 @@ from steppe.errors import UserError
 from steppe.networks import Network, default_layers
 from steppe.specs._base import Count, Flag, Positive, Unit
 from steppe.specs.exploration import EpsilonAnneal, RandomActions
+from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Discrete, MultiDiscrete, Space
 
 
@@ -73,9 +74,11 @@ class DQN(OffPolicy[DQNSettings]):
 
     def __init__(self, settings: DQNSettings, situation: Situation) -> None:
         action = discrete_choices(situation, self.type)
-        self.layers = situation.network or default_layers(situation.observation)
+        layers = situation.network or default_layers(situation.observation)
+        self.layers, is_dueling = torso_of(layers, action, self.type)
         network = Network(self.layers, situation.observation, supports={"regularization"})
-        self.q = QNetwork(network, action, settings.dueling, settings.quantiles, settings.noisy)
+        self.dueling = settings.dueling or is_dueling
+        self.q = QNetwork(network, action, self.dueling, settings.quantiles, settings.noisy)
         super().__init__(settings, situation)
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
@@ -135,7 +138,7 @@ class DQN(OffPolicy[DQNSettings]):
     def policy_head(self) -> dict[str, Any]:
         """The best value wins; when sampling, exploration goes on as it ended."""
         final = float(self.settings.exploration.epsilon(2**31, np))
-        return {"kind": self.kind, "dueling": self.settings.dueling, "epsilon": final}
+        return {"kind": self.kind, "dueling": self.dueling, "epsilon": final}
 
     def _penalty(self, errors: Array) -> Array:
         huber = self.settings.huber
@@ -149,6 +152,20 @@ def quantile_loss(quantiles: Array, targets: Array, penalty: Any) -> Array:
     errors = targets[..., None, :] - quantiles[..., :, None]
     weights = jnp.abs(levels[:, None] - (errors < 0))
     return (weights * penalty(errors)).mean(-1).sum(-1)
+
+
+def torso_of(layers: NetworkSpec, action: Discrete | MultiDiscrete, agent: str) -> tuple[NetworkSpec, bool]:
+    """(the layers without TensorForce's `dueling` at their end, whether it was there)."""
+    if not layers.is_dueling:
+        return layers, False
+    size = getattr(layers.root[-1], "size", None)
+    actions = action.n if isinstance(action, Discrete) else sum(action.nvec)
+    if size not in (None, actions):
+        raise UserError(
+            f'the network ends in a dueling layer of size {size}, but agent "{agent}" has {actions} actions to value; '
+            "leave out its size"
+        )
+    return layers.without_dueling(), True
 
 
 def discrete_choices(situation: Situation, agent: str) -> Discrete | MultiDiscrete:

@@ -22,7 +22,7 @@ class IMPALASettings(VPGSettings):
     """How many timesteps each environment takes between two updates."""
     gae_lambda: Unit = 1.0
     """How far corrections look ahead: 0 is one step, 1 is the whole trajectory."""
-    clip: Positive = 1.0
+    ratio_clip: Positive = 1.0
     """The most that an action counts which the newer policy prefers (rho bar)."""
     normalize_advantages: Flag = False
     """Whether advantages are shifted and scaled to mean 0 and variance 1 in each minibatch."""
@@ -52,6 +52,6 @@ class IMPALA(VPG):
             jax.lax.stop_gradient(self.current_log_probs(state, trajectory) - behaviour),
             settings.discount,
             settings.gae_lambda,
-            settings.clip,
+            settings.ratio_clip,
         )
         return self.batch_of(trajectory, behaviour, advantages, targets)

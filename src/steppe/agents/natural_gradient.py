@@ -31,7 +31,8 @@ def fisher_product(divergence: Callable[[Array], Array], params: Array) -> Produ
     gradient = jax.grad(divergence)
 
     def product(vector: Array) -> Array:
-        return jax.jvp(gradient, (params,), (vector,))[1]
+        # Backwards twice, since convolutions can be differentiated backwards only.
+        return jax.grad(lambda at: jnp.vdot(gradient(at), vector))(params)
 
     return product
 

@@ -19,26 +19,24 @@ def initial_noise(exploration: Noise, lead: tuple[int, ...], size: int) -> Inter
     return {DRIFT: np.full((*lead, size), exploration.mu, np.float32)}
 
 
-def drift(exploration: Noise, noise: Any, internals: Internals, xp: Any) -> tuple[Any, Internals]:
-    """The noise [N, columns] with its first columns shifted, or replaced by where the drift has got to."""
-    if noise is None:
-        return None, internals
-    if isinstance(exploration, GaussianNoise) and exploration.mu and exploration.sigma:
-        return noise + exploration.mu / exploration.sigma, internals
-    if not isinstance(exploration, OrnsteinUhlenbeck):
-        return noise, internals
-    before = internals[DRIFT]
-    size = before.shape[-1]
-    now = before + exploration.theta * (exploration.mu - before) + exploration.sigma * noise[..., :size]
-    return xp.concatenate([now, noise[..., size:]], -1), internals | {DRIFT: now}
+def drift(exploration: Noise, noise: Any, internals: Internals, size: int, xp: Any) -> tuple[Any, Internals]:
+    """The noise [N, columns] with its first `size` columns, standard normal ones, as the exploration has them."""
+    match exploration:
+        case _ if noise is None:
+            return None, internals
+        case GaussianNoise(mu=mu, sigma=sigma):
+            now = mu + sigma * noise[..., :size]
+        case OrnsteinUhlenbeck(mu=mu, sigma=sigma, theta=theta):
+            before = internals[DRIFT]
+            now = before + theta * (mu - before) + sigma * noise[..., :size]
+            internals = internals | {DRIFT: now}
+        case _:
+            return noise, internals
+    return xp.concatenate([now, noise[..., size:]], -1), internals
 
 
 def exploration_of(exploration: Noise, timestep: Any, xp: Any) -> dict[str, Any]:
-    """`epsilon` and `sigma` for `heads.sample`; drifting noise has its size already."""
-    match exploration:
-        case GaussianNoise():
-            return {"epsilon": 0.0, "sigma": exploration.sigma}
-        case OrnsteinUhlenbeck():
-            return {"epsilon": 0.0, "sigma": 1.0}
-        case _:
-            return {"epsilon": exploration.epsilon(timestep, xp), "sigma": 0.0}
+    """`epsilon` and `sigma` for `heads.sample`; noise that went through `drift` has its size already."""
+    if isinstance(exploration, GaussianNoise | OrnsteinUhlenbeck):
+        return {"epsilon": 0.0, "sigma": 1.0}
+    return {"epsilon": exploration.epsilon(timestep, xp), "sigma": 0.0}

@@ -14,9 +14,16 @@ _SAME_THING = {
     "step_optimizer": "optimizer",
 }
 """Old word -> the setting's name."""
-_ABSENCE = {"entropy_coefficient": 0.0}
-"""What null means, where it is not the default."""
+_ABSENCE: dict[str, Any] = {
+    "clip": 1e9,
+    "entropy_coefficient": 0.0,
+    "exploration": {"type": "constant"},
+    "gae_lambda": 1.0,
+    "variable_noise": 0.0,
+}
+"""What null meant, where it is not the default."""
 _EXPLAINED = {
+    "batched_observe": "observations are never batched behind the agent's back; leave it out",
     "batching_capacity": "observations are never batched behind the agent's back; leave it out",
     "device": "JAX chooses the device; set the environment variable JAX_PLATFORMS instead",
     "execution": "how the work is spread is the experiment's run_mode",
@@ -34,14 +41,19 @@ def understand(data: dict[str, Any], fields: set[str]) -> dict[str, Any]:
     """The settings with today's names; ValueError for old words that mean nothing here, and for things said twice."""
     data = dict(data)
     for old, new in _SAME_THING.items():
-        if old in data and old not in fields and new in fields:
-            value = data.pop(old)
-            # TensorForce wrote null for what is not there.
-            if value is not None or new in _ABSENCE:
-                _put(data, new, _ABSENCE[new] if value is None else value, old)
+        if old not in data or old in fields:
+            continue
+        if new in fields:
+            _put(data, new, data.pop(old), old)
+        elif data[old] is None:
+            data.pop(old)
+    for name in fields & set(data):
+        if data[name] is None and name in _ABSENCE:
+            data[name] = _ABSENCE[name]
     for old, reason in _EXPLAINED.items():
         if old in data and old not in fields and data.pop(old) is not None:
             raise ValueError(f'"{old}" has no meaning here: {reason}')
+    _understand_distributions(data)
     _understand_huber(data, fields)
     _understand_baseline_mode(data, fields)
     if "memory" in fields:
@@ -49,6 +61,17 @@ def understand(data: dict[str, Any], fields: set[str]) -> dict[str, Any]:
     elif "rollout_timesteps" in fields:
         _understand_rollouts(data)
     return data
+
+
+def _understand_distributions(data: dict[str, Any]) -> None:
+    """TensorForce gave an object, or one for each action by name; null is the natural one."""
+    given = data.get("distribution", "auto")
+    if isinstance(given, dict) and "type" not in given and len(given) == 1:
+        (given,) = given.values()
+    if isinstance(given, dict) and set(given) == {"type"}:
+        given = given["type"]
+    if "distribution" in data:
+        data["distribution"] = "auto" if given is None else given
 
 
 def _understand_huber(data: dict[str, Any], fields: set[str]) -> None:

@@ -58,6 +58,8 @@ class OptimizerSettings(AgentSettings):
     def _decays_to_something(self) -> OptimizerSettings:
         if self.learning_rate_decay == "exponential" and not self.final_learning_rate:
             raise ValueError('learning_rate_decay "exponential" never reaches zero: give final_learning_rate')
+        if self.learning_rate_decay == "none" and self.final_learning_rate:
+            raise ValueError("final_learning_rate is where a falling learning rate ends: give learning_rate_decay too")
         return self
 
 
@@ -81,6 +83,8 @@ def lift_learning_rate(data: dict[str, Any], optimizer: str, learning_rate: str)
     lifted = {learning_rate: rate}
     if isinstance(rate, dict):
         lifted = _schedule_fields(rate, learning_rate)
+        if {"learning_rate_decay", "final_learning_rate"} & set(data):
+            raise ValueError("how the learning rate falls is given twice, inside optimizer and beside it; give it once")
     return data | {optimizer: rebuilt} | lifted
 
 

@@ -26,7 +26,7 @@ from steppe.agents._base import (
 )
 from steppe.agents.advantages import lambda_returns
 from steppe.agents.chunks import mean_over_chunks
-from steppe.agents.dqn import discrete_choices
+from steppe.agents.dqn import discrete_choices, torso_of
 from steppe.agents.layout import Layout
 from steppe.agents.optimizers import (
     OptimizerSettings,
@@ -109,10 +109,12 @@ class PQN(Agent[PQNSettings]):
                 f"horizon x num_envs = {samples} timesteps cannot be cut into {settings.minibatches} equal "
                 f"minibatches; change agent.horizon, agent.minibatches or num_envs"
             )
-        self.layers = situation.network or _normalized_layers(situation.observation)
-        network = Network(self.layers, situation.observation, supports={"regularization"})
         action = discrete_choices(situation, self.type)
-        self.q = QNetwork(network, action, settings.dueling, quantiles=1, noisy=False)
+        layers = situation.network or _normalized_layers(situation.observation)
+        self.layers, is_dueling = torso_of(layers, action, self.type)
+        network = Network(self.layers, situation.observation, supports={"regularization"})
+        self.dueling = settings.dueling or is_dueling
+        self.q = QNetwork(network, action, self.dueling, quantiles=1, noisy=False)
         self.layout = Layout(self.q.draw_params(None))
         rate = learning_rate_schedule(settings, self._total_updates())
         self.transform = make_transform(settings.optimizer, rate, settings.max_gradient_norm)
@@ -183,7 +185,7 @@ class PQN(Agent[PQNSettings]):
     def policy_head(self) -> dict[str, Any]:
         """The best value wins; when sampling, exploration goes on as it ended."""
         final = float(self.settings.exploration.epsilon(2**31, np))
-        return {"kind": self.kind, "dueling": self.settings.dueling, "epsilon": final}
+        return {"kind": self.kind, "dueling": self.dueling, "epsilon": final}
 
     def _losses(self, params: Array, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
         observations = self.normalized(state.observations, batch.observations)

@@ -24,7 +24,7 @@ from steppe.runners.learning import Learner, begin, each_reward, is_healthy, lea
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Space
 
-SLOW_IN_NUMPY = {"conv1d", "conv2d", "pool2d"}
+SLOW_IN_NUMPY = {"conv1d", "conv2d", "pool2d", "custom"}
 """Layers for which a compiled forward pass is worth its dispatch."""
 
 

@@ -111,7 +111,7 @@ def _sentence(
 ) -> str:
     """One pydantic error as one sentence."""
     kind, context = detail["type"], detail.get("ctx", {})
-    steps = _without_tags(data, detail["loc"], keep_last=kind == "missing")
+    steps = _without_tags(model, data, detail["loc"], keep_last=kind == "missing")
     expected = _descend(model, detail["loc"])
     if kind == "extra_forbidden":
         word = str(detail["loc"][-1])
@@ -187,16 +187,19 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _without_tags(data: Any, location: Steps, keep_last: bool) -> Steps:
+def _without_tags(model: type[BaseModel], data: Any, location: Steps, keep_last: bool) -> Steps:
     """Pydantic's way to the value without the names of union members it passes, which are in no file."""
     steps: list[str | int] = []
     for number, step in enumerate(location):
         is_last = number == len(location) - 1
+        # What was written under another name is not in the data, but a field of this name tells where to look.
+        is_field = number == 0 and step in model.model_fields
         try:
             data = data[step]
         except (KeyError, IndexError, TypeError):
-            if not (is_last and keep_last):
+            if not (is_field or (is_last and keep_last)):
                 continue
+            data = None
         steps.append(step)
     return tuple(steps)
 

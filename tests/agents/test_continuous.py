@@ -1,0 +1,116 @@
+"""What agents with an actor and critics share: two learning rates, other layers for critics, uniform first actions."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from steppe.errors import SpecError, UserError
+from steppe.specs.network import NetworkSpec
+from steppe.specs.spaces import Box
+
+BOUNDED = Box((2,), (-1.0,), (1.0,))
+AGENTS = ["ddpg", "td3", "sac"]
+
+
+@pytest.mark.parametrize("agent", ["ddpg", "sac"])
+def test_critics_step_at_a_rate_of_their_own(make_agent, shaken, agent):
+    made = make_agent(agent, BOUNDED, optimizer="gradient_descent", learning_rate=0.1, critic_learning_rate=0.02)
+    state = shaken(made)
+    gradients = np.random.default_rng(0).normal(size=state.params.shape).astype(np.float32)
+    after = jax.jit(made.apply)(state, gradients)
+    steps = made.layout.named(np.asarray(after.params) - state.params)
+    for name, step in steps.items():
+        if name.startswith("temperature"):
+            continue
+        rate = 0.1 if name.startswith("actor/") else 0.02
+        np.testing.assert_allclose(step, -rate * made.layout.named(gradients)[name], rtol=1e-3, atol=1e-6)
+
+
+def test_the_rate_of_critics_may_be_written_inside_their_optimiser(checked):
+    given = checked("ddpg", critic_optimizer={"type": "adam", "learning_rate": 0.02})
+    assert given.critic_learning_rate == 0.02
+    assert given.learning_rate == 3e-4
+    with pytest.raises(SpecError, match="the learning rate of critic_optimizer is given twice"):
+        checked("ddpg", critic_optimizer={"type": "adam", "learning_rate": 0.02}, critic_learning_rate=0.1)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_actor_and_critics_share_one_kind_of_optimiser(checked, agent):
+    both = checked(agent, optimizer="rmsprop", critic_optimizer={"type": "rmsprop", "learning_rate": 0.1})
+    assert both.critic_learning_rate == 0.1
+    with pytest.raises(SpecError, match=r"critic_optimizer may differ from optimizer in its learning_rate only$"):
+        checked(agent, optimizer="adam", critic_optimizer="rmsprop")
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_evolutionary_optimiser_is_refused(checked, agent, wrapped):
+    optimizer = {"type": "multi_step", "optimizer": "evolutionary"} if wrapped else "evolutionary"
+    sentence = "an evolutionary optimizer follows one loss, but actor and critics have one each$"
+    with pytest.raises(SpecError, match=sentence):
+        checked(agent, optimizer=optimizer)
+
+
+def test_critics_may_have_other_layers(make_agent, shaken):
+    made = make_agent("sac", BOUNDED, critic_network=[{"type": "dense", "size": 7}, {"type": "dense", "size": 5}])
+    tensors = made.layout.named(shaken(made).params)
+    assert tensors["actor/torso/0_dense/kernel"].shape == (3, 4)
+    for index in range(2):
+        assert tensors[f"critic_{index}/torso/0_dense/kernel"].shape == (3 + 2, 7)
+        assert tensors[f"critic_{index}/torso/1_dense/kernel"].shape == (7, 5)
+
+
+def test_the_action_joins_an_image_after_its_convolutions(make_agent, shaken):
+    image = Box((12, 12, 1), (0.0,), (255.0,), "uint8")
+    layers = NetworkSpec(
+        [{"type": "conv2d", "size": 2, "window": 3, "stride": 2}, {"type": "flatten"}, {"type": "dense", "size": 8}]
+    )
+    made = make_agent("ddpg", BOUNDED, observation=image, network=layers)
+    tensors = made.layout.named(shaken(made).params)
+    assert tensors["critic_0/encoder/0_conv2d/kernel"].shape == (3, 3, 1, 2)
+    assert tensors["critic_0/torso/0_dense/kernel"].shape == (2 * 6 * 6 + 2, 8)
+
+
+def test_critics_need_a_layer_where_the_action_can_join(make_agent):
+    layers = NetworkSpec([{"type": "layer_norm"}])
+    with pytest.raises(UserError, match="the critics' network needs a dense or linear layer, where the action joins"):
+        make_agent("ddpg", BOUNDED, network=layers)
+
+
+@pytest.mark.parametrize("agent", [*AGENTS, "naf"])
+def test_until_learning_starts_actions_come_from_anywhere_in_their_range(make_agent, agent):
+    made = make_agent(agent, Box((2,), (-1.0, 2.0), (3.0, 2.5)), learning_starts=50)
+    outputs = np.tile(np.array([0.3, 0.3, -2.0, -2.0], np.float32), (8000, 1))
+    outputs = outputs if agent == "sac" else outputs[:, :2]
+    internals = made.initial_internals((8000,))
+    noise = np.asarray(made.draw_noise(jax.random.key(0), (8000,)))
+    actions, _ = made.choose(outputs, noise, 49, internals, 0.0, np)
+    taken = np.asarray(made.to_environment(actions))
+    assert stats.kstest(taken[:, 0], stats.uniform(-1, 4).cdf).pvalue > 0.01
+    assert stats.kstest(taken[:, 1], stats.uniform(2, 0.5).cdf).pvalue > 0.01
+    later, _ = made.choose(outputs, noise, 50, internals, 0.0, np)
+    assert later[:, 0].std() < 0.7 * actions[:, 0].std()
+
+
+@pytest.mark.parametrize("agent", [*AGENTS, "naf"])
+def test_greedy_actions_are_the_middle_of_the_policy_stretched_over_the_bounds(make_agent, agent):
+    made = make_agent(agent, Box((2,), (-1.0, 2.0), (3.0, 2.5)))
+    outputs = np.array([[0.5, -1.0, 0.2, 0.1][: 4 if agent == "sac" else 2]], np.float32)
+    actions, _ = made.choose(outputs, None, 0, made.initial_internals((1,)), 0.0, np)
+    np.testing.assert_allclose(actions[0], np.tanh([0.5, -1.0]), rtol=1e-5)
+    expected = np.array([-1.0, 2.0]) + (np.tanh([0.5, -1.0]) + 1) / 2 * np.array([4.0, 0.5])
+    np.testing.assert_allclose(made.to_environment(actions)[0], expected, rtol=1e-5)
+
+
+def test_the_policy_leaves_the_critics_behind(make_agent, shaken):
+    for agent in AGENTS:
+        made = make_agent(agent, BOUNDED)
+        assert set(made.policy_tensors(shaken(made))) == {
+            "torso/0_dense/kernel",
+            "torso/0_dense/bias",
+            "head/kernel",
+            "head/bias",
+        }
