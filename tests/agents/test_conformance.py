@@ -506,7 +506,7 @@ def test_dropout_is_used_or_refused(monkeypatch, agent):
         ("a2c", "gae_lamda", "gae_lambda"),
         ("ppo", "epoch", "epochs"),
         ("trpo", "cg_dampng", "cg_damping"),
-        ("impala", "clp", "clip"),
+        ("impala", "ratio_clp", "ratio_clip"),
         ("dqn", "doubel", "double"),
         ("qr_dqn", "quantile", "quantiles"),
         ("pqn", "trace_lamda", "trace_lambda"),

@@ -46,7 +46,7 @@ def targets_by_definition(trajectory, values, next_values, ratios, discount, tra
 
 @pytest.mark.parametrize("space", [Discrete(3), Box((2,))], ids=["discrete", "box"])
 def test_targets_and_gradient_correct_for_the_older_policy(make_agent, shaken, random_trajectory, in_numpy, space):
-    agent = make_agent("impala", space, horizon=6, clip=1.3, gae_lambda=0.9, entropy_coefficient=0.0)
+    agent = make_agent("impala", space, horizon=6, ratio_clip=1.3, gae_lambda=0.9, entropy_coefficient=0.0)
     state = shaken(agent)
     # The spread of Gaussian actions is not in what was put out when acting, so it is the same in both policies here.
     acted = shaken(agent, seed=4).params

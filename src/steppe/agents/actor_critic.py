@@ -207,7 +207,7 @@ class ActorCritic(Agent[S], Generic[S]):
 
     def behaviour_log_probs(self, state: TrainState, trajectory: Trajectory) -> Array:
         """Log-probabilities [T, N] of the actions under the policy that took them."""
-        log_std = self.layout.split(state.params)["policy"]["head"].get("log_std")
+        log_std = self.layout.split(self.acting(state).params)["policy"]["head"].get("log_std")
         return self.distribution.log_prob(trajectory.outputs, log_std, trajectory.actions)
 
     def current_log_probs(self, state: TrainState, trajectory: Trajectory) -> Array:
@@ -219,8 +219,9 @@ class ActorCritic(Agent[S], Generic[S]):
 
         observed = (trajectory.observations, trajectory.internals)
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observed)
-        current = map_chunks(outputs, flat)
-        return self.behaviour_log_probs(state, trajectory._replace(outputs=current.reshape(*lead, -1)))
+        current = map_chunks(outputs, flat).reshape(*lead, -1)
+        log_std = self.layout.split(state.params)["policy"]["head"].get("log_std")
+        return self.distribution.log_prob(current, log_std, trajectory.actions)
 
     def batch_of(self, trajectory: Trajectory, log_probs: Array, advantages: Array, returns: Array) -> Batch:
         """All timesteps as samples, or all environments as sequences."""

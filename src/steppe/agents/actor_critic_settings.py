@@ -62,6 +62,12 @@ class ActorCriticSettings(OptimizerSettings):
             raise ValueError("a baseline or baseline_optimizer needs a value network of its own: share_network false")
         if isinstance(innermost(self.optimizer), NaturalGradient) and self.baseline_optimizer is None:
             raise ValueError("natural_gradient moves the policy only: give a baseline_optimizer for the value network")
+        if self.baseline_optimizer is None and "baseline_learning_rate" in self.model_fields_set:
+            raise ValueError("baseline_learning_rate is the step size of a baseline_optimizer, which is not given")
+        if isinstance(innermost(self.optimizer), NaturalGradient) and self.learning_rate_decay != "none":
+            raise ValueError(
+                "learning_rate_decay is for step sizes; natural_gradient has a divergence as learning_rate"
+            )
         if self.baseline_optimizer is not None and isinstance(innermost(self.baseline_optimizer), NaturalGradient):
             raise ValueError("natural_gradient measures steps of a policy, so it cannot be the baseline_optimizer")
         return self

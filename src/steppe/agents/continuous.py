@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -12,8 +13,8 @@ from pydantic import model_validator
 
 from steppe.agents._base import Acting, Internals, Situation, TrainState, normalizer_tensors
 from steppe.agents.off_policy import MemorySettings, OffPolicy, OffPolicySettings
-from steppe.agents.optimizers import lift_learning_rate
-from steppe.errors import UserError
+from steppe.agents.optimizers import has_part, learning_rate_schedule, lift_learning_rate, make_transform
+from steppe.errors import SpecError, UserError
 from steppe.networks import Network, apply_head, default_layers, head
 from steppe.records import heads
 from steppe.specs._base import Natural, Positive
@@ -34,7 +35,7 @@ class ContinuousSettings(OffPolicySettings):
     critic_learning_rate: Positive | None = None
     """The critics' step size, where it differs; may also be written inside `critic_optimizer`."""
     critic_optimizer: OptimizerSpec | None = None
-    """TensorForce's name for how the critics step; must be the same optimiser as the actor's."""
+    """How the critics step, where it differs."""
     memory: MemorySettings = MemorySettings(capacity=250_000)
     """The replay memory."""
 
@@ -45,12 +46,12 @@ class ContinuousSettings(OffPolicySettings):
 
     @model_validator(mode="after")
     def _one_optimizer(self) -> ContinuousSettings:
-        if self.critic_optimizer is not None and self.critic_optimizer != self.optimizer:
-            raise ValueError(
-                "actor and critics step together: critic_optimizer may differ from optimizer in its learning_rate only"
-            )
-        if isinstance(self.optimizer, Evolutionary):
+        if any(has_part(each, Evolutionary) for each in (self.optimizer, self.critic_optimizer)):
             raise ValueError("an evolutionary optimizer follows one loss, but actor and critics have one each")
+        if self.critic_optimizer is not None and hasattr(self.critic_optimizer, "optimizer"):
+            raise ValueError(
+                f'"{self.critic_optimizer.type}" wraps the step of actor and critics together: write it as optimizer'
+            )
         return self
 
 
@@ -74,6 +75,11 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         self.critic = Network(rest, joined, "lecun", {"regularization"})
         super().__init__(settings, situation)
         self.first_of_critics = self.layout.start_of("critic_0")
+        rate = learning_rate_schedule(settings, self.total_updates(), settings.critic_learning_rate)
+        optimizer = settings.critic_optimizer or settings.optimizer
+        self.critic_transform = make_transform(optimizer, rate, settings.max_gradient_norm)
+        if self.actor_network.has_dropout or self.critic.has_dropout:
+            raise SpecError(f'agent "{self.type}" learns from its own estimates, which dropout blurs; leave it out')
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
         """A small last layer makes the first actions nearly zero."""
@@ -123,17 +129,27 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
             total = total + self.encoder.penalty(critic["encoder"]) + self.critic.penalty(critic["torso"])
         return total
 
+    def init(self, key: Array) -> TrainState:
+        """Actor and critics have an optimiser each."""
+        state = super().init(key)
+        actor, critics = self._parted(state.params)
+        optimizers = [jax.jit(self.transform.init)(actor), jax.jit(self.critic_transform.init)(critics)]
+        return state._replace(optimizer=optimizers)
+
     def apply(self, state: TrainState, gradients: Array) -> TrainState:
-        """One optimiser step, the critics' at their own learning rate, and the targets follow."""
-        settings = self.settings
-        steps, optimizer = self.transform.update(gradients, state.optimizer, state.params)
-        if settings.critic_learning_rate is not None:
-            # Every optimiser's step is in proportion to its learning rate.
-            ratio = settings.critic_learning_rate / settings.learning_rate
-            is_critic = jnp.arange(self.layout.size) >= self.first_of_critics
-            steps = jnp.where(is_critic, ratio * steps, steps)
-        params = optax.apply_updates(state.params, steps)
-        return self.moved_target(state._replace(params=params, optimizer=optimizer, updates=state.updates + 1))
+        """One step of both optimisers, and the targets follow."""
+        params, steps = self._parted(state.params), self._parted(gradients)
+        moved, optimizers = [], []
+        for index, transform in enumerate((self.transform, self.critic_transform)):
+            step, optimizer = transform.update(steps[index], state.optimizer[index], params[index])
+            moved.append(optax.apply_updates(params[index], step))
+            optimizers.append(optimizer)
+        updates = state.updates + 1
+        return self.moved_target(state._replace(params=jnp.concatenate(moved), optimizer=optimizers, updates=updates))
+
+    def _parted(self, vector: Any) -> tuple[Any, Any]:
+        """(the actor's part, everything else)."""
+        return vector[: self.first_of_critics], vector[self.first_of_critics :]
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         """The actor with its normaliser; the critics stay behind."""

@@ -174,8 +174,8 @@ class DQfD(DQN):
         )
         return Timesteps(*(leaf[:, None] for leaf in timesteps))
 
-    def _total_updates(self) -> int | None:
-        total = super()._total_updates()
+    def total_updates(self) -> int | None:
+        total = super().total_updates()
         return None if total is None else total + self.pretraining_updates * steps_of(self.settings.optimizer)
 
 

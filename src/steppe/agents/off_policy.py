@@ -62,6 +62,8 @@ class MemorySettings(Spec):
         if isinstance(data, dict) and data.get("type") == "latest":
             raise ValueError('memory "latest" keeps what was just seen, as ppo and vpg do; use "replay" here')
         if isinstance(data, dict) and "prioritization_weight" in data:
+            if "priority_exponent" in data:
+                raise ValueError("priority_exponent and prioritization_weight say the same thing; give one of them")
             data = data | {"priority_exponent": data["prioritization_weight"]}
             data.pop("prioritization_weight")
         return data
@@ -70,6 +72,10 @@ class MemorySettings(Spec):
     def _next_states_are_needed(self) -> MemorySettings:
         if not self.include_next_states:
             raise ValueError("include_next_states must be true: the value of what follows is what is learned from")
+        if self.type == "replay":
+            for name in ("priority_exponent", "importance_exponent"):
+                if name in self.model_fields_set and getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f'{name} is for memory "prioritized_replay"; this one draws uniformly')
         return self
 
 
@@ -134,7 +140,7 @@ class OffPolicy(Agent[S], Generic[S]):
             importance_exponent=settings.memory.importance_exponent,
         )
         self.layout = Layout(self.draw_params(None))
-        rate = learning_rate_schedule(settings, self._total_updates())
+        rate = learning_rate_schedule(settings, self.total_updates())
         self.transform = make_transform(settings.optimizer, rate, settings.max_gradient_norm)
 
     @abstractmethod
@@ -181,6 +187,10 @@ class OffPolicy(Agent[S], Generic[S]):
         params = optax.apply_updates(state.params, steps)
         return self.moved_target(state._replace(params=params, optimizer=optimizer, updates=state.updates + 1))
 
+    def settled(self, before: TrainState, moved: TrainState) -> TrainState:
+        """The targets move towards the parameters that were really reached."""
+        return self.moved_target(moved._replace(target=before.target))
+
     def moved_target(self, state: TrainState) -> TrainState:
         """Every target_sync_frequency updates, the targets go part of the way to the parameters."""
         settings = self.settings
@@ -216,7 +226,8 @@ class OffPolicy(Agent[S], Generic[S]):
         """The acting network with its normaliser."""
         return self.layout.named(np.array(state.params)) | normalizer_tensors(self, state)
 
-    def _total_updates(self) -> int | None:
+    def total_updates(self) -> int | None:
+        """How many updates the whole experiment takes, where that is known."""
         total = self.situation.total_timesteps
         if total is None:
             return None

@@ -104,6 +104,8 @@ def _understand_rollouts(data: dict[str, Any]) -> None:
     """For agents that learn from rollouts: of how many timesteps, in all environments together."""
     memory = data.pop("memory", None)
     kind = memory.get("type") if isinstance(memory, dict) else memory
+    if isinstance(memory, dict) and (unknown := set(memory) - {"type", "capacity", "include_next_states"}):
+        raise ValueError(f'memory has no "{min(unknown)}"; it has type, capacity and include_next_states')
     if kind not in (None, "latest"):
         raise ValueError(f'memory "{kind}" is for agents such as dqn and sac; this one learns from what it just saw')
     mode = _update_mode(

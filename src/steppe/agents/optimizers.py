@@ -104,9 +104,12 @@ def _schedule_fields(rate: dict[str, Any], learning_rate: str) -> dict[str, Any]
     }
 
 
-def learning_rate_schedule(settings: OptimizerSettings, total_updates: int | None) -> optax.ScalarOrSchedule:
-    """The learning rate by the number of updates taken."""
-    start, end = settings.learning_rate, settings.final_learning_rate
+def learning_rate_schedule(
+    settings: OptimizerSettings, total_updates: int | None, other_start: float | None = None
+) -> optax.ScalarOrSchedule:
+    """The learning rate by the number of updates taken; one that starts elsewhere falls in the same proportion."""
+    start = settings.learning_rate if other_start is None else other_start
+    end = settings.final_learning_rate * start / settings.learning_rate
     if settings.learning_rate_decay == "none":
         return start
     if total_updates is None:
@@ -175,6 +178,9 @@ class Stepping(Protocol):
     def loss(self, params: Array, state: TrainState, batch: Any) -> Array:
         """The scalar that the gradients are of."""
 
+    def settled(self, before: TrainState, moved: TrainState) -> TrainState:
+        """What follows from parameters, such as a target network, after a wrapper has changed where a step led."""
+
 
 def step(spec: OptimizerSpec, agent: Stepping, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
     """One step of an optimiser, whatever it wraps, on a batch whose leaves are [B, ...]."""
@@ -187,10 +193,10 @@ def step(spec: OptimizerSpec, agent: Stepping, state: TrainState, batch: Any) ->
         case ClippedStep():
             moved, metrics = step(spec.optimizer, agent, state, batch)
             change = jnp.clip(moved.params - state.params, -spec.clipping_value, spec.clipping_value)
-            return moved._replace(params=state.params + change), metrics
+            return agent.settled(state, moved._replace(params=state.params + change)), metrics
         case OptimizedStep():
             moved, metrics = step(spec.optimizer, agent, state, batch)
-            return _searched(spec, agent, state, moved, batch), metrics
+            return agent.settled(state, _searched(spec, agent, state, moved, batch)), metrics
         case _:
             gradients, metrics = agent.gradients(state, batch)
             return agent.apply(state, gradients), metrics

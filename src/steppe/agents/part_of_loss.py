@@ -50,12 +50,16 @@ class PartOfLoss:
 
         chunked = mean_over_chunks if not isinstance(kind, Evolutionary) else _whole
         gradients, metrics = chunked(gradient, batch)
-        if agent.axis is not None:
-            gradients = jax.lax.pmean(gradients, agent.axis)
+        gradients = self._mean(gradients)
+        if isinstance(kind, Evolutionary) and self.part != "all":
+            # Random directions reach into the other part, whose parameters this optimiser must not move.
+            is_policy = jnp.arange(agent.layout.size) < agent.layout.start_of("value")
+            gradients = jnp.where(is_policy == (self.part == "policy"), gradients, 0.0)
         if isinstance(kind, NaturalGradient):
             product = fisher_product(lambda params: agent.divergence(params, state, batch), state.params)
             rate = agent.settings.learning_rate
-            gradients = natural_step(gradients, product, rate, kind.cg_max_iterations, kind.cg_damping)
+            iterations, damping = kind.cg_max_iterations, kind.cg_damping
+            gradients = natural_step(gradients, lambda v: self._mean(product(v)), rate, iterations, damping)
         return gradients, metrics
 
     def apply(self, state: TrainState, gradients: Array) -> TrainState:
@@ -67,11 +71,19 @@ class PartOfLoss:
             params=optax.apply_updates(state.params, steps), optimizer=optimizers, updates=state.updates + 1
         )
 
+    def settled(self, before: TrainState, moved: TrainState) -> TrainState:
+        """Nothing follows from the parameters."""
+        return moved
+
     def loss(self, params: Array, state: TrainState, batch: Batch) -> Array:
-        """This part of the loss."""
+        """This part of the loss, averaged over devices."""
         if self.agent.settings.normalize_advantages:
             batch = batch._replace(advantages=self.agent.standardized(batch.advantages))
-        return self.agent.loss(params, state, batch, self.part)[0]
+        return self._mean(self.agent.loss(params, state, batch, self.part)[0])
+
+    def _mean(self, values: Array) -> Array:
+        """Over all devices."""
+        return values if self.agent.axis is None else jax.lax.pmean(values, self.agent.axis)
 
     def _rate(self) -> optax.ScalarOrSchedule:
         batches = self.agent.total_batches

@@ -145,6 +145,10 @@ class PQN(Agent[PQNSettings]):
         """The mean squared error."""
         return self._losses(params, state, batch)[0]
 
+    def settled(self, before: TrainState, moved: TrainState) -> TrainState:
+        """Nothing follows from the parameters."""
+        return moved
+
     def apply(self, state: TrainState, gradients: Array) -> TrainState:
         """One optimiser step on the vector."""
         steps, optimizer = self.transform.update(gradients, state.optimizer, state.params)
@@ -189,7 +193,8 @@ class PQN(Agent[PQNSettings]):
 
     def _losses(self, params: Array, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
         observations = self.normalized(state.observations, batch.observations)
-        values = self.q.values(self.layout.split(params), observations)
+        key = jax.random.fold_in(state.key, state.updates) if self.q.network.has_dropout else None
+        values = self.q.values(self.layout.split(params), observations, key)
         errors = self.q.taken(values, batch.actions)[..., 0] - batch.targets
         loss = 0.5 * jnp.mean(errors**2) + self.q.network.penalty(self.layout.split(params)["torso"])
         return loss, {"loss": loss, "td_error": jnp.abs(errors).mean()}

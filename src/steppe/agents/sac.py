@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from pydantic import model_validator
 
 from steppe.agents._base import Metrics, TrainState, Transitions
 from steppe.agents.continuous import ActorAndCritics, ContinuousSettings
@@ -25,6 +26,14 @@ class SACSettings(ContinuousSettings):
     """Where a learned temperature starts."""
     target_entropy: Literal["auto"] | Number = "auto"
     """The entropy that a learned temperature keeps; "auto" is minus the number of elements of an action."""
+
+    @model_validator(mode="after")
+    def _learned_or_fixed(self) -> SACSettings:
+        for name in ("initial_temperature", "target_entropy"):
+            is_default = getattr(self, name) == type(self).model_fields[name].default
+            if self.temperature != "auto" and not is_default:
+                raise ValueError(f'{name} is for a learned temperature; leave it out, or set temperature "auto"')
+        return self
 
 
 class SAC(ActorAndCritics[SACSettings]):

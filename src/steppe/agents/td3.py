@@ -58,20 +58,22 @@ class TD3(DDPG[TD3Settings]):
         return jax.lax.cond(self._is_due(state.updates), loss, lambda params: jnp.float32(0.0), params)
 
     def apply(self, state: TrainState, gradients: Array) -> TrainState:
-        """The critics move; actor and targets only every policy_delay updates."""
+        """The critics move; the actor only every policy_delay updates."""
         moved = super().apply(state, gradients)
         waits = ~self._is_due(state.updates)
-        is_actor = jnp.arange(self.layout.size) < self.first_of_critics
-
-        def held(old: Any, new: Any) -> Any:
-            # Adam would go on moving the actor by its momentum.
-            return jnp.where(waits & is_actor, old, new) if new.shape == is_actor.shape else new
-
-        return moved._replace(
-            params=held(state.params, moved.params),
-            optimizer=jax.tree.map(held, state.optimizer, moved.optimizer),
-            target=jnp.where(waits, state.target, moved.target),
+        actor, optimizer = jax.tree.map(
+            lambda old, new: jnp.where(waits, old, new),
+            (self._parted(state.params)[0], state.optimizer[0]),
+            (self._parted(moved.params)[0], moved.optimizer[0]),
         )
+        params = jnp.concatenate([actor, self._parted(moved.params)[1]])
+        held = moved._replace(params=params, optimizer=[optimizer, moved.optimizer[1]])
+        return self.settled(state, held)
+
+    def moved_target(self, state: TrainState) -> TrainState:
+        """The targets wait as the actor does."""
+        moved = super().moved_target(state)
+        return moved._replace(target=jnp.where(self._is_due(state.updates - 1), moved.target, state.target))
 
     def _is_due(self, updates: Any) -> Array:
         return (updates + 1) % self.settings.policy_delay == 0

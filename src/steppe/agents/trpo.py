@@ -39,7 +39,7 @@ class TRPOSettings(ActorCriticSettings):
     @model_validator(mode="before")
     @classmethod
     def _has_its_own_optimizer(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "optimizer" in data:
+        if isinstance(data, dict) and {"optimizer", "step_optimizer"} & set(data):
             raise ValueError('agent "trpo" has an optimizer of its own; use learning_rate and the cg_ and ls_ settings')
         return data
 

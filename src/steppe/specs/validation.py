@@ -257,7 +257,8 @@ def _field_names(annotation: Any) -> Iterator[str]:
 
 def _tags(annotation: Any, name: str) -> Iterator[str]:
     for option in _options(annotation):
-        yield from get_args(option.model_fields[name].annotation)
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            yield from get_args(option.model_fields[name].annotation)
 
 
 def _title(annotation: Any) -> str:
