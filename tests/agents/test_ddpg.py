@@ -126,11 +126,10 @@ def test_the_actor_and_the_targets_wait_for_the_critics(delayed):
 
 def test_what_the_actors_optimiser_remembers_waits_too(delayed):
     agent, states, _ = delayed
-    is_actor = np.arange(agent.layout.size) < agent.first_of_critics
 
     def moments(state):
-        leaves = jax.tree.leaves(state.optimizer)
-        return [np.asarray(leaf)[is_actor] for leaf in leaves if leaf.shape == is_actor.shape]
+        actor, _ = state.optimizer
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(actor) if leaf.shape == (agent.first_of_critics,)]
 
     assert len(moments(states[0])) == 2
     for first in moments(states[2]):

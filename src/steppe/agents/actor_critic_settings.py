@@ -56,13 +56,14 @@ class ActorCriticSettings(OptimizerSettings):
 
     @model_validator(mode="after")
     def _parts_are_apart(self) -> ActorCriticSettings:
-        if self.rollout_timesteps is not None and "horizon" in self.model_fields_set:
+        if self.rollout_timesteps is not None and self.horizon != type(self).model_fields["horizon"].default:
             raise ValueError("horizon and rollout_timesteps (update_mode.batch_size) say the same; give one of them")
         if self.share_network and (self.baseline is not None or self.baseline_optimizer is not None):
             raise ValueError("a baseline or baseline_optimizer needs a value network of its own: share_network false")
         if isinstance(innermost(self.optimizer), NaturalGradient) and self.baseline_optimizer is None:
             raise ValueError("natural_gradient moves the policy only: give a baseline_optimizer for the value network")
-        if self.baseline_optimizer is None and "baseline_learning_rate" in self.model_fields_set:
+        usual = type(self).model_fields["baseline_learning_rate"].default
+        if self.baseline_optimizer is None and self.baseline_learning_rate != usual:
             raise ValueError("baseline_learning_rate is the step size of a baseline_optimizer, which is not given")
         if isinstance(innermost(self.optimizer), NaturalGradient) and self.learning_rate_decay != "none":
             raise ValueError(

@@ -263,5 +263,8 @@ def _tags(annotation: Any, name: str) -> Iterator[str]:
 
 def _title(annotation: Any) -> str:
     """What a member of a tagged union is called: the title of its field, such as "layer"."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        known = [title for title in map(_title, get_args(annotation)) if title != "value"]
+        return known[0] if known else "value"
     titles = [info.title for info in get_args(annotation) if isinstance(info, FieldInfo) and info.title]
-    return titles[0] if titles else "value"
+    return titles[0] if titles else _title(get_args(annotation)[0]) if get_origin(annotation) is Annotated else "value"
