@@ -175,6 +175,7 @@ class DQfD(DQN):
         return Timesteps(*(leaf[:, None] for leaf in timesteps))
 
     def total_updates(self) -> int | None:
+        """Those of the pretraining too."""
         total = super().total_updates()
         return None if total is None else total + self.pretraining_updates * steps_of(self.settings.optimizer)
 

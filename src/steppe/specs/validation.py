@@ -212,17 +212,26 @@ def _descend(annotation: Any, steps: Steps) -> Any:
 
 
 def _inner(annotation: Any, step: str | int) -> Iterator[Any]:
-    for option in _options(annotation):
+    options = list(_options(annotation))
+    models = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+    if len(models) > 1:
+        # A member's tag comes before its fields, one of which may be called alike.
+        yield from (option for option in models if _is_tag(option, step))
+    for option in options:
         if isinstance(option, type) and issubclass(option, BaseModel):
             for name, info in option.model_fields.items():
                 if step in _spellings(name, info):
                     yield _annotated(info)
-            if any(step in get_args(info.annotation) for info in option.model_fields.values()):
+            if _is_tag(option, step):
                 yield option
         elif isinstance(step, int) and get_origin(option) in (list, tuple):
             yield get_args(option)[0]
         elif isinstance(step, str) and get_origin(option) is dict:
             yield get_args(option)[1]
+
+
+def _is_tag(model: type[BaseModel], step: str | int) -> bool:
+    return any(step in get_args(info.annotation) for info in model.model_fields.values())
 
 
 def _options(annotation: Any) -> Iterator[Any]:
