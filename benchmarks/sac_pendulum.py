@@ -1,4 +1,4 @@
-"""SAC on Pendulum-v1, 256-256, batch 256, an update a step: at most 1/2 of stable-baselines3's CPU time, below sbx's."""
+"""SAC on Pendulum-v1, 256-256, batch 256, an update a step: at most 1/2 of stable-baselines3, below sbx."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ QUICKLY = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split
 TANH_4 = NetworkSpec([{"type": "dense", "size": 4, "activation": "tanh"}])
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _jax_as_in_training():
     """Set up as in training, but compiled in a third of the time: these programs are tiny and run once or twice."""
     prepare_jax()

@@ -239,13 +239,23 @@ def test_regularised_layers_add_their_penalty_to_the_loss(make_agent, shaken, ra
         np.testing.assert_allclose(change, pulled, atol=1e-5)
 
 
+# So long a step that devices would shorten it differently, if each went by what it saw itself.
+SEARCHED = {
+    "optimizer": {"type": "optimized_step", "ls_accept_ratio": 0.7, "optimizer": "gradient_descent"},
+    "learning_rate": 2.0,
+    "max_gradient_norm": None,
+}
+
+
 @pytest.mark.parametrize(
     ("agent", "settings"),
     [
         ("vpg", {}),
         ("trpo", {"learning_rate": 0.05, "cg_max_iterations": 3}),
+        ("vpg", SEARCHED),
+        ("pqn", SEARCHED | {"minibatches": 1, "epochs": 1}),
     ],
-    ids=["vpg", "trpo"],
+    ids=["plain", "natural", "searched", "pqn searched"],
 )
 def test_devices_that_saw_different_timesteps_take_the_same_step(
     make_agent, shaken, random_trajectory, agent, settings

@@ -56,6 +56,58 @@ def test_a_critic_optimiser_wraps_no_other(checked, agent):
         checked(agent, critic_optimizer={"type": "multi_step", "optimizer": "adam"})
 
 
+def test_actor_and_critics_each_have_their_gradient_shortened(make_agent, shaken):
+    made = make_agent(
+        "ddpg",
+        BOUNDED,
+        optimizer="gradient_descent",
+        learning_rate=1.0,
+        critic_learning_rate=1.0,
+        max_gradient_norm=0.5,
+    )
+    state = shaken(made)
+    gradients = np.where(np.arange(state.params.size) < made.first_of_critics, 0.01, 100.0).astype(np.float32)
+    change = np.asarray(jax.jit(made.apply)(state, gradients).params) - state.params
+    np.testing.assert_allclose(change[: made.first_of_critics], -0.01, rtol=1e-3)
+    assert np.linalg.norm(change[made.first_of_critics :]) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_both_learning_rates_fall_together(make_agent, shaken):
+    made = make_agent(
+        "ddpg",
+        BOUNDED,
+        optimizer="gradient_descent",
+        learning_rate=0.1,
+        critic_learning_rate=0.02,
+        learning_rate_decay="linear",
+        final_learning_rate=0.05,
+        learning_starts=0,
+        batch_size=2,
+        situation={"total_timesteps": 8},
+    )
+    assert made.total_updates() == 4
+    state = shaken(made)
+    ones, apply, steps = np.ones_like(state.params), jax.jit(made.apply), []
+    for _ in range(6):
+        after = apply(state, ones)
+        change = np.asarray(after.params) - np.asarray(state.params)
+        steps.append((change[0], change[made.first_of_critics]))
+        state = after
+    shares = 1 - 0.5 * np.minimum(np.arange(6) / 4, 1.0)
+    np.testing.assert_allclose(steps, np.outer(-shares, [0.1, 0.02]), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("where", ["network", "critic_network"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_dropout_is_refused_wherever_it_stands(make_agent, where, is_first):
+    dropout, dense = {"type": "dropout", "rate": 0.5}, {"type": "dense", "size": 4}
+    layers = [dropout, dense] if is_first else [dense, dropout]
+    given = {"network": NetworkSpec(layers)} if where == "network" else {"critic_network": layers}
+    for agent in AGENTS:
+        with pytest.raises(SpecError, match=f'agent "{agent}" learns from its own estimates, which dropout blurs'):
+            make_agent(agent, BOUNDED, **given)
+
+
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_an_evolutionary_optimiser_is_refused(checked, agent, wrapped):

@@ -246,6 +246,8 @@ def test_the_unrolled_loop_of_trpo_is_explained(checked):
         ("ppo", {"memory": "replay"}, 'memory "replay" is for agents such as dqn and sac'),
         ("vpg", {"memory": {"type": "prioritized_replay"}}, 'memory "prioritized_replay" is for agents such as dqn'),
         ("ppo", {"memory": {"type": "latest", "capasity": 9}}, "capasity"),
+        ("ppo", {"memory": {"type": ["latest"]}}, "memory"),
+        ("ppo", {"baseline_mode": ["states"]}, "baseline_mode must be"),
         ("ppo", {"baseline_mode": "other"}, 'baseline_mode must be "states", "network" or null, not'),
         ("dqn", {"optimizer": "synchronization"}, "it moves a target network; use target_sync_frequency and"),
         ("dqn", {"optimizer": {"type": "global_optimizer"}}, "sharing an optimiser is what the run modes do"),

@@ -208,6 +208,9 @@ class Bowl:
         self.transform = make_transform(read(spec), rate, None)
         self.rate = rate
 
+    def averaged(self, values):
+        return values
+
     def settled(self, before, moved):
         return moved
 
@@ -398,7 +401,10 @@ def test_a_falling_learning_rate_may_be_written_inside(checked, word):
     assert settings.final_learning_rate == 0.01
 
 
-@pytest.mark.parametrize("wrong", [{"type": "linear"}, {"initial_value": 0.1, "decay_steps": 5}, {}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"type": "linear"}, {"initial_value": 0.1, "decay_steps": 5}, {}, {"type": ["linear"], "initial_value": 0.1}],
+)
 def test_a_falling_learning_rate_that_cannot_be_read_is_explained(checked, wrong):
     with pytest.raises(SpecError, match=r'a falling learning rate is written \{"type": "linear", "initial_value"'):
         checked("ppo", optimizer={"type": "adam", "learning_rate": wrong})

@@ -81,7 +81,10 @@ def loss_in_numpy(in_numpy, agent, vector, batch):
     }
 
 
-@pytest.mark.parametrize(("action", "share_network"), [*((action, False) for action in ACTIONS), ("box", True)])
+@pytest.mark.parametrize(
+    ("action", "share_network"),
+    [("discrete", True), ("multi-discrete", False), ("yes or no", False), ("box", False), ("beta", True)],
+)
 def test_loss_and_gradient_are_those_of_the_paper(make_agent, shaken, random_batch, in_numpy, action, share_network):
     space, distribution = ACTIONS[action]
     agent = make_agent(
@@ -287,3 +290,12 @@ def test_every_order_is_equally_likely():
     counts = np.unique(rows @ np.array([64, 16, 4, 1]), return_counts=True)[1]
     assert len(counts) == 24
     assert stats.chisquare(counts).pvalue > 0.001
+
+
+def test_a_rollout_may_be_told_in_timesteps_of_all_environments(make_agent):
+    for num_envs, horizon in ((2, 16), (4, 8), (5, 7)):
+        agent = make_agent("ppo", Discrete(3), num_envs=num_envs, rollout_timesteps=32, minibatches=1)
+        assert agent.horizon == horizon
+    sentence = r"^horizon x num_envs = 35 timesteps cannot be cut into 4 equal minibatches"
+    with pytest.raises(SpecError, match=sentence):
+        make_agent("ppo", Discrete(3), num_envs=5, rollout_timesteps=32, minibatches=4)

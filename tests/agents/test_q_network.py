@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from steppe.agents.q_network import QNetwork
+from steppe.errors import UserError
 from steppe.networks import Network
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
@@ -138,3 +139,24 @@ def test_the_two_networks_of_an_error_are_perturbed_independently(make_agent, sh
         agent.q.best(agent.q.values(agent.layout.split(state.params), batch.observations))
     )
     assert np.all(np.abs(taken - targets)[greedy] > 1e-6)
+
+
+DUELING = [{"type": "dense", "size": 4, "activation": "tanh"}, {"type": "dueling", "size": 4}]
+
+
+@pytest.mark.parametrize("agent", ["dqn", "pqn"])
+def test_a_dueling_layer_at_the_end_of_the_network_is_the_setting(make_agent, shaken, agent):
+    settings = {"horizon": 4, "minibatches": 1} if agent == "pqn" else {}
+    written = make_agent(agent, Discrete(4), network=NetworkSpec(DUELING), **settings)
+    said = make_agent(agent, Discrete(4), dueling=True, **settings)
+    assert written.layout.names == said.layout.names
+    state = shaken(said)
+    outputs = [made.policy(state, 0).outputs(OBSERVATIONS) for made in (written, said)]
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_a_dueling_layer_of_another_size_than_the_actions_is_refused(make_agent):
+    sentence = r'^the network ends in a dueling layer of size 4, but agent "dqn" has 5 actions to value; leave out its'
+    for space in (Discrete(5), MultiDiscrete((2, 3))):
+        with pytest.raises(UserError, match=sentence):
+            make_agent("dqn", space, network=NetworkSpec(DUELING))

@@ -97,6 +97,7 @@ def test_every_optimiser_comes_back_from_its_dump():
         ({"type": "adam", "beta1": 1.5}, r"^wrong value 1\.5 in agent\.json at optimizer\.beta1; it must be at most 1"),
         ({"type": "adam", "epsilon": 0}, r"at optimizer\.epsilon; it must be more than 0"),
         ({}, r'^missing field "type" in agent\.json at optimizer'),
+        ({"type": ["adam"]}, r"in agent\.json at optimizer"),
         (
             {"type": "clipped_step", "clipping_value": 0, "optimizer": "adam"},
             r"at optimizer\.clipping_value; it must be more than 0",

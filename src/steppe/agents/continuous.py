@@ -78,7 +78,7 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         rate = learning_rate_schedule(settings, self.total_updates(), settings.critic_learning_rate)
         optimizer = settings.critic_optimizer or settings.optimizer
         self.critic_transform = make_transform(optimizer, rate, settings.max_gradient_norm)
-        if self.actor_network.has_dropout or self.critic.has_dropout:
+        if any(network.has_dropout for network in (self.actor_network, self.encoder, self.critic)):
             raise SpecError(f'agent "{self.type}" learns from its own estimates, which dropout blurs; leave it out')
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:

@@ -187,6 +187,10 @@ class OffPolicy(Agent[S], Generic[S]):
         params = optax.apply_updates(state.params, steps)
         return self.moved_target(state._replace(params=params, optimizer=optimizer, updates=state.updates + 1))
 
+    def averaged(self, values: Array) -> Array:
+        """There is one device."""
+        return values
+
     def settled(self, before: TrainState, moved: TrainState) -> TrainState:
         """The targets move towards the parameters that were really reached."""
         return self.moved_target(moved._replace(target=before.target))

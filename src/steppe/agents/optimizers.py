@@ -92,7 +92,7 @@ def _schedule_fields(rate: dict[str, Any], learning_rate: str) -> dict[str, Any]
     words = {"linear_decay": "linear", "exponential_decay": "exponential", "cosine_decay": "cosine"}
     kind = rate.get("type", "linear")
     unknown = set(rate) - {"type", "initial_value", "final_value"}
-    if learning_rate != "learning_rate" or unknown or "initial_value" not in rate:
+    if learning_rate != "learning_rate" or unknown or "initial_value" not in rate or not isinstance(kind, str):
         raise ValueError(
             'a falling learning rate is written {"type": "linear", "initial_value": 1e-3, "final_value": 0}; '
             "it falls until total_timesteps"
@@ -178,6 +178,9 @@ class Stepping(Protocol):
     def loss(self, params: Array, state: TrainState, batch: Any) -> Array:
         """The scalar that the gradients are of."""
 
+    def averaged(self, values: Array) -> Array:
+        """The mean over all devices, so that they take the same decisions."""
+
     def settled(self, before: TrainState, moved: TrainState) -> TrainState:
         """What follows from parameters, such as a target network, after a wrapper has changed where a step led."""
 
@@ -244,7 +247,7 @@ def _searched(spec: OptimizedStep, agent: Stepping, state: TrainState, moved: Tr
     """Back along the step until the loss has fallen by enough; not at all where it never does."""
     change = moved.params - state.params
     before, gradient = jax.value_and_grad(agent.loss)(state.params, state, batch)
-    expected = -jnp.vdot(gradient, change)
+    expected = -agent.averaged(jnp.vdot(gradient, change))
 
     def is_refused(carry: tuple[Array, Array]) -> Array:
         scale, tries = carry

@@ -50,7 +50,7 @@ class PartOfLoss:
 
         chunked = mean_over_chunks if not isinstance(kind, Evolutionary) else _whole
         gradients, metrics = chunked(gradient, batch)
-        gradients = self._mean(gradients)
+        gradients = self.averaged(gradients)
         if isinstance(kind, Evolutionary) and self.part != "all":
             # Random directions reach into the other part, whose parameters this optimiser must not move.
             is_policy = jnp.arange(agent.layout.size) < agent.layout.start_of("value")
@@ -59,7 +59,7 @@ class PartOfLoss:
             product = fisher_product(lambda params: agent.divergence(params, state, batch), state.params)
             rate = agent.settings.learning_rate
             iterations, damping = kind.cg_max_iterations, kind.cg_damping
-            gradients = natural_step(gradients, lambda v: self._mean(product(v)), rate, iterations, damping)
+            gradients = natural_step(gradients, lambda v: self.averaged(product(v)), rate, iterations, damping)
         return gradients, metrics
 
     def apply(self, state: TrainState, gradients: Array) -> TrainState:
@@ -79,9 +79,9 @@ class PartOfLoss:
         """This part of the loss, averaged over devices."""
         if self.agent.settings.normalize_advantages:
             batch = batch._replace(advantages=self.agent.standardized(batch.advantages))
-        return self._mean(self.agent.loss(params, state, batch, self.part)[0])
+        return self.averaged(self.agent.loss(params, state, batch, self.part)[0])
 
-    def _mean(self, values: Array) -> Array:
+    def averaged(self, values: Array) -> Array:
         """Over all devices."""
         return values if self.agent.axis is None else jax.lax.pmean(values, self.agent.axis)
 

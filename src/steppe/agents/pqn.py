@@ -143,7 +143,11 @@ class PQN(Agent[PQNSettings]):
 
     def loss(self, params: Array, state: TrainState, batch: Batch) -> Array:
         """The mean squared error."""
-        return self._losses(params, state, batch)[0]
+        return self.averaged(self._losses(params, state, batch)[0])
+
+    def averaged(self, values: Array) -> Array:
+        """The mean over all devices."""
+        return values if self.axis is None else jax.lax.pmean(values, self.axis)
 
     def settled(self, before: TrainState, moved: TrainState) -> TrainState:
         """Nothing follows from the parameters."""

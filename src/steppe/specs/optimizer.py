@@ -153,7 +153,7 @@ def _understood(value: Any) -> Any:
     """A bare word is an optimiser without options; words of old that mean something else here are explained."""
     if isinstance(value, str):
         value = {"type": value}
-    if isinstance(value, dict) and value.get("type") in _NOT_HERE:
+    if isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"] in _NOT_HERE:
         raise ValueError(f'"{value["type"]}" is no optimiser here: {_NOT_HERE[value["type"]]}')
     return value
 
