@@ -14,6 +14,7 @@ from steppe.envs.host import HostEnvs
 from steppe.envs.remote.server import Server
 from steppe.errors import EnvironmentFault, SteppeError, UserError
 from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.spaces import Box
 
 TOKEN = "a token of many letters"
 
@@ -40,12 +41,11 @@ def assert_alike(mine: HostEnvs, theirs: HostEnvs, seed: int, steps: int) -> int
     np.testing.assert_array_equal(mine.reset(seed), theirs.reset(seed))
     rng, ended = np.random.default_rng(seed), 0
     for _ in range(steps):
-        match mine.action_space.dtype, mine.action_space.shape:
-            case "float32", shape:
-                actions = rng.normal(0, 2, (mine.num_envs, *shape)).astype(np.float32)
-            case _, shape:
-                most = getattr(mine.action_space, "nvec", getattr(mine.action_space, "n", None))
-                actions = rng.integers(0, most, (mine.num_envs, *shape))
+        space = mine.action_space
+        if isinstance(space, Box):
+            actions = rng.normal(0, 2, (mine.num_envs, *space.shape)).astype(np.float32)
+        else:
+            actions = rng.integers(0, getattr(space, "nvec", getattr(space, "n", None)), (mine.num_envs, *space.shape))
         here, there = mine.step(actions), theirs.step(actions)
         for one, other in zip(here, there, strict=True):
             assert one.dtype == other.dtype

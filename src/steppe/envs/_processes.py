@@ -23,10 +23,11 @@ import numpy as np
 from steppe.envs._loop import Buffers, describe
 from steppe.envs.cores import available_cores
 from steppe.envs.making import make_env
+from steppe.envs.spaces import action_dtype
 from steppe.envs.wrapping import notices_of
 from steppe.errors import EnvironmentFault, StorageError, UserError
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.spaces import Box, Space, from_json, to_json
+from steppe.specs.spaces import Space, from_json, to_json
 
 IN_MEMORY = "/dev/shm"
 
@@ -212,8 +213,7 @@ def read_spaces(job: dict[str, Any]) -> tuple[Space, Space]:
 def _shapes(observation_space: Space, action_space: Space, count: int) -> list[tuple[tuple[int, ...], str]]:
     seen = ((count, *observation_space.shape), observation_space.dtype)
     flags = ((count,), "bool")
-    # Actions in a Box come as real numbers and are rounded, where that is wanted, on the other side.
-    taken = ((count, *action_space.shape), "float32" if isinstance(action_space, Box) else action_space.dtype)
+    taken = ((count, *action_space.shape), action_dtype(action_space))
     return [taken, seen, seen, ((count,), "float32"), flags, flags]
 
 

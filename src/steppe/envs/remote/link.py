@@ -29,6 +29,7 @@ from steppe.envs.remote.protocol import (
     reason_of,
     to_wire,
 )
+from steppe.envs.spaces import action_dtype
 from steppe.errors import EnvironmentFault, UserError
 from steppe.specs.connections import split_address
 from steppe.specs.spaces import Box
@@ -118,7 +119,7 @@ class Link:
         space = self.layout.action_space
         if self._bounds is not None:
             actions = np.clip(actions.reshape(len(actions), *space.shape), *self._bounds)
-        self._send({"op": "step", "actions": to_wire(actions.astype(space.dtype, copy=False))})
+        self._send({"op": "step", "actions": to_wire(actions.astype(action_dtype(space), copy=False))})
 
     def take_step(self, out: Buffers) -> Rest:
         """Writes the [count, ...] rows of all but `observations`, and returns what only some steps have."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from steppe.envs.remote.packing import Malformed, pack, unpack
+from steppe.envs.spaces import action_dtype
 from steppe.specs.spaces import Box, Space, from_json
 
 NAME = "steppe-env"
@@ -31,6 +32,8 @@ ROOM = 16 * 1024
 """What a message may take beside its arrays: field names, shapes, the text of an error."""
 DTYPES = {"bool": np.dtype("?"), "uint8": np.dtype("u1"), "int32": np.dtype("<i4"), "float32": np.dtype("<f4")}
 """The numbers that arrays on the wire are made of, little-endian."""
+BOX_DTYPES = ("float32", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+"""What the numbers of a box may be to the environment itself."""
 # Asking a dtype for its name takes longer than sending a small array.
 _NAMES = {np.dtype(name): name for name in DTYPES}
 _SWAPPED = sys.byteorder == "big"
@@ -188,7 +191,7 @@ def read_space(message: Message, field: str) -> Space:
         is_sound = _is_sound(space)
     except Exception:
         is_sound = False
-    if not is_sound or space.dtype not in DTYPES or (isinstance(space, Box) and space.dtype == "int32"):
+    if not is_sound or (field == "observation_space" and space.dtype not in DTYPES):
         raise Malformed(f'sent "{field}" as {_shown(value)}, which is no space')
     return space
 
@@ -196,11 +199,10 @@ def read_space(message: Message, field: str) -> Space:
 def limits_for(observation: Space, action: Space, count: int) -> tuple[int, int]:
     """(the longest request, the longest answer) about `count` environments, in bytes."""
 
-    def size(space: Space) -> int:
-        return count * math.prod(space.shape) * DTYPES[space.dtype].itemsize
-
+    taken = count * math.prod(action.shape) * DTYPES[action_dtype(action)].itemsize
+    seen = count * math.prod(observation.shape) * DTYPES[observation.dtype].itemsize
     # Each environment's successor, and the first observation of its next episode; reward and score, and three flags.
-    return size(action) + ROOM, 2 * size(observation) + 11 * count + ROOM
+    return taken + ROOM, 2 * seen + 11 * count + ROOM
 
 
 def reason_of(error: OSError) -> str:
@@ -219,7 +221,7 @@ def _is_sound(space: Space) -> bool:
     size = math.prod(space.shape)
     return (
         size <= LARGEST
-        and space.dtype in ("uint8", "int32", "float32")
+        and space.dtype in BOX_DTYPES
         and all(len(side) in (1, size) for side in (space.low, space.high))
         and all(
             isinstance(part.name, str) and type(part.start) is int and _is_sound(part.space) for part in space.parts

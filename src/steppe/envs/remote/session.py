@@ -11,6 +11,8 @@ import threading
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
+import numpy as np
+
 from steppe.envs.host import HostEnvs
 from steppe.envs.remote.packing import Malformed
 from steppe.envs.remote.protocol import (
@@ -27,7 +29,7 @@ from steppe.envs.remote.protocol import (
     reason_of,
     to_wire,
 )
-from steppe.envs.spaces import zeros
+from steppe.envs.spaces import action_dtype
 from steppe.errors import SteppeError, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import to_json
@@ -163,7 +165,7 @@ class Session:
         if max(longest_request, longest_answer) > LARGEST:
             raise UserError(f"{count} environments observe more than one message may hold; ask for fewer")
         channel.limit = longest_request
-        self._actions = zeros(envs.action_space, count)
+        self._actions = np.zeros((count, *envs.action_space.shape), action_dtype(envs.action_space))
         return {
             "op": "made",
             "observation_space": to_json(envs.observation_space),
