@@ -177,6 +177,7 @@ def test_a_setting_that_an_agent_has_not_may_be_null(checked):
         ("dqn", {"update_mode": {"batch_size": 8}}, {"batch_size": 8}),
         ("dqn", {"update_mode": {"frequency": 8}}, {"update_frequency": 8}),
         ("ppo", {"update_mode": {"batch_size": 8}}, {"rollout_timesteps": 8}),
+        ("ppo", {"update_mode": {"unit": "episodes", "batch_size": 8}}, {"rollout_episodes": 8}),
         ("ppo", {"baseline_mode": "states"}, {"share_network": False}),
     ],
 )
@@ -186,6 +187,12 @@ def test_a_thing_that_is_said_twice_is_refused(checked, agent, old, new):
         checked(agent, **old, **new)
     assert f'"{meant}"' in str(caught.value)
     assert written in str(caught.value)
+
+
+def test_a_rollout_of_episodes_ends_when_the_memory_is_full(checked):
+    memory = {"type": "latest", "capacity": 500, "include_next_states": False}
+    settings = checked("vpg", update_mode={"unit": "episodes", "batch_size": 8, "frequency": 8}, memory=memory)
+    assert (settings.rollout_episodes, settings.rollout_timesteps) == (8, 500)
 
 
 def test_a_rollout_has_one_length(checked):
@@ -228,9 +235,11 @@ def test_the_unrolled_loop_of_trpo_is_explained(checked):
     [
         (
             "ppo",
-            {"update_mode": {"unit": "episodes", "batch_size": 10}},
-            "environments that run side by side do not end their episodes together",
+            {"update_mode": {"unit": "episodes", "batch_size": 10}, "learning_rate_decay": "linear"},
+            "learning_rate_decay needs to know how many updates there will be",
         ),
+        ("ppo", {"update_mode": {"unit": "episodes", "batch_size": 10}, "horizon": 9}, "horizon and rollout_episodes"),
+        ("ppo", {"update_mode": {"unit": "sequences"}}, 'unit must be "timesteps" or "episodes", not \'sequences\''),
         (
             "dqn",
             {"update_mode": {"unit": "episodes", "batch_size": 10}},

@@ -139,7 +139,12 @@ def test_a_space_comes_back_as_it_was(space: Box | Discrete | MultiDiscrete) -> 
 )
 def test_a_space_that_cannot_be_is_refused(space: object) -> None:
     with pytest.raises(Malformed, match="which is no space"):
-        read_space({"op": "x", "s": space}, "s")
+        read_space({"op": "x", "observation_space": space}, "observation_space")
+
+
+def test_a_box_of_actions_may_hold_whole_numbers() -> None:
+    space = {"type": "box", "shape": [2], "low": [0.0], "high": [9.0], "dtype": "int64"}
+    assert read_space({"op": "x", "action_space": space}, "action_space") == Box((2,), (0.0,), (9.0,), "int64")
 
 
 def test_messages_cross_whole_in_whatever_pieces_they_come(pair: tuple[Channel, socket.socket]) -> None:

@@ -112,6 +112,8 @@ class Situation:
     """Over how many devices the environments are spread."""
     preprocessing: Preprocessing | None = None
     """What made `observation` of what the environment shows."""
+    episode_limit: int | None = None
+    """After how many timesteps every episode is over, where that is known."""
 
 
 class Agent(ABC, Generic[S]):
@@ -124,6 +126,8 @@ class Agent(ABC, Generic[S]):
     default_num_envs: ClassVar[int] = 8
     horizon: int
     """How many timesteps each environment takes between two calls of `update`."""
+    rollout_episodes: int | None = None
+    """After how many ended episodes `update` is called, with a trajectory that repeats itself up to its full length."""
     kind: str
     """How the network's outputs become actions: see `steppe.records.heads`."""
     always_draws: ClassVar[bool] = False

@@ -29,6 +29,7 @@ from steppe.agents.distributions import distribution_for
 from steppe.agents.layout import Layout
 from steppe.agents.optimizers import step, steps_of
 from steppe.agents.part_of_loss import PartOfLoss
+from steppe.errors import UserError
 from steppe.networks import Network, apply_head, default_layers, head
 from steppe.specs.spaces import Box
 
@@ -66,9 +67,8 @@ class ActorCritic(Agent[S], Generic[S]):
 
     def __init__(self, settings: S, situation: Situation) -> None:
         super().__init__(settings, situation)
-        self.horizon = settings.horizon
-        if settings.rollout_timesteps is not None:
-            self.horizon = -(-settings.rollout_timesteps // situation.num_envs)
+        self.horizon = self._horizon()
+        self.rollout_episodes = settings.rollout_episodes
         self.distribution = distribution_for(situation.action, self.type, settings.distribution)
         self.kind = self.distribution.kind
         self.layers = situation.network or default_layers(situation.observation)
@@ -78,6 +78,11 @@ class ActorCritic(Agent[S], Generic[S]):
         self.value_network = Network(own, situation.observation, supports=("recurrent", "regularization"))
         self.layout = Layout(self._draw_params(None))
         self.parts = [PartOfLoss(self, part) for part in self._optimizers()]
+        if self.rollout_episodes is not None and self.is_recurrent and situation.num_envs > 1:
+            raise UserError(
+                f"a recurrent network learns from whole sequences, and {situation.num_envs} environments do not end "
+                "their episodes together; with rollout_episodes (update_mode in episodes) set num_envs to 1"
+            )
 
     def init(self, key: Array) -> TrainState:
         """Orthogonal weights; a small last layer makes the first policy nearly uniform."""
@@ -274,6 +279,21 @@ class ActorCritic(Agent[S], Generic[S]):
         named = self.layout.named(np.array(state.params))
         tensors = {name.removeprefix("policy/"): t for name, t in named.items() if name.startswith("policy/")}
         return tensors | normalizer_tensors(self, state)
+
+    def _horizon(self) -> int:
+        """As given for each environment or for all of them, or so that the episodes asked for surely fit."""
+        settings, situation = self.settings, self.situation
+        envs, total, episodes = situation.num_envs, settings.rollout_timesteps, settings.rollout_episodes
+        if episodes is None:
+            return settings.horizon if total is None else -(-total // envs)
+        if total is None and situation.episode_limit is None:
+            raise UserError(
+                "rollout_episodes (update_mode in episodes) needs to know how long an episode can be; set "
+                "max_timesteps_per_episode, or give rollout_timesteps (memory.capacity), the most to learn from at once"
+            )
+        horizon = -(-total // envs) if total is not None else -(-episodes // envs) * (situation.episode_limit or 0)
+        # Rounded up, so that it can be cut into minibatches.
+        return -(-horizon // 32) * 32
 
     def _shares_network(self) -> bool:
         settings, observation = self.settings, self.situation.observation

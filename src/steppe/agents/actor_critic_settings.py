@@ -25,6 +25,8 @@ class ActorCriticSettings(OptimizerSettings):
     """How many timesteps each environment takes between two updates."""
     rollout_timesteps: Count | None = None
     """How many timesteps all environments together take instead; also update_mode.batch_size."""
+    rollout_episodes: Count | None = None
+    """How many episodes end between two updates instead; also update_mode.batch_size in episodes."""
     value_coefficient: NonNegative = 0.5
     """The weight of the value error in the loss."""
     entropy_coefficient: NonNegative = 0.0
@@ -56,8 +58,15 @@ class ActorCriticSettings(OptimizerSettings):
 
     @model_validator(mode="after")
     def _parts_are_apart(self) -> ActorCriticSettings:
-        if self.rollout_timesteps is not None and self.horizon != type(self).model_fields["horizon"].default:
-            raise ValueError("horizon and rollout_timesteps (update_mode.batch_size) say the same; give one of them")
+        is_horizon_given = self.horizon != type(self).model_fields["horizon"].default
+        for name in ("rollout_timesteps", "rollout_episodes"):
+            if is_horizon_given and getattr(self, name) is not None:
+                raise ValueError(f"horizon and {name} (update_mode.batch_size) say the same; give one of them")
+        if self.rollout_episodes is not None and self.learning_rate_decay != "none":
+            raise ValueError(
+                "learning_rate_decay needs to know how many updates there will be, which rollout_episodes leaves open; "
+                "give rollout_timesteps"
+            )
         if self.share_network and (self.baseline is not None or self.baseline_optimizer is not None):
             raise ValueError("a baseline or baseline_optimizer needs a value network of its own: share_network false")
         if isinstance(innermost(self.optimizer), NaturalGradient) and self.baseline_optimizer is None:

@@ -94,7 +94,11 @@ def _understand_baseline_mode(data: dict[str, Any], fields: set[str]) -> None:
 
 def _understand_update_mode(data: dict[str, Any]) -> None:
     """For agents with a replay memory: how much each update learns from, and how often."""
-    mode = _update_mode(data, 'an agent with a replay memory learns from timesteps: write "timesteps"')
+    mode = _update_mode(data)
+    if mode.get("unit") == "episodes":
+        raise ValueError(
+            'update_mode.unit is "episodes", but an agent with a replay memory learns from timesteps: write "timesteps"'
+        )
     for old, new in {"batch_size": "batch_size", "frequency": "update_frequency"}.items():
         if old in mode:
             _put(data, new, mode[old], f"update_mode.{old}")
@@ -108,28 +112,27 @@ def _understand_rollouts(data: dict[str, Any]) -> None:
         raise ValueError(f'memory has no "{min(unknown)}"; it has type, capacity and include_next_states')
     if kind not in (None, "latest"):
         raise ValueError(f'memory "{kind}" is for agents such as dqn and sac; this one learns from what it just saw')
-    mode = _update_mode(
-        data,
-        "environments that run side by side do not end their episodes together; give timesteps instead, or set horizon",
-    )
-    size, frequency = mode.get("batch_size"), mode.get("frequency")
+    mode = _update_mode(data)
+    unit, size, frequency = mode.get("unit", "timesteps"), mode.get("batch_size"), mode.get("frequency")
     if frequency is not None and frequency != size:
         raise ValueError(
-            f"update_mode.frequency is {frequency}, but this agent learns from every timestep once, as often as it has "
-            "batch_size of them; leave frequency out"
+            f"update_mode.frequency is {frequency}, but this agent learns from all it saw once, as often as it has "
+            f"batch_size {unit}; leave frequency out"
         )
     if size is not None:
-        _put(data, "rollout_timesteps", size, "update_mode.batch_size")
+        _put(data, f"rollout_{unit}", size, "update_mode.batch_size")
+        if unit == "episodes" and isinstance(memory, dict) and memory.get("capacity") is not None:
+            _put(data, "rollout_timesteps", memory["capacity"], "memory.capacity")
 
 
-def _update_mode(data: dict[str, Any], why_not_episodes: str) -> dict[str, Any]:
+def _update_mode(data: dict[str, Any]) -> dict[str, Any]:
     """The old update_mode, taken out of the settings."""
     mode = data.pop("update_mode", None) or {}
     if not isinstance(mode, dict) or (unknown := set(mode) - {"unit", "batch_size", "frequency"}):
         what = f'no "{min(unknown)}"' if isinstance(mode, dict) else "to be an object"
         raise ValueError(f"update_mode has {what}; it has unit, batch_size and frequency")
-    if mode.get("unit", "timesteps") != "timesteps":
-        raise ValueError(f'update_mode.unit is "{mode["unit"]}", but {why_not_episodes}')
+    if mode.get("unit", "timesteps") not in ("timesteps", "episodes"):
+        raise ValueError(f'update_mode.unit must be "timesteps" or "episodes", not {mode["unit"]!r}')
     return mode
 
 

@@ -61,11 +61,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What some iterations brought. An iteration collects horizon x num_envs timesteps and learns from them."""
+    """What some iterations brought. An iteration collects up to horizon x num_envs timesteps and learns from them."""
 
     iterations: int
     columns: dict[str, np.ndarray]
-    """One number per iteration: episodes finished, updates, mean_return, mean_length, and the agent's metrics."""
+    """One number per iteration: timesteps, episodes, updates, mean_return, mean_length, and the agent's metrics."""
     has_reached_return: bool
     is_healthy: bool
     """Whether every loss was a finite number."""
@@ -78,6 +78,7 @@ class Engine(Protocol):
 
     agent: Any
     timesteps_per_iteration: int
+    """At most."""
     most_iterations: int
     """The most iterations of one chunk."""
     exact_resume: bool

@@ -82,7 +82,8 @@ class CompiledEngine:
             jnp.float32(np.inf if limits.stop_at_return is None else limits.stop_at_return),
         )
         count = int(done)
-        named = {"episodes": columns.episodes, "mean_return": columns.mean_return, "mean_length": columns.mean_length}
+        named = {"timesteps": np.full(len(columns.episodes), self.timesteps_per_iteration)}
+        named |= {"episodes": columns.episodes, "mean_return": columns.mean_return, "mean_length": columns.mean_length}
         named |= columns.metrics
         return Chunk(
             iterations=count,

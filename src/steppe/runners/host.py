@@ -87,17 +87,16 @@ class HostEngine:
             if limits.episodes is not None and finished >= limits.episodes:
                 break
             try:
-                trajectory, ended = self._collect(timestep)
+                trajectory, taken, ended = self._collect(timestep)
             except EnvironmentFault as error:
                 fault = error
                 break
             self._learner, values = self._learn(self._learner, trajectory)
             metrics = dict(zip(self._metric_names, np.asarray(values).tolist(), strict=True))
             healthy = bool(metrics.pop("is_healthy"))
-            rows.append(
-                {"episodes": ended, "mean_return": _mean(self._returns), "mean_length": _mean(self._lengths)} | metrics
-            )
-            timestep += self.timesteps_per_iteration
+            counts = {"timesteps": taken, "episodes": ended}
+            rows.append(counts | {"mean_return": _mean(self._returns), "mean_length": _mean(self._lengths)} | metrics)
+            timestep += taken
             finished += ended
             is_full = len(self._returns) == WINDOW
             reached = limits.stop_at_return is not None and is_full and _mean(self._returns) >= limits.stop_at_return
@@ -159,8 +158,8 @@ class HostEngine:
         self._internals = self.agent.initial_internals((envs,))
         self._buffers = _allocate(self.agent, self._actor, situation.observation, situation.action)
 
-    def _collect(self, timestep: int) -> tuple[Trajectory, int]:
-        """`horizon` timesteps in every environment, into the same buffers each time; how many episodes ended."""
+    def _collect(self, timestep: int) -> tuple[Trajectory, int, int]:
+        """A rollout, in the same buffers each time; how many timesteps were taken and how many episodes ended."""
         agent, envs, buffers = self.agent, self.envs, self._buffers
         num_envs, finished = envs.num_envs, 0
         discount = getattr(agent.settings, "discount", 1.0)
@@ -169,8 +168,9 @@ class HostEngine:
         if self._act is None:
             self._actor.replace(agent.policy_tensors(self._learner.agent._replace(params=acting.params)))
         noise = heads.draw_noise(agent.noise, (agent.horizon, num_envs), self._rng)
+        enough = agent.rollout_episodes
         t = 0
-        while t < agent.horizon:
+        while t < agent.horizon and (enough is None or finished < enough):
             observations = self._observations
             drawn = None if is_greedy else noise[t]
             internals = self._internals
@@ -215,7 +215,9 @@ class HostEngine:
             self._internals = following
             self._observations = step.observations
             t += 1
-        return buffers, finished
+        if t < agent.horizon:
+            _repeat(buffers, t)
+        return buffers, t * num_envs, finished
 
     def _cut(self, t: int, observations: np.ndarray) -> None:
         """All episodes have started anew before timestep t, which was not taken: the one before was their last."""
@@ -279,6 +281,17 @@ def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Spac
         internals=_room(agent, lead),
         next_internals=_room(agent, lead),
     )
+
+
+def _repeat(buffers: Trajectory, length: int) -> None:
+    """Fills a rollout that ended early with copies of itself, so that all its timesteps count alike.
+
+    Nothing flows from one copy into another, since all episodes are cut where the rollout ended.
+    """
+    buffers.truncated[length - 1] |= ~buffers.terminated[length - 1]
+    for leaf in jax.tree.leaves(buffers):
+        for start in range(length, len(leaf), length):
+            leaf[start : start + length] = leaf[: min(length, len(leaf) - start)]
 
 
 def _room(agent: Agent[Any], lead: tuple[int, int]) -> Internals:

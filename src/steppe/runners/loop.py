@@ -148,10 +148,10 @@ class Loop:
         self.seconds = time.perf_counter() - self._clock
         # The first chunk includes the compilation, so its speed tells nothing.
         if self.is_warm:
-            self.steps_per_second = chunk.iterations * self.engine.timesteps_per_iteration / max(spent, 1e-9)
+            self.steps_per_second = float(np.sum(columns.get("timesteps", 0))) / max(spent, 1e-9)
         self.is_warm = True
         for i in range(chunk.iterations):
-            self.timestep += self.engine.timesteps_per_iteration
+            self.timestep += int(columns["timesteps"][i])
             self.episode += int(columns["episodes"][i])
             self.update += int(columns["updates"][i])
             at = before + (self.seconds - before) * (i + 1) / chunk.iterations
@@ -164,7 +164,7 @@ class Loop:
 
     def _summarize(self, columns: dict[str, np.ndarray], i: int) -> None:
         self._note_returns(columns, i)
-        skipped = {"episodes", "updates", "mean_return", "mean_length"}
+        skipped = {"timesteps", "episodes", "updates", "mean_return", "mean_length"}
         self.latest = {name: float(column[i]) for name, column in columns.items() if name not in skipped}
         if not columns["updates"][i]:
             self.latest = {}

@@ -48,7 +48,7 @@ def num_envs_of(spec: ExperimentSpec) -> int:
 def make_engine(spec: ExperimentSpec, shards: int | None = None) -> Engine:
     """Environments, agent and engine; everything that can be wrong with a spec is found here."""
     _check_run_mode(spec)
-    compiled = is_compiled(spec)
+    compiled = is_compiled(spec) and not _counts_episodes(spec)
     num_envs = num_envs_of(spec)
     can_spread = compiled and agent_class(spec.agent).experience == "trajectories"
     shards = prepare_jax((shards or shards_for(num_envs)) if can_spread else 1)
@@ -113,6 +113,18 @@ def preprocessing_of(spec: ExperimentSpec, observation: Space) -> Preprocessing 
     return Preprocessing(stages, observation)
 
 
+def _counts_episodes(spec: ExperimentSpec) -> bool:
+    """Whether rollouts are of a length that only shows on the way, which a compiled loop cannot have."""
+    if getattr(spec.agent.settings_as(agent_class(spec.agent).Settings), "rollout_episodes", None) is None:
+        return False
+    if spec.environment.backend == "compiled":
+        raise UserError(
+            "rollout_episodes (update_mode in episodes) ends rollouts at any timestep, which a compiled environment "
+            'cannot; leave out "backend": "compiled", or give rollout_timesteps'
+        )
+    return True
+
+
 def _agent(spec: ExperimentSpec, envs: Any, num_envs: int, shards: int, preprocessing: Preprocessing | None) -> Any:
     """The agent for environments that show what preprocessing has made of them."""
     from steppe.agents._base import Situation
@@ -134,6 +146,9 @@ def _agent(spec: ExperimentSpec, envs: Any, num_envs: int, shards: int, preproce
             or (preprocessing is not None and preprocessing.normalizes),
             normalize_rewards=spec.environment.normalize_rewards or normalizes_rewards,
             shards=shards,
+            episode_limit=min(
+                (limit for limit in (spec.max_timesteps_per_episode, envs.max_episode_steps) if limit), default=None
+            ),
         ),
     )
 

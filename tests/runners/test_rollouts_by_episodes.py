@@ -1,0 +1,116 @@
+"""Rollouts that end after so many episodes: TensorForce's update_mode in episodes."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from runs import experiment, train
+
+from steppe.agents._base import Trajectory
+from steppe.errors import UserError
+from steppe.records.metrics import read_metrics
+from steppe.runners.learning import Learner, learn
+from steppe.runners.setup import make_engine
+
+BY_EPISODES = {"type": "vpg", "update_mode": {"unit": "episodes", "batch_size": 3}, "normalize_advantages": False}
+LSTM = [{"type": "dense", "size": 8}, {"type": "lstm", "size": 4}]
+
+
+@pytest.fixture
+def engine_for():
+    engines = []
+
+    def make(environment="CartPole-v1", agent=BY_EPISODES, num_envs=1, **fields):
+        engine = make_engine(experiment(environment, agent, num_envs=num_envs, total_timesteps=100_000, **fields))
+        engines.append(engine)
+        engine.begin(1)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def test_one_environment_learns_from_exactly_so_many_whole_episodes(engine_for):
+    engine = engine_for(max_timesteps_per_episode=50)
+    for _ in range(5):
+        trajectory, taken, ended = engine._collect(0)
+        assert ended == 3
+        assert taken < engine.agent.horizon
+        rows = (trajectory.terminated | trajectory.truncated)[:taken, 0]
+        assert rows.sum() == 3
+        assert rows[-1]
+
+
+def test_several_environments_stop_together_and_unfinished_episodes_go_on(engine_for):
+    engine = engine_for("worlds:World", num_envs=4)  # ten timesteps each: all four end together, which is enough
+    trajectory, taken, ended = engine._collect(0)
+    assert (taken, ended) == (40, 4)
+    engine = engine_for("CartPole-v1", num_envs=4)
+    trajectory, taken, ended = engine._collect(0)
+    steps = taken // 4
+    assert ended >= 3
+    # The last row is cut where it did not end, so that its successor's value counts and nothing flows across.
+    assert (trajectory.terminated | trajectory.truncated)[steps - 1].all()
+    assert (engine._episode_lengths > 0).any()
+
+
+def test_what_is_learned_is_what_the_short_rollout_alone_would_teach(engine_for):
+    engine = engine_for("worlds:World", {**BY_EPISODES, "rollout_timesteps": 96}, num_envs=1)
+    state = engine._learner.agent
+    trajectory, taken, ended = engine._collect(0)
+    assert (taken, ended, engine.agent.horizon) == (30, 3, 96)
+    full, _ = learn(engine.agent, Learner(state, ()), _rows(trajectory, 3 * 30))
+    short, _ = learn(engine.agent, Learner(state, ()), _rows(trajectory, 30))
+    np.testing.assert_allclose(full.agent.params, short.agent.params, atol=1e-6)
+    for leaf in jax.tree.leaves(trajectory):
+        np.testing.assert_array_equal(leaf[30:60], leaf[:30])
+        np.testing.assert_array_equal(leaf[90:], leaf[:6])
+
+
+def test_a_full_memory_ends_the_rollout_too(engine_for):
+    memory = {"type": "latest", "capacity": 64}
+    engine = engine_for(
+        "worlds:World", {**BY_EPISODES, "memory": memory, "update_mode": {"unit": "episodes", "batch_size": 99}}
+    )
+    _, taken, ended = engine._collect(0)
+    assert (taken, ended) == (64, 6)
+
+
+def test_timesteps_are_counted_as_they_were_taken(tmp_path):
+    agent = {"type": "ppo", "update_mode": {"unit": "episodes", "batch_size": 6}, "learning_rate": 3e-3}
+    outcome = train(
+        tmp_path, experiment("worlds:World", agent, num_envs=2, total_timesteps=6000, summary_frequency="1t")
+    )
+    assert outcome.timestep == 6000
+    assert outcome.episode == 600
+    assert [each["timestep"] for each in read_metrics(tmp_path)][:3] == [60, 120, 180]
+    assert outcome.mean_return > 8
+
+
+def test_a_recurrent_policy_learns_from_whole_episodes(tmp_path):
+    agent = {
+        "type": "ppo",
+        "update_mode": {"unit": "episodes", "batch_size": 8},
+        "minibatches": 1,
+        "learning_rate": 1e-2,
+    }
+    spec = experiment("worlds:World", agent, num_envs=1, network=LSTM, total_timesteps=6000)
+    assert train(tmp_path, spec).mean_return > 7.5
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"network": LSTM, "num_envs": 2}, "set num_envs to 1"),
+        ({"environment": {"id": "CartPole-v1", "backend": "compiled"}}, 'leave out "backend": "compiled"'),
+    ],
+)
+def test_what_cannot_be_is_refused(engine_for, fields, sentence):
+    with pytest.raises(UserError, match=sentence):
+        engine_for(**fields)
+
+
+def _rows(trajectory: Trajectory, count: int) -> Trajectory:
+    return jax.tree.map(lambda leaf: leaf[:count].copy(), trajectory)
