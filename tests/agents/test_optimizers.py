@@ -161,7 +161,7 @@ FALLING = {
 @pytest.mark.parametrize("decay", FALLING)
 def test_a_falling_learning_rate_has_its_shape_and_stays_where_it_ends(decay):
     settings = OptimizerSettings(learning_rate=0.1, learning_rate_decay=decay, final_learning_rate=0.01)
-    rate = learning_rate_schedule(settings, 8)
+    rate = learning_rate_schedule(settings, 8, settings.learning_rate)
     for update in (0, 1, 4, 7, 8, 12, 1000):
         assert float(rate(update)) == pytest.approx(FALLING[decay](min(update / 8, 1.0)), rel=1e-4)
     path = run("adam", rate)
@@ -172,13 +172,17 @@ def test_a_falling_learning_rate_has_its_shape_and_stays_where_it_ends(decay):
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_a_learning_rate_that_falls_to_zero_ends_the_steps(decay):
     settings = OptimizerSettings(learning_rate=0.1, learning_rate_decay=decay)
-    path = run("gradient_descent", learning_rate_schedule(settings, 8), gradients=np.ones((12, 3), np.float32))
+    path = run(
+        "gradient_descent",
+        learning_rate_schedule(settings, 8, settings.learning_rate),
+        gradients=np.ones((12, 3), np.float32),
+    )
     assert np.all(path[7] != path[6])
     np.testing.assert_allclose(path[8:], np.broadcast_to(path[7], (4, 3)), atol=1e-7)
 
 
 def test_a_learning_rate_that_does_not_fall_is_the_number_itself():
-    assert learning_rate_schedule(OptimizerSettings(learning_rate=0.1), None) == 0.1
+    assert learning_rate_schedule(OptimizerSettings(), None, 0.1) == 0.1
 
 
 @pytest.mark.parametrize("decay", FALLING)
@@ -186,7 +190,7 @@ def test_a_falling_learning_rate_without_an_end_is_refused(decay):
     settings = OptimizerSettings(learning_rate_decay=decay, final_learning_rate=0.001)
     sentence = f'^learning_rate_decay "{decay}" needs total_timesteps, to know when it ends$'
     with pytest.raises(UserError, match=sentence):
-        learning_rate_schedule(settings, None)
+        learning_rate_schedule(settings, None, settings.learning_rate)
 
 
 def test_an_exponential_fall_to_zero_is_refused(checked):
@@ -213,6 +217,9 @@ class Bowl:
 
     def settled(self, before, moved):
         return moved
+
+    def is_within_reach(self, params, state, batch):
+        return True
 
     def state(self):
         params = jnp.asarray(PARAMS)

@@ -96,6 +96,13 @@ def test_the_reported_divergence_is_that_of_the_update(make_agent, shaken, rando
     assert np.all(np.asarray(after.params)[value] != np.asarray(state.params)[value])
 
 
+def test_a_step_whose_divergence_is_too_large_is_shortened(make_agent, case, in_numpy):
+    agent = make_agent("trpo", Discrete(3), learning_rate=0.5, cg_damping=1e-3, ls_accept_ratio=0.0)
+    _, state, batch = case
+    after, _ = jax.jit(agent.step)(agent.init(jax.random.key(0))._replace(params=state.params), batch)
+    assert 0.0 < divergence(in_numpy, agent, state.params, after.params, batch.observations) <= 1.5 * 0.5
+
+
 def test_a_step_that_would_not_help_is_not_taken(make_agent, case):
     # Without any advantage no step helps; the value network still learns.
     agent = make_agent("trpo", Discrete(3), normalize_advantages=False)

@@ -96,6 +96,7 @@ def test_settings_come_with_their_defaults() -> None:
     lake = {setting.name: setting.default for setting in settings_of("FrozenLake-v1")}
     assert (lake["map_name"], lake["is_slippery"], lake["max_episode_steps"]) == ("4x4", True, 100)
     assert all(setting.sentence for setting in settings_of("CartPole-v1"))
+    assert [setting.name for setting in settings_of("steppe_toys:Mixed")][-1] == "max_episode_steps"
 
 
 @pytest.mark.parametrize(

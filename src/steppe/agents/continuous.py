@@ -75,7 +75,9 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         self.critic = Network(rest, joined, "lecun", {"regularization"})
         super().__init__(settings, situation)
         self.first_of_critics = self.layout.start_of("critic_0")
-        rate = learning_rate_schedule(settings, self.total_updates(), settings.critic_learning_rate)
+        rate = learning_rate_schedule(
+            settings, self.total_updates(), settings.critic_learning_rate or settings.learning_rate
+        )
         optimizer = settings.critic_optimizer or settings.optimizer
         self.critic_transform = make_transform(optimizer, rate, settings.max_gradient_norm)
         if any(network.has_dropout for network in (self.actor_network, self.encoder, self.critic)):

@@ -140,7 +140,7 @@ class OffPolicy(Agent[S], Generic[S]):
             importance_exponent=settings.memory.importance_exponent,
         )
         self.layout = Layout(self.draw_params(None))
-        rate = learning_rate_schedule(settings, self.total_updates())
+        rate = learning_rate_schedule(settings, self.total_updates(), settings.learning_rate)
         self.transform = make_transform(settings.optimizer, rate, settings.max_gradient_norm)
 
     @abstractmethod
@@ -194,6 +194,10 @@ class OffPolicy(Agent[S], Generic[S]):
     def settled(self, before: TrainState, moved: TrainState) -> TrainState:
         """The targets move towards the parameters that were really reached."""
         return self.moved_target(moved._replace(target=before.target))
+
+    def is_within_reach(self, params: Array, state: TrainState, batch: Any) -> Any:
+        """A step may be of any length."""
+        return True
 
     def moved_target(self, state: TrainState) -> TrainState:
         """Every target_sync_frequency updates, the targets go part of the way to the parameters."""

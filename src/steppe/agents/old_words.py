@@ -35,6 +35,10 @@ _EXPLAINED = {
     "states": "the environment says what its states are; leave it out",
     "actions": "the environment says what its actions are; leave it out",
 }
+_EXPLORES_BY_DRAWING = (
+    '"actions_exploration" has no meaning here: this agent explores by drawing from its policy; use '
+    "entropy_regularization, or variable_noise"
+)
 
 
 def understand(data: dict[str, Any], fields: set[str]) -> dict[str, Any]:
@@ -53,6 +57,8 @@ def understand(data: dict[str, Any], fields: set[str]) -> dict[str, Any]:
     for old, reason in _EXPLAINED.items():
         if old in data and old not in fields and data.pop(old) is not None:
             raise ValueError(f'"{old}" has no meaning here: {reason}')
+    if "actions_exploration" in data and "exploration" not in fields:
+        raise ValueError(_EXPLORES_BY_DRAWING)
     _understand_distributions(data)
     _understand_huber(data, fields)
     _understand_baseline_mode(data, fields)
@@ -60,6 +66,8 @@ def understand(data: dict[str, Any], fields: set[str]) -> dict[str, Any]:
         _understand_update_mode(data)
     elif "rollout_timesteps" in fields:
         _understand_rollouts(data)
+    elif "horizon" in fields:
+        _explain_rollouts(data)
     return data
 
 
@@ -78,7 +86,7 @@ def _understand_huber(data: dict[str, Any], fields: set[str]) -> None:
     """TensorForce gave the error from which on it counts linearly, or null."""
     if "huber_loss" in data and "huber" in fields:
         value = data.pop("huber_loss")
-        _put(data, "huber", False if value is None else value, "huber_loss")
+        _put(data, "huber", value or False, "huber_loss")
 
 
 def _understand_baseline_mode(data: dict[str, Any], fields: set[str]) -> None:
@@ -123,6 +131,15 @@ def _understand_rollouts(data: dict[str, Any]) -> None:
         _put(data, f"rollout_{unit}", size, "update_mode.batch_size")
         if unit == "episodes" and isinstance(memory, dict) and memory.get("capacity") is not None:
             _put(data, "rollout_timesteps", memory["capacity"], "memory.capacity")
+
+
+def _explain_rollouts(data: dict[str, Any]) -> None:
+    """For agents that TensorForce did not have."""
+    for old in {"memory", "update_mode"} & set(data):
+        raise ValueError(
+            f'"{old}" has no meaning here: this agent learns from what it just saw, `horizon` timesteps of each '
+            "environment cut into `minibatches`"
+        )
 
 
 def _update_mode(data: dict[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,11 @@ def _schedule_fields(rate: dict[str, Any], learning_rate: str) -> dict[str, Any]
     words = {"linear_decay": "linear", "exponential_decay": "exponential", "cosine_decay": "cosine"}
     kind = rate.get("type", "linear")
     unknown = set(rate) - {"type", "initial_value", "final_value"}
-    if learning_rate != "learning_rate" or unknown or "initial_value" not in rate or not isinstance(kind, str):
+    if learning_rate != "learning_rate":
+        raise ValueError(
+            f"{learning_rate} falls in proportion to learning_rate, by learning_rate_decay; give it as one number"
+        )
+    if unknown or "initial_value" not in rate or not isinstance(kind, str):
         raise ValueError(
             'a falling learning rate is written {"type": "linear", "initial_value": 1e-3, "final_value": 0}; '
             "it falls until total_timesteps"
@@ -105,10 +109,9 @@ def _schedule_fields(rate: dict[str, Any], learning_rate: str) -> dict[str, Any]
 
 
 def learning_rate_schedule(
-    settings: OptimizerSettings, total_updates: int | None, other_start: float | None = None
+    settings: OptimizerSettings, total_updates: int | None, start: float
 ) -> optax.ScalarOrSchedule:
-    """The learning rate by the number of updates taken; one that starts elsewhere falls in the same proportion."""
-    start = settings.learning_rate if other_start is None else other_start
+    """A learning rate by the number of updates taken; one that starts elsewhere falls in the same proportion."""
     end = settings.final_learning_rate * start / settings.learning_rate
     if settings.learning_rate_decay == "none":
         return start
@@ -184,6 +187,9 @@ class Stepping(Protocol):
     def settled(self, before: TrainState, moved: TrainState) -> TrainState:
         """What follows from parameters, such as a target network, after a wrapper has changed where a step led."""
 
+    def is_within_reach(self, params: Array, state: TrainState, batch: Any) -> Any:
+        """Whether one step may lead from the state to `params`, as far as the optimiser sets bounds."""
+
 
 def step(spec: OptimizerSpec, agent: Stepping, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
     """One step of an optimiser, whatever it wraps, on a batch whose leaves are [B, ...]."""
@@ -244,15 +250,17 @@ def _subsample(batch: Any, key: Array, fraction: float) -> Any:
 
 
 def _searched(spec: OptimizedStep, agent: Stepping, state: TrainState, moved: TrainState, batch: Any) -> TrainState:
-    """Back along the step until the loss has fallen by enough; not at all where it never does."""
+    """Back along the step until the loss has fallen by enough, within reach; not at all where it never does."""
     change = moved.params - state.params
     before, gradient = jax.value_and_grad(agent.loss)(state.params, state, batch)
     expected = -agent.averaged(jnp.vdot(gradient, change))
 
     def is_refused(carry: tuple[Array, Array]) -> Array:
         scale, tries = carry
-        improvement = before - agent.loss(state.params + scale * change, state, batch)
+        reached = state.params + scale * change
+        improvement = before - agent.loss(reached, state, batch)
         enough = (improvement > 0) & (improvement >= spec.ls_accept_ratio * scale * expected)
+        enough &= agent.is_within_reach(reached, state, batch)
         return ~enough & (tries < spec.ls_max_iterations)
 
     def shortened(carry: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -19,6 +19,9 @@ from steppe.specs.optimizer import Evolutionary, NaturalGradient, OptimizerSpec
 if TYPE_CHECKING:
     from steppe.agents.actor_critic import ActorCritic, Batch, Part
 
+SLACK = 1.5
+"""How much more than the divergence that was asked for a natural step may have."""
+
 
 class PartOfLoss:
     """What `optimizers.step` drives: gradients and steps of one optimiser."""
@@ -33,8 +36,7 @@ class PartOfLoss:
     def transform(self) -> optax.GradientTransformation:
         """What `apply` does with a gradient."""
         settings = self.agent.settings
-        rate = settings.baseline_learning_rate if self.part == "value" else self._rate()
-        return make_transform(self.spec, rate, settings.max_gradient_norm)
+        return make_transform(self.spec, self._rate(), settings.max_gradient_norm)
 
     def gradients(self, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
         """Of this part of the loss, averaged over devices."""
@@ -75,6 +77,13 @@ class PartOfLoss:
         """Nothing follows from the parameters."""
         return moved
 
+    def is_within_reach(self, params: Array, state: TrainState, batch: Batch) -> Any:
+        """A natural step has a divergence, which its length keeps to second order only."""
+        if not isinstance(innermost(self.spec), NaturalGradient):
+            return True
+        divergence = self.averaged(self.agent.divergence(params, state, batch))
+        return divergence <= SLACK * self.agent.settings.learning_rate
+
     def loss(self, params: Array, state: TrainState, batch: Batch) -> Array:
         """This part of the loss, averaged over devices."""
         if self.agent.settings.normalize_advantages:
@@ -86,8 +95,9 @@ class PartOfLoss:
         return values if self.agent.axis is None else jax.lax.pmean(values, self.agent.axis)
 
     def _rate(self) -> optax.ScalarOrSchedule:
-        batches = self.agent.total_batches
-        return learning_rate_schedule(self.agent.settings, None if batches is None else batches * steps_of(self.spec))
+        settings, batches = self.agent.settings, self.agent.total_batches
+        start = settings.baseline_learning_rate if self.part == "value" else settings.learning_rate
+        return learning_rate_schedule(settings, None if batches is None else batches * steps_of(self.spec), start)
 
 
 def _whole(function: Any, batch: Any) -> Any:

@@ -116,7 +116,7 @@ class PQN(Agent[PQNSettings]):
         self.dueling = settings.dueling or is_dueling
         self.q = QNetwork(network, action, self.dueling, quantiles=1, noisy=False)
         self.layout = Layout(self.q.draw_params(None))
-        rate = learning_rate_schedule(settings, self._total_updates())
+        rate = learning_rate_schedule(settings, self._total_updates(), settings.learning_rate)
         self.transform = make_transform(settings.optimizer, rate, settings.max_gradient_norm)
 
     def init(self, key: Array) -> TrainState:
@@ -153,6 +153,10 @@ class PQN(Agent[PQNSettings]):
         """Nothing follows from the parameters."""
         return moved
 
+    def is_within_reach(self, params: Array, state: TrainState, batch: Any) -> Any:
+        """A step may be of any length."""
+        return True
+
     def apply(self, state: TrainState, gradients: Array) -> TrainState:
         """One optimiser step on the vector."""
         steps, optimizer = self.transform.update(gradients, state.optimizer, state.params)
@@ -165,7 +169,7 @@ class PQN(Agent[PQNSettings]):
             merged = normalizers.merge(state.returns, experience.running_returns, self.axis)
             experience = experience._replace(rewards=normalizers.scale(merged, experience.rewards))
             state = state._replace(returns=merged)
-        batch = self._prepare(state, experience)
+        batch = self.prepare(state, experience)
         shuffle_key, key = jax.random.split(state.key)
         if self.axis is not None:
             shuffle_key = jax.random.fold_in(shuffle_key, jax.lax.axis_index(self.axis))
@@ -203,7 +207,7 @@ class PQN(Agent[PQNSettings]):
         loss = 0.5 * jnp.mean(errors**2) + self.q.network.penalty(self.layout.split(params)["torso"])
         return loss, {"loss": loss, "td_error": jnp.abs(errors).mean()}
 
-    def _prepare(self, state: TrainState, trajectory: Trajectory) -> Batch:
+    def prepare(self, state: TrainState, trajectory: Trajectory) -> Batch:
         """[T, N, ...] -> lambda-returns, flattened to [T * N, ...]."""
         next_values = self._next_values(state, trajectory)
         targets = lambda_returns(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -97,6 +98,19 @@ def find_spec(id: str) -> Any:
     )
 
 
+def find_callable(id: str) -> Callable[..., Any] | None:
+    """What `module:callable` names; None where importing the module has registered an id of that name instead."""
+    module_name, _, name = id.partition(":")
+    what = f'environment "{id}"'
+    module = import_module(module_name, what)
+    target = find_in(module, name)
+    if callable(target):
+        return target
+    if name in gymnasium.registry:
+        return None
+    raise not_in(module, name, what)
+
+
 def checked_limit(limit: Any, id: str) -> int | None:
     """The max_episode_steps of an environment's settings; -1 is gymnasium's word for none."""
     if limit == -1:
@@ -125,19 +139,16 @@ def _make_registered(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env, 
 
 def _make_from_module(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env, int | None]:
     """What `module:callable` returns; or, as gymnasium has it, the id that importing the module registers."""
-    module_name, _, name = id.partition(":")
-    what = f'environment "{id}"'
-    module = import_module(module_name, what)
-    target = find_in(module, name)
-    if callable(target):
+    name = id.partition(":")[2]
+    target = find_callable(id)
+    if target is not None:
         env = target(**settings)
         if not isinstance(env, gymnasium.Env):
-            raise UserError(f'{what} returned {_a(type(env).__name__)}, not a gymnasium.Env; let "{name}" return one')
+            kind = _a(type(env).__name__)
+            raise UserError(f'environment "{id}" returned {kind}, not a gymnasium.Env; let "{name}" return one')
         # Where the callable uses gymnasium.make, its time limit keeps the time; knowing it keeps a shorter one away.
         return env, None if env.spec is None else env.spec.max_episode_steps
-    if name in gymnasium.registry:
-        return _make_registered(name, settings)
-    raise not_in(module, name, what)
+    return _make_registered(name, settings)
 
 
 def _own_limit(env: gymnasium.Env, settings: dict[str, Any]) -> int | None:

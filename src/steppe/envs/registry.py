@@ -164,19 +164,23 @@ def _settings(model: type[BaseModel]) -> Iterator[Setting]:
 
 
 def _arguments(id: str) -> Iterator[Setting]:
-    """The keyword arguments of a registered environment's class, with the defaults of its registration."""
+    """The keyword arguments of an environment's class or callable, with the defaults of its registration."""
     from gymnasium.envs.registration import load_env_creator
 
-    from steppe.envs.making import find_spec
+    from steppe.envs.making import find_callable, find_spec
 
-    registration = find_spec(id)
-    entry = registration.entry_point
-    creator = entry if callable(entry) else load_env_creator(entry)
+    creator = find_callable(id) if ":" in id else None
+    given, limit = {}, None
+    if creator is None:
+        registration = find_spec(id)
+        entry = registration.entry_point
+        creator = entry if callable(entry) else load_env_creator(entry)
+        given, limit = registration.kwargs, registration.max_episode_steps
     for name, parameter in inspect.signature(creator).parameters.items():
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name != "render_mode":
             default = "required" if parameter.default is parameter.empty else parameter.default
-            yield Setting(name, registration.kwargs.get(name, default), "")
-    yield Setting("max_episode_steps", registration.max_episode_steps, "How many timesteps an episode may last.")
+            yield Setting(name, given.get(name, default), "")
+    yield Setting("max_episode_steps", limit, "How many timesteps an episode may last.")
 
 
 def _first_line(thing: type) -> str:
