@@ -56,7 +56,7 @@ def test_targets_loss_and_gradient_are_those_of_q_lambda(
     expected = np.stack(
         [returns_by_recursion(trajectory, best[..., i], 0.9, 0.7) for i in range(best.shape[-1])], -1
     ).reshape(12, -1)
-    batch = jax.jit(agent._prepare)(state, trajectory)
+    batch = jax.jit(agent.prepare)(state, trajectory)
     np.testing.assert_allclose(batch.targets, expected, rtol=1e-4, atol=1e-4)
     gradients, metrics = jax.jit(agent.gradients)(state, batch)
     observations = trajectory.observations.reshape(12, 3)

@@ -13,7 +13,9 @@ import pytest
 from steppe.errors import MissingExtra, StorageError, UserError
 from steppe.records import Policy, PolicyDescription
 from steppe.records.policy import tensor_shapes
+from steppe.records.preprocessing import Preprocessing
 from steppe.specs.network import Activation, NetworkSpec
+from steppe.specs.preprocessing import PreprocessingSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part
 
 ACTIVATIONS = get_args(Activation)
@@ -21,10 +23,12 @@ DENSE = [{"type": "dense", "size": 16, "activation": "tanh"}]
 BYTES = ((0.0,), (255.0,), "uint8")
 
 
-def make_policy(observation, action=None, layers=DENSE, kind="categorical", normalizer=None, **head):
-    spaces = (observation, action or Discrete(3))
+def make_policy(observation, action=None, layers=DENSE, kind="categorical", normalizer=None, stages=(), **head):
+    preprocessing = Preprocessing(PreprocessingSpec.model_validate(stages), observation) if stages else None
+    spaces = (observation if preprocessing is None else preprocessing.space, action or Discrete(3))
     head = {"kind": kind, **head}
-    description = PolicyDescription("test", "Test-v0", 7, *spaces, NetworkSpec(layers), head, normalizer)
+    network = NetworkSpec(layers)
+    description = PolicyDescription("test", "Test-v0", 7, *spaces, network, head, normalizer, preprocessing)
     rng = np.random.default_rng(0)
     tensors = {
         name: rng.standard_normal(shape) / np.sqrt(max(1, np.prod(shape[:-1], dtype=int)))
@@ -47,7 +51,7 @@ def observations(space, batch):
 
 
 def assert_model_equals(policy, folder, batch=5):
-    space = policy.description.observation
+    space = policy.description.shown
     path = policy.export_onnx(folder / "deep" / "policy.onnx")
     onnx.checker.check_model(onnx.load(path), full_check=True)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -117,6 +121,56 @@ def test_actions_of_every_kind_are_as_the_environment_takes_them(tmp_path):
     assert_model_equals(make_policy(Box((4,)), Discrete(4, start=-2), kind="q_values"), tmp_path)
     assert_model_equals(make_policy(Box((4,)), kind="q_values", dueling=True), tmp_path)
     assert_model_equals(make_policy(Box((4,)), MultiDiscrete((2, 3))), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "action"),
+    [
+        ("deterministic", Box((2, 1), (-1.0, 3.0), (2.0, 4.0))),
+        ("squashed_gaussian", Box((2,), (-1.0,), (0.5,))),
+        ("beta", Box((2,), (-1.0, 0.0), (0.5, 9.0))),
+        ("bernoulli", Discrete(2, start=3)),
+        ("bernoulli", MultiDiscrete((2, 2, 2))),
+    ],
+)
+def test_the_best_action_of_other_heads_equals_the_policys(tmp_path, kind, action):
+    taken = assert_model_equals(make_policy(Box((4,)), action, kind=kind), tmp_path, batch=20)
+    assert len(np.unique(taken, axis=0)) > 1
+
+
+def test_each_choice_of_a_dueling_head_is_centred_by_itself(tmp_path):
+    assert_model_equals(make_policy(Box((4,)), MultiDiscrete((2, 3)), kind="q_values", dueling=True), tmp_path)
+
+
+FRAME = Box((20, 16, 3), *BYTES)
+
+
+@pytest.mark.parametrize(
+    ("space", "stages"),
+    [
+        (FRAME, [{"type": "image_resize", "width": 9, "height": 8}, "grayscale", {"type": "divide", "scale": 255}]),
+        (FRAME, ["grayscale", {"type": "image_resize", "width": 30, "height": 40}]),
+        (FRAME, ["grayscale", {"type": "divide", "scale": 10}, {"type": "clip", "min": 2, "max": 20}]),
+        (Box((6, 5)), ["standardize", {"type": "expand_dims"}]),
+        (Box((6, 5)), ["normalize", "flatten"]),
+    ],
+)
+def test_preprocessing_is_included(tmp_path, space, stages):
+    assert_model_equals(make_policy(space, stages=stages), tmp_path)
+
+
+def test_a_policy_that_stacks_frames_takes_them_stacked(tmp_path):
+    policy = make_policy(FRAME, stages=["grayscale", {"type": "sequence", "length": 3}])
+    path = policy.export_onnx(tmp_path / "policy.onnx")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    frames, state = observations(FRAME, 4), policy.initial_state((1,))
+    stages = policy.description.preprocessing
+    seen = stages.initial((1,))
+    for t, frame in enumerate(frames):
+        expected, state = policy.outputs_after(frame[None], state)
+        stacked, seen = stages(frame[None], seen, np.array([t == 0]))
+        (outputs,) = session.run(["outputs"], {"observation": stacked.astype(np.float32)})
+        np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_the_same_policy_is_always_the_same_bytes(tmp_path):

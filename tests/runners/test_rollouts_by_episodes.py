@@ -35,7 +35,7 @@ def engine_for():
 def test_one_environment_learns_from_exactly_so_many_whole_episodes(engine_for):
     engine = engine_for(max_timesteps_per_episode=50)
     for _ in range(5):
-        trajectory, taken, ended = engine._collect(0)
+        trajectory, taken, ended = collect(engine)
         assert ended == 3
         assert taken < engine.agent.horizon
         rows = (trajectory.terminated | trajectory.truncated)[:taken, 0]
@@ -45,21 +45,21 @@ def test_one_environment_learns_from_exactly_so_many_whole_episodes(engine_for):
 
 def test_several_environments_stop_together_and_unfinished_episodes_go_on(engine_for):
     engine = engine_for("worlds:World", num_envs=4)  # ten timesteps each: all four end together, which is enough
-    trajectory, taken, ended = engine._collect(0)
+    trajectory, taken, ended = collect(engine)
     assert (taken, ended) == (40, 4)
     engine = engine_for("CartPole-v1", num_envs=4)
-    trajectory, taken, ended = engine._collect(0)
+    trajectory, taken, ended = collect(engine)
     steps = taken // 4
     assert ended >= 3
     # The last row is cut where it did not end, so that its successor's value counts and nothing flows across.
     assert (trajectory.terminated | trajectory.truncated)[steps - 1].all()
-    assert (engine._episode_lengths > 0).any()
+    assert (engine._collector._episode_lengths > 0).any()
 
 
 def test_what_is_learned_is_what_the_short_rollout_alone_would_teach(engine_for):
     engine = engine_for("worlds:World", {**BY_EPISODES, "rollout_timesteps": 96}, num_envs=1)
     state = engine._learner.agent
-    trajectory, taken, ended = engine._collect(0)
+    trajectory, taken, ended = collect(engine)
     assert (taken, ended, engine.agent.horizon) == (30, 3, 96)
     full, _ = learn(engine.agent, Learner(state, ()), _rows(trajectory, 3 * 30))
     short, _ = learn(engine.agent, Learner(state, ()), _rows(trajectory, 30))
@@ -74,7 +74,7 @@ def test_a_full_memory_ends_the_rollout_too(engine_for):
     engine = engine_for(
         "worlds:World", {**BY_EPISODES, "memory": memory, "update_mode": {"unit": "episodes", "batch_size": 99}}
     )
-    _, taken, ended = engine._collect(0)
+    _, taken, ended = collect(engine)
     assert (taken, ended) == (64, 6)
 
 
@@ -110,6 +110,11 @@ def test_a_recurrent_policy_learns_from_whole_episodes(tmp_path):
 def test_what_cannot_be_is_refused(engine_for, fields, sentence):
     with pytest.raises(UserError, match=sentence):
         engine_for(**fields)
+
+
+def collect(engine):
+    collected = engine._collector.collect(engine._learner.agent, 0)
+    return collected.trajectory, collected.timesteps, len(collected.returns)
 
 
 def _rows(trajectory: Trajectory, count: int) -> Trajectory:

@@ -29,6 +29,8 @@ _GROUPS = {
     "entropy": "policy",
     "approximate_kl": "policy",
     "clip_fraction": "policy",
+    "kl": "policy",
+    "temperature": "policy",
     "epsilon": "policy",
     "learning_rate": "optimizer",
     "gradient_norm": "optimizer",

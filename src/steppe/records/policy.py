@@ -1,86 +1,25 @@
-"""A policy: everything that turns an observation into an action, in two files that load without JAX.
-
-policy.safetensors holds the tensors and, in its header, the description and one checksum over both: a single rename
-replaces the policy, so a reader sees the old one or the new one. policy.json repeats the description for people.
-"""
+"""A policy: everything that turns an observation into an action, and that loads without JAX."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from steppe.errors import SpecError, StorageError, UserError
-from steppe.records import heads
-from steppe.records.durable import storing, write_atomically
+from steppe.errors import UserError
+from steppe.records import heads, policy_files
 from steppe.records.forward import Forward, Layers, State
 from steppe.records.layers import plan
-from steppe.records.preprocessing import Preprocessing
-from steppe.specs.network import NetworkSpec
-from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space, from_json, to_json
+from steppe.records.policy_description import PolicyDescription, tensor_shapes
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
 
-FORMAT = "steppe-policy"
-VERSION = 1
-TENSORS_FILE = "policy.safetensors"
-DESCRIPTION_FILE = "policy.json"
 SEEN = "seen/"
 """Before the names of what preprocessing remembers."""
 ANYTHING = "anything"
 """Whether an episode has begun: the name of one more part of the state, where preprocessing has one."""
-
-
-@dataclass(frozen=True)
-class PolicyDescription:
-    """What a policy is, apart from its tensors.
-
-    `head` is {"kind": ...}, one of those in `steppe.records.heads`; a q_values head may add "dueling": true, and
-    "epsilon": how often it explores when it samples. `normalizer` is {"clip": 10.0} or None. `observation` is what the
-    network sees; where `preprocessing` says how that is made, the policy itself takes what the environment shows.
-    """
-
-    agent: str
-    environment: str
-    timestep: int
-    observation: Space
-    action: Space
-    network: NetworkSpec | None = None
-    head: dict[str, Any] = field(default_factory=lambda: {"kind": "random"})
-    normalizer: dict[str, Any] | None = None
-    preprocessing: Preprocessing | None = None
-
-    @property
-    def shown(self) -> Space:
-        """The space of what the policy takes: what the environment shows."""
-        return self.observation if self.preprocessing is None else self.preprocessing.observation
-
-    def to_json(self) -> dict[str, Any]:
-        """For policy.json."""
-        return {
-            "agent": self.agent,
-            "environment": self.environment,
-            "timestep": int(self.timestep),
-            "observation": to_json(self.observation),
-            "action": to_json(self.action),
-            "network": None if self.network is None else self.network.model_dump(),
-            "head": self.head,
-            "normalizer": self.normalizer,
-            "preprocessing": None if self.preprocessing is None else self.preprocessing.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> PolicyDescription:
-        """The inverse of `to_json`."""
-        network = None if data["network"] is None else NetworkSpec.model_validate(data["network"])
-        observation, action = from_json(data["observation"]), from_json(data["action"])
-        rest = {name: data[name] for name in ("agent", "environment", "timestep", "head", "normalizer")}
-        stages = data.get("preprocessing")
-        preprocessing = None if stages is None else Preprocessing.from_json(stages)
-        return cls(observation=observation, action=action, network=network, preprocessing=preprocessing, **rest)
 
 
 class Policy:
@@ -176,17 +115,8 @@ class Policy:
 
     def save(self, folder: Path | str) -> Path:
         """Writes the policy into `folder`; a reader gets the old policy or the new one, never a mixture."""
-        folder = Path(folder)
-        with storing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        description = self.description.to_json()
-        text = json.dumps(description, sort_keys=True)
-        checksum = _checksum(text, self.tensors)
-        metadata = {"format": FORMAT, "version": str(VERSION), "description": text, "sha256": checksum}
-        write_atomically(folder / TENSORS_FILE, _serialize(self.tensors, metadata))
-        manifest = {"format": FORMAT, "version": VERSION, "sha256": checksum, **description}
-        write_atomically(folder / DESCRIPTION_FILE, json.dumps(manifest, indent=2) + "\n")
-        return folder
+        policy_files.write(Path(folder), self.description.to_json(), self.tensors)
+        return Path(folder)
 
     def export_onnx(self, path: Path | str) -> Path:
         """Writes an ONNX model: observation [batch, ...] -> action, outputs."""
@@ -316,26 +246,14 @@ class _Weights(NamedTuple):
 
 def load_policy(path: Path | str) -> Policy:
     """Loads a policy from its folder, its policy.json, or a run folder (its policy/)."""
-    folder = _policy_folder(Path(path))
-    file = folder / TENSORS_FILE
+    stored = policy_files.read(Path(path))
     try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
-    metadata, tensors = _parse(data, file)
-    if metadata.get("format") != FORMAT:
-        raise UserError(f"{file} is not a Steppe policy")
-    _check_version(metadata.get("version"), file)
-    text = metadata.get("description", "")
-    if _checksum(text, tensors) != metadata.get("sha256"):
-        raise UserError(f"{file} is damaged: its checksum does not match; copy or train it again")
-    try:
-        description = json.loads(text)
-        policy = Policy(PolicyDescription.from_json(description), tensors)
+        description = json.loads(stored.description)
+        policy = Policy(PolicyDescription.from_json(description), stored.tensors)
     except Exception as error:
         # Whoever wrote the file may have described anything, in any way that the code below it does not expect.
-        raise UserError(f"{file} holds a description that cannot be understood: {error}") from error
-    _check_manifest(folder / DESCRIPTION_FILE, metadata["sha256"], description)
+        raise UserError(f"{stored.file} holds a description that cannot be understood: {error}") from error
+    policy_files.check_manifest(stored, description)
     return policy
 
 
@@ -346,28 +264,6 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         path = f"{prefix}/{name}" if prefix else name
         flat.update(flatten(value, path) if isinstance(value, Mapping) else {path: value})
     return flat
-
-
-def tensor_shapes(description: PolicyDescription) -> dict[str, tuple[int, ...]]:
-    """The name and shape of every tensor a policy of this description has."""
-    kind, action = description.head["kind"], description.action
-    if kind == "random":
-        return {}
-    if kind == "constant":
-        return {"constant/action": action.shape}
-    if description.network is None:
-        raise SpecError(f'a policy with a "{kind}" head needs a network')
-    network, outputs = plan(description.network, description.observation), heads.outputs_size(kind, action)
-    shapes = {f"torso/{step.name}/{name}": shape for step in network.steps for name, shape in step.parameters}
-    for part, size in (
-        {"value/": 1, "advantage/": outputs}.items() if description.head.get("dueling") else [("", outputs)]
-    ):
-        shapes |= {f"head/{part}kernel": (network.features, size), f"head/{part}bias": (size,)}
-    if kind == "gaussian":
-        shapes["head/log_std"] = (outputs,)
-    if description.normalizer is not None:
-        shapes |= {f"normalizer/{name}": description.observation.shape for name in ("mean", "var")}
-    return shapes
 
 
 def _centred(advantages: np.ndarray, space: Space) -> np.ndarray:
@@ -403,70 +299,3 @@ def _check_range(array: np.ndarray, space: Discrete | MultiDiscrete) -> None:
     end = first + space.n if isinstance(space, Discrete) else np.asarray(space.nvec)
     if np.any(array < first) or np.any(array >= end):
         raise UserError(f"an observation must lie in {first} .. {end - 1}, but this one is {array.tolist()}")
-
-
-def _policy_folder(path: Path) -> Path:
-    folder = path.parent if path.name in (TENSORS_FILE, DESCRIPTION_FILE) else path
-    for candidate in (folder, folder / "policy"):
-        if (candidate / TENSORS_FILE).is_file():
-            return candidate
-    raise UserError(
-        f"there is no policy in {path}; give a folder with {TENSORS_FILE}, or the folder of a run that has saved one"
-    )
-
-
-def _serialize(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> bytes:
-    """A safetensors file whose header is in alphabetical order, so that the same policy is always the same bytes."""
-    from safetensors.numpy import save
-
-    data = save(tensors, metadata)
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.dumps(json.loads(data[8:start]), sort_keys=True, separators=(",", ":")).encode()
-    # The format pads its header with spaces, which keeps the tensors aligned.
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + data[start:]
-
-
-def _parse(data: bytes, file: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """(metadata, tensors) of a safetensors file."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        tensors = load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise UserError(f"{file} is damaged: {error}; copy or train it again") from error
-    return header.get("__metadata__", {}), tensors
-
-
-def _check_version(version: Any, file: Path) -> None:
-    if str(version) != str(VERSION):
-        raise UserError(f"{file} has version {version} but this Steppe reads version {VERSION}; upgrade Steppe")
-
-
-def _check_manifest(file: Path, checksum: str, description: dict[str, Any]) -> None:
-    """Refuses a policy.json that was changed by hand; one with another checksum is left from an interrupted save."""
-    try:
-        manifest = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read: {error}") from error
-    if not isinstance(manifest, dict):
-        raise UserError(f"{file} does not describe a policy; export the policy again")
-    _check_version(manifest.get("version"), file)
-    if manifest.get("sha256") == checksum and {name: manifest.get(name) for name in description} != description:
-        raise UserError(
-            f"{file} does not describe the tensors beside it; export the policy again instead of editing it"
-        )
-
-
-def _checksum(description: str, tensors: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of the description and of every tensor's name, type, shape and bytes."""
-    digest = hashlib.sha256(description.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"\n{name} {tensor.dtype} {tensor.shape}\n".encode())
-        digest.update(np.ascontiguousarray(tensor).data)
-    return digest.hexdigest()

@@ -14,7 +14,7 @@ def serialize(arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> byt
     from safetensors.numpy import save
 
     # safetensors writes from the array's address, so anything but row order would be saved as other numbers.
-    data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
+    data = save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.dumps(json.loads(data[8:start]), sort_keys=True, separators=(",", ":")).encode()
     # The format pads its header with spaces, which keeps the arrays aligned.

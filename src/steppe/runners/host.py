@@ -11,21 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from steppe.agents._base import Agent, Internals, Metrics, Trajectory
+from steppe.agents._base import Agent, Metrics, Trajectory
 from steppe.envs.host import HostEnvs
 from steppe.envs.interruption import EpisodesCut
 from steppe.errors import EnvironmentFault
-from steppe.records import heads
 from steppe.records.policy import Policy
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.arrays import from_arrays, to_arrays
+from steppe.runners.collecting import Collector
 from steppe.runners.episodes import WINDOW
-from steppe.runners.learning import Learner, begin, each_reward, is_healthy, learn
+from steppe.runners.learning import Learner, begin, is_healthy, learn
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.spaces import Box, Space
-
-SLOW_IN_NUMPY = {"conv1d", "conv2d", "pool2d", "custom"}
-"""Layers for which a compiled forward pass is worth its dispatch."""
+from steppe.specs.spaces import Space
 
 
 class HostEngine:
@@ -47,7 +44,6 @@ class HostEngine:
         self._environment = environment
         self._episode_rules = (max_timesteps, repeat_actions)
         self.timesteps_per_iteration = agent.horizon * envs.num_envs
-        self._preprocess = each_reward(agent)
         self._learn = jax.jit(self._learned, donate_argnums=0)
         self._metric_names: list[str] = []
         self._returns: deque[float] = deque(maxlen=WINDOW)
@@ -56,24 +52,25 @@ class HostEngine:
     def begin(self, seed: int) -> None:
         """Fresh parameters and fresh episodes."""
         self._learner = begin(self.agent, jax.random.key(seed))
-        self._rng = np.random.default_rng(seed)
-        self._start_episodes(seed)
+        self._collector = Collector(self.agent, self.envs, self._learner.agent, np.random.default_rng(seed))
+        self._collector.start(seed)
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
         """Everything but the environments, which start new episodes."""
         arrays = dict(arrays)
-        self._rng = np.random.default_rng()
-        self._rng.bit_generator.state = json.loads(arrays.pop("host/rng").tobytes())
+        rng = np.random.default_rng()
+        rng.bit_generator.state = json.loads(arrays.pop("host/rng").tobytes())
         self._returns.extend(arrays.pop("host/returns").tolist())
         self._lengths.extend(arrays.pop("host/lengths").tolist())
         template = begin(self.agent, jax.random.key(seed), pretrains=False)
         self._learner = from_arrays(template, arrays)
-        self._start_episodes(int(self._rng.integers(2**31)))
+        self._collector = Collector(self.agent, self.envs, self._learner.agent, rng)
+        self._collector.start(int(rng.integers(2**31)))
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Agent, memory, randomness and the window of episodes."""
         return to_arrays(self._learner) | {
-            "host/rng": np.frombuffer(json.dumps(self._rng.bit_generator.state).encode(), np.uint8),
+            "host/rng": np.frombuffer(json.dumps(self._collector.rng.bit_generator.state).encode(), np.uint8),
             "host/returns": np.array(self._returns, np.float32),
             "host/lengths": np.array(self._lengths, np.int32),
         }
@@ -87,17 +84,22 @@ class HostEngine:
             if limits.episodes is not None and finished >= limits.episodes:
                 break
             try:
-                trajectory, taken, ended = self._collect(timestep)
+                collected = self._collector.collect(self._learner.agent, timestep)
             except EnvironmentFault as error:
                 fault = error
                 break
-            self._learner, values = self._learn(self._learner, trajectory)
+            if collected.is_cut_off and self.agent.experience == "transitions":
+                memory = self.agent.memory.cut(self._learner.memory)  # type: ignore[attr-defined]
+                self._learner = self._learner._replace(memory=memory)
+            self._learner, values = self._learn(self._learner, collected.trajectory)
             metrics = dict(zip(self._metric_names, np.asarray(values).tolist(), strict=True))
             healthy = bool(metrics.pop("is_healthy"))
-            counts = {"timesteps": taken, "episodes": ended}
+            self._returns.extend(collected.returns)
+            self._lengths.extend(collected.lengths)
+            counts = {"timesteps": collected.timesteps, "episodes": len(collected.returns)}
             rows.append(counts | {"mean_return": _mean(self._returns), "mean_length": _mean(self._lengths)} | metrics)
-            timestep += taken
-            finished += ended
+            timestep += collected.timesteps
+            finished += len(collected.returns)
             is_full = len(self._returns) == WINDOW
             reached = limits.stop_at_return is not None and is_full and _mean(self._returns) >= limits.stop_at_return
         columns = {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
@@ -143,113 +145,6 @@ class HostEngine:
         """Ends the environments and their processes."""
         self.envs.close()
 
-    def _start_episodes(self, seed: int) -> None:
-        situation, envs = self.agent.situation, self.envs.num_envs
-        self._observations = self.envs.reset(seed)
-        self._episode_returns = np.zeros(envs)
-        self._episode_lengths = np.zeros(envs, np.int64)
-        self._running_returns = np.zeros(envs, np.float32)
-        self._actor = self.agent.actor(self._learner.agent)
-        layers = (
-            {layer.type for layer in self._actor.description.network.root} if self._actor.description.network else set()
-        )
-        is_compiled = bool(layers & SLOW_IN_NUMPY) or not self.agent.acts_in_numpy
-        self._act = jax.jit(self.agent.act) if is_compiled else None
-        self._internals = self.agent.initial_internals((envs,))
-        self._buffers = _allocate(self.agent, self._actor, situation.observation, situation.action)
-
-    def _collect(self, timestep: int) -> tuple[Trajectory, int, int]:
-        """A rollout, in the same buffers each time; how many timesteps were taken and how many episodes ended."""
-        agent, envs, buffers = self.agent, self.envs, self._buffers
-        num_envs, finished = envs.num_envs, 0
-        discount = getattr(agent.settings, "discount", 1.0)
-        is_greedy = agent.situation.deterministic and not agent.always_draws
-        acting = agent.acting(self._learner.agent)
-        if self._act is None:
-            self._actor.replace(agent.policy_tensors(self._learner.agent._replace(params=acting.params)))
-        noise = heads.draw_noise(agent.noise, (agent.horizon, num_envs), self._rng)
-        enough = agent.rollout_episodes
-        t = 0
-        while t < agent.horizon and (enough is None or finished < enough):
-            observations = self._observations
-            drawn = None if is_greedy else noise[t]
-            internals = self._internals
-            now = timestep + t * num_envs
-            if self._act is None:
-                actions, outputs, following = self._act_in_numpy(observations, drawn, now, internals)
-            else:
-                results = self._act(acting, observations, drawn, jnp.int32(now), internals)
-                actions, outputs, following = jax.tree.map(np.asarray, results)
-            # Before the step: an environment may hand out the same array again.
-            buffers.observations[t] = observations
-            try:
-                step = envs.step(agent.to_host(actions))
-            except EpisodesCut as cut:
-                self._cut(t, cut.observations)
-                continue
-            self._episode_returns += step.scores
-            self._episode_lengths += 1
-            rewards = step.rewards if self._preprocess is None else self._preprocess(step.rewards)
-            self._running_returns *= discount
-            self._running_returns += rewards
-            buffers.actions[t] = actions
-            buffers.outputs[t] = outputs
-            buffers.rewards[t] = rewards
-            buffers.terminated[t] = step.terminated
-            buffers.truncated[t] = step.truncated
-            buffers.next_observations[t] = step.next_observations
-            buffers.running_returns[t] = self._running_returns
-            for name, value in internals.items():
-                buffers.internals[name][t] = value
-                buffers.next_internals[name][t] = following[name]
-            ended = step.terminated | step.truncated
-            if ended.any():
-                for i in np.flatnonzero(step.finished):
-                    self._returns.append(float(self._episode_returns[i]))
-                    self._lengths.append(int(self._episode_lengths[i]))
-                    finished += 1
-                self._episode_returns[step.finished] = 0.0
-                self._episode_lengths[step.finished] = 0
-                self._running_returns[ended] = 0.0
-                following = self._restarted(following, ended)
-            self._internals = following
-            self._observations = step.observations
-            t += 1
-        if t < agent.horizon:
-            _repeat(buffers, t)
-        return buffers, t * num_envs, finished
-
-    def _cut(self, t: int, observations: np.ndarray) -> None:
-        """All episodes have started anew before timestep t, which was not taken: the one before was their last."""
-        if t:
-            self._buffers.truncated[t - 1] |= ~self._buffers.terminated[t - 1]
-        elif self.agent.experience == "transitions":
-            memory = self.agent.memory.cut(self._learner.memory)  # type: ignore[attr-defined]
-            self._learner = self._learner._replace(memory=memory)
-        self._episode_returns[:] = 0.0
-        self._episode_lengths[:] = 0
-        self._running_returns[:] = 0.0
-        self._internals = self.agent.initial_internals((self.envs.num_envs,))
-        self._observations = observations
-
-    def _act_in_numpy(
-        self, observations: np.ndarray, noise: np.ndarray | None, timestep: int, internals: Internals
-    ) -> tuple[np.ndarray, np.ndarray, Internals]:
-        """The same as `agent.act`, without a dispatch: for a small network that costs more than the forward pass."""
-        actor = self._actor
-        outputs, internals = actor.outputs_after(observations, internals)
-        log_std = actor.tensors.get("head/log_std", 0.0)
-        actions, internals = self.agent.choose(outputs, noise, timestep, internals, log_std, np)
-        return actions, outputs, internals
-
-    def _restarted(self, internals: Internals, ended: np.ndarray) -> Internals:
-        """What is remembered where an episode ended is forgotten."""
-        initial = self.agent.initial_internals((self.envs.num_envs,))
-        return {
-            name: np.where(ended.reshape(-1, *(1,) * (value.ndim - 1)), initial[name], value)
-            for name, value in internals.items()
-        }
-
     def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
         """`learn` with all metrics in one vector, so that one transfer brings them."""
         metrics: Metrics
@@ -257,47 +152,6 @@ class HostEngine:
         metrics["is_healthy"] = is_healthy(learner, metrics)
         self._metric_names = list(metrics)
         return learner, jnp.stack([jnp.float32(value) for value in metrics.values()])
-
-
-def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Space) -> Trajectory:
-    """Room for one rollout, [T, N, ...]."""
-    lead = (agent.horizon, agent.situation.num_envs)
-    outputs = heads.outputs_size(actor.kind, action)
-    action_shape = (action.size,) if isinstance(action, Box) else action.shape
-
-    def observations() -> np.ndarray:
-        dtype = observation.dtype if observation.dtype in ("uint8", "int32") else np.float32
-        return np.zeros((*lead, *observation.shape), dtype)
-
-    return Trajectory(
-        observations=observations(),
-        actions=np.zeros((*lead, *action_shape), np.float32 if isinstance(action, Box) else np.int32),
-        rewards=np.zeros(lead, np.float32),
-        terminated=np.zeros(lead, bool),
-        truncated=np.zeros(lead, bool),
-        next_observations=observations(),
-        outputs=np.zeros((*lead, outputs), np.float32),
-        running_returns=np.zeros(lead, np.float32),
-        internals=_room(agent, lead),
-        next_internals=_room(agent, lead),
-    )
-
-
-def _repeat(buffers: Trajectory, length: int) -> None:
-    """Fills a rollout that ended early with copies of itself, so that all its timesteps count alike.
-
-    Nothing flows from one copy into another, since all episodes are cut where the rollout ended.
-    """
-    buffers.truncated[length - 1] |= ~buffers.terminated[length - 1]
-    for leaf in jax.tree.leaves(buffers):
-        for start in range(length, len(leaf), length):
-            leaf[start : start + length] = leaf[: min(length, len(leaf) - start)]
-
-
-def _room(agent: Agent[Any], lead: tuple[int, int]) -> Internals:
-    """For what the actor remembers, [T, N, ...]."""
-    one = agent.initial_internals(lead[1:])
-    return {name: np.zeros((lead[0], *value.shape), value.dtype) for name, value in one.items()}
 
 
 def _start(space: Space) -> int:

@@ -1,0 +1,33 @@
+"""Policies with made-up tensors, for any description."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steppe.records import Policy, PolicyDescription
+from steppe.records.policy import tensor_shapes
+from steppe.specs.network import NetworkSpec
+from steppe.specs.spaces import Box, Discrete
+
+DENSE = [{"type": "dense", "size": 16, "activation": "tanh"}, {"type": "dense", "size": 8, "activation": "relu"}]
+MEMORY = [{"type": "dense", "size": 6}, {"type": "lstm", "size": 5}, {"type": "gru", "size": 3}]
+
+
+def describe(observation=None, action=None, layers=DENSE, kind="categorical", normalizer=None, **head):
+    """Four numbers seen and three choices, unless others are given; other words belong to the head."""
+    spaces = (observation or Box((4,)), action or Discrete(3))
+    network = None if layers is None else NetworkSpec(layers)
+    return PolicyDescription("test", "Test-v0", 7, *spaces, network, {"kind": kind, **head}, normalizer)
+
+
+def tensors_for(description, seed=0):
+    """Every tensor of the description, by name."""
+    rng = np.random.default_rng(seed)
+    shapes = tensor_shapes(description)
+    return {name: rng.random(shape, np.float32) - 0.3 * ("var" not in name) for name, shape in shapes.items()}
+
+
+def make_policy(*args, **settings):
+    """A policy of `describe`'s arguments."""
+    description = describe(*args, **settings)
+    return Policy(description, tensors_for(description))
