@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from steppe.runners._base import Outcome, Progress
@@ -20,11 +21,14 @@ def check(spec: ExperimentSpec) -> list[str]:
     Raises a UserError for whatever cannot work: unknown agents and settings, networks that do not fit the
     observations, actions that the algorithm cannot take.
     """
-    from steppe.runners.setup import make_engine, notices_for
+    from steppe.runners.setup import PARALLEL, make_engine, notices_for
 
     # The other run modes and platforms are made of the same agents and environments.
     make_engine(spec.model_copy(update={"run_mode": "single"})).close()
-    return notices_for(spec)
+    notices = notices_for(spec)
+    if spec.run_mode != "single":
+        notices += import_module(PARALLEL[spec.run_mode]).check(spec)
+    return notices
 
 
 def run(

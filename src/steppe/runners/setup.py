@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from steppe.agents import agent_class, make
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from steppe.runners._base import Engine
     from steppe.specs.spaces import Space
 
+PARALLEL = {
+    "multi-threaded": "steppe.runners.threads",
+    "distributed": "steppe.runners.distributed",
+    "async": "steppe.runners.asynchronous",
+}
+"""Run mode -> the package whose `make_engine` and `check` are those of the mode."""
 DEFAULT_EPISODE_LIMIT = 1000
 """Timesteps after which an episode is cut where neither the experiment nor the environment says when."""
 
@@ -47,7 +54,8 @@ def num_envs_of(spec: ExperimentSpec) -> int:
 
 def make_engine(spec: ExperimentSpec, shards: int | None = None) -> Engine:
     """Environments, agent and engine; everything that can be wrong with a spec is found here."""
-    _check_run_mode(spec)
+    if spec.run_mode != "single":
+        return import_module(PARALLEL[spec.run_mode]).make_engine(spec)
     compiled = is_compiled(spec) and not _counts_episodes(spec)
     num_envs = num_envs_of(spec)
     can_spread = compiled and agent_class(spec.agent).experience == "trajectories"
@@ -68,7 +76,7 @@ def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine
         from steppe.runners.preprocessed import PreprocessedJaxEnv
 
         env = PreprocessedJaxEnv(inner=env, preprocessing=preprocessing, max_episode_steps=env.max_episode_steps)
-    agent = _agent(spec, env, num_envs, shards, preprocessing)
+    agent = make_agent(spec, env, num_envs, shards, preprocessing)
     limit = spec.max_timesteps_per_episode
     if limit is None and env.max_episode_steps is None:
         limit = DEFAULT_EPISODE_LIMIT
@@ -91,7 +99,7 @@ def _host_engine(spec: ExperimentSpec, num_envs: int) -> Engine:
             from steppe.runners.preprocessed import PreprocessedHostEnvs
 
             envs = PreprocessedHostEnvs(envs, preprocessing)
-        agent = _agent(spec, envs, num_envs, 1, preprocessing)
+        agent = make_agent(spec, envs, num_envs, 1, preprocessing)
         return HostEngine(agent, envs, spec.environment, spec.repeat_actions, limit)
     except BaseException:
         envs.close()
@@ -125,7 +133,7 @@ def _counts_episodes(spec: ExperimentSpec) -> bool:
     return True
 
 
-def _agent(spec: ExperimentSpec, envs: Any, num_envs: int, shards: int, preprocessing: Preprocessing | None) -> Any:
+def make_agent(spec: ExperimentSpec, envs: Any, num_envs: int, shards: int, preprocessing: Preprocessing | None) -> Any:
     """The agent for environments that show what preprocessing has made of them."""
     from steppe.agents._base import Situation
 
@@ -151,8 +159,3 @@ def _agent(spec: ExperimentSpec, envs: Any, num_envs: int, shards: int, preproce
             ),
         ),
     )
-
-
-def _check_run_mode(spec: ExperimentSpec) -> None:
-    if spec.run_mode != "single":
-        raise UserError(f'run mode "{spec.run_mode}" is not part of this version of Steppe; use run mode "single"')

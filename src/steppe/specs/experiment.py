@@ -12,7 +12,9 @@ from pydantic import AfterValidator, model_validator
 from steppe.errors import SpecError
 from steppe.specs._base import Count, Flag, Natural, Number, Spec
 from steppe.specs.agent import AgentSpec
+from steppe.specs.asynchronous import AsyncSpec
 from steppe.specs.cluster import ClusterSpec
+from steppe.specs.distributed import DistributedSpec, RaySpec
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.files import (
     SUFFIXES,
@@ -122,6 +124,12 @@ class ExperimentSpec(Spec):
     """How many workers act, in every run mode but single."""
     num_parameter_servers: Count = 1
     """How many parameter servers share the parameters, in run mode distributed."""
+    distributed: DistributedSpec = DistributedSpec()
+    """What parameter servers and workers agree on, in run mode distributed."""
+    asynchronous: AsyncSpec = AsyncSpec()
+    """What the learner and its workers agree on, in run mode async."""
+    ray: RaySpec = RaySpec()
+    """The Ray that run modes distributed and async use."""
     saver_frequency: Frequency = Frequency(600, "s")
     """How often a checkpoint is written."""
     summary_frequency: Annotated[Frequency, AfterValidator(_not_in_episodes)] = Frequency(5000, "t")
