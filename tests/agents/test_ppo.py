@@ -234,12 +234,12 @@ def test_steps_on_random_parts_take_the_place_of_epochs(make_agent):
     settings = {"optimization_steps": 5, "subsampling_fraction": 0.25, "optimizer": "gradient_descent"}
     agent = make_agent("ppo", Discrete(3), horizon=6, normalize_advantages=False, **settings)
     assert agent.updates_per_experience == 5
-    parts = np.asarray(agent._minibatches(jax.random.key(0), 12))
+    parts = np.asarray(agent.minibatches(jax.random.key(0), 12))
     assert parts.shape == (5, 3)
     assert all(len(set(part)) == 3 for part in parts.tolist())
     assert len({tuple(sorted(part)) for part in parts.tolist()}) > 1
     tiny = make_agent("ppo", Discrete(3), horizon=6, optimization_steps=2, subsampling_fraction=0.01)
-    assert tiny._minibatches(jax.random.key(0), 12).shape == (2, 1)
+    assert tiny.minibatches(jax.random.key(0), 12).shape == (2, 1)
 
 
 def test_there_is_one_way_to_cut_a_trajectory(checked):

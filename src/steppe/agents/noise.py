@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steppe.agents._base import Internals
 from steppe.specs.exploration import GaussianNoise, Noise, OrnsteinUhlenbeck
+
+if TYPE_CHECKING:
+    # Not needed to run: who only acts has no use for JAX.
+    from steppe.agents._base import Internals
 
 DRIFT = "drift"
 

@@ -198,7 +198,7 @@ def step(spec: OptimizerSpec, agent: Stepping, state: TrainState, batch: Any) ->
             return _repeated(spec, agent, state, batch)
         case SubsamplingStep():
             key, state = _next_key(state)
-            return step(spec.optimizer, agent, state, _subsample(batch, key, spec.fraction))
+            return step(spec.optimizer, agent, state, subsample(batch, key, spec.fraction))
         case ClippedStep():
             moved, metrics = step(spec.optimizer, agent, state, batch)
             change = jnp.clip(moved.params - state.params, -spec.clipping_value, spec.clipping_value)
@@ -243,7 +243,8 @@ def _repeated(spec: MultiStep, agent: Stepping, state: TrainState, batch: Any) -
     return state, jax.tree.map(lambda leaf: leaf.mean(0), metrics)
 
 
-def _subsample(batch: Any, key: Array, fraction: float) -> Any:
+def subsample(batch: Any, key: Array, fraction: float) -> Any:
+    """A random part of a batch, whose leaves are [B, ...]."""
     samples = jax.tree.leaves(batch)[0].shape[0]
     chosen = jax.random.permutation(key, samples)[: max(1, round(samples * fraction))]
     return jax.tree.map(lambda leaf: leaf[chosen], batch)

@@ -82,7 +82,7 @@ class PPO(ActorCritic[PPOSettings]):
         if self.axis is not None:
             shuffle_key = jax.random.fold_in(shuffle_key, jax.lax.axis_index(self.axis))
         state = state._replace(key=key)
-        order = self._minibatches(shuffle_key, batch.advantages.shape[0])
+        order = self.minibatches(shuffle_key, batch.advantages.shape[0])
 
         def step(state: TrainState, indices: Array) -> tuple[TrainState, Metrics]:
             return self.step(state, jax.tree.map(lambda leaf: leaf[indices], batch))
@@ -90,7 +90,7 @@ class PPO(ActorCritic[PPOSettings]):
         state, metrics = jax.lax.scan(step, state, order)
         return self.note_observations(state, experience), jax.tree.map(jnp.mean, metrics)
 
-    def _minibatches(self, key: Array, samples: int) -> Array:
+    def minibatches(self, key: Array, samples: int) -> Array:
         """Which samples each step learns from: indices [steps, size]."""
         settings = self.settings
         if settings.optimization_steps is None:

@@ -173,17 +173,21 @@ class PQN(Agent[PQNSettings]):
         shuffle_key, key = jax.random.split(state.key)
         if self.axis is not None:
             shuffle_key = jax.random.fold_in(shuffle_key, jax.lax.axis_index(self.axis))
-        order = shuffled(shuffle_key, self.settings.epochs, batch.targets.shape[0])
+        order = self.minibatches(shuffle_key, batch.targets.shape[0])
 
         def minibatch(state: TrainState, indices: Array) -> tuple[TrainState, Metrics]:
             return step(self.settings.optimizer, self, state, Batch(*(leaf[indices] for leaf in batch)))
 
-        order = order.reshape(self.settings.epochs * self.settings.minibatches, -1)
         state, metrics = jax.lax.scan(minibatch, state._replace(key=key), order)
         if self.normalizes_observations:
             merged = normalizers.merge(state.observations, experience.observations, self.axis)
             state = state._replace(observations=merged)
         return state, jax.tree.map(jnp.mean, metrics)
+
+    def minibatches(self, key: Array, samples: int) -> Array:
+        """Which samples each step learns from: indices [steps, size]."""
+        order = shuffled(key, self.settings.epochs, samples)
+        return order.reshape(self.settings.epochs * self.settings.minibatches, -1)
 
     @property
     def updates_per_experience(self) -> int:

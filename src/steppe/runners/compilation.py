@@ -34,6 +34,11 @@ def shards_for(num_envs: int, cores: int | None = None) -> int:
     return shards
 
 
+def let_threads_compute(count: int) -> None:
+    """Before JAX is set up: so many threads will call compiled programs at once, which share XLA's worker threads."""
+    os.environ.setdefault("NPROC", str(max(1, min(count, available_cores()))))
+
+
 def prepare_jax(shards: int = 1) -> int:
     """Sets JAX up for training on this many host devices; how many there really are (JAX may be in use already)."""
     # One XLA worker thread a device: small programs lose more by handing work over than they gain.

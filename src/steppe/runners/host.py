@@ -13,7 +13,6 @@ from jax import Array
 
 from steppe.agents._base import Agent, Metrics, Trajectory
 from steppe.envs.host import HostEnvs
-from steppe.envs.interruption import EpisodesCut
 from steppe.errors import EnvironmentFault
 from steppe.records.policy import Policy
 from steppe.runners._base import Chunk, Limits
@@ -21,8 +20,8 @@ from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.collecting import Collector
 from steppe.runners.episodes import WINDOW
 from steppe.runners.learning import Learner, begin, is_healthy, learn
+from steppe.runners.playing import Rules, play
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.spaces import Space
 
 
 class HostEngine:
@@ -107,35 +106,8 @@ class HostEngine:
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """Plays in environments of its own, several at once."""
-        policy = self.policy(0)
-        rng = np.random.default_rng(seed)
-        width = min(episodes, self.envs.num_envs)
-        returns, lengths = np.zeros(width), np.zeros(width, int)
-        done: list[tuple[float, int]] = []
-        # Each environment plays its share, so that quick failures are not over-represented.
-        shares = [len(range(i, episodes, width)) for i in range(width)]
-        with HostEnvs(self._environment, width, *self._episode_rules) as envs:
-            observations = envs.reset(seed)
-            while any(shares):
-                actions = policy.act(observations, deterministic=greedy, rng=rng) - _start(self.agent.situation.action)
-                try:
-                    step = envs.step(actions)
-                except EpisodesCut as cut:
-                    # Half an episode says nothing; it is played again.
-                    returns[:], lengths[:], observations = 0.0, 0, cut.observations
-                    policy.reset()
-                    continue
-                returns += step.scores
-                lengths += 1
-                for i in np.flatnonzero(step.finished):
-                    if shares[i]:
-                        shares[i] -= 1
-                        done.append((returns[i], lengths[i]))
-                    returns[i], lengths[i] = 0.0, 0
-                if policy.is_recurrent:
-                    policy.reset(step.terminated | step.truncated)
-                observations = step.observations
-        return float(np.mean([each[0] for each in done])), float(np.mean([each[1] for each in done]))
+        rules = Rules(self._environment, *self._episode_rules)
+        return play(self.policy(0), rules, self.envs.num_envs, episodes, greedy, seed)
 
     def policy(self, timestep: int) -> Policy:
         """The policy as of the last update."""
@@ -152,10 +124,6 @@ class HostEngine:
         metrics["is_healthy"] = is_healthy(learner, metrics)
         self._metric_names = list(metrics)
         return learner, jnp.stack([jnp.float32(value) for value in metrics.values()])
-
-
-def _start(space: Space) -> int:
-    return getattr(space, "start", 0)
 
 
 def _mean(values: deque[Any]) -> float:

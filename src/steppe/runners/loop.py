@@ -132,7 +132,9 @@ class Loop:
     def _next_size(self, chunk: Chunk, spent: float) -> int:
         """As many iterations as fill CHUNK_SECONDS; growth is gradual, since the first chunk includes compilation."""
         fitting = int(CHUNK_SECONDS * chunk.iterations / max(spent, 1e-6))
-        return int(np.clip(fitting, 1, max(1, min(8 * chunk.iterations, self.engine.most_iterations))))
+        # Workers that take iterations side by side need one each, however long one takes.
+        least: int = getattr(self.engine, "least_iterations", 1)
+        return int(np.clip(fitting, least, max(least, min(8 * chunk.iterations, self.engine.most_iterations))))
 
     def _limits(self) -> Limits:
         lefts = [self._saves.episodes_left(self.episode)]

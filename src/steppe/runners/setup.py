@@ -12,6 +12,7 @@ from steppe.runners.compilation import prepare_jax, shards_for
 from steppe.specs.experiment import ExperimentSpec
 
 if TYPE_CHECKING:
+    from steppe.agents._base import Situation
     from steppe.records.preprocessing import Preprocessing
     from steppe.runners._base import Engine
     from steppe.specs.spaces import Space
@@ -135,27 +136,31 @@ def _counts_episodes(spec: ExperimentSpec) -> bool:
 
 def make_agent(spec: ExperimentSpec, envs: Any, num_envs: int, shards: int, preprocessing: Preprocessing | None) -> Any:
     """The agent for environments that show what preprocessing has made of them."""
+    return make(spec.agent, situation_of(spec, envs, num_envs, shards, preprocessing))
+
+
+def situation_of(
+    spec: ExperimentSpec, envs: Any, num_envs: int, shards: int, preprocessing: Preprocessing | None
+) -> Situation:
+    """Where the agent of an experiment finds itself in these environments."""
     from steppe.agents._base import Situation
 
     rewards = spec.agent.settings_as(agent_class(spec.agent).Settings).reward_preprocessing
     normalizes_rewards = rewards is not None and any(stage.type == "running_standardize" for stage in rewards.root)
-    return make(
-        spec.agent,
-        Situation(
-            observation=envs.observation_space,
-            action=envs.action_space,
-            preprocessing=preprocessing,
-            network=spec.network,
-            num_envs=num_envs,
-            environment=spec.environment.id,
-            total_timesteps=spec.limits[1],
-            deterministic=spec.deterministic,
-            normalize_observations=spec.environment.normalize_observations
-            or (preprocessing is not None and preprocessing.normalizes),
-            normalize_rewards=spec.environment.normalize_rewards or normalizes_rewards,
-            shards=shards,
-            episode_limit=min(
-                (limit for limit in (spec.max_timesteps_per_episode, envs.max_episode_steps) if limit), default=None
-            ),
+    return Situation(
+        observation=envs.observation_space,
+        action=envs.action_space,
+        preprocessing=preprocessing,
+        network=spec.network,
+        num_envs=num_envs,
+        environment=spec.environment.id,
+        total_timesteps=spec.limits[1],
+        deterministic=spec.deterministic,
+        normalize_observations=spec.environment.normalize_observations
+        or (preprocessing is not None and preprocessing.normalizes),
+        normalize_rewards=spec.environment.normalize_rewards or normalizes_rewards,
+        shards=shards,
+        episode_limit=min(
+            (limit for limit in (spec.max_timesteps_per_episode, envs.max_episode_steps) if limit), default=None
         ),
     )

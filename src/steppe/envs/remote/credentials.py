@@ -14,10 +14,10 @@ TOKEN_VARIABLE = "STEPPE_ENV_TOKEN"
 SHORTEST_TOKEN = 16
 
 
-def read_token(file: str | Path | None) -> str | None:
-    """The token in a file, else in the variable STEPPE_ENV_TOKEN, else None."""
+def read_token(file: str | Path | None, variable: str = TOKEN_VARIABLE) -> str | None:
+    """The token in a file, else in the variable, else None."""
     if file is None:
-        return os.environ.get(TOKEN_VARIABLE, "").strip() or None
+        return os.environ.get(variable, "").strip() or None
     try:
         token = Path(file).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -28,9 +28,9 @@ def read_token(file: str | Path | None) -> str | None:
     return token
 
 
-def server_token(file: str | Path | None) -> str | None:
+def server_token(file: str | Path | None, variable: str = TOKEN_VARIABLE) -> str | None:
     """As `read_token`, but too short ones, which could be guessed, are refused."""
-    token = read_token(file)
+    token = read_token(file, variable)
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise UserError(
             f"the token{f' in {file}' if file else ''} has only {len(token)} characters; use at least "

@@ -1,0 +1,156 @@
+"""Hogwild A2C in PyTorch, in the peers' virtual environment; prints its costs as one line of JSON.
+
+As its users write it (PyTorch's own Hogwild example, A3C's shared RMSProp), with what makes it fast: processes that step
+one model in shared memory without locks, gymnasium's vectorised CartPole, one torch thread in each, no gradients while
+acting, one forward and backward pass for each rollout, and RMSProp's loops fused over all parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from importlib.metadata import version
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+
+DISCOUNT, ENTROPY, VALUE, NORM = 0.99, 0.01, 0.5, 0.5
+
+
+class Model(nn.Module):
+    """A policy and a value network of 64-64 tanh units each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy, self.value = layers(2), layers(1)
+
+
+class SharedRMSProp(torch.optim.RMSprop):
+    """RMSProp whose statistics lie in shared memory."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model.parameters(), lr=7e-4, alpha=0.99, eps=1e-5, foreach=True)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                square = torch.zeros_like(parameter).share_memory_()
+                self.state[parameter] = {"step": torch.zeros(1).share_memory_(), "square_avg": square}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--envs", type=int, required=True, help="environments of each worker")
+    parser.add_argument("--horizon", type=int, required=True)
+    parser.add_argument("--timesteps", type=int, required=True, help="measured, over all workers")
+    parser.add_argument("--warm-up", type=int, default=0, help="timesteps before the measuring begins")
+    parser.add_argument("--seed", type=int, required=True)
+    arguments = parser.parse_args()
+
+    torch.manual_seed(arguments.seed)
+    model = Model()
+    model.share_memory()
+    optimizer = SharedRMSProp(model)
+    context = mp.get_context("fork")
+    ready, results = context.Barrier(arguments.workers), context.Queue()
+    workers = [
+        context.Process(target=work, args=(index, arguments, model, optimizer, ready, results))
+        for index in range(arguments.workers)
+    ]
+    for worker in workers:
+        worker.start()
+    told = [results.get() for _ in workers]
+    for worker in workers:
+        worker.join()
+    timesteps, wall = sum(each["timesteps"] for each in told), max(each["wall"] for each in told)
+    costs = {
+        "timesteps": timesteps,
+        "cpu_us": 1e6 * sum(each["cpu"] for each in told) / timesteps,
+        "wall_us": 1e6 * wall / timesteps,
+        "steps_per_second": timesteps / wall,
+        "updates_per_second": timesteps / wall / (arguments.envs * arguments.horizon),
+        "mean_return": float(np.mean([each["mean_return"] for each in told])),
+    }
+    print(json.dumps({"version": version("torch"), **costs}))
+
+
+def work(index: int, arguments: Any, model: Model, optimizer: SharedRMSProp, ready: Any, results: Any) -> None:
+    """Rollouts and steps of one process, until its share of the timesteps is done."""
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.manual_seed(1000 * arguments.seed + index)
+    envs = gymnasium.make_vec("CartPole-v1", num_envs=arguments.envs, vectorization_mode="vector_entry_point")
+    observations, _ = envs.reset(seed=1000 * arguments.seed + index)
+    each = arguments.envs * arguments.horizon
+    episodes = Episodes(arguments.envs)
+    for _ in range(-(-arguments.warm_up // (each * arguments.workers))):
+        observations = learn(model, optimizer, envs, observations, arguments.horizon, episodes)
+    ready.wait()
+    rounds = -(-arguments.timesteps // (each * arguments.workers))
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(rounds):
+        observations = learn(model, optimizer, envs, observations, arguments.horizon, episodes)
+    told = {"timesteps": rounds * each, "wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+    results.put(told | {"mean_return": episodes.mean()})
+
+
+class Episodes:
+    """The returns of the last episodes."""
+
+    def __init__(self, envs: int) -> None:
+        self.running, self.returns = np.zeros(envs), []
+
+    def record(self, rewards: np.ndarray, ended: np.ndarray) -> None:
+        self.running += rewards
+        if ended.any():
+            self.returns.extend(self.running[ended].tolist())
+            self.running[ended] = 0.0
+
+    def mean(self) -> float:
+        return float(np.mean(self.returns[-100:])) if self.returns else float("nan")
+
+
+def learn(
+    model: Model, optimizer: SharedRMSProp, envs: Any, observations: np.ndarray, horizon: int, episodes: Episodes
+) -> np.ndarray:
+    """One rollout and one step; the observations after it."""
+    rows: list[tuple[Any, ...]] = []
+    with torch.no_grad():
+        for _ in range(horizon):
+            seen = torch.from_numpy(observations)
+            logits = model.policy(seen)
+            # The cheapest way to draw: the largest of logits with Gumbel noise.
+            actions = (logits - torch.empty_like(logits).exponential_().log()).argmax(-1)
+            observations, rewards, terminated, truncated, _ = envs.step(actions.numpy())
+            ended = terminated | truncated
+            rows.append((seen, actions, torch.from_numpy(rewards.astype(np.float32)), torch.from_numpy(ended)))
+            episodes.record(rewards, ended)
+        following = model.value(torch.from_numpy(observations))[:, 0]
+        returns = torch.empty(horizon, len(observations))
+        for t in reversed(range(horizon)):
+            following = returns[t] = rows[t][2] + DISCOUNT * following * ~rows[t][3]
+    seen, actions = torch.cat([row[0] for row in rows]), torch.cat([row[1] for row in rows])
+    log_probs = torch.log_softmax(model.policy(seen), -1)
+    values = model.value(seen)[:, 0]
+    errors = returns.reshape(-1) - values
+    taken = log_probs.gather(1, actions[:, None])[:, 0]
+    entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+    loss = -(taken * errors.detach()).mean() - ENTROPY * entropy + VALUE * errors.square().mean()
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), NORM, foreach=True)
+    optimizer.step()
+    return observations
+
+
+def layers(outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Run mode async: one learner, and any number of workers that act with its newest policy. Importing this is light."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from steppe.errors import MissingExtra, UserError
+from steppe.specs.experiment import ExperimentSpec
+
+if TYPE_CHECKING:
+    from steppe.runners._base import Engine
+    from steppe.runners.asynchronous.learner import AsyncLearner
+    from steppe.runners.asynchronous.uniform import UniformReplay
+    from steppe.runners.asynchronous.worker import AsyncWorker
+    from steppe.runners.playing import Rules
+    from steppe.specs.spaces import Space
+
+__all__ = ["AsyncLearner", "AsyncWorker", "UniformReplay", "check", "make_engine"]
+
+# By name and only when asked for: a worker must not import what only a learner needs.
+_HOMES = {"AsyncLearner": "learner", "AsyncWorker": "worker", "UniformReplay": "uniform"}
+SLOW = {"conv1d", "conv2d", "pool2d", "custom"}
+"""Layers that take long in NumPy, which workers act with."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def check(spec: ExperimentSpec) -> list[str]:
+    """Notices of what will have no effect; a UserError for what cannot run in this mode."""
+    from steppe.agents import agent_class
+    from steppe.runners.asynchronous.access import access_from
+
+    _check_packages()
+    _check_environment(spec)
+    _check_address(spec)
+    wishes, algorithm = spec.asynchronous, agent_class(spec.agent)
+    access_from(wishes.token_file, wishes.tls_cert, wishes.tls_key)
+    make_engine(spec).close()
+    notices = []
+    for name, experience in (("trajectories_per_update", "trajectories"), ("update_to_data", "transitions")):
+        if getattr(wishes, name) is not None and algorithm.experience != experience:
+            notices.append(f'asynchronous.{name} has no effect with agent "{algorithm.type}", which learns otherwise')
+    if wishes.batch_timesteps is not None and algorithm.experience == "trajectories":
+        notices.append(
+            f'asynchronous.batch_timesteps has no effect with agent "{algorithm.type}", whose workers send '
+            "trajectories of agent.horizon timesteps"
+        )
+    if spec.network is not None and {layer.type for layer in spec.network.root} & SLOW:
+        notices.append("workers act in NumPy, without JAX, where convolutions and layers of your own take long")
+    return notices
+
+
+def make_engine(spec: ExperimentSpec) -> Engine:
+    """The learner with its agent; its port is opened and its workers are started when it begins."""
+    _check_packages()
+    _check_environment(spec)
+    from steppe.runners.asynchronous.building import make_core, refuse
+    from steppe.runners.asynchronous.crew import RayCrew
+    from steppe.runners.asynchronous.doors import opener
+    from steppe.runners.asynchronous.engine import AsyncEngine
+    from steppe.runners.compilation import prepare_jax
+    from steppe.runners.setup import num_envs_of
+
+    prepare_jax()
+    refuse(spec)
+    rules, spaces, limit = _explored(spec)
+    core = make_core(spec, spaces, limit)
+    num_envs = num_envs_of(spec)
+    return AsyncEngine(core, opener(spec.asynchronous), RayCrew(spec, rules, num_envs), rules, num_envs)
+
+
+def _explored(spec: ExperimentSpec) -> tuple[Rules, tuple[Space, Space], int | None]:
+    """(how episodes are played, the environment's spaces, after how many timesteps its episodes are over)."""
+    from steppe.envs.host import HostEnvs
+    from steppe.runners.playing import Rules
+    from steppe.runners.setup import DEFAULT_EPISODE_LIMIT
+
+    limit = spec.max_timesteps_per_episode
+    with HostEnvs(spec.environment, 1, limit, spec.repeat_actions) as envs:
+        if limit is None and envs.max_episode_steps is None:
+            limit = DEFAULT_EPISODE_LIMIT
+        rules = Rules(spec.environment, limit, spec.repeat_actions)
+        return rules, (envs.observation_space, envs.action_space), envs.max_episode_steps or limit
+
+
+def _check_packages() -> None:
+    if find_spec("ray") is None or find_spec("msgpack") is None:
+        raise MissingExtra('run mode "async"', "cluster")
+
+
+def _check_environment(spec: ExperimentSpec) -> None:
+    """Workers know no JAX, so they step the gymnasium original."""
+    if spec.environment.backend == "compiled":
+        raise UserError(
+            'workers of run mode "async" step gymnasium environments, without JAX; leave out "backend": "compiled", or '
+            'use run mode "multi-threaded"'
+        )
+    import gymnasium
+
+    from steppe.envs.registry import has_twin
+
+    if has_twin(spec.environment.id) and spec.environment.id not in gymnasium.registry:
+        raise UserError(
+            f'environment "{spec.environment.id}" is Steppe\'s own and only runs compiled, which workers of run mode '
+            '"async" cannot, having no JAX; use run mode "single" or "multi-threaded"'
+        )
+
+
+def _check_address(spec: ExperimentSpec) -> None:
+    from steppe.envs.remote.credentials import read_token
+    from steppe.envs.remote.server import is_loopback
+    from steppe.runners.asynchronous.words import TOKEN_VARIABLE
+    from steppe.specs.connections import split_address
+
+    wishes = spec.asynchronous
+    if wishes.address is None or is_loopback(split_address(wishes.address)[0]):
+        return
+    if read_token(wishes.token_file, TOKEN_VARIABLE) is None:
+        raise UserError(
+            f"whoever reaches asynchronous.address {wishes.address} could feed this learner; give a token by "
+            f"asynchronous.token_file or {TOKEN_VARIABLE}"
+        )

@@ -1,0 +1,65 @@
+"""A worker as a Ray actor: a process that Ray places on some machine. Importing this needs neither JAX nor Ray."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True)
+class Placement:
+    """All that a worker of an experiment needs to know; plain values, for Ray to carry."""
+
+    address: str
+    token: str | None
+    certificate: str | None
+    """The learner's own (PEM), where it encrypts."""
+    name: str
+    environment: dict[str, Any]
+    num_envs: int
+    max_timesteps: int | None
+    repeat_actions: int
+    reconnect: float
+    paths: tuple[str, ...]
+    """Where the driver finds modules, such as the one with the environment."""
+
+
+class Ending(NamedTuple):
+    """How a worker came to its end: "done", or with a mistake of the "user", or a "fault"."""
+
+    kind: str
+    sentence: str = ""
+
+
+class WorkerActor:
+    """Works in its only call, until the learner is done."""
+
+    def work(self, placement: Placement) -> Ending:
+        """Errors come back as sentences: not every exception survives the way to another process."""
+        from steppe.errors import SteppeError, UserError
+
+        sys.path.extend(path for path in placement.paths if path not in sys.path)
+        try:
+            _work(placement)
+        except UserError as error:
+            return Ending("user", str(error))
+        except SteppeError as error:
+            return Ending("fault", str(error))
+        except Exception as error:
+            return Ending("fault", f"{type(error).__name__}: {error}")
+        return Ending("done")
+
+
+def _work(placement: Placement) -> None:
+    from steppe.envs.host import HostEnvs
+    from steppe.runners.asynchronous.access import trust_only
+    from steppe.runners.asynchronous.link import Door
+    from steppe.runners.asynchronous.worker import work
+    from steppe.specs.environment import EnvironmentSpec
+
+    tls = None if placement.certificate is None else trust_only(placement.certificate)
+    door = Door(placement.address, placement.token, tls, placement.reconnect, placement.name)
+    environment = EnvironmentSpec.model_validate(placement.environment)
+    rules = (placement.num_envs, placement.max_timesteps, placement.repeat_actions)
+    work(door, lambda: HostEnvs(environment, *rules))

@@ -1,0 +1,257 @@
+"""What a worker sends: some timesteps of its environments, and how they cross the wire."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from steppe.envs.remote.packing import Malformed
+from steppe.envs.remote.protocol import (
+    DTYPES,
+    LARGEST,
+    ROOM,
+    Message,
+    read_array,
+    read_count,
+    to_wire,
+)
+from steppe.errors import UserError
+from steppe.records import heads
+from steppe.records.layers import plan
+from steppe.records.policy_description import PolicyDescription
+from steppe.records.preprocessing import Preprocessing
+from steppe.runners.asynchronous.task import Task
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
+
+MOST_ENVIRONMENTS = 4096
+"""Of one worker."""
+MOST_EPISODES = 100_000
+"""That one batch may tell of."""
+
+
+@dataclass
+class Batch:
+    """T timesteps of N environments of one worker, in order of time; arrays are [T, N, ...]."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+    """As the learner stores them."""
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    next_observations: np.ndarray
+    """The true successors, before any reset."""
+    running_returns: np.ndarray | None = None
+    outputs: np.ndarray | None = None
+    """What the policy put out when acting."""
+    internals: dict[str, np.ndarray] = field(default_factory=dict)
+    """What the policy remembered before each action."""
+    next_internals: dict[str, np.ndarray] = field(default_factory=dict)
+    log_std: np.ndarray | None = None
+    """The spread of a Gaussian policy, [A]."""
+    returns: list[float] = field(default_factory=list)
+    """Of the episodes that ended."""
+    lengths: list[int] = field(default_factory=list)
+    evaluations: list[tuple[float, int]] = field(default_factory=list)
+    """(return, length) of episodes that were played greedily, which are in none of the arrays."""
+    version: int = 0
+    """How many updates the policy had seen that acted first."""
+    sequence: int = 0
+    """Counts the batches of a worker, from 1 on."""
+
+    @property
+    def timesteps(self) -> int:
+        """How many there are, of all environments together."""
+        return self.rewards.size
+
+    @property
+    def ended(self) -> np.ndarray:
+        """Where episodes ended, bool [T, N]."""
+        return self.terminated | self.truncated
+
+
+class Form:
+    """The shapes and dtypes of everything in a batch, which follow from the task and the environment's spaces."""
+
+    def __init__(self, task: Task, observation: Space, action: Space) -> None:
+        self.action, self.task = action, task
+        self.seen = observation if task.preprocessing is None else Preprocessing.from_json(task.preprocessing).space
+        self.has_log_std = False
+        self.internals: dict[str, tuple[int, ...]] = {}
+        """What the policy remembers, float32."""
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {}
+        if task.policy is not None:
+            description = PolicyDescription.from_json(task.policy)
+            kind = description.head["kind"]
+            self.has_log_std = kind == "gaussian" and "outputs" in task.keeps
+            if "outputs" in task.keeps:
+                shapes["outputs"] = ((heads.outputs_size(kind, action),), np.dtype(np.float32))
+            if "internals" in task.keeps and description.network is not None:
+                self.internals = dict(plan(description.network, description.observation).states)
+        if "running_returns" in task.keeps:
+            shapes["running_returns"] = ((), np.dtype(np.float32))
+        self.extras = shapes
+
+    @property
+    def observation_dtype(self) -> np.dtype:
+        """As observations are stored."""
+        return np.dtype(self.seen.dtype if self.seen.dtype in ("uint8", "int32") else np.float32)
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """Those of a Box lie side by side."""
+        return (self.action.size,) if isinstance(self.action, Box) else self.action.shape
+
+    @property
+    def action_dtype(self) -> np.dtype:
+        """As actions are stored."""
+        return np.dtype(np.float32 if isinstance(self.action, Box) else np.int32)
+
+    def allocate(self, rows: int, environments: int) -> Batch:
+        """Room for a batch."""
+        lead = (rows, environments)
+
+        def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+            return np.zeros((*lead, *shape), dtype)
+
+        extras: dict[str, Any] = {name: zeros(*each) for name, each in self.extras.items()}
+        return Batch(
+            observations=zeros(self.seen.shape, self.observation_dtype),
+            actions=zeros(self.action_shape, self.action_dtype),
+            rewards=zeros((), np.float32),
+            terminated=zeros((), bool),
+            truncated=zeros((), bool),
+            next_observations=zeros(self.seen.shape, self.observation_dtype),
+            internals={name: zeros(shape, np.float32) for name, shape in self.internals.items()},
+            next_internals={name: zeros(shape, np.float32) for name, shape in self.internals.items()},
+            **extras,
+        )
+
+    def largest(self, environments: int) -> int:
+        """The longest message that a worker with that many environments has reason to send, in bytes."""
+        rows = self.task.rows_for(environments)[1]
+        seen = math.prod(self.seen.shape) * self.observation_dtype.itemsize
+        taken = math.prod(self.action_shape) * self.action_dtype.itemsize
+        more = sum(4 * math.prod(shape) for shape, _ in self.extras.values())
+        remembered = sum(4 * math.prod(shape) for shape in self.internals.values())
+        # Successors are sent where episodes ended, which may be everywhere.
+        each = 2 * (seen + remembered) + taken + more + 6
+        size = (rows + 1) * environments * (each + 32) + ROOM
+        if size > LARGEST:
+            raise UserError(
+                f"a batch of {rows} timesteps of {environments} environments takes {size:,} bytes, more than one "
+                "message may hold; lower batch_timesteps or num_envs"
+            )
+        return size
+
+
+def to_message(batch: Batch) -> Message:
+    """A batch as it is sent: successors only where they are not the next observation."""
+    ended = batch.ended
+    message: Message = {
+        "op": "batch",
+        "sequence": batch.sequence,
+        "version": batch.version,
+        "timesteps": len(batch.rewards),
+        "observations": to_wire(batch.observations),
+        "following": to_wire(_apart(batch.next_observations, ended)),
+        "actions": to_wire(batch.actions),
+        "rewards": to_wire(batch.rewards),
+        "terminated": to_wire(batch.terminated),
+        "truncated": to_wire(batch.truncated),
+        "returns": batch.returns,
+        "lengths": batch.lengths,
+        "evaluations": [list(each) for each in batch.evaluations],
+    }
+    for name in ("running_returns", "outputs", "log_std"):
+        if (array := getattr(batch, name)) is not None:
+            message[name] = to_wire(array)
+    for name, array in batch.internals.items():
+        message[f"internals/{name}"] = to_wire(array)
+        message[f"internals/{name}/following"] = to_wire(_apart(batch.next_internals[name], ended))
+    return message
+
+
+def from_message(message: Message, form: Form, environments: int) -> Batch:
+    """The inverse, of a message that may hold anything; `Malformed` where it is no batch of this form."""
+    rows = read_count(message, "timesteps")
+    fewest, most = form.task.rows_for(environments)
+    if rows > most or (form.task.rows is not None and rows != fewest):
+        raise Malformed(f"sent {rows} timesteps of each environment where at most {most} make sense")
+    batch = form.allocate(rows, environments)
+    for name in ("observations", "actions", "rewards", "terminated", "truncated", *form.extras):
+        read_array(message, name, getattr(batch, name))
+    if (batch.terminated & batch.truncated).any():
+        raise Malformed("sent an episode that was terminated and truncated at once")
+    ended = batch.ended
+    _read_following(message, "following", batch.observations, batch.next_observations, ended)
+    for name, array in batch.internals.items():
+        read_array(message, f"internals/{name}", array)
+        _read_following(message, f"internals/{name}/following", array, batch.next_internals[name], ended)
+    if form.has_log_std:
+        batch.log_std = np.zeros(form.extras["outputs"][0], np.float32)
+        read_array(message, "log_std", batch.log_std)
+    batch.version, batch.sequence = read_count(message, "version", least=0), read_count(message, "sequence")
+    batch.returns, batch.lengths = _numbers(message, "returns"), [int(n) for n in _numbers(message, "lengths")]
+    batch.evaluations = [(float(score), int(length)) for score, length in _pairs(message, "evaluations")]
+    _check(batch, form)
+    return batch
+
+
+def _apart(following: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    """The successors [E + N, ...] that are not the next row: where episodes ended, and after the last row."""
+    return np.concatenate([following[:-1][ended[:-1]], following[-1]])
+
+
+def _read_following(message: Message, name: str, rows: np.ndarray, out: np.ndarray, ended: np.ndarray) -> None:
+    """Puts the successors together again."""
+    apart = np.empty((int(ended[:-1].sum()) + rows.shape[1], *rows.shape[2:]), rows.dtype)
+    read_array(message, name, apart)
+    out[:-1] = rows[1:]
+    out[:-1][ended[:-1]] = apart[: -rows.shape[1]]
+    out[-1] = apart[-rows.shape[1] :]
+
+
+def _numbers(message: Message, name: str) -> list[float]:
+    values: Any = message.get(name)
+    is_list = isinstance(values, list) and len(values) <= MOST_EPISODES
+    if not is_list or not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+        raise Malformed(f'sent "{name}" as something else than a list of numbers')
+    return list(values)
+
+
+def _pairs(message: Message, name: str) -> list[Any]:
+    values = message.get(name)
+    if not isinstance(values, list) or len(values) > MOST_EPISODES:
+        raise Malformed(f'sent "{name}" as something else than a list of pairs')
+    for each in values:
+        is_pair = isinstance(each, list) and len(each) == 2
+        if not is_pair or not all(type(value) in (int, float) and math.isfinite(value) for value in each):
+            raise Malformed(f'sent "{name}" as something else than a list of pairs')
+    return values
+
+
+def _check(batch: Batch, form: Form) -> None:
+    """Refuses what nobody can learn from: it would spoil the learner for all."""
+    if len(batch.returns) != len(batch.lengths):
+        raise Malformed("sent other numbers of returns than of lengths")
+    arrays = [batch.observations, batch.next_observations, batch.rewards, batch.actions, batch.log_std, batch.outputs]
+    arrays += [batch.running_returns, *batch.internals.values(), *batch.next_internals.values()]
+    for array in arrays:
+        if array is not None and array.dtype == DTYPES["float32"] and not np.isfinite(array).all():
+            raise Malformed("sent a number that is NaN or infinite")
+    _check_choices(batch.actions, form.action, 0)
+    for seen in (batch.observations, batch.next_observations):
+        _check_choices(seen, form.seen, getattr(form.seen, "start", 0))
+
+
+def _check_choices(values: np.ndarray, space: Space, start: int) -> None:
+    if isinstance(space, Box):
+        return
+    counts = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
+    assert isinstance(space, Discrete | MultiDiscrete)
+    if ((values < start) | (values >= start + counts)).any():
+        raise Malformed("sent a choice that does not exist")

@@ -1,0 +1,198 @@
+"""The worker processes of a run: placed by Ray, and replaced when they die or hang."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from steppe.envs.remote.server import is_loopback
+from steppe.errors import EnvironmentFault, UserError
+from steppe.runners.asynchronous.actor import Placement, WorkerActor
+from steppe.runners.asynchronous.membership import Membership
+from steppe.runners.asynchronous.server import Server
+from steppe.runners.playing import Rules
+from steppe.specs.experiment import ExperimentSpec
+
+TEND_SECONDS = 0.5
+"""How often the workers are looked after."""
+BATCHES_PER_DEATH = 10
+"""So many batches make up for one death of a worker; when deaths outrun them, something is wrong for good."""
+END_SECONDS = 5.0
+"""How long workers have to end by themselves."""
+START_SECONDS = 120.0
+"""After how long missing workers are worth a word in the log."""
+
+log = logging.getLogger(__name__)
+
+
+class Crew(Protocol):
+    """Whoever cares for the workers of a learner."""
+
+    def open(self) -> str:
+        """Makes ready; the host at which the learner should listen where none is set."""
+
+    def start(self, server: Server, token: str | None) -> None:
+        """Sends the workers to a learner."""
+
+    def tend(self) -> EnvironmentFault | None:
+        """Replaces who died or hangs; why that makes no sense any more, where it does not."""
+
+    def close(self) -> None:
+        """Ends all workers; may be called again."""
+
+
+class NoCrew:
+    """Workers come and go as they like."""
+
+    def open(self) -> str:
+        """Only this machine."""
+        return "127.0.0.1"
+
+    def start(self, server: Server, token: str | None) -> None:
+        """Nobody is sent."""
+
+    def tend(self) -> EnvironmentFault | None:
+        """Nobody is missed."""
+        return None
+
+    def close(self) -> None:
+        """Nobody is ended."""
+
+
+@dataclass
+class Post:
+    """One worker's place, and who fills it."""
+
+    name: str
+    actor: Any
+    ending: Any
+    """Resolves when the worker ends."""
+
+
+class RayCrew:
+    """`num_workers` Ray actors."""
+
+    def __init__(self, spec: ExperimentSpec, rules: Rules, num_envs: int) -> None:
+        self._spec, self._rules, self._num_envs = spec, rules, num_envs
+        self._stack = contextlib.ExitStack()
+        self._posts: list[Post] = []
+        self._level = 0.0
+        self._tended = self._started = 0.0
+        self._batches = 0
+        self._has_warned = False
+
+    def open(self) -> str:
+        """Joins or starts a Ray; where it spans machines, the learner must be reached from all of them."""
+        from steppe.runners.ray_session import ray_session
+
+        ray_spec, count = self._spec.ray, self._spec.num_workers
+        session = self._stack.enter_context(ray_session(ray_spec, cpus=count * ray_spec.cpus_per_worker))
+        host = session.address.removeprefix("ray://").rpartition(":")[0].strip("[]")
+        if ray_spec.port is None and is_loopback(host):
+            return "127.0.0.1"
+        import ray
+
+        return ray.util.get_node_ip_address()
+
+    def start(self, server: Server, token: str | None) -> None:
+        """Places all workers; they wait until the learner knows what they are to do."""
+        import ray
+
+        self._ray, self._membership = ray, server.membership
+        host, port = server.address
+        if host in ("0.0.0.0", "::"):
+            host = ray.util.get_node_ip_address()
+        certificate = self._spec.asynchronous.tls_cert
+        self._plan: dict[str, Any] = {
+            "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            "token": token,
+            "certificate": None if certificate is None else Path(certificate).read_text(),
+            "environment": self._rules.environment.model_dump(mode="json"),
+            "num_envs": self._num_envs,
+            "max_timesteps": self._rules.max_timesteps,
+            "repeat_actions": self._rules.repeat_actions,
+            "reconnect": self._spec.asynchronous.reconnect,
+            "paths": tuple(sys.path),
+        }
+        self._started = time.monotonic()
+        for _ in range(self._spec.num_workers):
+            self._place()
+
+    def tend(self) -> EnvironmentFault | None:
+        """Looks for dead and hung workers now and then."""
+        now = time.monotonic()
+        if now - self._tended < TEND_SECONDS:
+            return None
+        self._tended = now
+        membership: Membership = self._membership
+        self._warn_if_missing(now)
+        received = membership.batches
+        self._level = max(0.0, self._level - (received - self._batches) / BATCHES_PER_DEATH)
+        self._batches = received
+        for name in membership.take_hung():
+            self._kill(name)
+        done, _ = self._ray.wait([post.ending for post in self._posts], num_returns=len(self._posts), timeout=0)
+        for post in [post for post in self._posts if post.ending in done]:
+            reason = self._reason(post)
+            self._posts.remove(post)
+            self._level += 1.0
+            if self._level > self._spec.num_workers + 3:
+                return EnvironmentFault(
+                    f"workers die faster than they can be replaced, the last one because {reason}; correct the "
+                    "environment, then resume from the last checkpoint"
+                )
+            log.warning("a worker died and is replaced: %s", reason)
+            self._place()
+        return None
+
+    def close(self) -> None:
+        """Lets them end by themselves, then ends those that have not."""
+        posts, self._posts = self._posts, []
+        try:
+            if posts and self._ray.is_initialized():
+                self._ray.wait([post.ending for post in posts], num_returns=len(posts), timeout=END_SECONDS)
+                for post in posts:
+                    with contextlib.suppress(Exception):
+                        self._ray.kill(post.actor)
+        finally:
+            self._stack.close()
+
+    def _place(self) -> None:
+        name, ray_spec = secrets.token_hex(8), self._spec.ray
+        options = {"num_cpus": ray_spec.cpus_per_worker, "num_gpus": ray_spec.gpus_per_worker}
+        actor: Any = self._ray.remote(WorkerActor).options(max_restarts=0, **options).remote()
+        self._posts.append(Post(name, actor, actor.work.remote(Placement(name=name, **self._plan))))
+
+    def _kill(self, name: str) -> None:
+        for post in self._posts:
+            if post.name == name:
+                log.warning("a worker hangs and is ended")
+                self._ray.kill(post.actor)
+
+    def _reason(self, post: Post) -> str:
+        """Why a worker ended, in a clause; a mistake of the user's is raised."""
+        try:
+            ending = self._ray.get(post.ending)
+        except self._ray.exceptions.RayError:
+            return "its process was killed or ran out of memory"
+        if ending.kind == "user":
+            raise UserError(ending.sentence)
+        return ending.sentence or "it ended by itself"
+
+    def _warn_if_missing(self, now: float) -> None:
+        here = self._membership.here
+        if not self._has_warned and now - self._started > START_SECONDS:
+            self._has_warned = True
+            if here < self._spec.num_workers:
+                log.warning(
+                    "only %d of %d workers have joined after %d s; the Ray may have no room for more",
+                    here,
+                    self._spec.num_workers,
+                    START_SECONDS,
+                )

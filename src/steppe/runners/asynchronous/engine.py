@@ -1,0 +1,249 @@
+"""The async engine: takes in what workers send, learns in between, and tells the training loop what happened."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from steppe.errors import EnvironmentFault, UserError
+from steppe.runners._base import Chunk, Limits
+from steppe.runners.asynchronous.access import Access
+from steppe.runners.asynchronous.cores import Core, Learned
+from steppe.runners.asynchronous.crew import Crew
+from steppe.runners.asynchronous.server import Server
+from steppe.runners.playing import Rules, play
+
+WINDOW = 100
+"""How many episodes the mean return is of."""
+EVALUATIONS = 20
+"""How many greedy episodes the evaluation return is of."""
+ADVANCE_SECONDS = 0.25
+"""How long one call may last."""
+LEARN_SECONDS = 0.05
+"""How long is learned before the inbox is looked at again."""
+RATE_SECONDS = 5.0
+"""Over how long updates per second and utilisation are measured."""
+
+
+class AsyncEngine:
+    """One learner in this process; its workers are elsewhere."""
+
+    exact_resume = False
+    most_iterations = 1024
+    least_iterations = 64
+    """A call is bounded by time: so many batches may always come."""
+
+    def __init__(
+        self,
+        core: Core,
+        open_server: Callable[[str], tuple[Server, Access]],
+        crew: Crew,
+        rules: Rules | None = None,
+        num_envs: int = 1,
+    ) -> None:
+        """`open_server` takes the host to listen at; `rules` are for evaluations here, where they are possible."""
+        self.agent = core.agent
+        self.core = core
+        self.timesteps_per_iteration = core.task.rows_for(num_envs)[1] * num_envs
+        self._open_server, self._crew, self._rules = open_server, crew, rules
+        self._server: Server | None = None
+        self._returns: deque[float] = deque(maxlen=WINDOW)
+        self._lengths: deque[int] = deque(maxlen=WINDOW)
+        self._evaluations: deque[tuple[float, int]] = deque(maxlen=EVALUATIONS)
+        self._lag = 0.0
+        self._metrics: dict[str, float] = {}
+        self._meter = Meter()
+        self._starts = self._dropped = self._timestep = 0
+
+    def begin(self, seed: int) -> None:
+        """Fresh parameters; workers are welcome when everything is compiled."""
+        server = self._open(seed)
+        self.core.begin(seed)
+        self._welcome(server)
+
+    def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
+        """Everything but the environments, which start new episodes."""
+        arrays = dict(arrays)
+        self._returns.extend(arrays.pop("async/returns").tolist())
+        self._lengths.extend(arrays.pop("async/lengths").tolist())
+        self._evaluations.extend((score, int(length)) for score, length in arrays.pop("async/evaluations").tolist())
+        counts = (int(each) for each in arrays.pop("async/counts"))
+        numbers, self._dropped, lost, starts, self._timestep = counts
+        self._starts = starts + 1
+        server = self._open(seed)
+        server.membership.resume(numbers, lost)
+        self.core.restore(arrays, seed)
+        self._welcome(server)
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """The learner with its memory, the window of episodes, and what was counted.
+
+        Batches that still wait are in no checkpoint: a run that goes on from it counts them as dropped.
+        """
+        server = self._opened
+        dropped = self.dropped + len(server.inbox)
+        counts = [server.membership.next_number, dropped, server.membership.lost, self._starts, self._timestep]
+        return self.core.snapshot() | {
+            "async/returns": np.array(self._returns, np.float32),
+            "async/lengths": np.array(self._lengths, np.int32),
+            "async/evaluations": np.array(self._evaluations, np.float32).reshape(-1, 2),
+            "async/counts": np.array(counts, np.int64),
+        }
+
+    def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
+        """Takes in at most `iterations` batches and learns, for about a quarter of a second."""
+        server, core, self._timestep = self._opened, self.core, timestep
+        deadline = time.monotonic() + ADVANCE_SECONDS
+        rows: list[dict[str, float]] = []
+        updates, reached, fault = 0, False, None
+        learned = Learned()
+        while not reached and learned.is_healthy and fault is None:
+            fault = self._crew.tend()
+            before = len(rows)
+            while core.wants_data and len(rows) < iterations and not reached:
+                if _is_enough(rows, limits) or (batch := server.inbox.take()) is None:
+                    break
+                started = time.perf_counter()
+                self._lag += 0.1 * (max(0, core.updates - batch.version) - self._lag)
+                core.take_in(batch)
+                self._meter.add(time.perf_counter() - started)
+                rows.append(self._row(batch))
+                self._timestep += batch.timesteps
+                reached = self._has_reached(limits.stop_at_return)
+            if core.can_learn:
+                started = time.perf_counter()
+                learned = core.learn(min(LEARN_SECONDS, max(deadline - time.monotonic(), 0.0)))
+                self._meter.add(time.perf_counter() - started, learned.updates)
+                updates += learned.updates
+                self._metrics = learned.metrics
+            elif len(rows) == before and not _is_enough(rows, limits):
+                server.inbox.wait(min(LEARN_SECONDS, deadline - time.monotonic()))
+            self._publish(server)
+            is_done = (len(rows) >= iterations or _is_enough(rows, limits)) and core.wants_data
+            if is_done or time.monotonic() >= deadline:
+                break
+        return self._chunk(rows, updates, reached, learned.is_healthy, fault)
+
+    def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
+        """Plays in environments of this process; workers meanwhile go on."""
+        if self._rules is None:
+            raise UserError("this learner has no environment of its own to evaluate in; its workers evaluate")
+        return play(self.policy(0), self._rules, min(episodes, 8), episodes, greedy, seed)
+
+    def policy(self, timestep: int) -> Any:
+        """The policy as of the last update."""
+        return self.core.policy(timestep)
+
+    @property
+    def dropped(self) -> int:
+        """How many batches came when there was no room, over all starts of this run."""
+        return self._dropped + self._opened.inbox.dropped
+
+    def close(self) -> None:
+        """Sends all workers home; may be called again."""
+        try:
+            if self._server is not None:
+                self._server.close("the run has ended")
+        finally:
+            self._crew.close()
+
+    @property
+    def _opened(self) -> Server:
+        assert self._server is not None
+        return self._server
+
+    def _open(self, seed: int) -> Server:
+        """The door, and workers on their way to it."""
+        host = self._crew.open()
+        self._server, access = self._open_server(host)
+        self._server.seed, self._server.starts = seed, self._starts
+        self._crew.start(self._server, access.token)
+        return self._server
+
+    def _welcome(self, server: Server) -> None:
+        server.board.post(self.core.weights(), self.core.updates)
+        server.board.note(self._timestep, self.core.exploration(self._timestep))
+        server.board.offer(self.core.task, self.core.spaces)
+
+    def _publish(self, server: Server) -> None:
+        server.board.note(self._timestep, self.core.exploration(self._timestep))
+        if server.board.version != self.core.updates and server.board.is_wanted:
+            server.board.post(self.core.weights(), self.core.updates)
+
+    def _row(self, batch: Any) -> dict[str, float]:
+        self._returns.extend(batch.returns)
+        self._lengths.extend(batch.lengths)
+        self._evaluations.extend(batch.evaluations)
+        return {
+            "timesteps": batch.timesteps,
+            "episodes": len(batch.returns),
+            "mean_return": _mean(self._returns),
+            "mean_length": _mean(self._lengths),
+        }
+
+    def _has_reached(self, wanted: float | None) -> bool:
+        return wanted is not None and len(self._returns) == WINDOW and _mean(self._returns) >= wanted
+
+    def _chunk(
+        self, rows: list[dict[str, float]], updates: int, reached: bool, healthy: bool, fault: EnvironmentFault | None
+    ) -> Chunk:
+        if updates and not rows:
+            still = {"mean_return": _mean(self._returns), "mean_length": _mean(self._lengths)}
+            rows = [{"timesteps": 0, "episodes": 0, **still}]
+        columns = {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+        if rows:
+            # The updates belong to all batches of this call alike.
+            columns["updates"] = np.diff(np.arange(len(rows) + 1) * updates // len(rows))
+            columns |= {name: np.full(len(rows), value) for name, value in (self._metrics | self._figures()).items()}
+        return Chunk(len(rows), columns, reached, healthy, fault)
+
+    def _figures(self) -> dict[str, float]:
+        """What a parallel run shows beside its losses."""
+        server = self._opened
+        busy, updates = self._meter.rates()
+        figures: dict[str, float] = {
+            "workers": server.membership.here,
+            "updates_per_second": updates,
+            "policy_lag": self._lag,
+            "waiting": len(server.inbox),
+            "dropped": self.dropped,
+            "lost": server.membership.lost,
+            "learner_utilisation": busy,
+        }
+        if self._evaluations:
+            scores, lengths = zip(*self._evaluations, strict=True)
+            figures |= {"evaluation_return": float(np.mean(scores)), "evaluation_length": float(np.mean(lengths))}
+        return figures
+
+
+class Meter:
+    """How busy the learner was lately, and how many updates it took a second."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, float, int]] = deque()
+        self._begun = time.monotonic()
+
+    def add(self, seconds: float, updates: int = 0) -> None:
+        """So long was worked until now."""
+        self._marks.append((time.monotonic(), seconds, updates))
+
+    def rates(self) -> tuple[float, float]:
+        """(the share of time spent working, updates per second)."""
+        now = time.monotonic()
+        while self._marks and self._marks[0][0] < now - RATE_SECONDS:
+            self._marks.popleft()
+        span = max(min(RATE_SECONDS, now - self._begun), 1e-9)
+        busy = sum(mark[1] for mark in self._marks) / span
+        return min(1.0, busy), sum(mark[2] for mark in self._marks) / span
+
+
+def _is_enough(rows: list[dict[str, float]], limits: Limits) -> bool:
+    return limits.episodes is not None and sum(row["episodes"] for row in rows) >= limits.episodes
+
+
+def _mean(values: deque[Any]) -> float:
+    return float(np.mean(values)) if values else float("nan")

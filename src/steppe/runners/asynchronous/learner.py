@@ -1,0 +1,181 @@
+"""A learner in a program of its own, for workers that come from anywhere.
+
+AsyncLearner(policy="sac", replay=100_000, address="0.0.0.0:6379", folder="run", total_timesteps=1_000_000).run()
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from steppe.errors import UserError
+from steppe.records import checkpoints
+from steppe.records.checkpoints import Checkpoint
+from steppe.runners._base import Outcome, Progress
+from steppe.runners.asynchronous.access import Access, access_from
+from steppe.runners.asynchronous.board import Spaces
+from steppe.runners.asynchronous.cores import Core
+from steppe.runners.asynchronous.crew import NoCrew
+from steppe.runners.asynchronous.doors import open_server
+from steppe.runners.asynchronous.engine import AsyncEngine
+from steppe.runners.asynchronous.server import Server
+from steppe.runners.asynchronous.task import LONGEST_EPISODE, TIMESTEPS, Task
+from steppe.specs.agent import AgentSpec
+from steppe.specs.connections import split_address
+from steppe.specs.experiment import ExperimentSpec, load_experiment
+
+ENVIRONMENT = "workers"
+"""What an experiment's environment is called where only its workers know it."""
+OWN = "own"
+"""What the agent of an experiment is called where the policy is the user's own."""
+WAIT_SECONDS = 0.2
+"""How often a learner that has no workers yet looks whether it should stop."""
+
+log = logging.getLogger(__name__)
+
+
+class AsyncLearner:
+    """Owns policy and replay memory, and learns while `AsyncWorker`s send what they see.
+
+    `policy` is an agent as experiment files have it, or an object of your own with the methods of `OwnPolicy`: act,
+    learn, get_weights, set_weights. `replay` is, for an agent, how many timesteps are kept, or its `memory` settings;
+    for a policy of your own an object with `add` and `sample`, such as `UniformReplay`. `address` is where workers
+    reach it; beyond this machine a token is needed, from `asynchronous.token_file` or STEPPE_LEARNER_TOKEN.
+    Checkpoints, metrics and the policy go to `folder`. `fields` are those of an experiment: total_timesteps, network,
+    seed, asynchronous, and so on. What is observed and done is heard from the first worker.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        replay: Any = None,
+        *,
+        address: str = "127.0.0.1:6379",
+        folder: str | Path = "steppe-runs/learner",
+        **fields: Any,
+    ) -> None:
+        self._host, self._port = _where(address)
+        self._folder = Path(folder)
+        self._own: tuple[Any, Any] | None = None
+        agent: Any = policy
+        if not isinstance(policy, str | dict | AgentSpec):
+            from steppe.runners.asynchronous.own import check_own
+
+            check_own(policy, replay)
+            agent, self._own = OWN, (policy, replay)
+        elif replay is not None:
+            agent = _with_memory(policy, replay)
+        self.spec = _experiment(agent, fields)
+        self._wish: str | None = None
+        self._server: Server | None = None
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """(host, port) that it listens at, once it does."""
+        return None if self._server is None else self._server.address
+
+    def run(
+        self, *, resume: bool | Literal["auto"] = False, on_progress: Callable[[Progress], None] | None = None
+    ) -> Outcome:
+        """Learns until a limit of the experiment is reached, or until it is asked to stop; the work is always saved.
+
+        Ctrl-C and SIGTERM ask it to stop. With `resume` it goes on from the newest checkpoint in the folder; "auto"
+        does so where there is one.
+        """
+        saved = checkpoints.list_checkpoints(self._folder)
+        if saved and not resume:
+            raise UserError(
+                f"there is a run in {self._folder} already; go on with run(resume=True), or name a new folder"
+            )
+        checkpoint = checkpoints.load_latest(self._folder) if saved or resume is True else None
+        wishes = self.spec.asynchronous
+        access = access_from(wishes.token_file, wishes.tls_cert, wishes.tls_key)
+        server = self._server = open_server(wishes, self._host, self._port, access)
+        with _Signals(self.stop):
+            try:
+                log.info("listening for workers at %s:%d", *server.address)
+                return self._learn(server, access, checkpoint, on_progress or (lambda progress: None))
+            finally:
+                server.close("the learner has ended")
+
+    def stop(self) -> None:
+        """Lets `run` save and return; called from another thread or a signal handler."""
+        self._wish = "stop"
+
+    def _learn(
+        self, server: Server, access: Access, checkpoint: Checkpoint | None, show: Callable[[Progress], None]
+    ) -> Outcome:
+        from steppe.runners.loop import Loop
+
+        while (spaces := server.board.wait_for_spaces(WAIT_SECONDS)) is None:
+            if self._wish is not None:
+                return Outcome("stopped", "asked to stop before the first worker came", 0, 0, 0, None, 0.0, [])
+        engine = AsyncEngine(self._core(spaces), lambda host: (server, access), NoCrew())
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return Loop(self.spec, engine, self._folder, lambda: self._wish, show).run(checkpoint)
+
+    def _core(self, spaces: Spaces) -> Core:
+        wishes = self.spec.asynchronous
+        if self._own is None:
+            from steppe.runners.asynchronous.building import make_core
+            from steppe.runners.compilation import prepare_jax
+
+            prepare_jax()
+            return make_core(self.spec, spaces, self.spec.max_timesteps_per_episode)
+        from steppe.runners.asynchronous.own import OwnCore
+
+        size = wishes.batch_timesteps
+        least, most = (1, LONGEST_EPISODE) if size == "episode" else (size or TIMESTEPS, size or TIMESTEPS)
+        task = Task(least=least, most=most, evaluation_share=wishes.evaluation_share, patience=wishes.patience)
+        ratio = None if wishes.update_to_data in (None, "max") else float(wishes.update_to_data or 0.0)
+        return OwnCore(*self._own, task, spaces, ratio)
+
+
+class _Signals:
+    """Turns Ctrl-C and SIGTERM into a wish, while a run lasts and where signals can be heard."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, lambda *_: self._stop())
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _where(address: str) -> tuple[str, int]:
+    """(host, port) to listen at; port 0 is any free one."""
+    is_any = address.endswith(":0")
+    try:
+        host, port = split_address(f"{address.removesuffix('0')}1" if is_any else address)
+    except ValueError as error:
+        raise UserError(f'wrong address "{address}"; {error}') from None
+    return host, 0 if is_any else port
+
+
+def _experiment(agent: Any, fields: dict[str, Any]) -> ExperimentSpec:
+    given = {"name": "learner", "environment": ENVIRONMENT, "video": False, "run_mode": "async", **fields}
+    return load_experiment(None, {**given, "agent": agent}, [], Path.cwd(), options=False)
+
+
+def _with_memory(policy: Any, replay: Any) -> dict[str, Any]:
+    """The agent's words, with its memory among them."""
+    words = {"type": policy} if isinstance(policy, str) else policy
+    words = dict(words) if isinstance(words, dict) else {"type": words.type, **words.settings}
+    if "memory" in words:
+        raise UserError("the replay memory is given twice, by replay and by the agent's memory; give it once")
+    if not isinstance(replay, int | dict):
+        raise UserError(
+            f'replay is a {type(replay).__name__}; for the agent "{words.get("type")}" give how many timesteps are '
+            "kept, or the settings of its memory"
+        )
+    return words | {"memory": {"capacity": replay} if isinstance(replay, int) else replay}

@@ -1,0 +1,215 @@
+"""One worker's connection, seen from the learner: lets it in, takes its batches, hands out the newest policy."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import select
+import socket
+import ssl
+import time
+from typing import TYPE_CHECKING, Any
+
+from steppe.envs.remote.packing import Malformed
+from steppe.envs.remote.protocol import (
+    Channel,
+    Disconnected,
+    Message,
+    TooSlow,
+    read_count,
+    read_space,
+    read_text,
+    reason_of,
+)
+from steppe.errors import SteppeError, UserError
+from steppe.runners.asynchronous.batches import MOST_ENVIRONMENTS, Form, from_message
+from steppe.runners.asynchronous.inbox import Over
+from steppe.runners.asynchronous.task import Task
+from steppe.runners.asynchronous.words import GREETING_SECONDS, LISTEN_SECONDS, LONGEST_SENTENCE, NAME, VERSION
+from steppe.specs.spaces import to_json
+
+if TYPE_CHECKING:
+    from steppe.runners.asynchronous.server import Server
+
+DESCRIBED = 64 * 1024 * 1024
+"""The longest description of two spaces, in bytes: each bound of a large image is a number of its own."""
+TASK_SECONDS = 1.0
+"""How long a worker is kept waiting for its task before it is asked to come again."""
+
+log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """The worker cannot be used; `kind` is a word of the protocol."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Session:
+    """Serves one worker, in a thread of its own, until either side ends it."""
+
+    def __init__(
+        self, sock: socket.socket, peer: str, token: str | None, tls: ssl.SSLContext | None, server: Server
+    ) -> None:
+        self._sock, self._peer, self._token, self._tls, self._server = sock, peer, token, tls, server
+        self._channel: Channel | None = None
+
+    def run(self) -> None:
+        """From the greeting to the end; whatever goes wrong is told to the worker, where that is possible."""
+        try:
+            self._channel = channel = self._encrypted()
+            self._greet(channel)
+            self._serve(channel)
+        except (Disconnected, TooSlow) as error:
+            log.info("%s: disconnected (%s)", self._peer, str(error) or "too slow")
+        except Exception as error:
+            self._tell(error)
+        finally:
+            (self._channel or self._sock).close()
+
+    def stop(self) -> None:
+        """Ends the session at once; called from another thread."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def _encrypted(self) -> Channel:
+        self._sock.settimeout(GREETING_SECONDS)
+        try:
+            if self._tls is not None:
+                self._sock = self._tls.wrap_socket(self._sock, server_side=True)
+        except OSError as error:
+            raise Disconnected(f"no encrypted connection: {reason_of(error)}") from None
+        return Channel(self._sock)
+
+    def _greet(self, channel: Channel) -> None:
+        hello = channel.receive(GREETING_SECONDS)
+        if hello["op"] != "hello" or hello.get("protocol") != NAME:
+            raise Malformed(f'did not begin with "hello" of the protocol "{NAME}"')
+        if hello.get("version") != VERSION:
+            raise Refused("version", f"this learner speaks version {VERSION} of the protocol")
+        self._check_token(hello.get("token"))
+        channel.limit = DESCRIBED
+        self._say({"op": "proceed"})
+
+    def _check_token(self, token: Any) -> None:
+        if self._token is None:
+            return
+        if token is None:
+            raise Refused("token", "a token is needed and none was given")
+        # In constant time, so that no letter of it can be found by measuring.
+        if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._token.encode()):
+            raise Refused("token", "it is not the one this learner was given")
+
+    def _serve(self, channel: Channel) -> None:
+        """Everything after the greeting: the task, then batch after batch."""
+        joining, task, form = self._join()
+        name, environments = read_text(joining, "worker", 100), read_count(joining, "environments")
+        if environments > MOST_ENVIRONMENTS:
+            raise Malformed(f"has {environments} environments where at most {MOST_ENVIRONMENTS} make sense")
+        channel.limit = form.largest(environments)
+        server = self._server
+        number, connection = server.membership.join(name)
+        log.info("%s: worker %d has joined", self._peer, number)
+        vanished = True
+        try:
+            welcome = {"session": server.board.name, "number": number, "seed": [server.seed, server.starts]}
+            self._say({"op": "welcome", **welcome, "task": task.to_json()})
+            while (request := self._hear())["op"] != "leave":
+                self._say(self._answer(request, name, environments, form))
+            vanished = False
+            self._say({"op": "bye"})
+        except Over:
+            vanished = False
+            raise
+        except Disconnected as error:
+            log.warning("worker %d is gone: %s", number, error)
+        except TooSlow:
+            log.warning("worker %d has taken no timestep for %g s and is given up", number, server.worker_timeout)
+            server.membership.give_up(name)
+        finally:
+            server.membership.leave(name, connection, vanished)
+
+    def _join(self) -> tuple[Message, Task, Form]:
+        """What the worker says of itself, and what it is to do once the learner knows that."""
+        board = self._server.board
+        while True:
+            joining = self._hear()
+            if joining["op"] != "join":
+                raise Malformed(f'sent "{joining["op"][:50]}" where "join" belongs')
+            spaces = read_space(joining, "observation_space"), read_space(joining, "action_space")
+            board.tell_spaces(spaces)
+            if (offered := board.wait_for_task(TASK_SECONDS)) is not None:
+                break
+            self._say({"op": "wait"})
+        for what, theirs, mine in zip(("observes", "takes"), spaces, offered.spaces, strict=True):
+            if theirs != mine:
+                shown, wanted = (str(to_json(space))[:300] for space in (theirs, mine))
+                raise Refused("user", f"the worker's environment {what} {shown}, but the policy is for {wanted}")
+        return joining, offered.task, offered.form
+
+    def _answer(self, request: Message, name: str, environments: int, form: Form) -> Message:
+        server = self._server
+        match request["op"]:
+            case "batch":
+                batch, known = from_message(request, form, environments), _known(request)
+                # What comes again is in the inbox already, or was dropped: it is counted either way.
+                taken = server.inbox.put(batch) if server.membership.claim(name, batch.sequence) else True
+                return {"op": "taken" if taken else "dropped"} | server.board.news(*known)
+            case "fetch":
+                return {"op": "news"} | server.board.news(*_known(request))
+            case "alive":
+                return {"op": "noted"}
+            case "fault":
+                sentence = read_text(request, "message", LONGEST_SENTENCE)
+                log.warning("%s: %s", self._peer, sentence)
+                return {"op": "noted"}
+            case op:
+                raise Malformed(f'sent "{op[:50]}", which the protocol does not have')
+
+    def _hear(self) -> Message:
+        """The worker's next message; `Over` once nothing more is to be done, `TooSlow` when it says nothing."""
+        assert self._channel is not None
+        deadline = time.monotonic() + self._server.worker_timeout
+        ears = select.poll()
+        ears.register(self._sock, select.POLLIN)
+        while not ears.poll(LISTEN_SECONDS * 1000):
+            self._server.board.raise_if_over()
+            if time.monotonic() >= deadline:
+                raise TooSlow
+        self._server.board.raise_if_over()
+        return self._channel.receive(self._server.worker_timeout)
+
+    def _say(self, message: Message) -> None:
+        assert self._channel is not None
+        self._channel.send(message, self._server.worker_timeout)
+
+    def _tell(self, error: Exception) -> None:
+        """Says why the connection ends, as its last message."""
+        match error:
+            case Over():
+                message = {"op": "over"}
+            case Refused():
+                message = {"op": "error", "kind": error.kind}
+            case Malformed():
+                message = {"op": "error", "kind": "protocol"}
+            case SteppeError():
+                message = {"op": "error", "kind": "user" if isinstance(error, UserError) else "fault"}
+            case _:
+                log.error("%s: the connection failed", self._peer, exc_info=error)
+                message = {"op": "error", "kind": "fault"}
+        sentence = f"the worker {error}" if isinstance(error, Malformed) else str(error) or type(error).__name__
+        if message["op"] == "error":
+            log.warning("%s: %s", self._peer, sentence)
+        if self._channel is not None:
+            with contextlib.suppress(Disconnected, TooSlow):
+                last = message | {"message": sentence[:LONGEST_SENTENCE], "version": VERSION}
+                self._channel.send(last, GREETING_SECONDS)
+                self._channel.hang_up()
+
+
+def _known(request: Message) -> tuple[int, str]:
+    """(the version of the policy that a worker has, the learner it has it from)."""
+    return read_count(request, "has", least=-1), read_text(request, "session", 100)

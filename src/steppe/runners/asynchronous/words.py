@@ -1,0 +1,29 @@
+"""The words of the protocol between a learner and its workers: frames as `steppe.envs.remote.protocol` has them.
+
+A worker speaks, the learner answers, strictly in turn; only "over" may come at any time, as the learner's last word.
+
+| worker                                                  | learner                                              |
+|---------------------------------------------------------|------------------------------------------------------|
+| hello: protocol, version, token                         | proceed                                              |
+| join: worker, environments, the two spaces              | welcome: session, number, seed, task; or wait        |
+| fetch: has, session                                     | news: version, timestep, exploration, perhaps policy |
+| batch: has, session, and as `batches.to_message` has it | taken or dropped, with news                          |
+| alive                                                   | noted                                                |
+| fault: message                                          | noted                                                |
+| leave                                                   | bye                                                  |
+|                                                         | over: message                                        |
+|                                                         | error: kind, message, version                        |
+"""
+
+from __future__ import annotations
+
+NAME = "steppe-async"
+VERSION = 1
+GREETING_SECONDS = 10.0
+"""How long a stranger may take until the token is shown."""
+ALIVE_SECONDS = 5.0
+"""How often a worker speaks that still collects its batch."""
+LISTEN_SECONDS = 0.25
+"""How often each side looks whether it is over while the other one is silent."""
+LONGEST_SENTENCE = 4000
+TOKEN_VARIABLE = "STEPPE_LEARNER_TOKEN"

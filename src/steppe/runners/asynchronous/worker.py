@@ -1,0 +1,173 @@
+"""A worker: acts in its environments by the learner's newest policy, and sends what it saw. Needs neither JAX nor Ray.
+
+AsyncWorker(learner_address="learner:6379", env_wrapper=MySimulator).work()
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steppe.envs.host import HostEnvs
+from steppe.envs.remote.credentials import read_token
+from steppe.envs.remote.packing import Malformed
+from steppe.errors import SteppeError, UserError
+from steppe.records.preprocessing import Preprocessing
+from steppe.runners.asynchronous.access import trust_in
+from steppe.runners.asynchronous.acting import Actor, OwnActor, PolicyActor
+from steppe.runners.asynchronous.batches import Form, to_message
+from steppe.runners.asynchronous.collecting import Collector
+from steppe.runners.asynchronous.environments import environment_of
+from steppe.runners.asynchronous.inbox import Over
+from steppe.runners.asynchronous.link import Door, Link, TaskChanged, Welcome
+from steppe.runners.asynchronous.words import ALIVE_SECONDS, LISTEN_SECONDS, LONGEST_SENTENCE, TOKEN_VARIABLE
+from steppe.runners.preprocessed_host import PreprocessedHostEnvs
+from steppe.specs.connections import split_address
+
+log = logging.getLogger(__name__)
+
+
+class AsyncWorker:
+    """Collects for an `AsyncLearner`, or for an experiment in run mode async that listens at an address.
+
+    `env_wrapper` is what wraps a simulator as a `gymnasium.Env`: such an object, a callable that makes one, or the name
+    of an environment. `policy` is only needed where the learner has a policy of its own kind: an object with
+    `act(observations, greedy)` and `set_weights(weights)`. The learner's token comes from `token_file` or the variable
+    STEPPE_LEARNER_TOKEN; `tls_ca` names the certificate to trust, and turns encryption on.
+    """
+
+    def __init__(
+        self,
+        learner_address: str,
+        env_wrapper: Any,
+        *,
+        num_envs: int = 1,
+        policy: Any = None,
+        token_file: str | Path | None = None,
+        tls_ca: str | Path | None = None,
+        reconnect: float = 300.0,
+    ) -> None:
+        try:
+            split_address(learner_address)
+        except ValueError as error:
+            raise UserError(f'wrong learner_address "{learner_address}"; {error}') from None
+        token = read_token(token_file, TOKEN_VARIABLE)
+        self._door = Door(learner_address, token, trust_in(tls_ca), reconnect)
+        self._environment = environment_of(env_wrapper, num_envs)
+        self._num_envs, self._policy = num_envs, policy
+
+    def work(self) -> int:
+        """Works until the learner is done; how many timesteps were taken.
+
+        While the learner cannot be reached it is looked for, and after `reconnect` seconds a `LearnerLost` is raised.
+        """
+        return work(self._door, lambda: HostEnvs(self._environment, self._num_envs), self._policy)
+
+
+def work(door: Door, make_envs: Callable[[], HostEnvs], policy: Any = None) -> int:
+    """Works until the learner is done; how many timesteps were taken."""
+    with make_envs() as envs:
+        spaces = envs.observation_space, envs.action_space
+        link = Link(door, spaces, envs.num_envs)
+        shift = Shift(link, envs, policy)
+        try:
+            link.join()
+            while True:
+                try:
+                    shift.begin()
+                    shift.run()
+                except TaskChanged:
+                    log.warning("the learner has another task now; this worker begins anew")
+        except Over as over:
+            log.info("the learner is done: %s", over)
+            return shift.timesteps
+        except Malformed as error:
+            raise SteppeError(
+                f"the learner at {door.address} {error}; install the same version of Steppe on both sides"
+            ) from None
+        except Exception as error:
+            link.complain((str(error) or type(error).__name__)[:LONGEST_SENTENCE])
+            raise
+        finally:
+            link.close()
+
+
+class Shift:
+    """Batch after batch, for one learner and, should it change, for the next."""
+
+    def __init__(self, link: Link, envs: HostEnvs, policy: Any) -> None:
+        self._link, self._envs, self._policy = link, envs, policy
+        self._session = ""
+        self._sequence = 0
+        self._listened = self._spoke = time.monotonic()
+        self._earlier = 0
+        self._collector: Collector | None = None
+
+    @property
+    def timesteps(self) -> int:
+        """How many were taken."""
+        return self._earlier + (0 if self._collector is None else self._collector.timesteps)
+
+    def begin(self) -> None:
+        """Fetches the policy and starts episodes, as the learner's task has it."""
+        welcome, envs = self._link.welcome, self._envs
+        assert welcome is not None
+        task = welcome.task
+        self._actor = _actor_for(welcome, envs, self._policy, self._link)
+        self._news("fetch", {})
+        seen: Any = envs
+        if task.preprocessing is not None:
+            seen = PreprocessedHostEnvs(envs, Preprocessing.from_json(task.preprocessing))
+        form = Form(task, envs.observation_space, envs.action_space)
+        streams = np.random.SeedSequence(welcome.seed[0], spawn_key=(*welcome.seed[1:], welcome.number))
+        self._earlier = self.timesteps
+        self._collector = Collector(seen, self._actor, task, form, np.random.default_rng(streams))
+        self._collector.tick = self._tick
+
+    def run(self) -> None:
+        """Until `Over`, `TaskChanged`, or the environment fails."""
+        collector = self._collector
+        assert collector is not None
+        evaluations: list[tuple[float, int]] = []
+        while True:
+            batch = collector.collect()
+            self._sequence += 1
+            batch.sequence, batch.evaluations = self._sequence, evaluations
+            self._news("batch", to_message(batch))
+            evaluations = collector.evaluate() if collector.evaluates_next else []
+
+    def _news(self, op: str, message: dict[str, Any]) -> None:
+        """Sends a message and takes the newest policy from the answer."""
+        # A resumed learner may have counted its updates back to what this worker has: its name tells them apart.
+        answer = self._link.ask({**message, "op": op, "has": self._actor.version, "session": self._session})
+        self._actor.take(answer)
+        assert self._link.welcome is not None
+        self._session = self._link.welcome.session
+        self._spoke = time.monotonic()
+
+    def _tick(self) -> None:
+        """Between two steps: hears whether it is over, and shows that the environments are not stuck."""
+        now = time.monotonic()
+        if now - self._listened < LISTEN_SECONDS:
+            return
+        self._listened = now
+        self._link.listen()
+        if now - self._spoke >= ALIVE_SECONDS:
+            self._link.ask({"op": "alive"})
+            self._spoke = time.monotonic()
+
+
+def _actor_for(welcome: Welcome, envs: HostEnvs, policy: Any, link: Link) -> Actor:
+    if welcome.task.policy is not None:
+        return PolicyActor(welcome.task, envs.action_space)
+    if policy is None:
+        raise UserError(
+            f"the learner at {link.address} has a policy of its own kind; give this worker one to act with: "
+            "AsyncWorker(..., policy=...)"
+        )
+    return OwnActor(policy, envs.action_space)

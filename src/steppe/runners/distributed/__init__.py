@@ -1,0 +1,37 @@
+"""Run mode distributed: parameter servers and workers on Ray. Importing this is light.
+
+`engine` is the driver; `server` and `worker` are what runs elsewhere; `servers` and `crew` are how the driver sees
+them; `exchange` is how a worker sees the servers; `tape` and `work` are how an agent becomes gradients.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steppe.specs.experiment import ExperimentSpec
+
+if TYPE_CHECKING:
+    from steppe.runners._base import Engine
+
+__all__ = ["check", "make_engine"]
+
+
+def make_engine(spec: ExperimentSpec) -> Engine:
+    """The engine of an experiment; nothing is started before it begins."""
+    from steppe.runners.distributed.engine import DistributedEngine
+
+    return DistributedEngine(spec)
+
+
+def check(spec: ExperimentSpec) -> list[str]:
+    """Notices; a UserError that says why an experiment cannot be run by parameter servers and workers."""
+    make_engine(spec).close()
+    notices = []
+    if spec.distributed.synchronous:
+        unused = [name for name in ("max_staleness", "overlap") if getattr(spec.distributed, name)]
+        notices += [f"distributed.{name} has no effect: synchronous workers wait for each other" for name in unused]
+    if not spec.distributed.synchronous and spec.seed is not None:
+        notices.append(
+            'with "synchronous": false workers do not wait for each other, so runs with the same seed differ'
+        )
+    return notices

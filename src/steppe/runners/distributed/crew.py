@@ -1,0 +1,192 @@
+"""The driver's side of the workers: what they are ordered, what they report, and who steps in for a lost one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from steppe.errors import EnvironmentFault, SteppeError, UserError
+from steppe.runners.distributed.words import Order, Posting, Report
+from steppe.runners.distributed.worker import Worker
+from steppe.specs.distributed import RaySpec
+
+CLOSE_SECONDS = 5.0
+"""How long environments may take to end by themselves."""
+PATIENCE = 10
+"""A worker that takes so many times as long as any has ever taken hangs."""
+
+FORGIVEN_PER_PUSH = 0.1
+SPARE_LOSSES = 5
+"""So many workers more than there are may be lost, but every push makes up for a part of a loss."""
+
+log = logging.getLogger(__name__)
+
+
+class _Sent(NamedTuple):
+    """An order that was not answered yet."""
+
+    answer: Any
+    """Ray's reference."""
+    pushes: int
+    """How many it allows."""
+
+
+@dataclass
+class _Place:
+    """One worker."""
+
+    number: int
+    actor: Any
+    sent: deque[_Sent] = field(default_factory=deque)
+    since: float = 0.0
+    """When it began with the first of them."""
+    has_begun: bool = False
+    has_worked: bool = False
+
+
+class Crew:
+    """All workers together; a place never stays empty, and a number is never given twice."""
+
+    def __init__(
+        self, ray: Any, spec: RaySpec, make_posting: Callable[[int], Posting], timeout: float, first: int
+    ) -> None:
+        self._ray, self._spec, self._timeout = ray, spec, timeout
+        self._make_posting = make_posting
+        self._places: list[_Place] = []
+        self.next_number = first
+        self._longest = 0.0
+        self._losses = 0.0
+
+    def fill(self, workers: int) -> None:
+        """Starts workers until there are so many."""
+        while len(self._places) < workers:
+            self._places.append(self._placed())
+
+    @property
+    def working(self) -> int:
+        """How many are ready to do something."""
+        return sum(place.has_begun for place in self._places)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every worker is ready."""
+        return self.working == len(self._places)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any worker that is ready has something to do."""
+        return any(place.sent for place in self._places if place.has_begun)
+
+    @property
+    def pushes_allowed(self) -> int:
+        """How many pushes are allowed by orders that were not answered yet."""
+        return sum(sent.pushes for place in self._places for sent in place.sent)
+
+    def order(self, method: str, depth: int, make: Callable[[], Order | None]) -> None:
+        """Gives every worker that is ready orders until it has `depth` of them; None means that there are no more."""
+        for _ in range(depth):
+            for place in self._places:
+                if place.has_begun and len(place.sent) < depth:
+                    order = make()
+                    if order is None:
+                        return
+                    self._send(place, method, order.pushes, order)
+
+    def poll(self, seconds: float) -> list[Report]:
+        """What workers report within so many seconds: all that has come as soon as anything has."""
+        heads = {place.sent[0].answer: place for place in self._places if place.sent}
+        if not heads:
+            time.sleep(seconds)
+            return []
+        ready, _ = self._ray.wait(list(heads), num_returns=1, timeout=max(seconds, 0.0))
+        if ready:
+            ready, _ = self._ray.wait(list(heads), num_returns=len(heads), timeout=0)
+        reports = [report for each in ready if (report := self._report(heads[each])) is not None]
+        for place in list(self._places):
+            if place.sent and time.monotonic() - place.since > self._allowance(place):
+                self._replace(place, f"it has said nothing for {time.monotonic() - place.since:.0f} s")
+        return reports
+
+    def close(self) -> None:
+        """Lets the environments end, then ends all workers."""
+        places, self._places = self._places, []
+        with suppress(Exception):
+            ends = [place.actor.close.remote() for place in places if place.has_begun]
+            if ends:
+                self._ray.wait(ends, num_returns=len(ends), timeout=CLOSE_SECONDS)
+        for place in places:
+            with suppress(Exception):
+                self._ray.kill(place.actor)
+
+    def _report(self, place: _Place) -> Report | None:
+        sent = place.sent.popleft()
+        place.since = time.monotonic()
+        try:
+            report: Report = self._ray.get(sent.answer)
+        except self._ray.exceptions.RayTaskError as error:
+            self._replace(place, _last_line(error))
+            return None
+        except self._ray.exceptions.RayError:
+            self._replace(place, "its process or its machine is gone")
+            return None
+        for level, line in report.log:
+            log.log(level, "worker %d: %s", place.number, line)
+        if report.mistake is not None:
+            raise UserError(report.mistake)
+        if report.fault is not None:
+            self._replace(place, report.fault, is_fault=True)
+            return report
+        if place.has_worked:
+            self._longest = max(self._longest, report.seconds)
+        place.has_worked, place.has_begun = place.has_begun, True
+        self._losses = max(0.0, self._losses - FORGIVEN_PER_PUSH * report.pushes)
+        return report
+
+    def _allowance(self, place: _Place) -> float:
+        """How many seconds it may take to answer: the first time everything is compiled."""
+        if not place.has_worked:
+            return 10 * self._timeout
+        return max(self._timeout, PATIENCE * self._longest)
+
+    def _replace(self, place: _Place, reason: str, is_fault: bool = False) -> None:
+        """Ends a worker and starts another in its place, unless too many were lost for nothing."""
+        with suppress(Exception):
+            self._ray.kill(place.actor)
+        self._losses += 1
+        if self._losses > len(self._places) + SPARE_LOSSES:
+            if is_fault:
+                raise EnvironmentFault(reason)
+            raise SteppeError(
+                f"workers are lost faster than they can be replaced, the last one because {reason}; look at log.txt "
+                "and at the machines that Ray runs on, then resume from the last checkpoint"
+            )
+        new = self._placed()
+        log.warning("worker %d was lost (%s); worker %d takes its place", place.number, reason, new.number)
+        self._places[self._places.index(place)] = new
+
+    def _placed(self) -> _Place:
+        number, self.next_number = self.next_number, self.next_number + 1
+        options = {
+            "num_cpus": self._spec.cpus_per_worker,
+            "num_gpus": self._spec.gpus_per_worker,
+            "max_restarts": 0,
+            "scheduling_strategy": "SPREAD",
+        }
+        place = _Place(number, self._ray.remote(Worker).options(**options).remote(self._make_posting(number)))
+        self._send(place, "begin", 0)
+        return place
+
+    def _send(self, place: _Place, method: str, pushes: int, *arguments: Any) -> None:
+        if not place.sent:
+            place.since = time.monotonic()
+        place.sent.append(_Sent(getattr(place.actor, method).remote(*arguments), pushes))
+
+
+def _last_line(error: Exception) -> str:
+    lines: Sequence[str] = str(error).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__

@@ -1,0 +1,80 @@
+"""Many small arrays as one vector of 32-bit words: each array that crosses into or out of a program costs microseconds
+in which no other thread can run Python.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+LARGEST = 16_384
+"""Arrays of more numbers than this cross alone: copying them would cost more than it saves."""
+WORDS = {np.dtype(name) for name in ("float32", "int32", "uint32")}
+
+
+class Place(NamedTuple):
+    """Where an array lies."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    start: int
+    """The first word, or -1 where the array crosses alone."""
+    size: int
+
+
+class Packing:
+    """How trees like `example`, whose leaves only need shapes and dtypes, are packed."""
+
+    def __init__(self, example: Any, largest: int | None = LARGEST) -> None:
+        leaves, self._tree = jax.tree.flatten(jax.tree.map(_plain_shape, example))
+        self._keys = [_is_key(leaf) for leaf in jax.tree.leaves(example)]
+        self._places: list[Place] = []
+        self.words = 0
+        for leaf in leaves:
+            size = int(np.prod(leaf.shape, dtype=int))
+            fits = leaf.dtype in WORDS and (largest is None or size <= largest)
+            self._places.append(Place(leaf.shape, leaf.dtype, self.words if fits else -1, size))
+            self.words += size if fits else 0
+
+    def pack(self, tree: Any) -> tuple[Array, ...]:
+        """(words [W], arrays that cross alone...), inside a compiled program."""
+        leaves = [jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        pairs = list(zip(leaves, self._places, strict=True))
+        words = [jax.lax.bitcast_convert_type(leaf, jnp.uint32).reshape(-1) for leaf, at in pairs if at.start >= 0]
+        packed = jnp.concatenate(words) if words else jnp.zeros(0, jnp.uint32)
+        return packed, *(leaf for leaf, at in pairs if at.start < 0)
+
+    def unpack(self, packed: tuple[Any, ...]) -> Any:
+        """The tree again, inside a compiled program."""
+        words, *alone = packed
+        rest = iter(alone)
+        leaves = []
+        for at, is_key in zip(self._places, self._keys, strict=True):
+            if at.start < 0:
+                leaf = next(rest)
+            else:
+                part = words[at.start : at.start + at.size].reshape(at.shape)
+                leaf = jax.lax.bitcast_convert_type(part, at.dtype)
+            leaves.append(jax.random.wrap_key_data(leaf) if is_key else leaf)
+        return jax.tree.unflatten(self._tree, leaves)
+
+    def views(self, words: np.ndarray) -> Any:
+        """The tree as NumPy views of words [W]; every array must be among them."""
+        leaves = [
+            words[at.start : at.start + at.size].view(at.dtype).reshape(at.shape) for at in self._places
+        ]
+        return jax.tree.unflatten(self._tree, leaves)
+
+
+def _plain_shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    if _is_key(leaf):
+        return jax.eval_shape(jax.random.key_data, leaf)
+    return jax.ShapeDtypeStruct(np.shape(leaf), np.dtype(leaf.dtype))
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

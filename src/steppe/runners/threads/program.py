@@ -1,0 +1,311 @@
+"""What a worker computes: a rollout and gradients of it, compiled once and run by every thread."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from steppe.agents import normalizers
+from steppe.agents._base import Agent, TrainState, Trajectory, Transitions
+from steppe.agents.actor_critic import ActorCritic
+from steppe.agents.optimizers import subsample
+from steppe.memories import Timesteps
+from steppe.runners.rollout import Envs, Finished, Rollout
+from steppe.runners.threads.exploration import with_final_epsilon
+from steppe.runners.threads.model import Reading
+from steppe.runners.threads.packing import Packing
+from steppe.runners.threads.plan import Phase, Plan
+
+
+class Carry(NamedTuple):
+    """What a worker takes from one rollout to the next."""
+
+    envs: Envs | tuple[()]
+    """Its compiled environments; () where they are on the host."""
+    key: Array
+    """Where its randomness of learning comes from."""
+    memory: Any
+    """Its replay memory, () where the agent has none."""
+
+
+class Lesson(NamedTuple):
+    """A rollout made ready to be learned from, in several batches; all of it stays inside compiled programs."""
+
+    batch: Any
+    order: Any
+    """Which samples each batch takes, [batches, size]; () where there is one batch of all."""
+    state: Any
+    """(key, observations, returns) as they were for the first batch."""
+
+
+Packed = tuple[Any, ...]
+
+
+class Program:
+    """Compiled functions over packed arrays; `reports` say how to read what they tell the host."""
+
+    def __init__(
+        self, agent: Agent[Any], plan: Plan, rollout: Rollout | None, example: Reading, explores_apart: bool
+    ) -> None:
+        self.agent = agent
+        self.explores_apart = explores_apart
+        self.plan = plan
+        self.rollout = rollout
+        self.steps = plan.order
+        self.reading = Packing(example, largest=None)
+        self.reports: dict[str, Packing] = {}
+        self.metric_names: list[list[str]] = [[] for _ in plan.phases]
+        """Of each phase, known once it is compiled."""
+        self.carry: Packing | None = None
+        settings: Any = agent.settings
+        self.perturbs = bool(getattr(settings, "variable_noise", 0.0) or getattr(settings, "noisy", False))
+        """Whether acting adds noise to the parameters, which then follows from the worker's key."""
+        # One batch leaves nothing to be kept for others.
+        self._has_more = len(self.steps) > 1
+        self._compiled: set[str] = set()
+        self._compiling = threading.Lock()
+        self._first = jax.jit(self._rollout_and_first, donate_argnums=0)
+        self._more = [jax.jit(self._more_of(number)) for number in range(len(plan.phases))]
+        self._replay = jax.jit(self._replay_more, donate_argnums=0)
+        self._cut = jax.jit(self._cut_memory, donate_argnums=0)
+        self._key = jax.jit(lambda packed: self.carry.unpack(packed).key)  # type: ignore[union-attr]
+
+    def begin(self, key: Array, memory: Any) -> Packed:
+        """A worker before its first rollout."""
+        return self.packed(self.fresh(key, memory))
+
+    def fresh(self, key: Array, memory: Any) -> Carry:
+        """The same, not packed."""
+        env_key, key = jax.random.split(key)
+        envs = () if self.rollout is None else self.rollout.begin(env_key, self.agent.situation.num_envs, 1)
+        return Carry(envs, key, memory)
+
+    def packed(self, carry: Carry) -> Packed:
+        """For the functions below."""
+        if self.carry is None:
+            self.carry = Packing(carry)
+            self._pack, self._unpack = jax.jit(self.carry.pack), jax.jit(self.carry.unpack)
+        return self._pack(carry)
+
+    def unpacked(self, packed: Packed) -> Carry:
+        """For a snapshot."""
+        return self._unpack(packed)
+
+    def key_of(self, carry: Packed) -> Array:
+        """Where a worker's randomness of learning comes from."""
+        return self._key(carry)
+
+    def first(self, carry: Packed, trajectory: Trajectory | None, words: np.ndarray) -> tuple[Packed, Lesson, Any]:
+        """Collects where the environments are compiled, and computes the first gradient: (carry, lesson, report)."""
+        carry, lesson, report = self._run("first", self._first, carry, trajectory, words)
+        return carry, lesson, self.reports["first"].views(np.asarray(report))
+
+    def more(self, carry: Packed, lesson: Lesson, words: np.ndarray, phase: int) -> tuple[Packed, Any]:
+        """Another gradient at the model's newest parameters, of the rollout or out of the memory: (carry, report)."""
+        if self.agent.experience == "transitions":
+            carry, report = self._run("replay", self._replay, carry, words)
+            return carry, self.reports["replay"].views(np.asarray(report))
+        name = f"more {phase}"
+        report = self._run(name, self._more[phase], lesson, words)
+        return carry, self.reports[name].views(np.asarray(report))
+
+    def cut(self, carry: Packed) -> Packed:
+        """With the newest episodes of the memory ended, since what comes next does not follow from them."""
+        return self._cut(carry)
+
+    def _run(self, name: str, function: Any, *arguments: Any) -> Any:
+        """Calls a compiled function; while one thread compiles it, the others wait instead of doing the same."""
+        if name in self._compiled:
+            return function(*arguments)
+        with self._compiling:
+            results = function(*arguments)
+            self._compiled.add(name)
+        return results
+
+    def _rollout_and_first(self, packed: Packed, trajectory: Trajectory | None, words: Array) -> Any:
+        assert self.carry is not None
+        carry: Carry = self.carry.unpack(packed)
+        reading: Reading = self.reading.unpack((words,))
+        state = self._state(reading, carry.key)
+        told: dict[str, Any] = {}
+        if self.rollout is not None:
+            rollout = self._exploring(reading)
+            envs, trajectory, finished = rollout.collect(carry.envs, self.agent.acting(state), reading.timestep)
+            carry = carry._replace(envs=envs)
+            told |= _episodes(finished)
+        assert trajectory is not None
+        told |= self._statistics(trajectory)
+        lesson: Any = ()
+        if self.agent.experience == "trajectories":
+            state, lesson = self._prepare(state, trajectory)
+            carry = carry._replace(key=state.key)
+            told |= self._gradient(0, state, lesson, reading.batch, jnp.bool_(True))
+        elif self.agent.experience == "transitions":
+            carry = carry._replace(memory=self._remember(carry.memory, trajectory))
+            carry, drawn = self._draw_and_learn(carry, self.agent.observe(state, trajectory))  # type: ignore[attr-defined]
+            told |= drawn
+        return self.carry.pack(carry), lesson if self._has_more else (), self._report("first", told)
+
+    def _more_of(self, phase: int) -> Any:
+        def more(lesson: Lesson, words: Array) -> Array:
+            reading: Reading = self.reading.unpack((words,))
+            key, observations, returns = lesson.state
+            state = self._state(reading, key)._replace(observations=observations, returns=returns)
+            return self._report(f"more {phase}", self._gradient(phase, state, lesson, reading.batch, jnp.bool_(True)))
+
+        return more
+
+    def _replay_more(self, packed: Packed, words: Array) -> tuple[Packed, Array]:
+        assert self.carry is not None
+        carry: Carry = self.carry.unpack(packed)
+        reading: Reading = self.reading.unpack((words,))
+        carry, told = self._draw_and_learn(carry, self._state(reading, carry.key))
+        return self.carry.pack(carry), self._report("replay", told)
+
+    def _cut_memory(self, packed: Packed) -> Packed:
+        assert self.carry is not None
+        carry: Carry = self.carry.unpack(packed)
+        memory: Any = self.agent.memory  # type: ignore[attr-defined]
+        if hasattr(memory, "own"):
+            kept = carry.memory._replace(own=memory.own.cut(carry.memory.own))
+        else:
+            kept = memory.cut(carry.memory)
+        return self.carry.pack(carry._replace(memory=kept))
+
+    def _state(self, reading: Reading, key: Array) -> TrainState:
+        nothing = normalizers.empty(())
+        return TrainState(
+            reading.params,
+            reading.target,
+            (),
+            reading.observations or nothing,
+            reading.returns or nothing,
+            key,
+            reading.updates,
+        )
+
+    def _exploring(self, reading: Reading) -> Rollout:
+        """The rollout of a worker whose exploration ends where its reading says."""
+        assert self.rollout is not None
+        if not self.explores_apart:
+            return self.rollout
+        rollout = copy.copy(self.rollout)
+        rollout.agent = with_final_epsilon(self.agent, reading.final_epsilon)
+        return rollout
+
+    def _prepare(self, state: TrainState, trajectory: Trajectory) -> tuple[TrainState, Lesson]:
+        """What `update` does with a trajectory before its first step."""
+        agent: Any = self.agent
+        if agent.reward_preprocessing is not None and agent.reward_preprocessing.spans_rollout:
+            trajectory = trajectory._replace(rewards=agent.reward_preprocessing(trajectory.rewards, jnp))
+        if isinstance(agent, ActorCritic):
+            state = agent.note_rewards(state, trajectory)
+        elif agent.situation.normalize_rewards:
+            merged = normalizers.merge(state.returns, trajectory.running_returns)
+            trajectory = trajectory._replace(rewards=normalizers.scale(merged, trajectory.rewards))
+            state = state._replace(returns=merged)
+        batch = agent.prepare(state, trajectory)
+        order: Any = ()
+        if hasattr(agent, "minibatches"):
+            shuffle_key, key = jax.random.split(state.key)
+            order = agent.minibatches(shuffle_key, jax.tree.leaves(batch)[0].shape[0])
+            state = state._replace(key=key)
+        return state, Lesson(batch, order, (state.key, state.observations, state.returns))
+
+    def _gradient(self, number: int, state: TrainState, lesson: Lesson, index: Array, when: Array) -> dict[str, Any]:
+        """Of one phase, on one of the lesson's batches."""
+        batch = lesson.batch
+        if not isinstance(lesson.order, tuple):
+            batch = jax.tree.map(lambda leaf: leaf[lesson.order[index]], batch)
+        told, _ = self._learn(number, state, batch, when)
+        return told
+
+    def _draw_and_learn(self, carry: Carry, state: TrainState) -> tuple[Carry, dict[str, Any]]:
+        """A batch out of the memory, and its gradient where there is enough to draw from."""
+        agent: Any = self.agent
+        memory, kept = agent.memory, carry.memory
+        enough = (kept.filled * memory.num_envs >= self.plan.first_update) & (kept.filled >= memory.n_step)
+        sample_key, key = jax.random.split(carry.key)
+        drawn = memory.sample(kept, sample_key, agent.settings.batch_size)
+        batch = Transitions(**{name: value for name, value in drawn._asdict().items() if name != "places"})
+        told, errors = self._learn(0, state._replace(key=key), batch, enough)
+        if memory.prioritized:
+            kept = memory.reprioritize(kept, drawn.places, errors, when=enough)
+        return carry._replace(key=key, memory=kept), told
+
+    def _learn(self, number: int, state: TrainState, batch: Any, when: Array) -> tuple[dict[str, Any], Any]:
+        """(the gradient of a phase's blocks, clipped, with metrics; each transition's priority)."""
+        phase = self.plan.phases[number]
+        if phase.fraction < 1.0:
+            key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), 1)
+            batch = subsample(batch, key, phase.fraction)
+        compute = lambda: phase.gradients(state, batch)  # noqa: E731
+        shapes = jax.eval_shape(compute)
+        nothing = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)  # noqa: E731
+        is_certain = self.agent.experience == "trajectories"
+        gradients, metrics = compute() if is_certain else jax.lax.cond(when, compute, nothing)
+        metrics = dict(metrics)
+        errors = metrics.pop("priorities", None)
+        gradients = self._clipped(gradients, phase)
+        metrics = {name: jnp.float32(jnp.mean(value)) for name, value in metrics.items()}
+        self.metric_names[number] = list(metrics)
+        healthy = jnp.isfinite(metrics.get("loss", jnp.float32(0.0))) & jnp.isfinite(gradients).all()
+        told = {
+            "gradient": gradients,
+            "metrics": jnp.stack(list(metrics.values())),
+            "learned": when.astype(jnp.int32),
+            "healthy": healthy.astype(jnp.int32),
+        }
+        return told, errors
+
+    def _clipped(self, gradients: Array, phase: Phase) -> Array:
+        """The parts of the blocks, each no longer than max_gradient_norm, one after the other."""
+        limit = self.agent.settings.max_gradient_norm
+        parts = [gradients[block.start : block.stop] for block in phase.blocks]
+        if limit is not None:
+            clip = optax.clip_by_global_norm(limit)
+            parts = [clip.update(part, clip.init(part))[0] for part in parts]
+        return jnp.concatenate(parts) if parts[1:] else parts[0]
+
+    def _remember(self, kept: Any, trajectory: Trajectory) -> Any:
+        return self.agent.memory.add(  # type: ignore[attr-defined]
+            kept,
+            Timesteps(
+                trajectory.observations,
+                trajectory.actions,
+                trajectory.rewards,
+                trajectory.terminated,
+                trajectory.truncated,
+                trajectory.next_observations,
+            ),
+        )
+
+    def _statistics(self, trajectory: Trajectory) -> dict[str, Any]:
+        """The rollout's own mean and variance, for the normalisers that all workers share."""
+        told = {}
+        if self.agent.normalizes_observations:
+            empty = normalizers.empty(trajectory.observations.shape[2:])
+            told["observations"] = normalizers.merge(empty, trajectory.observations)[:2]
+        if self.agent.situation.normalize_rewards:
+            told["returns"] = normalizers.merge(normalizers.empty(()), trajectory.running_returns)[:2]
+        return told
+
+    def _report(self, name: str, told: dict[str, Any]) -> Array:
+        """All that the host is told, in one vector."""
+        self.reports[name] = Packing(told, largest=None)
+        return self.reports[name].pack(told)[0]
+
+
+def _episodes(finished: Finished) -> dict[str, Any]:
+    return {
+        "ended": finished.ended.astype(jnp.int32).reshape(-1),
+        "ended_returns": finished.returns.reshape(-1),
+        "ended_lengths": finished.lengths.reshape(-1),
+    }

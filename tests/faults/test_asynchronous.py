@@ -1,0 +1,222 @@
+"""Run mode async with its processes killed: workers at random, the learner, the driver of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from processes import wait_until
+from ray_processes import alive, descendants
+from runs import experiment, train
+from troubled import taken
+
+from steppe.records.checkpoints import list_checkpoints, load_latest
+from steppe.records.metrics import read_metrics
+
+pytestmark = pytest.mark.faults
+
+SUPPORT = Path(__file__).parents[1] / "support"
+BATCH = 64
+DQN = {"type": "dqn", "batch_size": 16, "learning_starts": 200, "n_step": 1, "memory": {"capacity": 4000}}
+DQN |= {"exploration": {"type": "epsilon_anneal", "timesteps": 1000}}
+NETWORK = [{"type": "dense", "size": 16}]
+
+LEARNER = f"""
+import sys
+from steppe.runners.asynchronous import AsyncLearner
+AsyncLearner(
+    {DQN!r}, address=sys.argv[1], folder=sys.argv[2], total_timesteps=int(sys.argv[3]), network={NETWORK!r},
+    saver_frequency="500t", summary_frequency="200t", seed=1, asynchronous={{"evaluation_share": 0.0}},
+).run(resume="auto")
+"""
+WORKER = """
+import sys
+from steppe.errors import SteppeError
+from steppe.runners.asynchronous import AsyncWorker
+environment = {"id": "troubled:Counted", "settings": {"folder": sys.argv[2], "seconds": 0.001}}
+try:
+    print("took", AsyncWorker(sys.argv[1], environment, reconnect=float(sys.argv[3])).work())
+except SteppeError as error:
+    sys.exit(f"error: {error}")
+"""
+DRIVER = """
+import sys
+from pathlib import Path
+from runs import experiment
+from steppe import runners
+from steppe.specs.experiment import ExperimentSpec
+spec = ExperimentSpec.model_validate_json(Path(sys.argv[1], "spec.json").read_text())
+runners.run(spec, Path(sys.argv[1]), resume="resume" in sys.argv, request=lambda: None, on_progress=lambda p: None)
+"""
+
+
+def python(program, *arguments, out=subprocess.DEVNULL):
+    paths = os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])
+    words = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(words, env=os.environ | {"PYTHONPATH": paths}, stdout=out, stderr=out, text=True)
+
+
+def test_workers_killed_at_random_lose_only_what_was_on_its_way(tmp_path):
+    counts, run = tmp_path / "counts", tmp_path / "run"
+    counts.mkdir()
+    environment = {"id": "troubled:Counted", "settings": {"folder": str(counts), "seconds": 0.0005}}
+    spec = experiment(
+        environment,
+        DQN,
+        run_mode="async",
+        num_workers=4,
+        num_envs=1,
+        network=NETWORK,
+        total_timesteps=10**7,
+        summary_frequency="100t",
+        asynchronous={"evaluation_share": 0.0, "patience": 60.0},
+    )
+    moments, killed, is_over = random.Random(5), [], threading.Event()
+
+    def kill() -> None:
+        while len(killed) < 8 and not is_over.wait(moments.uniform(0.0, 0.5)):
+            # Who has taken a step has joined, and has a batch on its way from then on.
+            living = [pid for pid, steps in taken(counts).items() if steps and Path(f"/proc/{pid}").exists()]
+            if working := [pid for pid in living if pid not in killed]:
+                killed.append(moments.choice(working))
+                os.kill(killed[-1], signal.SIGKILL)
+
+    def request() -> str | None:
+        lines = read_metrics(run)[-1:]
+        is_whole = len(killed) == 8 and lines and lines[0].get("lost") == 8 and lines[0].get("workers") == 4
+        return "stop" if is_whole and lines[0]["mean_return"] > 8.0 else None
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        outcome = train(run, spec, request=request)
+    finally:
+        is_over.set()
+        killer.join()
+    last = read_metrics(run)[-1]
+    assert (last["lost"], last["dropped"], last["workers"]) == (8, 0, 4)
+    steps = taken(counts)
+    assert len([each for each in steps.values() if each]) >= 12
+    # Each of the dead had at most one batch that did not arrive; the living have one, and some wait for the learner.
+    missing = sum(steps.values()) - outcome.timestep
+    assert 0 <= missing <= BATCH * (8 + 4 + 4 + 4)
+    assert outcome.mean_return > 8.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def test_a_killed_learner_is_resumed_and_its_workers_come_back(tmp_path):
+    counts, run = tmp_path / "counts", tmp_path / "run"
+    counts.mkdir()
+    address = f"127.0.0.1:{free_port()}"
+    workers = [python(WORKER, address, counts, 120, out=subprocess.PIPE) for _ in range(2)]
+    learners = []
+    try:
+        for kills in range(2):
+            learners.append(python(LEARNER, address, run, 10**7))
+            newest = list_checkpoints(run)[-1:] or [0]
+            wait_until(lambda newest=newest: (list_checkpoints(run)[-1:] or [0]) > newest, "it has saved")
+            learners[-1].kill()
+            learners[-1].wait(60)
+            before = sum(taken(counts).values())
+            # Whoever has lost its learner waits: it goes on with what it collects, and no further.
+            wait_until(lambda: _is_still(counts), "the workers wait")
+            assert all(worker.poll() is None for worker in workers), kills
+            assert sum(taken(counts).values()) <= before + 2 * 2 * BATCH
+        saved = load_latest(run).timestep
+        learners.append(python(LEARNER, address, run, saved + 2000, out=subprocess.PIPE))
+        out, _ = learners[-1].communicate(timeout=120)
+        assert learners[-1].returncode == 0, out
+        for worker in workers:
+            out, err = worker.communicate(timeout=60)
+            assert (worker.returncode, out.startswith("took")) == (0, True), err
+    finally:
+        end([*workers, *learners])
+    assert load_latest(run).timestep >= saved + 2000
+    records = read_metrics(run)
+    assert records[-1]["mean_return"] > 7.0
+    # The same two workers all the time, known again by name after each start.
+    assert max(record.get("workers", 0) for record in records) == 2
+
+
+def test_workers_end_by_themselves_when_their_learner_does_not_come_back(tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    counts = tmp_path / "counts"
+    counts.mkdir()
+    learner = python(LEARNER, address, tmp_path / "run", 10**7)
+    try:
+        # It listens before it knows what there is to learn.
+        wait_until(lambda: _answers(address), "the learner listens")
+        worker = python(WORKER, address, counts, 1.0, out=subprocess.PIPE)
+        wait_until(lambda: sum(taken(counts).values()) or worker.poll() is not None, "the worker works")
+    finally:
+        end([learner])
+    _, err = worker.communicate(timeout=120)
+    assert worker.returncode == 1
+    assert err.strip().splitlines()[-1].startswith(f"error: the learner at {address} could not be reached within 1 s")
+
+
+def test_the_driver_of_a_run_killed_leaves_no_process_and_a_checkpoint_to_go_on_from(tmp_path):
+    spec = experiment(
+        "worlds:World",
+        DQN,
+        run_mode="async",
+        num_workers=2,
+        num_envs=1,
+        network=NETWORK,
+        total_timesteps=10**7,
+        saver_frequency="500t",
+    )
+    tmp_path.joinpath("spec.json").write_text(spec.model_dump_json())
+    driver = python(DRIVER, tmp_path)
+    try:
+        wait_until(lambda: len(list_checkpoints(tmp_path)) >= 3, "it has learned and saved")
+        family = descendants(driver.pid)
+        assert len(family) >= 4
+    finally:
+        end([driver])
+    wait_until(lambda: not alive(family), "all processes have ended with it", seconds=60)
+    saved = load_latest(tmp_path)
+    assert saved.arrays["memory/timesteps/rewards"].any()
+    spec = spec.model_copy(update={"total_timesteps": saved.timestep + 3000})
+    tmp_path.joinpath("spec.json").write_text(spec.model_dump_json())
+    driver = python(DRIVER, tmp_path, "resume")
+    try:
+        assert driver.wait(180) == 0
+    finally:
+        end([driver])
+    assert load_latest(tmp_path).timestep >= saved.timestep + 3000
+    assert read_metrics(tmp_path)[-1]["mean_return"] > 8.0
+
+
+def end(processes):
+    for process in processes:
+        process.kill()
+        with contextlib.suppress(ValueError):
+            process.communicate(timeout=60)
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5):
+        return True
+    return False
+
+
+def _is_still(folder) -> bool:
+    """Whether nobody takes a step for half a second."""
+    before = sum(taken(folder).values())
+    time.sleep(0.5)
+    return sum(taken(folder).values()) == before

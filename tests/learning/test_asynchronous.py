@@ -1,0 +1,61 @@
+"""Agents learn from many workers: four processes that Ray places, one learner, a return that must be reached."""
+
+from __future__ import annotations
+
+import pytest
+from runs import experiment, train
+
+from steppe.records.metrics import read_metrics
+from steppe.records.policy import load_policy
+
+pytestmark = pytest.mark.learning
+
+
+def evaluated(folder, environment, episodes=30, seed=100):
+    """The mean return of the saved policy, played greedily in gymnasium's own environment."""
+    import gymnasium
+
+    policy, env, total = load_policy(folder / "policy"), gymnasium.make(environment), 0.0
+    for episode in range(episodes):
+        observation, _ = env.reset(seed=seed + episode)
+        over = False
+        while not over:
+            observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
+            total += float(reward)
+            over = terminated or truncated
+    env.close()
+    return total / episodes
+
+
+def workers(environment, agent, **fields):
+    return experiment(environment, agent, run_mode="async", num_workers=4, **fields)
+
+
+def test_sac_swings_the_pendulum_up_with_four_workers(tmp_path):
+    spec = workers(
+        "Pendulum-v1",
+        {"type": "sac", "learning_rate": 1e-3, "learning_starts": 500},
+        network=[{"type": "dense", "size": 64, "activation": "relu"}] * 2,
+        num_envs=1,
+        total_timesteps=12_000,
+    )
+    outcome = train(tmp_path, spec)
+    assert outcome.update == pytest.approx(outcome.timestep - 500, rel=0.05)
+    # A single episode ranges from 0 to -400 by where the pendulum starts.
+    assert evaluated(tmp_path, "Pendulum-v1") >= -220
+    last = read_metrics(tmp_path)[-1]
+    assert last["lost"] == 0
+
+
+def test_dqn_balances_the_pole_with_four_workers(tmp_path):
+    spec = workers("CartPole-v1", "dqn", num_envs=1, total_timesteps=200_000, stop_at_return=300)
+    outcome = train(tmp_path, spec)
+    assert outcome.mean_return >= 300
+    assert evaluated(tmp_path, "CartPole-v1") >= 200
+
+
+def test_impala_balances_the_pole_with_four_workers(tmp_path):
+    spec = workers("CartPole-v1", "impala", num_envs=8, total_timesteps=600_000, stop_at_return=400)
+    outcome = train(tmp_path, spec)
+    assert outcome.mean_return >= 400
+    assert evaluated(tmp_path, "CartPole-v1") >= 300

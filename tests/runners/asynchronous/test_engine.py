@@ -1,0 +1,246 @@
+"""The async engine drives whole runs: limits, pause and resume, figures, faults, and nothing left behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from crews import Threads, async_engine, train_async
+from processes import wait_until
+from runs import experiment
+
+from steppe.records.checkpoints import load_latest
+from steppe.records.metrics import read_metrics
+from steppe.records.policy import load_policy
+from steppe.runners._base import Limits
+from steppe.runners.asynchronous.engine import Meter
+
+DQN = {
+    "type": "dqn",
+    "batch_size": 16,
+    "learning_starts": 200,
+    "n_step": 1,
+    "memory": {"capacity": 2000},
+    "exploration": {"type": "epsilon_anneal", "timesteps": 1000},
+}
+LEAN = [{"type": "dense", "size": 16}]
+
+
+def world(agent=DQN, environment="worlds:World", **fields):
+    fields = {"num_workers": 2, "num_envs": 1, "network": LEAN, "total_timesteps": 3000, "run_mode": "async"} | fields
+    return experiment(environment, agent, **fields)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_thread():
+    before = set(threading.enumerate())
+    yield
+    wait_until(lambda: set(threading.enumerate()) <= before, "all threads have ended", seconds=20)
+
+
+@pytest.mark.parametrize("environment", ["worlds:World", "worlds:Dictionary", "worlds:Shifted"])
+def test_dqn_learns_from_two_workers(tmp_path, environment):
+    outcome = train_async(tmp_path, world(environment=environment))
+    assert outcome.mean_return > 8.0
+    assert 3000 <= outcome.timestep < 3064
+    # As in run mode single: one update for four timesteps, from the 200th on.
+    assert outcome.update == pytest.approx((outcome.timestep - 200) / 4, abs=80)
+    assert load_policy(tmp_path / "policy").description.timestep == outcome.timestep
+
+
+def test_impala_learns_from_workers_with_other_numbers_of_environments(tmp_path):
+    agent = {"type": "impala", "horizon": 10, "learning_rate": 0.01}
+    spec = world(agent, num_envs=3, total_timesteps=9000, asynchronous={"trajectories_per_update": 4})
+    outcome = train_async(tmp_path, spec)
+    assert outcome.mean_return > 8.0
+    assert outcome.update == pytest.approx(outcome.timestep / 40, rel=0.1)
+
+
+def test_sac_learns_with_preprocessing_and_normalised_rewards(tmp_path):
+    agent = {
+        "type": "sac",
+        "batch_size": 32,
+        "learning_starts": 200,
+        "learning_rate": 3e-3,
+        "discount": 0.5,
+        "memory": {"capacity": 2000},
+        "states_preprocessing": [{"type": "sequence", "length": 2}],
+        "reward_preprocessing": [{"type": "divide", "scale": 2.0}],
+    }
+    environment = {"id": "worlds:Continuous", "normalize_rewards": True}
+    outcome = train_async(tmp_path, world(agent, environment, total_timesteps=1500, num_envs=2))
+    assert outcome.mean_return > -20
+
+
+def test_every_line_of_metrics_says_how_the_workers_do(tmp_path):
+    train_async(tmp_path, world(summary_frequency="500t", asynchronous={"evaluation_share": 0.2}))
+    last = read_metrics(tmp_path)[-1]
+    assert last["workers"] == 2
+    assert last["dropped"] == last["lost"] == 0
+    assert last["updates_per_second"] > 0
+    assert 0 < last["learner_utilisation"] <= 1
+    assert 0 <= last["policy_lag"] < 1000
+    assert last["evaluation_return"] > 8.0
+    assert last["evaluation_length"] == 10
+    assert np.isfinite(last["loss"])
+
+
+def test_a_run_ends_with_the_batch_that_reaches_a_limit(tmp_path):
+    spec = world(episodes=50, total_timesteps=None, asynchronous={"batch_timesteps": 10})
+    outcome = train_async(tmp_path / "episodes", spec)
+    assert (outcome.episode, outcome.reason) == (50, "all 50 episodes were run")
+    spec = world(stop_at_return=7.0, total_timesteps=20_000, asynchronous={"batch_timesteps": 10})
+    outcome = train_async(tmp_path / "return", spec)
+    assert "reached 7" in outcome.reason
+    assert 7.0 <= outcome.mean_return < 8.0
+
+
+def test_episodes_as_batches(tmp_path):
+    lengths = set()
+
+    class Watched(Threads):
+        def start(self, server, token):
+            put = server.inbox.put
+            server.inbox.put = lambda batch: (lengths.add(batch.timesteps), put(batch))[1]
+            super().start(server, token)
+
+    spec = world(total_timesteps=500, asynchronous={"batch_timesteps": "episode", "evaluation_share": 0.0})
+    engine = async_engine(spec)
+    engine._crew = Watched(engine._rules, 1, 2)
+    try:
+        engine.begin(1)
+        while engine._timestep < 500:
+            engine.advance(8, engine._timestep, Limits())
+    finally:
+        engine.close()
+    assert lengths == {10}
+
+
+def test_a_resumed_run_goes_on_with_memory_window_and_counts(tmp_path):
+    first = train_async(tmp_path, world(total_timesteps=1000))
+    saved = load_latest(tmp_path)
+    assert saved.arrays["memory/timesteps/rewards"].any()
+    spec = world(total_timesteps=3000)
+    second = train_async(tmp_path, spec, checkpoint=saved)
+    assert second.timestep >= 3000
+    assert second.update > first.update
+    assert second.mean_return > 8.0
+    arrays = load_latest(tmp_path).arrays
+    numbers, _, _, starts, timestep = arrays["async/counts"].tolist()
+    assert (numbers, starts, timestep) == (4, 1, second.timestep)
+
+
+def test_a_restored_engine_explores_as_far_as_it_had_come(tmp_path):
+    train_async(tmp_path, world(total_timesteps=1200))
+    engine = async_engine(world())
+    try:
+        engine.restore(load_latest(tmp_path).arrays, 1)
+        news = engine._server.board.news(-1, "")
+        assert news["timestep"] >= 1200
+        assert news["exploration"]["epsilon"] < 0.1
+    finally:
+        engine.close()
+
+
+def test_what_waits_at_a_checkpoint_counts_as_dropped_when_the_run_goes_on():
+    engine = async_engine(world(asynchronous={"queue_size": 3, "evaluation_share": 0.0}))
+    try:
+        engine.begin(1)
+        wait_until(lambda: len(engine._server.inbox) == 3, "workers have filled the inbox")
+        assert engine.snapshot()["async/counts"][1] == 3
+        assert engine.dropped == 0
+    finally:
+        engine.close()
+
+
+def test_workers_that_do_not_wait_drop_batches_and_the_queue_stays_bounded():
+    engine = async_engine(world(asynchronous={"queue_size": 2, "patience": 0.0}))
+    try:
+        engine.begin(1)
+        # Nobody learns: what comes after the first two batches has no room.
+        wait_until(lambda: engine.dropped > 20, "batches are dropped")
+        assert len(engine._server.inbox) == 2
+        chunk = engine.advance(1024, 0, Limits())
+        assert chunk.columns["dropped"][-1] > 20
+    finally:
+        engine.close()
+
+
+def test_a_call_takes_no_more_batches_than_asked_and_not_much_longer_than_a_quarter_second():
+    engine = async_engine(world(asynchronous={"update_to_data": 1e6, "batch_timesteps": 16}))
+    try:
+        engine.begin(1)
+        wait_until(lambda: len(engine._server.inbox) == 4, "there is work")
+        for iterations in (1, 3):
+            chunk = engine.advance(iterations, 0, Limits())
+            assert chunk.iterations == iterations
+            assert chunk.columns["timesteps"].tolist() == [16] * iterations
+        while engine.core.wants_data:
+            engine.advance(1, 0, Limits())
+        started = time.monotonic()
+        chunk = engine.advance(100, 0, Limits())
+        assert time.monotonic() - started < 2.0
+        # Updates are behind: no batch is taken in until they have been made up for.
+        assert (chunk.iterations, chunk.columns["timesteps"].tolist()) == (1, [0])
+        assert chunk.columns["updates"][0] > 0
+    finally:
+        engine.close()
+
+
+def test_a_call_without_workers_returns_with_nothing():
+    engine = async_engine(world())
+    engine._crew.count = 0
+    try:
+        engine.begin(1)
+        chunk = engine.advance(10, 0, Limits())
+        assert (chunk.iterations, chunk.columns, chunk.is_healthy) == (0, {}, True)
+    finally:
+        engine.close()
+
+
+def test_workers_join_and_leave_while_it_learns(tmp_path):
+    engine = async_engine(world(num_workers=1, total_timesteps=10**6))
+    crew = engine._crew
+
+    def figures():
+        return engine.advance(4, engine._timestep, Limits()).columns.get("workers", np.zeros(1))[-1]
+
+    try:
+        engine.begin(1)
+        wait_until(lambda: figures() == 1, "the first works")
+        crew.send_one(name="late")
+        wait_until(lambda: figures() == 2, "the second has joined")
+        next(iter(engine._server._sessions)).stop()
+        # A broken connection is made again, by the same worker: nothing is lost.
+        wait_until(lambda: figures() == 2 and engine._server.membership.lost == 0, "it is back")
+        assert engine._server.membership.next_number == 2
+    finally:
+        engine.close()
+    assert not crew.errors
+
+
+def test_an_evaluation_by_the_loop_plays_here(tmp_path):
+    spec = world(evaluation={"every": 1000, "episodes": 5}, asynchronous={"evaluation_share": 0.0})
+    train_async(tmp_path, spec)
+    lines = [line for line in read_metrics(tmp_path) if "evaluation_return" in line]
+    assert len(lines) == 3
+    assert lines[-1]["evaluation_return"] > 8.0
+
+
+def test_closing_twice_and_before_the_beginning_is_fine():
+    engine = async_engine(world())
+    engine.close()
+    engine.close()
+
+
+def test_the_meter_measures_the_last_seconds():
+    meter = Meter()
+    meter._begun -= 2.0
+    meter.add(1.0, 30)
+    busy, updates = meter.rates()
+    assert busy == pytest.approx(0.5, rel=0.1)
+    assert updates == pytest.approx(15, rel=0.1)
+    meter._marks[0] = (meter._marks[0][0] - 60.0, 1.0, 30)
+    assert meter.rates() == (0.0, 0.0)

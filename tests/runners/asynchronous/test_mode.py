@@ -1,0 +1,145 @@
+"""Run mode async as experiments have it: workers placed by Ray, replaced when they die or hang; and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from processes import wait_until
+from ray_processes import alive, descendants, named
+from runs import TINY_PPO, experiment, train
+
+from steppe import runners
+from steppe.errors import EnvironmentFault, MissingExtra, UserError
+from steppe.records.metrics import read_metrics
+from steppe.runners import asynchronous
+
+DQN = {"type": "dqn", "batch_size": 16, "learning_starts": 200, "n_step": 1, "memory": {"capacity": 2000}}
+DQN |= {"exploration": {"type": "epsilon_anneal", "timesteps": 1000}}
+
+
+def mode(agent=DQN, environment="worlds:World", **fields):
+    fields = {"num_workers": 2, "num_envs": 1, "network": [{"type": "dense", "size": 16}]} | fields
+    return experiment(environment, agent, run_mode="async", **fields)
+
+
+def workers():
+    """The numbers of the worker processes of this one."""
+    return [pid for pid, _ in descendants(os.getpid()) if named(pid).startswith("ray::WorkerActor")]
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_process():
+    before = {pid for pid, _ in descendants(os.getpid())}
+    seen = set()
+    yield seen
+    left = {each for each in seen | descendants(os.getpid()) if each[0] not in before}
+    wait_until(lambda: not alive(left), "all processes have ended", seconds=30)
+
+
+def test_workers_are_placed_and_a_killed_one_is_replaced(tmp_path, _leaves_no_process):
+    killed = []
+
+    def show(progress):
+        if progress.metrics.get("workers") == 2 and not killed:
+            _leaves_no_process.update(descendants(os.getpid()))
+            killed.append(workers()[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    def request():
+        lines = read_metrics(tmp_path)[-1:]
+        is_whole = killed and lines and lines[0].get("lost") == 1 and lines[0].get("workers") == 2
+        return "stop" if is_whole and lines[0]["mean_return"] > 8.0 else None
+
+    spec = mode(total_timesteps=10**7, summary_frequency="200t", asynchronous={"update_to_data": 0.25})
+    outcome = train(tmp_path, spec, request=request, show=show)
+    assert (outcome.state, outcome.reason) == ("stopped", "asked to stop")
+    assert outcome.mean_return > 8.0
+
+
+def test_a_worker_that_hangs_is_replaced(tmp_path):
+    environment = {"id": "troubled:Hangs", "settings": {"folder": str(tmp_path)}}
+    spec = mode(environment=environment, total_timesteps=10**7, summary_frequency="200t")
+    spec = spec.model_copy(update={"asynchronous": spec.asynchronous.model_copy(update={"worker_timeout": 3.0})})
+
+    def request():
+        lines = read_metrics(tmp_path / "run")[-1:]
+        return "stop" if lines and lines[0].get("lost") == 1 and lines[0].get("workers") == 2 else None
+
+    assert train(tmp_path / "run", spec, request=request).state == "stopped"
+    assert (tmp_path / "hangs").exists()
+
+
+def test_an_environment_that_always_fails_ends_the_run_with_what_it_said(tmp_path):
+    with pytest.raises(EnvironmentFault) as error:
+        train(tmp_path, mode(environment="troubled:Fails", total_timesteps=10**7))
+    assert "workers die faster than they can be replaced" in str(error.value)
+    assert "RuntimeError: the simulator has crashed" in str(error.value)
+
+
+REFUSED = {
+    "an agent that learns from its own newest policy": (lambda: mode(TINY_PPO), 'agent "ppo" .* use "impala"'),
+    "an agent that learns nothing": (lambda: mode("random"), 'agent "random" learns nothing'),
+    "rollouts of episodes": (
+        lambda: mode({"type": "impala", "rollout_episodes": 3}, max_timesteps_per_episode=10),
+        r"give agent\.horizon",
+    ),
+    "a compiled environment": (
+        lambda: mode(environment={"id": "CartPole-v1", "backend": "compiled"}),
+        'leave out "backend": "compiled"',
+    ),
+    "an environment without a gymnasium original": (lambda: mode(environment="GridWorld-v0"), "only runs compiled"),
+    "a door without a lock": (
+        lambda: mode(asynchronous={"address": "0.0.0.0:6379"}),
+        r"asynchronous\.token_file or STEPPE_LEARNER_TOKEN",
+    ),
+    "a token that is nowhere": (lambda: mode(asynchronous={"token_file": "nowhere"}), "cannot read the token"),
+    "a memory that workers do not send": (
+        lambda: mode({"type": "impala"}, network=[{"type": "lstm", "size": 4}]),
+        r"agent\.share_network",
+    ),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_what_cannot_run_this_way_is_refused_before_it_starts(refused, monkeypatch):
+    monkeypatch.delenv("STEPPE_LEARNER_TOKEN", raising=False)
+    make, words = REFUSED[refused]
+    with pytest.raises(UserError, match=words):
+        runners.check(make())
+
+
+@pytest.mark.parametrize(
+    ("agent", "wishes", "words"),
+    [
+        ("impala", {"update_to_data": 1.0}, "update_to_data has no effect"),
+        ("impala", {"batch_timesteps": 10}, "batch_timesteps has no effect"),
+        ("dqn", {"trajectories_per_update": 4}, "trajectories_per_update has no effect"),
+    ],
+)
+def test_settings_without_effect_are_noticed(agent, wishes, words):
+    (notice,) = asynchronous.check(mode({"type": agent}, asynchronous=wishes))
+    assert words in notice
+
+
+def test_slow_networks_are_noticed():
+    network = [{"type": "conv2d", "size": 4, "stride": 2}, {"type": "flatten"}, {"type": "dense", "size": 8}]
+    (notice,) = asynchronous.check(mode(environment="worlds:Pictures", network=network))
+    assert "workers act in NumPy" in notice
+
+
+@pytest.mark.parametrize("agent", ["dqn", "ddqn", "qr_dqn", "dqn_nstep"])
+def test_agents_of_choices_can_run(agent):
+    assert asynchronous.check(mode({"type": agent})) == []
+
+
+@pytest.mark.parametrize("agent", ["sac", "td3", "ddpg", "naf"])
+def test_agents_of_numbers_can_run(agent):
+    assert asynchronous.check(mode({"type": agent}, "worlds:Continuous")) == []
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr(asynchronous, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r'pip install "steppe\[cluster\]"'):
+        asynchronous.check(mode())

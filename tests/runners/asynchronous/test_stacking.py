@@ -1,0 +1,122 @@
+"""Trajectories of many workers become batches of one shape, each learned from once."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from runs import experiment
+
+from steppe.agents._base import Trajectory
+from steppe.errors import UserError
+from steppe.runners.asynchronous.batches import Form
+from steppe.runners.asynchronous.building import make_core
+from steppe.specs.spaces import Box, Discrete
+
+OBSERVED, CHOICE = Box((2,)), Discrete(3)
+HAS_SPREAD = "log_std" in Trajectory._fields
+
+
+def core_of(agent=None, spaces=(OBSERVED, CHOICE), environment="CartPole-v1", **fields):
+    agent = {"type": "impala", "horizon": 4} | (agent or {})
+    spec = experiment(environment, agent, run_mode="async", num_envs=3, **fields)
+    core = make_core(spec, spaces, None)
+    core.begin(1)
+    return core
+
+
+def batch_of(core, worker, environments, seed=0):
+    rng = np.random.default_rng([seed, worker])
+    batch = Form(core.task, *core.spaces).allocate(4, environments)
+    for each in (batch.observations, batch.next_observations, batch.rewards, batch.outputs):
+        each[:] = rng.normal(size=each.shape)
+    batch.observations[..., 0] = worker
+    batch.actions[:] = rng.integers(0, 3, batch.actions.shape)
+    return batch
+
+
+def test_columns_are_filled_by_whoever_comes():
+    core = core_of()
+    core.take_in(batch_of(core, 1, 2))
+    assert (core.can_learn, core.wants_data) == (False, True)
+    core.take_in(batch_of(core, 2, 5))
+    assert (core.can_learn, core.wants_data) == (True, False)
+    assert core._stack.observations[0, :, 0].tolist() == [1, 1, 2]
+    learned = core.learn(0.0)
+    assert (learned.updates, core.updates, learned.is_healthy) == (1, 1, True)
+    assert {"loss", "entropy"} <= learned.metrics.keys()
+    # The rest of the second worker's trajectories is the next batch.
+    assert core.can_learn
+    assert core._stack.observations[0, :, 0].tolist() == [2, 2, 2]
+    core.learn(0.0)
+    assert (core.can_learn, core.wants_data, core.updates) == (False, True, 2)
+
+
+def test_it_learns_what_the_agent_learns_from_the_same_trajectories():
+    core = core_of()
+    agent, state = core.agent, core._learner.agent
+    batch = batch_of(core, 1, 3)
+    zeros = np.zeros_like(batch.rewards)
+    trajectory = Trajectory(
+        batch.observations,
+        batch.actions,
+        batch.rewards,
+        batch.terminated,
+        batch.truncated,
+        batch.next_observations,
+        batch.outputs,
+        zeros,
+        {},
+        {},
+    )
+    expected, _ = jax.jit(agent.update)(state, trajectory)
+    params = np.array(expected.params)
+    core.take_in(batch)
+    core.learn(0.0)
+    np.testing.assert_allclose(core._learner.agent.params, params, rtol=1e-6)
+
+
+def test_the_width_is_a_setting():
+    core = core_of(asynchronous={"trajectories_per_update": 5})
+    core.take_in(batch_of(core, 1, 3))
+    assert not core.can_learn
+    core.take_in(batch_of(core, 2, 3))
+    assert core.can_learn
+
+
+def test_a_restored_core_has_the_same_agent():
+    core = core_of()
+    core.take_in(batch_of(core, 1, 3))
+    core.learn(0.0)
+    other = core_of()
+    other.restore(core.snapshot(), 3)
+    assert other.updates == 1
+    np.testing.assert_array_equal(other._learner.agent.params, core._learner.agent.params)
+    assert other.wants_data
+
+
+def test_recurrent_policies_send_what_they_remembered():
+    network = [{"type": "lstm", "size": 4}]
+    core = core_of({"share_network": True}, network=network)
+    assert core.task.keeps == ("outputs", "internals")
+    batch = batch_of(core, 1, 3)
+    assert set(batch.internals) == {"0_lstm/hidden", "0_lstm/cell"} or len(batch.internals) == 2
+    core.take_in(batch)
+    assert core.learn(0.0).is_healthy
+
+
+def test_a_value_network_with_a_memory_of_its_own_is_refused():
+    with pytest.raises(UserError, match=r"set agent\.share_network"):
+        core_of(network=[{"type": "lstm", "size": 4}])
+
+
+@pytest.mark.skipif(not HAS_SPREAD, reason="trajectories do not carry the behaviour's spread yet")
+def test_the_spread_of_a_gaussian_policy_comes_from_the_worker():
+    push = Box((2,), (-1.0,), (1.0,))
+    core = core_of(spaces=(OBSERVED, push), environment="Pendulum-v1")
+    batch = batch_of(core, 1, 3)
+    batch.log_std = np.array([0.5, -1.0], np.float32)
+    core.take_in(batch)
+    assert core._stack.log_std.shape == (4, 3, 2)
+    np.testing.assert_array_equal(core._stack.log_std[2, 1], batch.log_std)
+    assert core.learn(0.0).is_healthy

@@ -1,0 +1,32 @@
+"""What `experiment new` says of an experiment in threads."""
+
+from __future__ import annotations
+
+import pytest
+from runs import TINY_DQN, experiment
+
+from steppe import runners
+from steppe.errors import UserError
+
+
+def checked(agent, environment="CartPole-v1", **fields):
+    return runners.check(experiment(environment, agent, run_mode="multi-threaded", **fields))
+
+
+def test_workers_that_explore_apart_are_told_of():
+    (notice,) = checked(TINY_DQN, num_workers=2)
+    assert "0.1 (40%), 0.01 (30%), 0.5 (30%)" in notice
+    assert "final_epsilon" in notice
+
+
+@pytest.mark.parametrize("backend", ["compiled", "gymnasium"])
+def test_an_experiment_that_can_run_has_nothing_to_be_told(backend):
+    assert checked("a3c", {"id": "CartPole-v1", "backend": backend}, num_workers=2) == []
+    assert checked(TINY_DQN | {"exploration": {"type": "constant", "epsilon": 0.1}}, num_workers=2) == []
+    assert checked(TINY_DQN, num_workers=1) == []
+
+
+@pytest.mark.parametrize("backend", ["compiled", "gymnasium"])
+def test_what_cannot_run_is_refused_before_it_starts(backend):
+    with pytest.raises(UserError, match='agent "trpo" .* use "ppo", or run_mode "single"'):
+        checked("trpo", {"id": "CartPole-v1", "backend": backend})

@@ -1,0 +1,72 @@
+"""Learners of run mode async with workers in threads of the same process: no Ray, no waiting for processes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from steppe.envs.host import HostEnvs
+from steppe.runners import asynchronous
+from steppe.runners.asynchronous.building import make_core
+from steppe.runners.asynchronous.crew import NoCrew
+from steppe.runners.asynchronous.doors import opener
+from steppe.runners.asynchronous.engine import AsyncEngine
+from steppe.runners.asynchronous.link import Door
+from steppe.runners.asynchronous.worker import work
+from steppe.runners.loop import Loop
+from steppe.runners.setup import num_envs_of
+
+SECONDS = 60.0
+
+
+class Threads(NoCrew):
+    """`count` workers, each in a thread; what ends one by an error is in `errors`."""
+
+    def __init__(self, rules, num_envs, count):
+        self.rules, self.num_envs, self.count = rules, num_envs, count
+        self.threads: list[threading.Thread] = []
+        self.errors: list[Exception] = []
+        self.timesteps: list[int] = []
+
+    def start(self, server, token):
+        self.address, self.token = "{}:{}".format(*server.address), token
+        for _ in range(self.count):
+            self.send_one()
+
+    def send_one(self, **door: Any):
+        thread = threading.Thread(target=self._work, args=(Door(self.address, self.token, **door),))
+        self.threads.append(thread)
+        thread.start()
+        return thread
+
+    def close(self):
+        for thread in self.threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive()
+
+    def _work(self, door):
+        try:
+            rules = (self.num_envs, self.rules.max_timesteps, self.rules.repeat_actions)
+            self.timesteps.append(work(door, lambda: HostEnvs(self.rules.environment, *rules)))
+        except Exception as error:
+            self.errors.append(error)
+
+
+def async_engine(spec) -> AsyncEngine:
+    """The engine of a spec, with its workers in threads."""
+    rules, spaces, limit = asynchronous._explored(spec)
+    num_envs = num_envs_of(spec)
+    core = make_core(spec, spaces, limit)
+    return AsyncEngine(core, opener(spec.asynchronous), Threads(rules, num_envs, spec.num_workers), rules, num_envs)
+
+
+def train_async(folder: Path, spec, *, checkpoint=None, request=lambda: None, show=lambda progress: None):
+    """A whole run; its outcome."""
+    folder.mkdir(exist_ok=True)
+    engine = async_engine(spec)
+    try:
+        return Loop(spec, engine, folder, request, show).run(checkpoint)
+    finally:
+        engine.close()
+        assert not engine._crew.errors, engine._crew.errors
