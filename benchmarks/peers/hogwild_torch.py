@@ -1,8 +1,8 @@
 """Hogwild A2C in PyTorch, in the peers' virtual environment; prints its costs as one line of JSON.
 
-As its users write it (PyTorch's own Hogwild example, A3C's shared RMSProp), with what makes it fast: processes that step
-one model in shared memory without locks, gymnasium's vectorised CartPole, one torch thread in each, no gradients while
-acting, one forward and backward pass for each rollout, and RMSProp's loops fused over all parameters.
+As its users write it (PyTorch's own Hogwild example, A3C's shared RMSProp), with what makes it fast: processes that
+step one model in shared memory without locks, gymnasium's vectorised CartPole, one torch thread in each, no gradients
+while acting, one forward and backward pass for each rollout, and RMSProp's loops fused over all parameters.
 """
 
 from __future__ import annotations

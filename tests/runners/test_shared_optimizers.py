@@ -28,9 +28,7 @@ KINDS = {
     "momentum of Nesterov": {"use_nesterov": True},
     "gradient_descent": {},
 }
-GRADIENTS = st.lists(
-    st.lists(st.floats(-10.0, 10.0, width=32), min_size=3, max_size=3), min_size=1, max_size=5
-)
+GRADIENTS = st.lists(st.lists(st.floats(-10.0, 10.0, width=32), min_size=3, max_size=3), min_size=1, max_size=5)
 
 
 def spec_of(kind, **more):
@@ -137,7 +135,9 @@ def test_no_step_of_any_thread_goes_uncounted():
 
 def test_wrappers_come_down_to_repeats_a_fraction_and_a_bound():
     inner = {"type": "clipped_step", "clipping_value": 0.01, "optimizer": "momentum"}
-    spec = spec_of("multi_step", num_steps=5, optimizer={"type": "subsampling_step", "fraction": 0.5, "optimizer": inner})
+    spec = spec_of(
+        "multi_step", num_steps=5, optimizer={"type": "subsampling_step", "fraction": 0.5, "optimizer": inner}
+    )
     steps = shared_steps(spec, "multi-threaded")
     assert (steps.repeats, steps.fraction) == (5, 0.5)
     params = np.zeros(2, np.float32)

@@ -11,7 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -140,8 +140,8 @@ def shared_steps(spec: OptimizerSpec, run_mode: str) -> Steps:
     refused = _first_refused(spec)
     if refused is not None:
         raise UserError(
-            f'optimizer "{refused.type}" {_REASONS[type(refused)]}, but in run_mode "{run_mode}" other workers move the '
-            'model meanwhile; use an optimizer such as "adam", or run_mode "single"'
+            f'optimizer "{refused.type}" {_REASONS[type(refused)]}, but in run_mode "{run_mode}" other workers move '
+            'the model meanwhile; use an optimizer such as "adam", or run_mode "single"'
         )
     raise UserError(
         f'in run_mode "{run_mode}" optimizers wrap each other in this order only: multi_step, subsampling_step, '
@@ -176,7 +176,7 @@ def learning_rate(settings: OptimizerSettings, total_updates: int | None, start:
 class _Rule(ABC):
     """How a gradient and the statistics become a change."""
 
-    statistics: ClassVar[tuple[str, ...]] = ()
+    statistics: tuple[str, ...] = ()
     initial: float = 0.0
 
     def __init__(self, spec: Any) -> None:
@@ -216,12 +216,9 @@ class _Momentum(_Rule):
 
 
 class _RMSProp(_Rule):
-    statistics = ("nu", "trace")
-
     def __init__(self, spec: RMSProp) -> None:
         super().__init__(spec)
-        if not spec.momentum:
-            self.statistics = ("nu",)  # type: ignore[misc]
+        self.statistics = ("nu", "trace") if spec.momentum else ("nu",)
 
     def change(self, gradient: Any, statistics: Any, out: Any, spare: Any, taken: int, rate: float) -> None:
         nu = statistics[0]

@@ -21,8 +21,8 @@ class AsyncSpec(Spec):
     with "max" as many as it can while nobody waits."""
     trajectories_per_update: Count | None = None
     """From how many environments' trajectories an update learns, for agents that learn from them; without it num_envs."""
-    queue_size: Count = 4
-    """How many batches may wait for the learner."""
+    queue_size: Count = 2
+    """How many batches may wait for the learner; the more, the older is what it learns from."""
     patience: NonNegative = 10.0
     """For how many seconds a worker waits for room in that queue before its batch is dropped and counted; 0 drops it at
     once, for simulators that cannot wait."""

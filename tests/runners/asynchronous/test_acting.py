@@ -131,5 +131,5 @@ def test_a_policy_of_ones_own_that_acts_for_too_few_is_told_so():
     policy.act = lambda observations, greedy: [1]
     with pytest.raises(UserError, match="one action each"):
         OwnActor(policy, Discrete(2)).act(np.zeros((3, 4)), None, {})
-    with pytest.raises(UserError, match="needs the method set_weights, which object has not|needs the method act"):
+    with pytest.raises(UserError, match="needs the method act, which object has not"):
         OwnActor(object(), Discrete(2))

@@ -11,6 +11,7 @@ from crews import Threads, async_engine, train_async
 from processes import wait_until
 from runs import experiment
 
+from steppe.errors import CheckpointError
 from steppe.records.checkpoints import load_latest
 from steppe.records.metrics import read_metrics
 from steppe.records.policy import load_policy
@@ -169,7 +170,7 @@ def test_workers_that_do_not_wait_drop_batches_and_the_queue_stays_bounded():
 
 
 def test_a_call_takes_no_more_batches_than_asked_and_not_much_longer_than_a_quarter_second():
-    engine = async_engine(world(asynchronous={"update_to_data": 1e6, "batch_timesteps": 16}))
+    engine = async_engine(world(asynchronous={"update_to_data": 1e6, "batch_timesteps": 16, "queue_size": 4}))
     try:
         engine.begin(1)
         wait_until(lambda: len(engine._server.inbox) == 4, "there is work")
@@ -227,6 +228,19 @@ def test_an_evaluation_by_the_loop_plays_here(tmp_path):
     lines = [line for line in read_metrics(tmp_path) if "evaluation_return" in line]
     assert len(lines) == 3
     assert lines[-1]["evaluation_return"] > 8.0
+
+
+def test_a_checkpoint_of_another_run_mode_is_refused(tmp_path):
+    from runs import train
+
+    train(tmp_path, world(run_mode="single", total_timesteps=500))
+    engine = async_engine(world())
+    engine._crew.count = 0
+    try:
+        with pytest.raises(CheckpointError, match="made in another run mode"):
+            engine.restore(load_latest(tmp_path).arrays, 1)
+    finally:
+        engine.close()
 
 
 def test_closing_twice_and_before_the_beginning_is_fine():

@@ -96,7 +96,9 @@ def test_a_policy_of_ones_own_learns(tmp_path, ratio):
         assert outcome.update == pytest.approx(0.25 * outcome.timestep, rel=0.1)
     from safetensors.numpy import load_file
 
-    np.testing.assert_allclose(load_file(tmp_path / "policy" / "weights.safetensors")["table"], policy.weights, rtol=1e-6)
+    np.testing.assert_allclose(
+        load_file(tmp_path / "policy" / "weights.safetensors")["table"], policy.weights, rtol=1e-6
+    )
 
 
 def test_a_policy_of_ones_own_is_restored_with_its_memory(tmp_path):
@@ -133,7 +135,8 @@ OWN_ALONE = """
 import sys, threading
 from own_policies import Table
 from steppe.runners.asynchronous import AsyncLearner, AsyncWorker, UniformReplay
-learner = AsyncLearner(Table(), UniformReplay(500, 16, 50), address="127.0.0.1:0", folder=sys.argv[1], total_timesteps=500)
+memory = UniformReplay(500, 16, 50)
+learner = AsyncLearner(Table(), memory, address="127.0.0.1:0", folder=sys.argv[1], total_timesteps=500)
 running = threading.Thread(target=learner.run)
 running.start()
 while learner.address is None:

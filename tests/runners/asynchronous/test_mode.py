@@ -30,7 +30,8 @@ def workers():
 
 
 @pytest.fixture(autouse=True)
-def _leaves_no_process():
+def family():
+    """Processes that a test has seen; all of them, and all that are left, must have ended afterwards."""
     before = {pid for pid, _ in descendants(os.getpid())}
     seen = set()
     yield seen
@@ -38,12 +39,12 @@ def _leaves_no_process():
     wait_until(lambda: not alive(left), "all processes have ended", seconds=30)
 
 
-def test_workers_are_placed_and_a_killed_one_is_replaced(tmp_path, _leaves_no_process):
+def test_workers_are_placed_and_a_killed_one_is_replaced(tmp_path, family):
     killed = []
 
     def show(progress):
         if progress.metrics.get("workers") == 2 and not killed:
-            _leaves_no_process.update(descendants(os.getpid()))
+            family.update(descendants(os.getpid()))
             killed.append(workers()[0])
             os.kill(killed[0], signal.SIGKILL)
 
@@ -76,6 +77,7 @@ def test_an_environment_that_always_fails_ends_the_run_with_what_it_said(tmp_pat
         train(tmp_path, mode(environment="troubled:Fails", total_timesteps=10**7))
     assert "workers die faster than they can be replaced" in str(error.value)
     assert "RuntimeError: the simulator has crashed" in str(error.value)
+    assert str(error.value).count("resume from the last checkpoint") == 1
 
 
 REFUSED = {

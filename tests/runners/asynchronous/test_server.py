@@ -285,7 +285,10 @@ def test_nobody_listens_beyond_this_machine_without_a_token():
 
 
 def test_a_port_in_use_is_named():
-    with door() as server, pytest.raises(UserError, match=rf"cannot listen for workers at 127.0.0.1:{server.address[1]}"):
+    with (
+        door() as server,
+        pytest.raises(UserError, match=rf"cannot listen for workers at 127.0.0.1:{server.address[1]}"),
+    ):
         Server("127.0.0.1", server.address[1], Access(), Inbox(1, 0.0), Membership(), 1.0)
 
 
@@ -314,7 +317,22 @@ def test_connections_can_be_encrypted(certificate, tmp_path):
         with pytest.raises(LearnerLost, match="TLS on both sides"):
             Link(Door(at, TOKEN, None, 0.2), SPACES, 1).join()
         other = subprocess.run(
-            [*"openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=x -keyout /dev/null".split()],
+            [
+                *[
+                    "openssl",
+                    "req",
+                    "-x509",
+                    "-newkey",
+                    "rsa:2048",
+                    "-nodes",
+                    "-days",
+                    "1",
+                    "-subj",
+                    "/CN=x",
+                    "-keyout",
+                    "/dev/null",
+                ]
+            ],
             check=True,
             capture_output=True,
             text=True,
@@ -325,9 +343,13 @@ def test_connections_can_be_encrypted(certificate, tmp_path):
         link.join()
         closing = threading.Thread(target=server.close, args=("all is learned",))
         closing.start()
-        with pytest.raises(Over, match="all is learned"):
+
+        def ask_on() -> None:
             while True:
                 link.ask({"op": "alive"})
+
+        with pytest.raises(Over, match="all is learned"):
+            ask_on()
         closing.join(30)
 
 

@@ -308,7 +308,7 @@ def test_environments_come_as_names_classes_callables_and_objects():
             assert envs.reset(0).shape == (1, 3)
     with pytest.raises(UserError, match="give a callable that makes a new one"):
         environment_of(env, 2)
-    with pytest.raises(UserError, match="must be a gymnasium.Env"):
+    with pytest.raises(UserError, match=r"must be a gymnasium\.Env"):
         environment_of(3, 1)
 
 

@@ -42,6 +42,8 @@ CASES = {
     "sac": (PENDULUM, {"type": "sac", **MEMORY}),
     "naf": (PENDULUM, {"type": "naf", **MEMORY}),
 }
+QUICK = {"ppo, normalised", "ppo, two optimisers", "vpg, decaying", "qr_dqn, prioritised", "sac"}
+"""All that is special; each compiles two programs, so the others wait for the slow suite."""
 ROLLOUTS = 12
 
 
@@ -94,7 +96,9 @@ def begun(spec, rollouts, seed=1):
     return work
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.learning) for case in CASES]
+)
 def test_one_worker_and_two_servers_learn_what_run_mode_single_does(case):
     spec = spec_of(case)
     alone = make_engine(spec, shards=1)

@@ -19,6 +19,7 @@ TINY_A3C = {"type": "a3c", "horizon": 8}
 NETWORK = [{"type": "dense", "size": 8, "activation": "tanh"}]
 EACH = 32
 """Timesteps of one batch of TINY_A3C in four environments."""
+LIMITED = {"total_timesteps": 10_000, "max_timesteps_per_episode": 100}
 HOST = {"id": "CartPole-v1", "backend": "gymnasium"}
 FAULTY = '''
 import gymnasium
@@ -266,25 +267,27 @@ def test_an_environment_that_raises_ends_the_run_with_that_workers_error(tmp_pat
     module = f"faulty_in_threads_{workers}"
     (tmp_path / f"{module}.py").write_text(FAULTY.format(number=number))
     where = "worker 1: environment" if workers == 2 else "environment"
-    with pytest.raises(EnvironmentFault, match=rf'^{where} "{module}:Faulty" \(number 1\) at step 21: .*the wheel came off'):
-        train(tmp_path / "run", threaded(f"{module}:Faulty", workers=workers, total_timesteps=10_000))
+    with pytest.raises(
+        EnvironmentFault, match=rf'^{where} "{module}:Faulty" \(number 1\) at step 21: .*the wheel came off'
+    ):
+        train(tmp_path / "run", threaded(f"{module}:Faulty", workers=workers, **LIMITED))
     checkpoint = checkpoints.load_latest(tmp_path / "run")
     # Two batches of 8 steps of each environment came before the one that broke; they and what others did are kept.
     assert checkpoint.timestep == EACH * checkpoint.manifest["update"] >= 2 * EACH
     assert checkpoint.arrays["model/updates"] == checkpoint.manifest["update"]
 
 
-def test_environments_in_processes_end_with_the_run(tmp_path):
+def test_environments_in_processes_end_with_the_run():
     environment = {"id": "worlds:World", "vectorization": "processes"}
     engine = make_engine(threaded(environment, num_envs=2))
     engine.begin(1)
     engine.advance(4, 0, Limits())
-    import multiprocessing
-
-    assert multiprocessing.active_children()
+    processes = [part._process for worker in engine._workers for part in worker.envs._stepper._workers]
+    assert len(processes) >= 2
+    assert all(process.poll() is None for process in processes)
     engine.close()
     engine.close()
-    assert not multiprocessing.active_children()
+    assert all(process.poll() is not None for process in processes)
 
 
 def test_a_beginning_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -292,7 +295,7 @@ def test_a_beginning_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     (tmp_path / "only_four.py").write_text(
         FAULTY.format(number=99).replace("Faulty.made += 1", "Faulty.made += 1\n        assert Faulty.made <= 4")
     )
-    engine = make_engine(threaded("only_four:Faulty", workers=2))
+    engine = make_engine(threaded("only_four:Faulty", workers=2, **LIMITED))
     with pytest.raises(Exception, match="only_four"):
         engine.begin(1)
     engine.close()

@@ -11,8 +11,13 @@ import pytest
 
 from steppe import agents
 from steppe.agents._base import Situation
-from steppe.runners.threads.exploration import CHANCES, FINAL_EPSILONS, explores_apart, final_epsilon_of
-from steppe.runners.threads.exploration import with_final_epsilon
+from steppe.runners.threads.exploration import (
+    CHANCES,
+    FINAL_EPSILONS,
+    explores_apart,
+    final_epsilon_of,
+    with_final_epsilon,
+)
 from steppe.specs.agent import AgentSpec
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
@@ -32,7 +37,9 @@ def test_final_epsilons_are_drawn_as_often_as_the_paper_says():
 
 
 def test_a_worker_draws_the_same_again_when_the_run_is_resumed():
-    assert [final_epsilon_of(5, worker) for worker in range(20)] == [final_epsilon_of(5, worker) for worker in range(20)]
+    assert [final_epsilon_of(5, worker) for worker in range(20)] == [
+        final_epsilon_of(5, worker) for worker in range(20)
+    ]
     assert len({final_epsilon_of(5, worker) for worker in range(20)}) == 3
 
 

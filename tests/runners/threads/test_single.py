@@ -95,5 +95,7 @@ def test_normalisers_of_one_thread_are_those_of_single_mode(agent):
     for kind in ("observations", "returns"):
         for part in ("mean", "variance", "samples"):
             theirs = expected[f"learner/agent/{kind}/{part}"]
-            np.testing.assert_allclose(got[f"model/{kind}/{part}"], theirs, rtol=2e-3, atol=2e-3, err_msg=f"{kind}/{part}")
+            np.testing.assert_allclose(
+                got[f"model/{kind}/{part}"], theirs, rtol=2e-3, atol=2e-3, err_msg=f"{kind}/{part}"
+            )
     assert got["model/observations/samples"] == ITERATIONS * threads.timesteps_per_iteration

@@ -28,5 +28,5 @@ def test_an_experiment_that_can_run_has_nothing_to_be_told(backend):
 
 @pytest.mark.parametrize("backend", ["compiled", "gymnasium"])
 def test_what_cannot_run_is_refused_before_it_starts(backend):
-    with pytest.raises(UserError, match='agent "trpo" .* use "ppo", or run_mode "single"'):
+    with pytest.raises(UserError, match=r'agent "trpo" .* use "ppo", or run_mode "single"'):
         checked("trpo", {"id": "CartPole-v1", "backend": backend})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ TEND_SECONDS = 0.5
 """How often the workers are looked after."""
 BATCHES_PER_DEATH = 10
 """So many batches make up for one death of a worker; when deaths outrun them, something is wrong for good."""
+WAS_KILLED = "its process was killed or ran out of memory"
+KILLED = 0.25
+"""How much of a death that is: it need not be the environment's fault."""
 END_SECONDS = 5.0
 """How long workers have to end by themselves."""
 START_SECONDS = 120.0
@@ -94,11 +98,9 @@ class RayCrew:
         ray_spec, count = self._spec.ray, self._spec.num_workers
         session = self._stack.enter_context(ray_session(ray_spec, cpus=count * ray_spec.cpus_per_worker))
         host = session.address.removeprefix("ray://").rpartition(":")[0].strip("[]")
-        if ray_spec.port is None and is_loopback(host):
-            return "127.0.0.1"
-        import ray
-
-        return ray.util.get_node_ip_address()
+        is_here = ray_spec.port is None and is_loopback(host)
+        self._host = "127.0.0.1" if is_here else _address_towards(host)
+        return self._host
 
     def start(self, server: Server, token: str | None) -> None:
         """Places all workers; they wait until the learner knows what they are to do."""
@@ -107,7 +109,7 @@ class RayCrew:
         self._ray, self._membership = ray, server.membership
         host, port = server.address
         if host in ("0.0.0.0", "::"):
-            host = ray.util.get_node_ip_address()
+            host = self._host
         certificate = self._spec.asynchronous.tls_cert
         self._plan: dict[str, Any] = {
             "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
@@ -118,7 +120,7 @@ class RayCrew:
             "max_timesteps": self._rules.max_timesteps,
             "repeat_actions": self._rules.repeat_actions,
             "reconnect": self._spec.asynchronous.reconnect,
-            "paths": tuple(sys.path),
+            "paths": tuple(str(Path(path).absolute()) for path in sys.path),
         }
         self._started = time.monotonic()
         for _ in range(self._spec.num_workers):
@@ -141,11 +143,11 @@ class RayCrew:
         for post in [post for post in self._posts if post.ending in done]:
             reason = self._reason(post)
             self._posts.remove(post)
-            self._level += 1.0
+            self._level += KILLED if reason == WAS_KILLED else 1.0
             if self._level > self._spec.num_workers + 3:
+                way_out = "" if reason != WAS_KILLED else "; lower num_workers, then resume from the last checkpoint"
                 return EnvironmentFault(
-                    f"workers die faster than they can be replaced, the last one because {reason}; correct the "
-                    "environment, then resume from the last checkpoint"
+                    f"workers die faster than they can be replaced; the last one: {reason}{way_out}"
                 )
             log.warning("a worker died and is replaced: %s", reason)
             self._place()
@@ -176,12 +178,12 @@ class RayCrew:
                 self._ray.kill(post.actor)
 
     def _reason(self, post: Post) -> str:
-        """Why a worker ended, in a clause; a mistake of the user's is raised."""
+        """Why a worker ended; a mistake of the user's is raised, unless workers with the same settings have worked."""
         try:
             ending = self._ray.get(post.ending)
         except self._ray.exceptions.RayError:
-            return "its process was killed or ran out of memory"
-        if ending.kind == "user":
+            return WAS_KILLED
+        if ending.kind == "user" and not self._batches:
             raise UserError(ending.sentence)
         return ending.sentence or "it ended by itself"
 
@@ -196,3 +198,11 @@ class RayCrew:
                     self._spec.num_workers,
                     START_SECONDS,
                 )
+
+
+def _address_towards(host: str) -> str:
+    """The address of this machine as the machines around `host` see it; nothing is sent."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as sock:
+        sock.connect(address)
+        return str(sock.getsockname()[0])

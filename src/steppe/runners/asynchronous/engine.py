@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.errors import EnvironmentFault, UserError
+from steppe.errors import CheckpointError, EnvironmentFault, UserError
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.asynchronous.access import Access
 from steppe.runners.asynchronous.cores import Core, Learned
@@ -67,6 +67,10 @@ class AsyncEngine:
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
         """Everything but the environments, which start new episodes."""
+        if "async/counts" not in arrays:
+            raise CheckpointError(
+                "the checkpoint was made in another run mode, and has not what async needs; resume it in that one"
+            )
         arrays = dict(arrays)
         self._returns.extend(arrays.pop("async/returns").tolist())
         self._lengths.extend(arrays.pop("async/lengths").tolist())
@@ -96,37 +100,29 @@ class AsyncEngine:
 
     def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
         """Takes in at most `iterations` batches and learns, for about a quarter of a second."""
-        server, core, self._timestep = self._opened, self.core, timestep
+        core, self._timestep = self.core, timestep
         deadline = time.monotonic() + ADVANCE_SECONDS
         rows: list[dict[str, float]] = []
-        updates, reached, fault = 0, False, None
-        learned = Learned()
-        while not reached and learned.is_healthy and fault is None:
+        updates, fault, learned = 0, None, Learned()
+        while True:
             fault = self._crew.tend()
             before = len(rows)
-            while core.wants_data and len(rows) < iterations and not reached:
-                if _is_enough(rows, limits) or (batch := server.inbox.take()) is None:
-                    break
-                started = time.perf_counter()
-                self._lag += 0.1 * (max(0, core.updates - batch.version) - self._lag)
-                core.take_in(batch)
-                self._meter.add(time.perf_counter() - started)
-                rows.append(self._row(batch))
-                self._timestep += batch.timesteps
-                reached = self._has_reached(limits.stop_at_return)
+            self._take_in(rows, iterations, limits)
+            is_full = self._is_full(rows, iterations, limits)
             if core.can_learn:
                 started = time.perf_counter()
                 learned = core.learn(min(LEARN_SECONDS, max(deadline - time.monotonic(), 0.0)))
                 self._meter.add(time.perf_counter() - started, learned.updates)
                 updates += learned.updates
                 self._metrics = learned.metrics
-            elif len(rows) == before and not _is_enough(rows, limits):
-                server.inbox.wait(min(LEARN_SECONDS, deadline - time.monotonic()))
-            self._publish(server)
-            is_done = (len(rows) >= iterations or _is_enough(rows, limits)) and core.wants_data
-            if is_done or time.monotonic() >= deadline:
+            elif len(rows) == before and not is_full:
+                self._opened.inbox.wait(min(LEARN_SECONDS, deadline - time.monotonic()))
+            self._publish()
+            is_over = self._has_reached(limits.stop_at_return) or not learned.is_healthy or fault is not None
+            # What is owed for the batches that were taken in is learned first, as far as the time allows.
+            if is_over or (is_full and core.wants_data) or time.monotonic() >= deadline:
                 break
-        return self._chunk(rows, updates, reached, learned.is_healthy, fault)
+        return self._chunk(rows, updates, self._has_reached(limits.stop_at_return), learned.is_healthy, fault)
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """Plays in environments of this process; workers meanwhile go on."""
@@ -169,10 +165,31 @@ class AsyncEngine:
         server.board.note(self._timestep, self.core.exploration(self._timestep))
         server.board.offer(self.core.task, self.core.spaces)
 
-    def _publish(self, server: Server) -> None:
-        server.board.note(self._timestep, self.core.exploration(self._timestep))
-        if server.board.version != self.core.updates and server.board.is_wanted:
-            server.board.post(self.core.weights(), self.core.updates)
+    def _take_in(self, rows: list[dict[str, float]], iterations: int, limits: Limits) -> None:
+        """Every batch that waits, as long as the learner wants them; one row each."""
+        core, inbox = self.core, self._opened.inbox
+        while core.wants_data and not self._is_full(rows, iterations, limits):
+            if (batch := inbox.take()) is None:
+                return
+            started = time.perf_counter()
+            self._lag += 0.1 * (max(0, core.updates - batch.version) - self._lag)
+            core.take_in(batch)
+            self._meter.add(time.perf_counter() - started)
+            self._timestep += batch.timesteps
+            rows.append(self._row(batch))
+
+    def _is_full(self, rows: list[dict[str, float]], iterations: int, limits: Limits) -> bool:
+        """Whether no further batch may be taken in by this call."""
+        episodes = sum(row["episodes"] for row in rows)
+        is_enough = limits.episodes is not None and episodes >= limits.episodes
+        return is_enough or len(rows) >= iterations or self._has_reached(limits.stop_at_return)
+
+    def _publish(self) -> None:
+        """How much to explore, always; the newest policy where somebody has taken the last one."""
+        board = self._opened.board
+        board.note(self._timestep, self.core.exploration(self._timestep))
+        if board.version != self.core.updates and board.is_wanted:
+            board.post(self.core.weights(), self.core.updates)
 
     def _row(self, batch: Any) -> dict[str, float]:
         self._returns.extend(batch.returns)
@@ -209,7 +226,7 @@ class AsyncEngine:
             "workers": server.membership.here,
             "updates_per_second": updates,
             "policy_lag": self._lag,
-            "waiting": len(server.inbox),
+            "waiting": server.inbox.waiting,
             "dropped": self.dropped,
             "lost": server.membership.lost,
             "learner_utilisation": busy,
@@ -239,10 +256,6 @@ class Meter:
         span = max(min(RATE_SECONDS, now - self._begun), 1e-9)
         busy = sum(mark[1] for mark in self._marks) / span
         return min(1.0, busy), sum(mark[2] for mark in self._marks) / span
-
-
-def _is_enough(rows: list[dict[str, float]], limits: Limits) -> bool:
-    return limits.episodes is not None and sum(row["episodes"] for row in rows) >= limits.episodes
 
 
 def _mean(values: deque[Any]) -> float:

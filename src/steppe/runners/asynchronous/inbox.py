@@ -65,6 +65,11 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def waiting(self) -> int:
+        """How many batches wait, in the queue and in the line before it: at most `size` and one for each worker."""
+        return len(self._waiting) + len(self._line)
+
     def close(self, reason: str) -> None:
         """Whoever stands in line gives up; may be called again."""
         with self._lock:

@@ -19,7 +19,6 @@ CLOSE_SECONDS = 5.0
 """How long environments may take to end by themselves."""
 PATIENCE = 10
 """A worker that takes so many times as long as any has ever taken hangs."""
-
 FORGIVEN_PER_PUSH = 0.1
 SPARE_LOSSES = 5
 """So many workers more than there are may be lost, but every push makes up for a part of a loss."""
@@ -47,6 +46,8 @@ class _Place:
     """When it began with the first of them."""
     has_begun: bool = False
     has_worked: bool = False
+    is_missed: bool = False
+    """Whether its absence was told."""
 
 
 class Crew:
@@ -74,8 +75,8 @@ class Crew:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every worker is ready."""
-        return self.working == len(self._places)
+        """Whether every worker is ready, or has been missed."""
+        return self.working > 0 and all(place.has_begun or place.is_missed for place in self._places)
 
     @property
     def is_busy(self) -> bool:
@@ -108,8 +109,15 @@ class Crew:
             ready, _ = self._ray.wait(list(heads), num_returns=len(heads), timeout=0)
         reports = [report for each in ready if (report := self._report(heads[each])) is not None]
         for place in list(self._places):
-            if place.sent and time.monotonic() - place.since > self._allowance(place):
-                self._replace(place, f"it has said nothing for {time.monotonic() - place.since:.0f} s")
+            silent = time.monotonic() - place.since if place.sent else 0.0
+            if silent > self._allowance(place):
+                self._replace(place, f"it has said nothing for {silent:.0f} s")
+            elif silent > self._timeout and not place.has_begun and not place.is_missed:
+                place.is_missed = True
+                log.warning(
+                    "worker %d has not started yet; the Ray cluster may have no room for its %g CPUs and %g GPUs",
+                    *(place.number, self._spec.cpus_per_worker, self._spec.gpus_per_worker),
+                )
         return reports
 
     def close(self) -> None:

@@ -56,9 +56,11 @@ class DistributedEngine:
 
     def __init__(self, spec: ExperimentSpec) -> None:
         self.spec = spec
-        self._alone: Any = make_engine(worker_spec(spec), shards=1)
-        self._alone.close()
-        self.agent = self._alone.agent
+        alone: Any = make_engine(worker_spec(spec), shards=1)
+        alone.close()
+        self.agent = alone.agent
+        self._rollout = getattr(alone, "rollout", None)
+        """Where the environment is compiled."""
         self._parts = parts_of(self.agent)
         self._borders = borders_of(self.agent.layout.size, spec.num_parameter_servers)
         self._rollouts = rollouts_per_push(spec, self.agent)
@@ -113,7 +115,7 @@ class DistributedEngine:
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """Plays in this process; the workers meanwhile do what they were ordered."""
         situation = self.agent.situation
-        if not hasattr(self._alone, "rollout"):
+        if self._rollout is None:
             rules = Rules(self.spec.environment, situation.episode_limit, self.spec.repeat_actions)
             return play(self.policy(0), rules, situation.num_envs, episodes, greedy, seed)
         acting, key = self.agent.acting(self._newest()), jax.random.key(seed)
@@ -149,8 +151,8 @@ class DistributedEngine:
         else:
             state = self.agent.init(jax.random.key(seed))
         self._template = state
-        if hasattr(self._alone, "rollout"):
-            self._play = jax.jit(self._alone.rollout.play, static_argnums=(2, 3))
+        if self._rollout is not None:
+            self._play = jax.jit(self._rollout.play, static_argnums=(2, 3))
         return state
 
     def _start(self, whole: State, seed: int, first_worker: int) -> None:
@@ -195,7 +197,7 @@ class DistributedEngine:
             crew.order("collect", DEPTH, lambda: self._order(timestep))
             return
         # The first round waits for all, so that runs of the same seed are the same.
-        if self._round_reports is None and crew.working and (self._is_warm or crew.is_complete):
+        if self._round_reports is None and (self._is_warm or crew.is_complete):
             crew.order("contribute", 1, lambda: self._order(timestep))
             if crew.is_busy:
                 self._round_reports = []

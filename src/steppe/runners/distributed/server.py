@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from steppe.runners.distributed.moments import Moments, Seen, all_together
-from steppe.runners.ray_session import die_with_parent
 from steppe.runners.shared_optimizers import Schedule, SharedOptimizer
 from steppe.specs.optimizer import OptimizerSpec
 
@@ -72,10 +71,9 @@ class Answer(NamedTuple):
 
 
 class ParameterServer:
-    """A Ray actor. It does one thing after the other, so what it hands out is always whole."""
+    """Does one thing after the other, so that what it hands out is always whole."""
 
     def __init__(self, duty: Duty) -> None:
-        die_with_parent()
         self.duty = duty
         self._optimizers = [
             SharedOptimizer(each.optimizer, each.stop - each.start, each.rate) for each in duty.segments

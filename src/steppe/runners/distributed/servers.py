@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from steppe.errors import SteppeError
+from steppe.errors import SteppeError, UserError
 from steppe.runners.distributed.server import Answer, Duty, ParameterServer, State
 from steppe.runners.distributed.worker import received
+from steppe.runners.ray_session import die_with_parent
 
 CPUS = 0.25
 """What a server is counted as: it works only when something arrives."""
@@ -38,6 +39,14 @@ class _Place:
     """A newer copy that is on its way."""
 
 
+class ParameterServerActor(ParameterServer):
+    """In a process of its own, which ends with the Ray that started it."""
+
+    def __init__(self, duty: Duty) -> None:
+        die_with_parent()
+        super().__init__(duty)
+
+
 class Servers:
     """All shards together."""
 
@@ -47,8 +56,13 @@ class Servers:
         now = time.monotonic()
         self._places = [_Place(duty, self._made(duty), state, now) for duty, state in zip(duties, states, strict=True)]
         restored = [place.actor.restore.remote(place.copy) for place in self._places]
-        answers = received(ray, restored, 10 * timeout)
-        for place, answer in zip(self._places, answers, strict=True):
+        ready, _ = ray.wait(restored, num_returns=len(restored), timeout=10 * timeout)
+        if len(ready) < len(restored):
+            raise UserError(
+                f"Ray has started {len(ready)} of {len(restored)} parameter servers, which take {CPUS:g} CPUs each, in "
+                f"{10 * timeout:g} s; free some CPUs of the Ray cluster, or lower num_parameter_servers"
+            )
+        for place, answer in zip(self._places, received(ray, restored, timeout), strict=True):
             if isinstance(answer, Exception):
                 self._replace(place)
 
@@ -130,18 +144,15 @@ class Servers:
             with suppress(Exception):
                 self._ray.kill(place.actor)
             place.asked, place.actor = None, self._made(place.duty)
-            index = self._places.index(place) if hasattr(self, "_places") else 0
-            version, age = place.copy["counters"][0], time.monotonic() - place.copied
-            log.warning(
-                "parameter server %d was lost; another one goes on from update %d, %.1f s ago", index, version, age
-            )
+            index, version = self._places.index(place), place.copy["counters"][0]
+            log.warning("parameter server %d was lost; another one goes on from update %d", index, version)
             (answer,) = received(self._ray, [place.actor.restore.remote(place.copy)], 10 * self._timeout)
             if not isinstance(answer, Exception):
                 return
 
     def _made(self, duty: Duty) -> Any:
         options = {"num_cpus": CPUS, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        return self._ray.remote(ParameterServer).options(**options).remote(duty)
+        return self._ray.remote(ParameterServerActor).options(**options).remote(duty)
 
     def _note_progress(self, version: int) -> None:
         if version > self._version:

@@ -20,14 +20,26 @@ from steppe.agents._base import Agent, TrainState
 from steppe.agents.actor_critic import ActorCritic
 from steppe.agents.continuous import ActorAndCritics
 from steppe.agents.off_policy import OffPolicy
-from steppe.agents.optimizers import make_transform, steps_of
+from steppe.agents.optimizers import make_transform
 from steppe.agents.pqn import PQN
-from steppe.agents.td3 import TD3
 from steppe.errors import UserError
 from steppe.runners.shared_optimizers import Schedule, learning_rate, shared_steps
 from steppe.specs.optimizer import OptimizerSpec
 
 RUN_MODE = "distributed"
+REFUSED = {
+    "random": 'agent "random" learns nothing that workers could share; use run_mode "single"',
+    "constant": 'agent "constant" learns nothing that workers could share; use run_mode "single"',
+    "td3": (
+        'the actor of agent "td3" waits for its critics, but parameter servers step all parameters alike; use "sac" or '
+        '"ddpg", or run_mode "async"'
+    ),
+    "trpo": (
+        'agent "trpo" keeps each step within a divergence of one policy, but parameter servers step with the gradients '
+        'of many workers; use "ppo", or run_mode "single"'
+    ),
+}
+"""Agents that parameter servers cannot train, and why."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +67,8 @@ class Tape(NamedTuple):
 
 def parts_of(agent: Agent[Any]) -> list[Part]:
     """What the parameter servers step with; a UserError that says why an agent cannot be trained by them."""
-    if agent.experience == "none":
-        raise UserError(f'agent "{agent.type}" learns nothing that workers could share; use run_mode "single"')
-    if isinstance(agent, TD3):
-        raise UserError(
-            'the actor of agent "td3" waits for its critics, but parameter servers step all parameters alike; '
-            'use "sac" or "ddpg", or run_mode "async"'
-        )
+    if agent.type in REFUSED:
+        raise UserError(REFUSED[agent.type])
     return [
         Part(start, stop, shared_steps(spec, RUN_MODE).optimizer, learning_rate(agent.settings, total, first))
         for start, stop, spec, first, total in _optimizers(agent)
@@ -133,7 +140,7 @@ def _optimizers(agent: Any) -> list[tuple[int, int, OptimizerSpec, float, int | 
     """(first parameter, end, optimiser, its first learning rate, how many steps it will take) of each optimiser."""
     settings, size = agent.settings, agent.layout.size
     if isinstance(agent, ActorCritic):
-        counts = {steps_of(part.spec) for part in agent.parts}
+        counts = {shared_steps(part.spec, RUN_MODE).repeats for part in agent.parts}
         if len(counts) > 1:
             raise UserError(
                 "optimizer and baseline_optimizer take different numbers of steps on each batch (multi_step), but "

@@ -17,7 +17,7 @@ CHANCES = (0.4, 0.3, 0.3)
 
 def explores_apart(agent: Agent[Any], num_workers: int) -> bool:
     """Whether workers draw their final epsilons: where values are learned and nobody has said what it is to be."""
-    exploration = getattr(agent.settings, "exploration", None)
+    exploration: Any = getattr(agent.settings, "exploration", None)
     if agent.kind != "q_values" or num_workers == 1 or agent.situation.deterministic:
         return False
     is_own_choice = "exploration" in agent.settings.model_fields_set and "final_epsilon" in exploration.model_fields_set

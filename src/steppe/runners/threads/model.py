@@ -61,8 +61,9 @@ class SharedModel:
     def example(self) -> Reading:
         """Shapes and dtypes of a reading."""
         count = np.int32(0)
-        statistics = [() if each is None else each.value for each in (self.observations, self.returns)]
-        return Reading(self.params, self.target, *statistics, count, count, count, np.float32(0.0))
+        observations: Any = () if self.observations is None else self.observations.value
+        returns: Any = () if self.returns is None else self.returns.value
+        return Reading(self.params, self.target, observations, returns, count, count, count, np.float32(0.0))
 
     def read(self, into: Reading) -> None:
         """Copies the model as it is now, give or take what others are writing."""
@@ -99,9 +100,11 @@ class SharedModel:
 
     def state(self) -> TrainState:
         """The model as the agent's functions take it, but without the optimisers; copied."""
+        params: Any = self.params.copy()
+        target: Any = self.target.copy()
         return self._state._replace(
-            params=self.params.copy(),
-            target=self.target.copy(),
+            params=params,
+            target=target,
             observations=self._state.observations if self.observations is None else self.observations.copied(),
             returns=self._state.returns if self.returns is None else self.returns.copied(),
             updates=np.int32(self.updates),
@@ -124,11 +127,16 @@ class SharedModel:
         self.updates = int(_fitting(arrays, "updates", np.array(0)))
         for name, statistics in (("observations", self.observations), ("returns", self.returns)):
             if statistics is not None:
-                saved = {part: _fitting(arrays, f"{name}/{part}", value) for part, value in statistics.value._asdict().items()}
+                saved = {
+                    part: _fitting(arrays, f"{name}/{part}", value)
+                    for part, value in statistics.value._asdict().items()
+                }
                 statistics.restore(Statistics(**saved))
         for number, optimizer in enumerate(self._optimizers):
             start = f"optimizers/{number}/"
-            optimizer.restore({name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)})
+            optimizer.restore(
+                {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
+            )
 
     @property
     def _optimizers(self) -> list[Any]:
@@ -178,5 +186,7 @@ class SharedStatistics:
 
 def _fitting(arrays: dict[str, np.ndarray], name: str, like: np.ndarray) -> np.ndarray:
     if name not in arrays or arrays[name].shape != like.shape:
-        raise CheckpointError(f'the checkpoint has no fitting "{name}"; it was made by an experiment with other settings')
+        raise CheckpointError(
+            f'the checkpoint has no fitting "{name}"; it was made by an experiment with other settings'
+        )
     return arrays[name]

@@ -64,9 +64,11 @@ class Packing:
 
     def views(self, words: np.ndarray) -> Any:
         """The tree as NumPy views of words [W]; every array must be among them."""
-        leaves = [
-            words[at.start : at.start + at.size].view(at.dtype).reshape(at.shape) for at in self._places
-        ]
+        seen = {dtype: words.view(dtype) for dtype in WORDS}
+        leaves = []
+        for shape, dtype, start, size in self._places:
+            leaf = seen[dtype][start : start + size]
+            leaves.append(leaf if len(shape) == 1 else leaf.reshape(shape))
         return jax.tree.unflatten(self._tree, leaves)
 
 

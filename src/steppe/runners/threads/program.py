@@ -17,7 +17,7 @@ from steppe.agents._base import Agent, TrainState, Trajectory, Transitions
 from steppe.agents.actor_critic import ActorCritic
 from steppe.agents.optimizers import subsample
 from steppe.memories import Timesteps
-from steppe.runners.rollout import Envs, Finished, Rollout
+from steppe.runners.rollout import Finished, Rollout
 from steppe.runners.threads.exploration import with_final_epsilon
 from steppe.runners.threads.model import Reading
 from steppe.runners.threads.packing import Packing
@@ -27,7 +27,7 @@ from steppe.runners.threads.plan import Phase, Plan
 class Carry(NamedTuple):
     """What a worker takes from one rollout to the next."""
 
-    envs: Envs | tuple[()]
+    envs: Any
     """Its compiled environments; () where they are on the host."""
     key: Array
     """Where its randomness of learning comes from."""
@@ -63,7 +63,8 @@ class Program:
         self.reports: dict[str, Packing] = {}
         self.metric_names: list[list[str]] = [[] for _ in plan.phases]
         """Of each phase, known once it is compiled."""
-        self.carry: Packing | None = None
+        self.carry: Any = None
+        """How a worker's carry is packed, known once there is one."""
         settings: Any = agent.settings
         self.perturbs = bool(getattr(settings, "variable_noise", 0.0) or getattr(settings, "noisy", False))
         """Whether acting adds noise to the parameters, which then follows from the worker's key."""
@@ -75,7 +76,7 @@ class Program:
         self._more = [jax.jit(self._more_of(number)) for number in range(len(plan.phases))]
         self._replay = jax.jit(self._replay_more, donate_argnums=0)
         self._cut = jax.jit(self._cut_memory, donate_argnums=0)
-        self._key = jax.jit(lambda packed: self.carry.unpack(packed).key)  # type: ignore[union-attr]
+        self._key = jax.jit(lambda packed: self._carried(packed).key)
 
     def begin(self, key: Array, memory: Any) -> Packed:
         """A worker before its first rollout."""
@@ -130,8 +131,7 @@ class Program:
         return results
 
     def _rollout_and_first(self, packed: Packed, trajectory: Trajectory | None, words: Array) -> Any:
-        assert self.carry is not None
-        carry: Carry = self.carry.unpack(packed)
+        carry = self._carried(packed)
         reading: Reading = self.reading.unpack((words,))
         state = self._state(reading, carry.key)
         told: dict[str, Any] = {}
@@ -163,21 +163,22 @@ class Program:
         return more
 
     def _replay_more(self, packed: Packed, words: Array) -> tuple[Packed, Array]:
-        assert self.carry is not None
-        carry: Carry = self.carry.unpack(packed)
+        carry = self._carried(packed)
         reading: Reading = self.reading.unpack((words,))
         carry, told = self._draw_and_learn(carry, self._state(reading, carry.key))
         return self.carry.pack(carry), self._report("replay", told)
 
     def _cut_memory(self, packed: Packed) -> Packed:
-        assert self.carry is not None
-        carry: Carry = self.carry.unpack(packed)
+        carry = self._carried(packed)
         memory: Any = self.agent.memory  # type: ignore[attr-defined]
         if hasattr(memory, "own"):
             kept = carry.memory._replace(own=memory.own.cut(carry.memory.own))
         else:
             kept = memory.cut(carry.memory)
         return self.carry.pack(carry._replace(memory=kept))
+
+    def _carried(self, packed: Packed) -> Carry:
+        return self.carry.unpack(packed)
 
     def _state(self, reading: Reading, key: Array) -> TrainState:
         nothing = normalizers.empty(())

@@ -134,7 +134,8 @@ class Worker:
     def _share_statistics(self, report: Any) -> None:
         for name, statistics in (("observations", self._model.observations), ("returns", self._model.returns)):
             if statistics is not None:
-                statistics.merge(*report[name], self._timesteps)
+                mean, variance = report[name]
+                statistics.merge(mean, variance, self._timesteps)
 
 
 def _ended(report: Any) -> tuple[list[float], list[int]]:

@@ -1,0 +1,226 @@
+"""Parameter servers and workers that are killed, stopped, or lost with their machine: training goes on and learns."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import wait_until
+from ray_processes import alive, descendants, named
+from runs import experiment, train
+
+from steppe.records.checkpoints import list_checkpoints, load_latest
+from steppe.runners._base import Outcome, Progress
+from steppe.runners.ray_session import ray_session
+from steppe.specs.distributed import RaySpec
+from steppe.specs.experiment import ExperimentSpec, dump
+
+pytestmark = pytest.mark.faults
+
+GOOD = 400.0
+"""A mean return that CartPole reaches within seconds, but not without learning."""
+
+
+def spec_of(**fields: Any) -> ExperimentSpec:
+    common: dict[str, Any] = {"run_mode": "distributed", "num_workers": 2, "num_parameter_servers": 2}
+    return experiment(agent="ppo", num_envs=8, total_timesteps=20_000_000, **(common | fields))
+
+
+def processes(kind: str) -> list[int]:
+    """The numbers of the processes of workers or servers, oldest first."""
+    return sorted(pid for pid, _ in descendants(os.getpid()) if named(pid).startswith(f"ray::{kind}"))
+
+
+class Striker:
+    """Strikes whenever all workers work, so often; asks for an end when the training is good after that."""
+
+    def __init__(self, strike: Callable[[], None], times: int, workers: int = 2) -> None:
+        self._strike, self._times, self._workers = strike, times, workers
+        self._wait_until = 0
+        self.struck = 0
+        self.was_smaller = self.is_over = False
+
+    def show(self, progress: Progress) -> None:
+        workers = progress.metrics.get("workers", 0)
+        if progress.phase != "training":
+            return
+        self.was_smaller |= self.struck > 0 and 0 < workers < self._workers
+        if workers < self._workers or progress.timestep < self._wait_until:
+            return
+        if self.struck < self._times:
+            self._strike()
+            self.struck += 1
+            self._wait_until = progress.timestep + 40_000
+        else:
+            self.is_over = progress.mean_return is not None and progress.mean_return >= GOOD
+
+    def request(self) -> str | None:
+        return "stop" if self.is_over else None
+
+
+def train_with(striker: Striker, folder: Path, spec: ExperimentSpec) -> Outcome:
+    return train(folder, spec, request=striker.request, show=striker.show)
+
+
+@pytest.fixture(scope="module")
+def a_ray() -> Iterator[None]:
+    """One Ray for all tests that do not kill it."""
+    with ray_session(RaySpec(), cpus=6):
+        yield
+
+
+def kill(kind: str, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    def strike() -> None:
+        os.kill(processes(kind)[0], number)
+
+    return strike
+
+
+@pytest.mark.usefixtures("a_ray")
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_killed_workers_are_replaced_and_training_reaches_its_score(tmp_path, caplog, synchronous):
+    striker = Striker(kill("Worker"), times=2)
+    with caplog.at_level(logging.WARNING):
+        outcome = train_with(striker, tmp_path, spec_of(distributed={"synchronous": synchronous}))
+    assert outcome.state == "stopped"
+    assert outcome.mean_return >= GOOD
+    assert striker.was_smaller
+    assert caplog.text.count("takes its place") == 2
+
+
+@pytest.mark.usefixtures("a_ray")
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_killed_servers_are_replaced_and_training_reaches_its_score(tmp_path, caplog, synchronous):
+    striker = Striker(kill("ParameterServer"), times=3)
+    with caplog.at_level(logging.WARNING):
+        outcome = train_with(striker, tmp_path, spec_of(distributed={"synchronous": synchronous}))
+    assert outcome.state == "stopped"
+    assert outcome.mean_return >= GOOD
+    assert caplog.text.count("another one goes on from update") == 3
+    saved = load_latest(tmp_path).arrays
+    assert saved["servers/counters"][0] > 0
+
+
+@pytest.mark.usefixtures("a_ray")
+@pytest.mark.parametrize("kind", ["Worker", "ParameterServer"])
+def test_what_hangs_is_noticed_and_replaced(tmp_path, caplog, kind):
+    striker = Striker(kill(kind, signal.SIGSTOP), times=1)
+    with caplog.at_level(logging.WARNING):
+        outcome = train_with(striker, tmp_path, spec_of(distributed={"worker_timeout": 5.0}))
+    assert outcome.mean_return >= GOOD
+    expected = "it has said nothing for" if kind == "Worker" else "another one goes on from update"
+    assert caplog.text.count(expected) == 1
+    wait_until(lambda: not stopped(), "what was stopped is gone", seconds=30)
+
+
+def stopped() -> list[str]:
+    """What is stopped among the processes of this test."""
+    return [
+        named(pid) for pid, _ in descendants(os.getpid()) if "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()
+    ]
+
+
+DRIVING = """
+import json, sys
+from pathlib import Path
+from steppe import runners
+from steppe.specs.experiment import ExperimentSpec
+
+spec = ExperimentSpec.model_validate(json.loads(sys.argv[1]))
+outcome = runners.run(
+    spec, Path(sys.argv[2]), resume=sys.argv[3] == "resume", request=lambda: None, on_progress=lambda progress: None
+)
+print(json.dumps([outcome.state, outcome.timestep, outcome.mean_return]))
+"""
+
+
+def test_a_killed_driver_leaves_a_checkpoint_to_resume_from_and_no_processes(tmp_path):
+    endless = spec_of(saver_frequency="20000t")
+    command = [sys.executable, "-c", DRIVING, json.dumps(dump(endless)), str(tmp_path)]
+    driver = subprocess.Popen([*command, "anew"], stdout=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: len(list_checkpoints(tmp_path)) > 2, "checkpoints are written", pause=0.05)
+        started = descendants(driver.pid)
+        assert sum(named(pid).startswith(("ray::Worker", "ray::ParameterServer")) for pid, _ in started) == 4
+    finally:
+        driver.kill()
+        driver.communicate()
+    wait_until(lambda: not alive(started), "no process is left", seconds=30)
+    saved = load_latest(tmp_path)
+    more = spec_of(saver_frequency="20000t", stop_at_return=GOOD)
+    command[3] = json.dumps(dump(more))
+    answer = subprocess.run([*command, "resume"], capture_output=True, text=True, timeout=250)
+    state, timestep, mean_return = json.loads(answer.stdout.splitlines()[-1])
+    assert state == "completed", answer.stderr
+    assert timestep > saved.timestep > 0
+    assert mean_return >= GOOD
+    manifest = load_latest(tmp_path).manifest
+    assert manifest["update"] > saved.manifest["update"] > 0
+    assert manifest["best_return"] >= saved.manifest["best_return"]
+
+
+CLUSTER = """
+import json, logging, os, sys
+from pathlib import Path
+
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "known" * 8, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+from ray.cluster_utils import Cluster
+from steppe import runners
+from steppe.specs.experiment import ExperimentSpec
+from test_distributed import Striker
+
+logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
+here = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 10**8}
+cluster = Cluster(initialize_head=True, head_node_args=here | {"num_cpus": 0})
+nodes = [cluster.add_node(num_cpus=3, **here) for _ in range(2)]
+
+
+def strike():
+    cluster.remove_node(nodes.pop(), allow_graceful=False)
+    nodes.insert(0, cluster.add_node(num_cpus=3, **here))
+
+
+striker = Striker(strike, times=2)
+try:
+    spec = json.loads(sys.argv[1])
+    spec["ray"]["address"] = cluster.address
+    outcome = runners.run(
+        ExperimentSpec.model_validate(spec),
+        Path(sys.argv[2]),
+        resume=False,
+        request=striker.request,
+        on_progress=striker.show,
+    )
+    print(json.dumps([outcome.state, outcome.mean_return, striker.struck]))
+finally:
+    cluster.shutdown()
+"""
+
+
+def test_lost_machines_are_made_up_for_and_training_reaches_its_score(tmp_path):
+    spec = spec_of(distributed={"worker_timeout": 20.0})
+    here, support = Path(__file__).parent, Path(__file__).parent.parent / "support"
+    paths = [str(here), str(support), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with tempfile.TemporaryDirectory(prefix="st-", dir="/tmp") as short:
+        answer = subprocess.run(
+            [sys.executable, "-c", CLUSTER, json.dumps(dump(spec)), str(tmp_path)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "RAY_TMPDIR": short},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+    assert answer.returncode == 0, answer.stderr
+    *log, last = answer.stdout.splitlines()
+    state, mean_return, struck = json.loads(last)
+    assert (state, struck) == ("stopped", 2)
+    assert mean_return >= GOOD
+    assert any("was lost" in line for line in log)

@@ -1,0 +1,65 @@
+"""Threads that step one model without waiting for each other learn: returns that must be reached, with a wide margin
+in the budget, since the order in which threads run is never the same."""
+
+from __future__ import annotations
+
+import gymnasium
+import pytest
+from runs import experiment, train
+
+from steppe.records.policy import load_policy
+
+pytestmark = pytest.mark.learning
+
+ASYNCHRONOUS_Q = {
+    "type": "dqn_nstep",
+    "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.02, "timesteps": 10_000},
+}
+"""With an end of exploration for all workers, so that returns while learning tell how good the policy is."""
+
+
+def evaluated(folder, episodes=20, seed=100):
+    """The mean return of the saved policy, played greedily in gymnasium's own environment."""
+    policy, env, total = load_policy(folder / "policy"), gymnasium.make("CartPole-v1"), 0.0
+    for episode in range(episodes):
+        observation, _ = env.reset(seed=seed + episode)
+        over = False
+        while not over:
+            observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
+            total += float(reward)
+            over = terminated or truncated
+    env.close()
+    return total / episodes
+
+
+@pytest.mark.parametrize(
+    ("agent", "budget", "goal"),
+    [("a3c", 2_000_000, 400), (ASYNCHRONOUS_Q, 400_000, 400), ("ppo", 800_000, 450)],
+    ids=["a3c", "asynchronous n-step Q-learning", "ppo"],
+)
+def test_cartpole_is_solved_by_two_threads(tmp_path, agent, budget, goal):
+    spec = experiment(
+        agent=agent,
+        run_mode="multi-threaded",
+        num_workers=2,
+        num_envs=None,
+        seed=1,
+        total_timesteps=budget,
+        stop_at_return=goal,
+    )
+    outcome = train(tmp_path, spec)
+    assert outcome.mean_return >= goal, outcome
+    assert evaluated(tmp_path) >= 350
+
+
+def test_workers_that_explore_to_different_degrees_learn_cartpole_together(tmp_path):
+    spec = experiment(
+        agent="dqn_nstep",
+        run_mode="multi-threaded",
+        num_workers=4,
+        num_envs=None,
+        seed=1,
+        total_timesteps=150_000,
+    )
+    train(tmp_path, spec)
+    assert evaluated(tmp_path) >= 195
