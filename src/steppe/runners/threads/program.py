@@ -18,6 +18,7 @@ from steppe.agents.actor_critic import ActorCritic
 from steppe.agents.optimizers import subsample
 from steppe.memories import Timesteps
 from steppe.runners.rollout import Finished, Rollout
+from steppe.runners.threads.inline import apart, inlined
 from steppe.runners.threads.exploration import with_final_epsilon
 from steppe.runners.threads.model import Reading
 from steppe.runners.threads.packing import Packing
@@ -46,6 +47,8 @@ class Lesson(NamedTuple):
 
 
 Packed = tuple[Any, ...]
+import os
+INLINE = int(os.environ.get("INLINE","1"))
 
 
 class Program:
@@ -136,8 +139,10 @@ class Program:
         state = self._state(reading, carry.key)
         told: dict[str, Any] = {}
         if self.rollout is not None:
+            acting = self.agent.acting(state)
             rollout = self._exploring(reading)
-            envs, trajectory, finished = rollout.collect(carry.envs, self.agent.acting(state), reading.timestep)
+            if INLINE: rollout = inlined(rollout, acting, reading.updates >= 0)
+            envs, trajectory, finished = rollout.collect(carry.envs, acting, reading.timestep)
             carry = carry._replace(envs=envs)
             told |= _episodes(finished)
         assert trajectory is not None
