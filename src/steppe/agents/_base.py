@@ -75,6 +75,10 @@ class Trajectory(NamedTuple):
     """What the actor remembered before each action."""
     next_internals: Internals
     """What it remembered after each action, also where the episode then ended."""
+    log_std: Leaf = ()
+    """The logarithm of the spread of Gaussian actions [T, N, A], where another process acted; () is the learner's."""
+    weights: Leaf = ()
+    """How much each timestep counts, 1 on average, where some are repeated; () where all count alike."""
 
 
 class Transitions(NamedTuple):

@@ -58,6 +58,8 @@ class Batch(NamedTuple):
     """What the actor remembered before the first action of a sequence [B, ...]; {} for other networks."""
     is_first: Any
     """Where a sequence enters a new episode [B, T]; () for other networks."""
+    weights: Any = ()
+    """How much each sample counts, 1 on average; () where all count alike."""
 
 
 class ActorCritic(Agent[S], Generic[S]):
@@ -71,6 +73,8 @@ class ActorCritic(Agent[S], Generic[S]):
         self.rollout_episodes = settings.rollout_episodes
         self.distribution = distribution_for(situation.action, self.type, settings.distribution)
         self.kind = self.distribution.kind
+        if self.kind != "gaussian" and "initial_log_std" in settings.model_fields_set:
+            raise UserError(f"initial_log_std is for Gaussian actions, but these are {self.kind}; leave it out")
         self.layers = situation.network or default_layers(situation.observation)
         self.network = Network(self.layers, situation.observation, supports=("recurrent", "regularization"))
         self.shares_network = self._shares_network()
@@ -78,10 +82,12 @@ class ActorCritic(Agent[S], Generic[S]):
         self.value_network = Network(own, situation.observation, supports=("recurrent", "regularization"))
         self.layout = Layout(self._draw_params(None))
         self.parts = [PartOfLoss(self, part) for part in self._optimizers()]
-        if self.rollout_episodes is not None and self.is_recurrent and situation.num_envs > 1:
+        if self.rollout_episodes is not None and self.is_recurrent:
+            self._check_sequences(self.rollout_episodes)
+        if settings.normalize_advantages and self.horizon * situation.num_envs == self.batches_of_experience:
             raise UserError(
-                f"a recurrent network learns from whole sequences, and {situation.num_envs} environments do not end "
-                "their episodes together; with rollout_episodes (update_mode in episodes) set num_envs to 1"
+                "a single advantage minus its own mean is zero, so nothing would be learned from it; raise "
+                "agent.horizon or num_envs, or set agent.normalize_advantages to false"
             )
 
     def init(self, key: Array) -> TrainState:
@@ -169,13 +175,15 @@ class ActorCritic(Agent[S], Generic[S]):
         if part != "value":
             log_std = split["policy"]["head"].get("log_std")
             log_probs = self.distribution.log_prob(outputs, log_std, batch.actions)
-            policy_loss, metrics = self.policy_loss(log_probs, batch.log_probs, batch.advantages)
-            entropy = self.distribution.entropy(outputs, log_std).mean()
+            # Every policy loss is linear in the advantages.
+            advantages = weighted(batch.advantages, batch.weights)
+            policy_loss, metrics = self.policy_loss(log_probs, batch.log_probs, advantages)
+            entropy = weighted(self.distribution.entropy(outputs, log_std), batch.weights).mean()
             total += policy_loss - settings.entropy_coefficient * entropy
             total += self.network.penalty(split["policy"]["torso"])
             metrics |= {"policy_loss": policy_loss, "entropy": entropy}
         if part != "policy":
-            value_loss = jnp.mean((values - batch.returns) ** 2)
+            value_loss = weighted((values - batch.returns) ** 2, batch.weights).mean()
             total += settings.value_coefficient * value_loss
             if not self.shares_network:
                 total += self.value_network.penalty(split["value"]["torso"])
@@ -190,7 +198,7 @@ class ActorCritic(Agent[S], Generic[S]):
             split = self.layout.split(vector)
             outputs, _ = self._outputs_and_values(split, observations, batch, None, "policy")
             policies += [outputs, split["policy"]["head"].get("log_std")]
-        return self.distribution.kl(*policies).mean()
+        return weighted(self.distribution.kl(*policies), batch.weights).mean()
 
     def prepare(self, state: TrainState, trajectory: Trajectory) -> Batch:
         """[T, N, ...] -> advantages and value targets, flattened to [T * N, ...] or as sequences [N, T, ...]."""
@@ -213,6 +221,8 @@ class ActorCritic(Agent[S], Generic[S]):
     def behaviour_log_probs(self, state: TrainState, trajectory: Trajectory) -> Array:
         """Log-probabilities [T, N] of the actions under the policy that took them."""
         log_std = self.layout.split(self.acting(state).params)["policy"]["head"].get("log_std")
+        if not isinstance(trajectory.log_std, tuple):
+            log_std = trajectory.log_std
         return self.distribution.log_prob(trajectory.outputs, log_std, trajectory.actions)
 
     def current_log_probs(self, state: TrainState, trajectory: Trajectory) -> Array:
@@ -233,12 +243,14 @@ class ActorCritic(Agent[S], Generic[S]):
         ended = trajectory.terminated | trajectory.truncated
         is_first = jnp.concatenate([jnp.zeros_like(ended[:1]), ended[:-1]])
         leaves = (trajectory.observations, trajectory.actions, trajectory.outputs, log_probs, advantages, returns)
+        weights = trajectory.weights
         if self.is_recurrent:
             internals = jax.tree.map(lambda leaf: leaf[0], trajectory.internals)
             sequences = [jnp.swapaxes(leaf, 0, 1) for leaf in leaves]
-            return Batch._make([*sequences, internals, jnp.swapaxes(is_first, 0, 1)])
+            weights = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), weights)
+            return Batch._make([*sequences, internals, jnp.swapaxes(is_first, 0, 1), weights])
         flat = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
-        return Batch._make([*flat, {}, ()])
+        return Batch._make([*flat, {}, (), jax.tree.map(jnp.ravel, weights)])
 
     def note_rewards(self, state: TrainState, trajectory: Trajectory) -> TrainState:
         """Before an update: the spread of the returns, so that the very first rewards are scaled already."""
@@ -295,6 +307,21 @@ class ActorCritic(Agent[S], Generic[S]):
         # Rounded up, so that it can be cut into minibatches.
         return -(-horizon // 32) * 32
 
+    def _check_sequences(self, episodes: int) -> None:
+        """A repeated rollout begins with nothing remembered, so it must begin where episodes do."""
+        situation = self.situation
+        if situation.num_envs > 1:
+            raise UserError(
+                f"a recurrent network learns from whole sequences, and {situation.num_envs} environments do not end "
+                "their episodes together; with rollout_episodes (update_mode in episodes) set num_envs to 1"
+            )
+        if situation.episode_limit is None or self.horizon < episodes * situation.episode_limit:
+            raise UserError(
+                f"a recurrent network learns from whole sequences, and {self.horizon} timesteps at once may be too few "
+                f"for {episodes} episodes; raise rollout_timesteps (memory.capacity) or leave it out, or lower "
+                "max_timesteps_per_episode"
+            )
+
     def _shares_network(self) -> bool:
         settings, observation = self.settings, self.situation.observation
         if settings.share_network is None:
@@ -350,14 +377,20 @@ class ActorCritic(Agent[S], Generic[S]):
         features, _ = network.unroll(torso, sequences, internals, is_first, key)
         return jnp.swapaxes(features, 0, 1)
 
-    def standardized(self, advantages: Array) -> Array:
-        """Advantages [B] with mean 0 and variance 1 over all devices."""
-        centred = advantages - self._mean(advantages)
-        return centred / (jnp.sqrt(self._mean(centred**2)) + 1e-8)
+    def standardized(self, batch: Batch) -> Batch:
+        """With advantages of mean 0 and variance 1 over all devices."""
+        centred = batch.advantages - self._mean(weighted(batch.advantages, batch.weights))
+        deviation = jnp.sqrt(self._mean(weighted(centred**2, batch.weights)))
+        return batch._replace(advantages=centred / (deviation + 1e-8))
 
     def _mean(self, values: Array) -> Array:
         mean = values.mean()
         return mean if self.axis is None else jax.lax.pmean(mean, self.axis)
+
+    @property
+    def batches_of_experience(self) -> int:
+        """Into how many parts each trajectory is cut."""
+        return 1
 
     @property
     def batches_per_experience(self) -> int:
@@ -376,6 +409,11 @@ class ActorCritic(Agent[S], Generic[S]):
         if total is None:
             return None
         return -(-total // (self.horizon * self.situation.num_envs)) * self.batches_per_experience
+
+
+def weighted(values: Array, weights: Any) -> Array:
+    """Values by how much each counts, so that their mean is the weighted one."""
+    return values if isinstance(weights, tuple) else values * weights
 
 
 def _of_value(internals: Internals) -> Internals:

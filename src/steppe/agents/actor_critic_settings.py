@@ -58,9 +58,8 @@ class ActorCriticSettings(OptimizerSettings):
 
     @model_validator(mode="after")
     def _parts_are_apart(self) -> ActorCriticSettings:
-        is_horizon_given = self.horizon != type(self).model_fields["horizon"].default
         for name in ("rollout_timesteps", "rollout_episodes"):
-            if is_horizon_given and getattr(self, name) is not None:
+            if "horizon" in self.model_fields_set and getattr(self, name) is not None:
                 raise ValueError(f"horizon and {name} (update_mode.batch_size) say the same; give one of them")
         if self.rollout_episodes is not None and self.learning_rate_decay != "none":
             raise ValueError(

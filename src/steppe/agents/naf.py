@@ -11,7 +11,7 @@ from jax import Array
 
 from steppe.agents._base import Acting, Internals, Metrics, Situation, TrainState, Transitions, normalizer_tensors
 from steppe.agents.continuous import bounded_actions, dense_layers
-from steppe.agents.noise import drift, exploration_of, initial_noise
+from steppe.agents.noise import ActsWithNoise
 from steppe.agents.off_policy import MemorySettings, OffPolicy, OffPolicySettings
 from steppe.networks import Network, apply_head, head
 from steppe.specs._base import Positive
@@ -31,7 +31,7 @@ class NAFSettings(OffPolicySettings):
     """The replay memory."""
 
 
-class NAF(OffPolicy[NAFSettings]):
+class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
     """A value that falls off quadratically around one best action, all three put out by one network."""
 
     type = "naf"
@@ -54,28 +54,11 @@ class NAF(OffPolicy[NAFSettings]):
             "triangle": head(rng, features, size * (size + 1) // 2, scale=0.1),
         }
 
-    def initial_internals(self, lead: tuple[int, ...]) -> Internals:
-        """The drifting noise, where there is any."""
-        return initial_noise(self.settings.exploration, lead, self.action_size)
-
     def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
         """The best action, before the tanh."""
         params = self.layout.split(acting.params)
         observations = self.normalized(acting.observations, observations)
         return apply_head(params["head"], self.network.apply(params["torso"], observations)), internals
-
-    def choose(
-        self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
-    ) -> tuple[Any, Internals]:
-        """The best action, and noise that may drift."""
-        noise, internals = drift(self.settings.exploration, noise, internals, self.action_size, xp)
-        actions, _ = super().choose(outputs, noise, timestep, internals, log_std, xp)
-        return actions, internals
-
-    def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
-        """Anything goes until learning starts; then as set."""
-        own = exploration_of(self.settings.exploration, timestep, xp)
-        return own | {"epsilon": xp.where(timestep < self.settings.learning_starts, 1.0, own["epsilon"])}
 
     def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
         """The error against the reward and the target network's value of the next state (algorithm 1)."""

@@ -42,7 +42,7 @@ class PartOfLoss:
         """Of this part of the loss, averaged over devices."""
         agent, kind = self.agent, innermost(self.spec)
         if agent.settings.normalize_advantages:
-            batch = batch._replace(advantages=agent.standardized(batch.advantages))
+            batch = agent.standardized(batch)
 
         def gradient(chunk: Batch, index: Array) -> tuple[Array, Metrics]:
             key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
@@ -87,7 +87,7 @@ class PartOfLoss:
     def loss(self, params: Array, state: TrainState, batch: Batch) -> Array:
         """This part of the loss, averaged over devices."""
         if self.agent.settings.normalize_advantages:
-            batch = batch._replace(advantages=self.agent.standardized(batch.advantages))
+            batch = self.agent.standardized(batch)
         return self.averaged(self.agent.loss(params, state, batch, self.part)[0])
 
     def averaged(self, values: Array) -> Array:

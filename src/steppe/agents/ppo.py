@@ -58,6 +58,11 @@ class PPO(ActorCritic[PPOSettings]):
             )
 
     @property
+    def batches_of_experience(self) -> int:
+        """Its minibatches."""
+        return self.settings.minibatches if self.settings.optimization_steps is None else 1
+
+    @property
     def batches_per_experience(self) -> int:
         """One for each minibatch of each epoch."""
         return self.settings.optimization_steps or self.settings.epochs * self.settings.minibatches

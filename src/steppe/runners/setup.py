@@ -11,6 +11,7 @@ from steppe.runners.compilation import prepare_jax, shards_for
 from steppe.specs.experiment import ExperimentSpec
 
 if TYPE_CHECKING:
+    from steppe.envs._base import JaxEnv
     from steppe.records.preprocessing import Preprocessing
     from steppe.runners._base import Engine
     from steppe.specs.spaces import Space
@@ -62,7 +63,11 @@ def make_engine(spec: ExperimentSpec, shards: int | None = None) -> Engine:
 def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine:
     from steppe.runners.compiled import CompiledEngine
 
-    env = make_jax(spec.environment)
+    env: JaxEnv = make_jax(spec.environment)
+    if spec.repeat_actions > 1:
+        from steppe.envs.repeated import Repeated
+
+        env = Repeated(inner=env, times=spec.repeat_actions, max_episode_steps=env.max_episode_steps)
     preprocessing = preprocessing_of(spec, env.observation_space)
     if preprocessing is not None:
         from steppe.runners.preprocessed import PreprocessedJaxEnv
@@ -72,7 +77,7 @@ def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine
     limit = spec.max_timesteps_per_episode
     if limit is None and env.max_episode_steps is None:
         limit = DEFAULT_EPISODE_LIMIT
-    return CompiledEngine(agent, env, spec.repeat_actions, limit)
+    return CompiledEngine(agent, env, limit)
 
 
 def _host_engine(spec: ExperimentSpec, num_envs: int) -> Engine:

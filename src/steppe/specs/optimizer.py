@@ -8,14 +8,17 @@ from pydantic import BeforeValidator, Field
 
 from steppe.specs._base import Count, NonNegative, Positive, Spec, Unit
 
+Fading = Annotated[float, Field(strict=True, ge=0.0, lt=1.0)]
+"""How much of a running mean is kept at each step."""
+
 
 class Adam(Spec):
     """Steps scaled by running moments of the gradient (Kingma and Ba 2015)."""
 
     type: Literal["adam"] = "adam"
-    beta1: Unit = 0.9
+    beta1: Fading = 0.9
     """How long gradients are remembered."""
-    beta2: Unit = 0.999
+    beta2: Fading = 0.999
     """How long squared gradients are remembered."""
     epsilon: Positive = 1e-5
     """Keeps steps small where gradients are tiny."""
@@ -25,9 +28,9 @@ class Nadam(Spec):
     """Adam with Nesterov's momentum (Dozat 2016)."""
 
     type: Literal["nadam"] = "nadam"
-    beta1: Unit = 0.9
+    beta1: Fading = 0.9
     """How long gradients are remembered."""
-    beta2: Unit = 0.999
+    beta2: Fading = 0.999
     """How long squared gradients are remembered."""
     epsilon: Positive = 1e-5
     """Keeps steps small where gradients are tiny."""
@@ -45,7 +48,7 @@ class Adadelta(Spec):
     """Steps scaled by the ratio of running step and gradient sizes (Zeiler 2012)."""
 
     type: Literal["adadelta"] = "adadelta"
-    rho: Unit = 0.95
+    rho: Fading = 0.95
     """How long squared steps and gradients are remembered."""
     epsilon: Positive = 1e-8
     """Keeps the ratio finite."""
@@ -55,7 +58,7 @@ class RMSProp(Spec):
     """Steps divided by the root of a running mean of squared gradients (Tieleman and Hinton 2012)."""
 
     type: Literal["rmsprop"] = "rmsprop"
-    decay: Unit = 0.99
+    decay: Fading = 0.99
     """How long squared gradients are remembered."""
     momentum: Unit = 0.0
     """How much of the last step is kept."""
