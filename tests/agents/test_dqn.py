@@ -15,6 +15,7 @@ from scipy import stats
 from steppe.agents.dqn import quantile_loss
 from steppe.agents.normalizers import Statistics
 from steppe.errors import SpecError
+from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Discrete, MultiDiscrete
 
 FOUR, SEVERAL = Discrete(4), MultiDiscrete((2, 3))
@@ -287,3 +288,10 @@ def test_quantiles_without_huber_are_those_of_absolute_errors(make_agent):
     np.testing.assert_array_equal(agent._cost(jnp.array([-2.0, 0.5])), [2.0, 0.5])
     plain = make_agent("dqn", Discrete(2), huber_loss=None)
     np.testing.assert_array_equal(plain._cost(jnp.array([-2.0, 0.5])), [2.0, 0.125])
+
+
+def test_a_dueling_layer_and_dueling_false_contradict_each_other(make_agent):
+    network = NetworkSpec([{"type": "dense", "size": 4}, {"type": "dueling"}])
+    assert make_agent("dqn", Discrete(3), network=network).dueling
+    with pytest.raises(SpecError, match=r"agent\.dueling is false, but the network ends in a dueling layer; remove"):
+        make_agent("dqn", Discrete(3), network=network, dueling=False)

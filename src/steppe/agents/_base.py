@@ -163,6 +163,11 @@ class Agent(ABC, Generic[S]):
         """The part of the state that `act` needs."""
         return Acting(state.params, state.observations)
 
+    @property
+    def perturbs_parameters(self) -> bool:
+        """Whether `acting` adds noise to the parameters."""
+        return False
+
     def initial_internals(self, lead: tuple[int, ...]) -> Internals:
         """What an actor remembers at the start of an episode; leaves [*lead, ...]."""
         return {}

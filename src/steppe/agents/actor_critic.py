@@ -29,6 +29,7 @@ from steppe.agents.distributions import distribution_for
 from steppe.agents.layout import Layout
 from steppe.agents.optimizers import step, steps_of
 from steppe.agents.part_of_loss import PartOfLoss
+from steppe.agents.rollouts import check_sequences, horizon_of
 from steppe.errors import UserError
 from steppe.networks import Network, apply_head, default_layers, head
 from steppe.specs.spaces import Box
@@ -69,7 +70,7 @@ class ActorCritic(Agent[S], Generic[S]):
 
     def __init__(self, settings: S, situation: Situation) -> None:
         super().__init__(settings, situation)
-        self.horizon = self._horizon()
+        self.horizon = horizon_of(settings, situation)
         self.rollout_episodes = settings.rollout_episodes
         self.distribution = distribution_for(situation.action, self.type, settings.distribution)
         self.kind = self.distribution.kind
@@ -77,13 +78,19 @@ class ActorCritic(Agent[S], Generic[S]):
             raise UserError(f"initial_log_std is for Gaussian actions, but these are {self.kind}; leave it out")
         self.layers = situation.network or default_layers(situation.observation)
         self.network = Network(self.layers, situation.observation, supports=("recurrent", "regularization"))
+        self.learns_values = settings.learns_values
         self.shares_network = self._shares_network()
-        own = settings.baseline.layers() if settings.baseline is not None else self.layers
+        # Without values the rewards to come are all there is to go by.
+        self.gae_lambda = settings.gae_lambda if self.learns_values else 1.0
+        has_own = settings.baseline is not None and self.learns_values
+        own = settings.baseline.layers() if has_own and settings.baseline is not None else self.layers
         self.value_network = Network(own, situation.observation, supports=("recurrent", "regularization"))
         self.layout = Layout(self._draw_params(None))
         self.parts = [PartOfLoss(self, part) for part in self._optimizers()]
+        for part in self.parts:
+            part.check()
         if self.rollout_episodes is not None and self.is_recurrent:
-            self._check_sequences(self.rollout_episodes)
+            check_sequences(self.rollout_episodes, self.horizon, situation)
         if settings.normalize_advantages and self.horizon * situation.num_envs == self.batches_of_experience:
             raise UserError(
                 "a single advantage minus its own mean is zero, so nothing would be learned from it; raise "
@@ -94,6 +101,11 @@ class ActorCritic(Agent[S], Generic[S]):
         """Orthogonal weights; a small last layer makes the first policy nearly uniform."""
         params = self.layout.join(self._draw_params(host_generator(key)))
         return fresh_state(self, params, params[:0], [jax.jit(part.transform.init)(params) for part in self.parts], key)
+
+    @property
+    def perturbs_parameters(self) -> bool:
+        """By variable_noise."""
+        return self.settings.variable_noise > 0
 
     def acting(self, state: TrainState) -> Acting:
         """The parameters, with noise added where it was asked for."""
@@ -150,9 +162,14 @@ class ActorCritic(Agent[S], Generic[S]):
         """One optimiser step on the vector; the value network's own optimiser takes its own part."""
         if len(self.parts) == 1:
             return self.parts[0].apply(state, gradients)
-        is_policy = jnp.arange(self.layout.size) < self.layout.start_of("value")
+        is_policy = self.is_policy()
         state = self.parts[0].apply(state, jnp.where(is_policy, gradients, 0.0))
         return self.parts[1].apply(state, jnp.where(is_policy, 0.0, gradients))._replace(updates=state.updates)
+
+    def is_policy(self) -> Array:
+        """Which of the parameters [P] are the policy's; the others are the value network's own."""
+        end = self.layout.start_of("value") if self.learns_values else self.layout.size
+        return jnp.arange(self.layout.size) < end
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One step of each optimiser, whatever it wraps, on a minibatch."""
@@ -202,7 +219,6 @@ class ActorCritic(Agent[S], Generic[S]):
 
     def prepare(self, state: TrainState, trajectory: Trajectory) -> Batch:
         """[T, N, ...] -> advantages and value targets, flattened to [T * N, ...] or as sequences [N, T, ...]."""
-        settings = self.settings
         values, next_values = self.trajectory_values(state, trajectory)
         rewards = trajectory.rewards
         if self.situation.normalize_rewards:
@@ -213,8 +229,8 @@ class ActorCritic(Agent[S], Generic[S]):
             next_values,
             trajectory.terminated.astype(jnp.float32),
             trajectory.truncated.astype(jnp.float32),
-            settings.discount,
-            settings.gae_lambda,
+            self.settings.discount,
+            self.gae_lambda,
         )
         return self.batch_of(trajectory, self.behaviour_log_probs(state, trajectory), advantages, advantages + values)
 
@@ -265,7 +281,9 @@ class ActorCritic(Agent[S], Generic[S]):
         return state._replace(observations=normalizers.merge(state.observations, trajectory.observations, self.axis))
 
     def trajectory_values(self, state: TrainState, trajectory: Trajectory) -> tuple[Array, Array]:
-        """Values [T, N] of the observations and of their true successors."""
+        """Values [T, N] of the observations and of their true successors; zeros where none are learned."""
+        if not self.learns_values:
+            return jnp.zeros_like(trajectory.rewards), jnp.zeros_like(trajectory.rewards)
         params = self.layout.split(state.params)
 
         def values_of(observations: Array, internals: Internals) -> Array:
@@ -292,44 +310,18 @@ class ActorCritic(Agent[S], Generic[S]):
         tensors = {name.removeprefix("policy/"): t for name, t in named.items() if name.startswith("policy/")}
         return tensors | normalizer_tensors(self, state)
 
-    def _horizon(self) -> int:
-        """As given for each environment or for all of them, or so that the episodes asked for surely fit."""
-        settings, situation = self.settings, self.situation
-        envs, total, episodes = situation.num_envs, settings.rollout_timesteps, settings.rollout_episodes
-        if episodes is None:
-            return settings.horizon if total is None else -(-total // envs)
-        if total is None and situation.episode_limit is None:
-            raise UserError(
-                "rollout_episodes (update_mode in episodes) needs to know how long an episode can be; set "
-                "max_timesteps_per_episode, or give rollout_timesteps (memory.capacity), the most to learn from at once"
-            )
-        horizon = -(-total // envs) if total is not None else -(-episodes // envs) * (situation.episode_limit or 0)
-        # Rounded up, so that it can be cut into minibatches.
-        return -(-horizon // 32) * 32
-
-    def _check_sequences(self, episodes: int) -> None:
-        """A repeated rollout begins with nothing remembered, so it must begin where episodes do."""
-        situation = self.situation
-        if situation.num_envs > 1:
-            raise UserError(
-                f"a recurrent network learns from whole sequences, and {situation.num_envs} environments do not end "
-                "their episodes together; with rollout_episodes (update_mode in episodes) set num_envs to 1"
-            )
-        if situation.episode_limit is None or self.horizon < episodes * situation.episode_limit:
-            raise UserError(
-                f"a recurrent network learns from whole sequences, and {self.horizon} timesteps at once may be too few "
-                f"for {episodes} episodes; raise rollout_timesteps (memory.capacity) or leave it out, or lower "
-                "max_timesteps_per_episode"
-            )
-
     def _shares_network(self) -> bool:
         settings, observation = self.settings, self.situation.observation
+        if not self.learns_values:
+            return True  # a value network of its own there is not
         if settings.share_network is None:
             is_image = isinstance(observation, Box) and observation.is_image
             return is_image and settings.baseline is None and settings.baseline_optimizer is None
         return settings.share_network
 
     def _optimizers(self) -> list[Part]:
+        if not self.learns_values:
+            return ["policy"]
         return ["all"] if self.settings.baseline_optimizer is None else ["policy", "value"]
 
     def _draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
@@ -337,6 +329,8 @@ class ActorCritic(Agent[S], Generic[S]):
         policy: dict[str, Any] = {"torso": self.network.init(rng), "head": head(rng, features, outputs, scale=0.01)}
         if self.kind == "gaussian":
             policy["head"]["log_std"] = np.full(outputs, self.settings.initial_log_std, np.float32)
+        if not self.learns_values:
+            return {"policy": policy}
         if self.shares_network:
             return {"policy": policy, "value": {"head": head(rng, features, 1, scale=1.0)}}
         value_head = head(rng, self.value_network.features, 1, scale=1.0)

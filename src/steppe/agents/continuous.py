@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from steppe.agents._base import Acting, Internals, Situation, TrainState, normalizer_tensors
 from steppe.agents.off_policy import MemorySettings, OffPolicy, OffPolicySettings
-from steppe.agents.optimizers import has_part, learning_rate_schedule, lift_learning_rate, make_transform
+from steppe.agents.optimizers import has_part, learning_rate_schedule, make_transform
 from steppe.errors import SpecError, UserError
 from steppe.networks import Network, apply_head, default_layers, head
 from steppe.records import heads
@@ -38,11 +38,6 @@ class ContinuousSettings(OffPolicySettings):
     """How the critics step, where it differs."""
     memory: MemorySettings = MemorySettings(capacity=250_000)
     """The replay memory."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rate_inside(cls, data: Any) -> Any:
-        return lift_learning_rate(data, "critic_optimizer", "critic_learning_rate") if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _one_optimizer(self) -> ContinuousSettings:

@@ -57,6 +57,16 @@ class DQfDSettings(DQNSettings):
         """How many transitions of each batch are demonstrations."""
         return self.demo_batch_size or max(1, round(self.batch_size * self.demo_sampling_ratio))
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_something_shown(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("demonstrations") is None:
+            raise ValueError(
+                'agent "dqfd" begins with demonstrations; record some with: steppe record -e NAME, and name the file: '
+                '"demonstrations": "demonstrations.safetensors"'
+            )
+        return data
+
     @model_validator(mode="after")
     def _leaves_room(self) -> DQfDSettings:
         given = self.model_fields_set

@@ -18,7 +18,7 @@ from pydantic import model_validator
 from steppe.agents._base import Acting, Internals, Metrics, Situation, TrainState, Transitions, normalizer_tensors
 from steppe.agents.off_policy import OffPolicy, OffPolicySettings
 from steppe.agents.q_network import QNetwork
-from steppe.errors import UserError
+from steppe.errors import SpecError, UserError
 from steppe.networks import Network, default_layers
 from steppe.specs._base import Count, Flag, Positive, Unit
 from steppe.specs.exploration import EpsilonAnneal, RandomActions
@@ -78,12 +78,19 @@ class DQN(OffPolicy[DQNSettings]):
         self.layers, is_dueling = torso_of(layers, action, self.type)
         network = Network(self.layers, situation.observation, supports={"regularization"})
         self.dueling = settings.dueling or is_dueling
+        if is_dueling and "dueling" in settings.model_fields_set and not settings.dueling:
+            raise SpecError("agent.dueling is false, but the network ends in a dueling layer; remove one of the two")
         self.q = QNetwork(network, action, self.dueling, settings.quantiles, settings.noisy)
         super().__init__(settings, situation)
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
         """One network."""
         return self.q.draw_params(rng)
+
+    @property
+    def perturbs_parameters(self) -> bool:
+        """By a noisy network."""
+        return self.settings.noisy
 
     def acting(self, state: TrainState) -> Acting:
         """The parameters, with the noise of a noisy network."""

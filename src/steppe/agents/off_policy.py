@@ -12,7 +12,7 @@ import optax
 from jax import Array
 from pydantic import model_validator
 
-from steppe.agents import normalizers, old_words
+from steppe.agents import normalizers
 from steppe.agents._base import (
     Agent,
     Metrics,
@@ -105,11 +105,6 @@ class OffPolicySettings(OptimizerSettings):
     """How far the target network moves each time: 1 is a copy."""
     memory: MemorySettings = MemorySettings()
     """The replay memory."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _old_words(cls, data: Any) -> Any:
-        return old_words.understand(data, set(cls.model_fields)) if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _fits_together(self) -> OffPolicySettings:

@@ -11,7 +11,7 @@ import optax
 from jax import Array
 from pydantic import model_validator
 
-from steppe.agents import normalizers, old_words
+from steppe.agents import normalizers
 from steppe.agents._base import (
     Acting,
     Agent,
@@ -70,11 +70,6 @@ class PQNSettings(OptimizerSettings):
     exploration: RandomActions = EpsilonAnneal(final_epsilon=0.02, timesteps=100_000)
     """The share of random actions over time; also spelled actions_exploration."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _old_words(cls, data: Any) -> Any:
-        return old_words.understand(data, set(cls.model_fields)) if isinstance(data, dict) else data
-
     @model_validator(mode="after")
     def _follows_gradients(self) -> PQNSettings:
         kind = innermost(self.optimizer)
@@ -115,6 +110,8 @@ class PQN(Agent[PQNSettings]):
         self.layers, is_dueling = torso_of(layers, action, self.type)
         network = Network(self.layers, situation.observation, supports={"regularization"})
         self.dueling = settings.dueling or is_dueling
+        if is_dueling and "dueling" in settings.model_fields_set and not settings.dueling:
+            raise SpecError("agent.dueling is false, but the network ends in a dueling layer; remove one of the two")
         self.q = QNetwork(network, action, self.dueling, quantiles=1, noisy=False)
         self.layout = Layout(self.q.draw_params(None))
         rate = learning_rate_schedule(settings, self._total_updates(), settings.learning_rate)

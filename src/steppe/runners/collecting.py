@@ -48,7 +48,8 @@ class Collector:
         layers = {layer.type for layer in network.root} if network else set()
         is_compiled = bool(layers & SLOW_IN_NUMPY) or not agent.acts_in_numpy
         self._act = jax.jit(agent.act) if is_compiled else None
-        self._acting = jax.jit(agent.acting)
+        # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
+        self._acting = jax.jit(agent.acting) if agent.perturbs_parameters else agent.acting
         self._buffers = _allocate(agent, self._actor, agent.situation.observation, agent.situation.action)
 
     def start(self, seed: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from steppe import agents
 from steppe.agents import agent_class, make
 from steppe.envs.registry import has_twin, make_jax, plays_atari
 from steppe.errors import UserError
@@ -22,7 +23,7 @@ DEFAULT_EPISODE_LIMIT = 1000
 
 def notices_for(spec: ExperimentSpec) -> list[str]:
     """What a user should know of settings that have no effect here."""
-    notices = list(spec.environment.notices)
+    notices = [*spec.environment.notices, *agents.notices(spec, num_envs_of(spec))]
     if spec.run_mode == "single":
         defaults = {name: type(spec).model_fields[name].default for name in ("num_workers", "num_parameter_servers")}
         notices += [
@@ -30,9 +31,27 @@ def notices_for(spec: ExperimentSpec) -> list[str]:
             for name, default in defaults.items()
             if getattr(spec, name) != default
         ]
+    notices += _too_short_to_learn(spec)
     if spec.deterministic:
         notices.append("deterministic is on: the agent acts without exploring while it learns")
     return notices
+
+
+def _too_short_to_learn(spec: ExperimentSpec) -> list[str]:
+    """A sentence where a run ends before an agent with a replay memory begins to learn."""
+    settings: Any = spec.agent.settings_as(agent_class(spec.agent).Settings)
+    total, starts = spec.limits[1], getattr(settings, "learning_starts", 0)
+    # Demonstrations are learned from before the first timestep.
+    pretrains = getattr(settings, "pretraining_updates", 0) > 0
+    if total is None or not starts or pretrains:
+        return []
+    iteration = settings.update_frequency * num_envs_of(spec)
+    if -(-total // iteration) * iteration >= min(starts, settings.memory.capacity):
+        return []
+    return [
+        f"nothing will be learned: the run ends at {total:,} timesteps, and the first update comes at learning_starts, "
+        f"{starts:,}; give a smaller agent.learning_starts, or more total_timesteps"
+    ]
 
 
 def is_compiled(spec: ExperimentSpec) -> bool:
