@@ -13,10 +13,9 @@ PEER = "BreakoutNoFrameskip-v4"
 
 def main() -> int:
     quick = is_quick(__doc__)
-    timesteps, warm_up, rounds = (2_000, 1_200, 1) if quick else (5_000, 1_200, 3)
+    timesteps, warm_up, rounds = (2_000, 1_200, 1) if quick else (3_200, 1_200, 3)
     contestants = [
         sb3("atari_dqn", timesteps, warm_up, PEER),
-        sb3("atari_dqn", timesteps, warm_up, PEER, threads=2),
         steppe(NAME, ATARI_DQN, timesteps, warm_up),
     ]
     runs = interleave(contestants, rounds)

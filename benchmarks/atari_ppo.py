@@ -13,7 +13,7 @@ PEER = "BreakoutNoFrameskip-v4"
 
 def main() -> int:
     quick = is_quick(__doc__)
-    timesteps, warm_up, rounds = (4_096, 1_024, 1) if quick else (8_192, 1_024, 3)
+    timesteps, warm_up, rounds = (4_096, 1_024, 1) if quick else (4_096, 1_024, 3)
     contestants = [
         sb3("atari_ppo", timesteps, warm_up, PEER),
         sb3("atari_ppo", timesteps, warm_up, PEER, threads=2),

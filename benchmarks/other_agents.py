@@ -7,7 +7,7 @@ import sys
 from contestants import OTHERS, SB3, sb3, steppe
 from interleave import at_least, conclude, interleave, is_quick
 
-TIMESTEPS = {"a2c": 40_000, "trpo": 40_960, "qr_dqn": 20_000, "ddpg": 3_000, "td3": 3_000}
+TIMESTEPS = {"a2c": 20_000, "trpo": 20_480, "qr_dqn": 8_000, "ddpg": 2_500, "td3": 2_500}
 """Enough for a few seconds of the slower one."""
 
 
