@@ -49,6 +49,51 @@ SAC = {
     "network": [{"type": "dense", "size": 256, "activation": "relu"}] * 2,
     "num_envs": 1,
 }
+ATARI_PPO = {
+    "agent": {"type": "ppo", "horizon": 128, "epochs": 4, "minibatches": 4, "learning_rate": 2.5e-4, "clip": 0.1},
+    "environment": "ALE/Breakout-v5",
+    "num_envs": 8,
+}
+"""The network is the one that images get by themselves, Nature's."""
+ATARI_DQN = {
+    "agent": {
+        "type": "dqn",
+        "learning_rate": 1e-4,
+        "memory": {"type": "replay", "capacity": 10_000},
+        "learning_starts": 1_000,
+        "batch_size": 32,
+        "n_step": 1,
+        "update_frequency": 4,
+        "updates": 1,
+        "target_sync_frequency": 250,
+        "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.01, "timesteps": 10_000},
+        "double": False,
+    },
+    "environment": "ALE/Breakout-v5",
+    "num_envs": 1,
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "a2c": {
+        "agent": {"type": "a2c", "horizon": 5, "learning_rate": 7e-4, "gae_lambda": 1.0},
+        "network": [{"type": "dense", "size": 64, "activation": "tanh"}] * 2,
+        "num_envs": 8,
+    },
+    "trpo": {
+        "agent": {
+            "type": "trpo",
+            "horizon": 256,
+            "cg_max_iterations": 15,
+            "ls_max_iterations": 10,
+            "baseline_optimizer": {"type": "multi_step", "num_steps": 10, "optimizer": "adam"},
+        },
+        "network": [{"type": "dense", "size": 64, "activation": "tanh"}] * 2,
+        "num_envs": 8,
+    },
+    "qr_dqn": DQN | {"agent": DQN["agent"] | {"type": "qr_dqn", "quantiles": 50, "n_step": 1}},
+    "ddpg": SAC | {"agent": SAC["agent"] | {"type": "ddpg", "learning_rate": 1e-3}, "environment": "Pendulum-v1"},
+    "td3": SAC | {"agent": SAC["agent"] | {"type": "td3", "learning_rate": 1e-3}, "environment": "Pendulum-v1"},
+}
+"""The agents that stable-baselines3 and sb3-contrib have too, beside those with a page of their own."""
 
 
 def steppe(name: str, settings: dict[str, Any], timesteps: int, warm_up: int, **fields: Any) -> Contestant:
@@ -62,10 +107,10 @@ def steppe(name: str, settings: dict[str, Any], timesteps: int, warm_up: int, **
     return Contestant(name, run)
 
 
-def sb3(agent: str, timesteps: int, warm_up: int, environment: str = "CartPole-v1") -> Contestant:
-    """stable-baselines3 at its best."""
-    words = ["stable_baselines3", agent, "--environment", environment, "--threads", "1"]
-    return _peer(SB3, words, timesteps, warm_up)
+def sb3(agent: str, timesteps: int, warm_up: int, environment: str = "CartPole-v1", threads: int = 1) -> Contestant:
+    """stable-baselines3 at its best; large networks may want more threads."""
+    words = ["stable_baselines3", agent, "--environment", environment, "--threads", str(threads)]
+    return _peer(SB3 if threads == 1 else f"stable-baselines3, {threads} threads", words, timesteps, warm_up)
 
 
 def sbx(agent: str, timesteps: int, warm_up: int, environment: str = "CartPole-v1") -> Contestant:

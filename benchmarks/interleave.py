@@ -91,8 +91,9 @@ def conclude(
     quick: bool,
     columns: dict[str, str] = COSTS,
     cost: str | None = "cpu_us",
+    name: str | None = None,
 ) -> int:
-    """Prints the table and the verdicts, writes results/<script>.json; the exit code, 1 where a bar is missed.
+    """Prints the table and the verdicts, writes results/<name or script>.json; the exit code, 1 where a bar is missed.
 
     The first contestant is the reference of the ratios, which are of `cost`; without one there are none.
     """
@@ -113,7 +114,7 @@ def conclude(
         "runs": runs,
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{script}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (RESULTS / f"{name or script}.json").write_text(json.dumps(result, indent=1) + "\n")
     return 0 if all(verdict.is_met for verdict in verdicts) else 1
 
 

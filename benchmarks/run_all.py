@@ -13,6 +13,12 @@ SCRIPTS = (
     "ppo_cartpole_1024",
     "ppo_cartpole_host",
     "dqn_cartpole",
+    "sac_pendulum",
+    "sac_half_cheetah",
+    "other_agents",
+    "atari_frames",
+    "atari_ppo",
+    "atari_dqn",
 )
 
 

@@ -13,7 +13,7 @@ ENVIRONMENT = "HalfCheetah-v5"
 
 def main() -> int:
     quick = is_quick(__doc__)
-    timesteps, warm_up, rounds = (2_000, 1_200, 1) if quick else (4_000, 1_200, 5)
+    timesteps, warm_up, rounds = (2_000, 1_200, 1) if quick else (2_700, 1_200, 3)
     contestants = [
         sb3("sac", timesteps, warm_up, ENVIRONMENT),
         sbx("sac", timesteps, warm_up, ENVIRONMENT),

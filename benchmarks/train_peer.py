@@ -127,7 +127,112 @@ def make_sac(arguments: argparse.Namespace) -> BaseAlgorithm:
     )
 
 
-MAKERS = {"ppo": make_ppo, "dqn": make_dqn, "sac": make_sac}
+def make_atari_ppo(arguments: argparse.Namespace) -> BaseAlgorithm:
+    return import_module("stable_baselines3").PPO(
+        "CnnPolicy",
+        atari(arguments, 8),
+        n_steps=128,
+        n_epochs=4,
+        batch_size=256,
+        learning_rate=2.5e-4,
+        clip_range=0.1,
+        seed=arguments.seed,
+        device="cpu",
+    )
+
+
+def make_atari_dqn(arguments: argparse.Namespace) -> BaseAlgorithm:
+    return import_module("stable_baselines3").DQN(
+        "CnnPolicy",
+        atari(arguments, 1),
+        learning_rate=1e-4,
+        buffer_size=10_000,
+        learning_starts=1_000,
+        batch_size=32,
+        train_freq=4,
+        gradient_steps=1,
+        target_update_interval=1_000,
+        seed=arguments.seed,
+        device="cpu",
+    )
+
+
+def atari(arguments: argparse.Namespace, count: int) -> Any:
+    """The usual preprocessing, four frames together."""
+    import ale_py
+    import gymnasium
+    from stable_baselines3.common.env_util import make_atari_env
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    gymnasium.register_envs(ale_py)
+    return VecFrameStack(make_atari_env(arguments.environment, n_envs=count, seed=arguments.seed), n_stack=4)
+
+
+def make_a2c(arguments: argparse.Namespace) -> BaseAlgorithm:
+    envs = make_vec_env(arguments.environment, n_envs=8, seed=arguments.seed)
+    return import_module("stable_baselines3").A2C("MlpPolicy", envs, seed=arguments.seed, device="cpu")
+
+
+def make_trpo(arguments: argparse.Namespace) -> BaseAlgorithm:
+    envs = make_vec_env(arguments.environment, n_envs=8, seed=arguments.seed)
+    return import_module("sb3_contrib").TRPO(
+        "MlpPolicy", envs, n_steps=256, batch_size=2048, n_critic_updates=10, seed=arguments.seed, device="cpu"
+    )
+
+
+def make_qr_dqn(arguments: argparse.Namespace) -> BaseAlgorithm:
+    return import_module("sb3_contrib").QRDQN(
+        "MlpPolicy",
+        make_vec_env(arguments.environment, n_envs=1, seed=arguments.seed),
+        learning_rate=1e-3,
+        buffer_size=50_000,
+        learning_starts=1_000,
+        batch_size=128,
+        train_freq=4,
+        gradient_steps=1,
+        target_update_interval=500,
+        policy_kwargs={"net_arch": [64, 64], "n_quantiles": 50},
+        seed=arguments.seed,
+        device="cpu",
+    )
+
+
+def make_ddpg(arguments: argparse.Namespace) -> BaseAlgorithm:
+    return continuous("DDPG", arguments)
+
+
+def make_td3(arguments: argparse.Namespace) -> BaseAlgorithm:
+    return continuous("TD3", arguments)
+
+
+def continuous(name: str, arguments: argparse.Namespace) -> BaseAlgorithm:
+    return getattr(import_module("stable_baselines3"), name)(
+        "MlpPolicy",
+        make_vec_env(arguments.environment, n_envs=1, seed=arguments.seed),
+        learning_rate=1e-3,
+        buffer_size=250_000,
+        learning_starts=1_000,
+        batch_size=256,
+        train_freq=1,
+        gradient_steps=1,
+        policy_kwargs={"net_arch": [256, 256]},
+        seed=arguments.seed,
+        device="cpu",
+    )
+
+
+MAKERS = {
+    "ppo": make_ppo,
+    "dqn": make_dqn,
+    "sac": make_sac,
+    "atari_ppo": make_atari_ppo,
+    "atari_dqn": make_atari_dqn,
+    "a2c": make_a2c,
+    "trpo": make_trpo,
+    "qr_dqn": make_qr_dqn,
+    "ddpg": make_ddpg,
+    "td3": make_td3,
+}
 
 
 def activation(library: str, name: str) -> Any:

@@ -160,7 +160,8 @@ def test_the_value_of_a_baseline_is_that_of_its_layers(make_agent, shaken, rando
         ),
         (
             {"baseline_mode": "network", "baseline_optimizer": "adam"},
-            "a baseline or baseline_optimizer needs a value network of its own: share_network false",
+            'baseline_mode "network" has policy and value network share their layers, so baseline_optimizer has no '
+            'place; leave it out, or write "states"',
         ),
         (
             {"optimizer": "natural_gradient"},
@@ -268,3 +269,39 @@ def test_devices_that_saw_different_timesteps_take_the_same_step(
     after, _ = jax.jit(jax.vmap(made.update, in_axes=(None, 0), axis_name="devices"))(state, both)
     np.testing.assert_allclose(after.params[0], after.params[1], rtol=1e-5, atol=1e-6)
     assert np.any(np.asarray(after.params[0]) != np.asarray(state.params))
+
+
+@pytest.mark.parametrize("agent", ["vpg", "ppo", "trpo", "a2c", "impala"])
+def test_without_a_baseline_advantages_are_the_rewards_to_come(make_agent, shaken, random_trajectory, agent):
+    cut = {"minibatches": 1} if agent == "ppo" else {}
+    agent = make_agent(agent, Discrete(3), horizon=6, baseline="none", discount=0.9, normalize_advantages=False, **cut)
+    assert all(name.startswith("policy/") for name in agent.layout.names)
+    state = shaken(agent)
+    trajectory = random_trajectory(agent, state)
+    expected, following = np.zeros_like(trajectory.rewards), 0.0
+    for t in reversed(range(6)):
+        goes_on = ~(trajectory.terminated[t] | trajectory.truncated[t])
+        expected[t] = following = trajectory.rewards[t] + 0.9 * following * goes_on
+    batch = jax.jit(agent.prepare)(state, trajectory)
+    np.testing.assert_allclose(batch.advantages.reshape(6, 2), expected, rtol=1e-4, atol=1e-5)
+    after, metrics = jax.jit(agent.update)(state, trajectory)
+    assert "value_loss" not in metrics
+    assert np.isfinite(after.params).all()
+    assert not np.array_equal(after.params, state.params)
+    assert agent.updates_per_experience == after.updates
+
+
+def test_an_evolutionary_optimiser_without_a_baseline_moves_the_whole_policy(make_agent, shaken, random_trajectory):
+    agent = make_agent("vpg", Discrete(3), horizon=4, baseline="none", optimizer="evolutionary")
+    state = shaken(agent)
+    after, _ = jax.jit(agent.update)(state, random_trajectory(agent, state))
+    assert np.all(np.asarray(after.params) != np.asarray(state.params))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"share_network": True}, {"value_coefficient": 0.1}, {"baseline_optimizer": "adam"}, {"gae_lambda": 0.9}],
+)
+def test_without_a_baseline_nothing_can_be_said_of_it(checked, settings):
+    with pytest.raises(SpecError, match=f"{next(iter(settings))} needs a value network, but baseline is"):
+        checked("vpg", baseline="none", **settings)

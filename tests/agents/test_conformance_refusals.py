@@ -73,7 +73,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_word(checked, agent, wri
 @pytest.mark.parametrize("agent", SETTINGS)
 def test_a_setting_of_the_wrong_type_is_refused(checked, agent):
     written = "horizon" if "horizon" in agents.settings_class(agent).model_fields else "update_frequency"
-    for wrong in ("many", 0, -3, 1.5, True, None):
+    for wrong in ("many", 0, -3, 1.5, True):
         with pytest.raises(SpecError, match=written):
             checked(agent, **REQUIRED.get(agent, {}), **{written: wrong})
 

@@ -9,7 +9,7 @@ from scipy import stats
 
 from steppe.errors import SpecError, UserError
 from steppe.specs.network import NetworkSpec
-from steppe.specs.spaces import Box
+from steppe.specs.spaces import Box, Part
 
 BOUNDED = Box((2,), (-1.0,), (1.0,))
 AGENTS = ["ddpg", "td3", "sac"]
@@ -177,3 +177,27 @@ def test_the_policy_leaves_the_critics_behind(make_agent, shaken):
             "head/kernel",
             "head/bias",
         }
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_named_branches_see_the_observation_before_the_action_joins(make_agent, shaken, agent):
+    parts = (Part("a", 0, Box((3,))), Part("b", 3, Box((2,))))
+    layers = [
+        {"type": "input", "names": ["a"]},
+        {"type": "dense", "size": 5},
+        {"type": "output", "name": "seen"},
+        {"type": "input", "names": ["seen", "b"], "aggregation_type": "concat"},
+        {"type": "dense", "size": 4},
+    ]
+    network = NetworkSpec.model_validate(layers)
+    made = make_agent(agent, BOUNDED, observation=Box((5,), parts=parts), network=network)
+    assert made.encoder.features == 5 + 2
+    state = shaken(made)
+    values = made.values(made.layout.split(state.params), np.ones((6, 5), np.float32), np.zeros((6, 2), np.float32))
+    assert values[0].shape == (6,)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_search_along_the_step_is_refused(checked, agent):
+    with pytest.raises(SpecError, match="optimized_step searches along one loss"):
+        checked(agent, optimizer={"type": "optimized_step", "optimizer": "adam"})

@@ -151,3 +151,18 @@ def test_each_step_of_the_actor_is_one_of_adam(make_agent, shaken):
     actor = slice(0, agent.first_of_critics)
     step = np.asarray(state.params)[actor] - np.asarray(before.params)[actor]
     np.testing.assert_allclose(step, -1e-3 * np.sign(gradients[actor]), rtol=0.02)
+
+
+def test_the_actors_learning_rate_reaches_its_end_although_it_waits(make_agent, shaken, random_transitions):
+    situation = {"total_timesteps": 130}
+    settings = {"learning_starts": 32, "batch_size": 32, "learning_rate_decay": "linear", "policy_delay": 2}
+    agent = make_agent("td3", BOUNDED, num_envs=1, situation=situation, optimizer="gradient_descent", **settings)
+    state, apply = shaken(agent), jax.jit(agent.apply)
+    ones = np.ones(agent.layout.size, np.float32)
+    steps = []
+    for _ in range(agent.total_updates()):
+        before, state = state, apply(state, ones)
+        steps.append(float(np.asarray(before.params - state.params)[0]))
+    taken = [step for step in steps if step]
+    assert len(taken) == agent.total_updates() // 2
+    assert taken[-1] < 0.05 * taken[0]

@@ -209,7 +209,7 @@ def test_only_the_first_timesteps_are_kept_where_the_memory_is_small(make_dqfd):
         ({"batch_size": 128}, 32),
         ({"demo_batch_size": 5}, 5),
         ({"demo_sampling_ratio": 0.5}, 6),
-        ({"demo_sampling_ratio": 0.0}, 1),
+        ({"demo_sampling_ratio": 0.01}, 1),
     ],
 )
 def test_a_share_of_each_batch_is_demonstrations(make_dqfd, settings, count):
@@ -223,10 +223,25 @@ def test_learning_starts_can_be_later(make_dqfd):
     assert make_dqfd(learning_starts=50, memory={"capacity": 32}).first_update == 32
 
 
-@pytest.mark.parametrize("settings", [{"demo_batch_size": SIZE}, {"demo_sampling_ratio": 1.0}, {"batch_size": 1}])
+@pytest.mark.parametrize("settings", [{"demo_batch_size": SIZE}, {"demo_sampling_ratio": 0.99}, {"batch_size": 1}])
 def test_demonstrations_alone_are_no_batch(make_dqfd, settings):
     with pytest.raises(SpecError, match="leave no room for what the agent sees itself; lower demo_batch_size"):
         make_dqfd(**settings)
+
+
+@pytest.mark.parametrize(("ratio", "rule"), [(0.0, "it must be more than 0"), (1.0, "it must be less than 1")])
+def test_a_batch_is_never_all_or_nothing(make_dqfd, ratio, rule):
+    with pytest.raises(SpecError, match=f"at demo_sampling_ratio; {rule}"):
+        make_dqfd(demo_sampling_ratio=ratio)
+
+
+def test_without_demonstrations_the_way_to_record_some_is_told(checked):
+    with pytest.raises(
+        SpecError,
+        match=r'^wrong settings; agent "dqfd" begins with demonstrations; record some with: '
+        r"steppe record -e NAME",
+    ):
+        checked("dqfd")
 
 
 def test_the_learning_rate_reaches_zero_after_pretraining_and_all_timesteps(make_dqfd):
@@ -252,8 +267,6 @@ def test_the_learning_rate_reaches_zero_after_pretraining_and_all_timesteps(make
 
 def test_demonstrations_must_be_named_and_there(make_agent, checked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SpecError, match='missing field "demonstrations"; it has no default'):
-        make_agent("dqfd", FOUR)
     with pytest.raises(UserError, match=r'there are no demonstrations "good.safetensors" in .*; record some with'):
         make_agent("dqfd", FOUR, demonstrations="good.safetensors")
     with pytest.raises(SpecError, match=r'unknown field "expert_margn".*; did you mean "expert_margin"'):

@@ -15,6 +15,7 @@ from scipy import stats
 from steppe.agents.dqn import quantile_loss
 from steppe.agents.normalizers import Statistics
 from steppe.errors import SpecError
+from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Discrete, MultiDiscrete
 
 FOUR, SEVERAL = Discrete(4), MultiDiscrete((2, 3))
@@ -69,7 +70,8 @@ def quantile_huber(taken, targets, huber):
         level = (2 * i + 1) / (2 * len(taken))
         for sample in targets:
             error = sample - estimate
-            total += abs(level - (error < 0)) * huber_of(error, huber) / len(targets)
+            cost = abs(error) if huber is False else huber_of(error, huber)
+            total += abs(level - (error < 0)) * cost / len(targets)
     return total
 
 
@@ -163,7 +165,8 @@ def test_a_terminated_transition_is_worth_its_reward_alone(make_agent, shaken, r
     state = shaken(agent)
     batch = random_transitions(FOUR)._replace(discounts=np.zeros(12, np.float32))
     (values,) = q_values(in_numpy, agent, state.params, batch.observations)
-    taken, targets = agent.estimates(state.params, state, batch)
+    taken = agent.q.taken(agent.online_values(state.params, state, batch), batch.actions)
+    targets = agent.targets(state, batch)
     np.testing.assert_allclose(taken[:, 0, 0], values[np.arange(12), batch.actions, 0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(targets[:, 0, 0], batch.rewards, rtol=1e-6)
 
@@ -174,7 +177,7 @@ def test_nothing_flows_into_the_targets(make_agent, shaken, random_transitions):
 
     def total(params):
         # As an optimiser that searches sees it: the same parameters on both sides.
-        return agent.estimates(params, state._replace(params=params), batch)[1].sum()
+        return agent.targets(state._replace(params=params), batch).sum()
 
     np.testing.assert_array_equal(jax.grad(total)(jnp.asarray(state.params)), 0.0)
 
@@ -278,3 +281,17 @@ def test_huber_is_true_false_or_a_positive_number(checked, wrong):
     assert checked("dqn", huber=2).huber == 2.0
     assert checked("dqn", huber=True).huber is True
     assert checked("dqn", huber=False).huber is False
+
+
+def test_quantiles_without_huber_are_those_of_absolute_errors(make_agent):
+    agent = make_agent("qr_dqn", Discrete(2), quantiles=3, huber_loss=None)
+    np.testing.assert_array_equal(agent._cost(jnp.array([-2.0, 0.5])), [2.0, 0.5])
+    plain = make_agent("dqn", Discrete(2), huber_loss=None)
+    np.testing.assert_array_equal(plain._cost(jnp.array([-2.0, 0.5])), [2.0, 0.125])
+
+
+def test_a_dueling_layer_and_dueling_false_contradict_each_other(make_agent):
+    network = NetworkSpec([{"type": "dense", "size": 4}, {"type": "dueling"}])
+    assert make_agent("dqn", Discrete(3), network=network).dueling
+    with pytest.raises(SpecError, match=r"agent\.dueling is false, but the network ends in a dueling layer; remove"):
+        make_agent("dqn", Discrete(3), network=network, dueling=False)

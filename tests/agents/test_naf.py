@@ -33,11 +33,33 @@ def value_and_advantage(in_numpy, agent, vector, observations, actions=None):
     return values, np.array(advantages)
 
 
-@pytest.mark.parametrize("size", SPACES)
-def test_loss_and_gradient_are_those_of_the_paper(make_agent, shaken, random_transitions, in_numpy, size):
-    agent = make_agent("naf", SPACES[size])
+def squared(errors):
+    return 0.5 * errors**2
+
+
+def linear_from_a_half(errors):
+    return np.where(np.abs(errors) <= 0.5, 0.5 * errors**2, 0.5 * (np.abs(errors) - 0.25))
+
+
+@pytest.mark.parametrize(
+    ("size", "settings", "cost"),
+    [
+        (1, {}, squared),
+        (3, {}, squared),
+        (3, {"double_q_model": True}, squared),
+        (1, {"huber_loss": 0.5}, linear_from_a_half),
+    ],
+)
+def test_loss_and_gradient_are_those_of_the_paper(
+    make_agent, shaken, random_transitions, in_numpy, size, settings, cost
+):
+    agent = make_agent("naf", SPACES[size], **settings)
     state, batch = shaken(agent), random_transitions(SPACES[size])
     following, _ = value_and_advantage(in_numpy, agent, state.target, batch.next_observations)
+    if "double_q_model" in settings:
+        online = in_numpy.tensors(agent, state.params)
+        chosen = np.tanh(in_numpy.dense(online, "head", in_numpy.torso(online, "", batch.next_observations)))
+        following += value_and_advantage(in_numpy, agent, state.target, batch.next_observations, chosen)[1]
     targets = batch.rewards + batch.discounts * following
 
     def errors(vector):
@@ -45,7 +67,7 @@ def test_loss_and_gradient_are_those_of_the_paper(make_agent, shaken, random_tra
         return values + advantages - targets
 
     def loss(vector):
-        return 0.5 * np.mean(batch.weights * errors(vector) ** 2)
+        return np.mean(batch.weights * cost(errors(vector)))
 
     gradients, metrics = jax.jit(agent.gradients)(state, batch)
     assert metrics["loss"].item() == pytest.approx(loss(state.params), rel=1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -101,3 +102,13 @@ def test_a_constant_observation_does_not_blow_up():
     assert statistics.variance == pytest.approx(0.0)
     assert np.all(np.isfinite(normalize(statistics, np.float32(3.0))))
     assert normalizers.normalize(statistics, np.float32(3.0)).item() == pytest.approx(0.0)
+
+
+def test_statistics_stay_right_when_the_count_no_longer_grows():
+    # 2 ** 24 + 1 is 2 ** 24 in float32.
+    statistics = Statistics(np.zeros((), np.float32), np.full((), 4.0, np.float32), np.float32(2**24))
+    values = np.random.default_rng(0).normal(0.0, 2.0, (4000, 1, 1)).astype(np.float32)
+    after, _ = jax.lax.scan(lambda at, value: (merge(at, value), None), statistics, values)
+    assert after.variance == pytest.approx(4.0, rel=1e-3)
+    many, _ = jax.lax.scan(lambda at, _: (merge(at, jnp.zeros((1, 1))), None), statistics, None, length=100_000)
+    assert many.variance < 4.0

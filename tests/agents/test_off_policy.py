@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from steppe.errors import SpecError
+from steppe.errors import SpecError, UserError
 from steppe.specs.spaces import Box, Discrete
 
 FOUR = Discrete(4)
@@ -202,3 +202,30 @@ def test_importance_weights_weigh_each_transition(make_agent, shaken, random_tra
     alone = gradients(state, batch._replace(weights=only))[0]
     repeated = jax.tree.map(lambda leaf: np.repeat(leaf[3:4], 12, 0), batch)._replace(weights=np.ones(12, np.float32))
     np.testing.assert_allclose(12 * alone, gradients(state, repeated)[0], rtol=1e-3, atol=1e-5)
+
+
+def test_targets_follow_however_many_steps_a_wrapper_takes_at_once(make_agent, shaken, random_transitions):
+    several = {"type": "multi_step", "num_steps": 7, "optimizer": "gradient_descent"}
+    clipped = {"type": "clipped_step", "clipping_value": 0.01, "optimizer": several}
+    agent = make_agent("dqn", FOUR, optimizer=clipped, target_sync_frequency=10, target_update_weight=1.0)
+    state, update = shaken(agent), jax.jit(agent.update)
+    moved = []
+    for _ in range(6):
+        before, (state, _) = state, update(state, random_transitions(FOUR))
+        if np.any(np.asarray(state.target) != np.asarray(before.target)):
+            moved.append(int(state.updates))
+    # A multiple of ten lies within each of these calls of seven updates.
+    assert moved == [14, 21, 35, 42]
+
+
+def test_importance_weights_grow_stronger_until_the_end(make_agent, random_transitions, shaken):
+    memory = {"type": "prioritized_replay", "importance_exponent": 0.4, "final_importance_exponent": 1.0}
+    agent = make_agent("dqn", FOUR, memory=memory, situation={"total_timesteps": 20_000})
+    batch = random_transitions(FOUR)._replace(weights=np.linspace(0.1, 1.0, 12, dtype=np.float32))
+    state, total = shaken(agent), agent.total_updates()
+    for done, exponent in ((0, 0.4), (total // 2, 0.7), (total, 1.0), (2 * total, 1.0)):
+        corrected = agent.corrected(state._replace(updates=np.int32(done)), batch)
+        np.testing.assert_allclose(corrected.weights, batch.weights ** (exponent / 0.4), rtol=1e-2)
+    endless = make_agent("dqn", FOUR, memory=memory)
+    with pytest.raises(UserError, match="final_importance_exponent needs total_timesteps"):
+        endless.corrected(state, batch)

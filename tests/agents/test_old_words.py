@@ -96,7 +96,7 @@ def test_an_old_file_of_dqn_is_understood(make_agent):
     assert (given.optimizer.type, given.optimizer.clipping_value) == ("clipped_step", 0.1)
     assert (given.optimizer.optimizer.type, given.learning_rate) == ("adam", 0.002)
     assert (given.double, given.huber, given.discount) == (True, 1.5, 0.97)
-    assert (given.target_sync_frequency, given.target_update_weight) == (100, 0.9)
+    assert (given.target_sync_frequency, given.target_update_weight) == (100 // 8, 0.9)
     assert given.exploration.epsilon(1000, np) == pytest.approx(0.275)
     agent = make_agent("dqn", Discrete(2), **{name: value for name, value in DQN.items() if name != "type"})
     assert (agent.horizon, agent.memory.capacity) == (8, 5000)
@@ -132,7 +132,26 @@ SAME = [
     ("dqn", "huber_loss", None, "huber", False),
     ("ppo", "baseline_mode", "network", "share_network", True),
     ("ppo", "baseline_mode", "states", "share_network", False),
-    ("ppo", "baseline_mode", None, "share_network", None),
+    ("ppo", "batch_size", 64, "rollout_timesteps", 64),
+    ("dqn", "first_update", 64, "learning_starts", 64),
+    ("sac", "update_mode", {"first_update": 64}, "learning_starts", 64),
+    ("dqn", "repeat_update", 3, "updates", 3),
+    ("naf", "double_q_model", True, "double", True),
+    ("naf", "huber_loss", 2.0, "huber", 2.0),
+    ("naf", "huber_loss", None, "huber", False),
+    ("constant", "action_values", 1, "action", 1),
+    ("constant", "action_values", {"action": 1}, "action", 1),
+    ("ppo", "distributions", {"type": "gaussian", "mean": 0.0, "log_stddev": -1.0}, "initial_log_std", -1.0),
+    ("ppo", "distributions", {"action": {"type": "gaussian", "log_stddev": -1.0}}, "distribution", "gaussian"),
+    ("ppo", "distributions_spec", "beta", "distribution", "beta"),
+    ("dqn", "discount", None, "discount", 0.99),
+    (
+        "dqn",
+        "learning_rate",
+        {"type": "linear", "initial_value": 0.1, "final_value": 0.0},
+        "learning_rate_decay",
+        "linear",
+    ),
     ("ppo", "update_mode", {"unit": "timesteps", "batch_size": 64}, "rollout_timesteps", 64),
     ("dqn", "update_mode", {"batch_size": 64}, "batch_size", 64),
     ("sac", "update_mode", {"frequency": 3}, "update_frequency", 3),
@@ -145,6 +164,77 @@ SAME = [
 @pytest.mark.parametrize(("agent", "word", "value", "setting", "expected"), SAME)
 def test_an_old_word_is_the_setting_it_meant(checked, agent, word, value, setting, expected):
     assert getattr(checked(agent, **{word: value}), setting) == expected
+
+
+@pytest.mark.parametrize("word", ["preprocessing", "states_preprocessing_spec", "reward_preprocessing_spec"])
+def test_old_names_of_preprocessing_are_understood(checked, word):
+    setting = "reward_preprocessing" if "reward" in word else "states_preprocessing"
+    stages = getattr(checked("dqn", **{word: [{"type": "clip", "min": -1, "max": 1}]}), setting).root
+    assert [(stage.type, stage.min_value) for stage in stages] == [("clip", -1)]
+
+
+@pytest.mark.parametrize("word", ["memory", "optimizer", "discount", "update_mode", "learning_rate"])
+@pytest.mark.parametrize("agent", ["ppo", "trpo", "dqn", "sac", "pqn"])
+def test_null_is_what_would_be_without_it(checked, agent, word):
+    assert checked(agent, **{word: None}) == checked(agent)
+
+
+@pytest.mark.parametrize("word", ["actions_exploration", "exploration", "explorations_spec"])
+def test_exploration_is_understood_in_all_its_spellings(checked, word):
+    meant = checked("dqn", exploration={"type": "epsilon_anneal", "initial_epsilon": 0.5, "final_epsilon": 0.2})
+    old = {"epsilon_start": 0.5, "epsilon_final": 0.2, "epsilon_timesteps": 10_000}
+    assert checked("dqn", **{word: {"type": "epsilon_anneal"} | old}) == meant
+    first = {"type": "epsilon_anneal", "epsilon": 0.5, "final_value": 0.2}
+    assert checked("dqn", **{word: {"action": first}}) == meant
+    assert checked("dqn", **{word: {"type": "epsilon_decay", "epsilon": 0.5}}).exploration.initial_epsilon == 0.5
+
+
+def test_an_object_without_a_type_changes_the_default(checked):
+    given = checked("dqn", exploration={"initial_epsilon": 0.5}).exploration
+    assert (given.type, given.initial_epsilon, given.final_epsilon) == ("epsilon_anneal", 0.5, 0.02)
+    assert checked("dqn", optimizer={"learning_rate": 0.5}) == checked("dqn", learning_rate=0.5)
+    given = checked("trpo", baseline_optimizer={"learning_rate": 0.5, "num_steps": 3})
+    assert (given.baseline_optimizer.num_steps, given.baseline_learning_rate) == (3, 0.5)
+
+
+def test_unrolled_loops_of_optimisers_may_be_said_not_to_be(checked):
+    step = {"type": "optimized_step", "ls_unroll_loop": False, "ls_mode": "exponential", "optimizer": "adam"}
+    old = {"type": "multi_step", "num_steps": 5, "unroll_loop": False, "optimizer": step}
+    new = {"type": "multi_step", "num_steps": 5, "optimizer": {"type": "optimized_step", "optimizer": "adam"}}
+    assert checked("vpg", optimizer=old) == checked("vpg", optimizer=new)
+
+
+def test_no_baseline_in_the_old_files_is_no_baseline(checked):
+    nothing = {"baseline_mode": None, "baseline": None, "baseline_optimizer": None}
+    for agent in ("vpg", "ppo", "trpo"):
+        given = checked(agent, **nothing, gae_lambda=None)
+        assert not given.learns_values
+        assert checked(agent, baseline=None, baseline_optimizer=None) == checked(agent)
+
+
+def test_a_baseline_for_each_state_is_understood_where_there_is_one(checked):
+    given = checked("ppo", baseline={"state": {"type": "mlp", "sizes": [8]}})
+    assert given.baseline.layers() == checked("ppo", baseline={"type": "mlp", "sizes": [8]}).baseline.layers()
+
+
+def test_the_critic_of_ddpg_by_its_sizes(checked):
+    layers = checked("ddpg", critic_network={"size_t0": 8, "size_t1": 6}).critic_network.root
+    assert [(layer.type, layer.size, layer.activation) for layer in layers] == [
+        ("dense", 8, "relu"),
+        ("dense", 6, "relu"),
+    ]
+    wrapped = {"type": "layered", "layers": [{"type": "dense", "size": 8}]}
+    assert [layer.size for layer in checked("ddpg", critic_network=wrapped).critic_network.root] == [8]
+
+
+def test_old_targets_are_moved_after_so_many_timesteps(checked):
+    mode = {"update_mode": {"unit": "timesteps", "batch_size": 8, "frequency": 4}}
+    assert checked("dqn", **mode, target_sync_frequency=1000).target_sync_frequency == 250
+    assert checked("dqn", **mode, repeat_update=2, target_sync_frequency=1000).target_sync_frequency == 500
+    steps = {"type": "multi_step", "num_steps": 3, "optimizer": "adam"}
+    assert checked("dqn", **mode, optimizer=steps, target_sync_frequency=1000).target_sync_frequency == 750
+    assert checked("dqn", **mode, target_sync_frequency=1).target_sync_frequency == 1
+    assert checked("dqn", batch_size=8, update_frequency=4, target_sync_frequency=1000).target_sync_frequency == 1000
 
 
 def test_no_exploration_in_the_old_files_is_no_exploration(checked):
@@ -201,33 +291,55 @@ def test_a_rollout_has_one_length(checked):
 
 
 EXPLAINED = {
-    "batching_capacity": (100, "observations are never batched behind the agent's back"),
-    "batched_observe": (True, ""),
     "device": ("/gpu:0", "JAX chooses the device"),
-    "execution": ({"type": "single"}, "how the work is spread is the experiment's run_mode"),
+    "execution": ({"type": "multi"}, "how the work is spread is the experiment's run_mode"),
     "network": ([], "the network is a field of the experiment, beside the agent"),
-    "saver": ({"directory": "x"}, "when to save is the experiment's saver_frequency"),
-    "scope": ("dqn", "parameters have names of their own"),
-    "summarizer": ({"directory": "x"}, "when to write summaries is the experiment's summary_frequency"),
+    "network_spec": ([], "the network is a field of the experiment, beside the agent"),
+    "saver": ({"directory": "x", "seconds": 60}, 'checkpoints go to .*the experiment\'s saver_frequency \\("60s"\\)'),
+    "summarizer": ({"directory": "x"}, "metrics go to the run's own folder, .*the experiment's summary_frequency"),
+    "session_config": ({}, "there is no TensorFlow session"),
+    "distributed_spec": ({}, "how the work is spread is the experiment's run_mode"),
     "states": ({"shape": [4]}, "the environment says what its states are"),
     "actions": ({"num_actions": 4}, "the environment says what its actions are"),
 }
 
 
-@pytest.mark.parametrize("agent", ["ppo", "dqn", "sac", "pqn"])
+@pytest.mark.parametrize("agent", ["ppo", "dqn", "sac", "pqn", "random"])
 @pytest.mark.parametrize("word", EXPLAINED)
-def test_an_old_word_without_a_meaning_is_explained(checked, agent, word):
+def test_an_old_word_that_asks_for_something_is_explained(checked, agent, word):
     value, reason = EXPLAINED[word]
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError, match=rf'"{word}(\.\w+)?" has no meaning here: {reason}'):
         checked(agent, **{word: value})
-    assert f'"{word}" has no meaning here: {reason}' in str(caught.value)
     # TensorForce wrote null for what was not there.
     assert checked(agent, **{word: None}) == checked(agent)
+    assert checked(agent, **{word: None}).notices == ()
 
 
-def test_the_unrolled_loop_of_trpo_is_explained(checked):
-    with pytest.raises(SpecError, match='"ls_unroll_loop" has no meaning here: loops are compiled as loops'):
-        checked("trpo", ls_unroll_loop=True)
+SAYS_NOTHING = {
+    "variable_noise": None,
+    "entropy_regularization": 0.0,
+    "likelihood_ratio_clipping": None,
+    "huber_loss": None,
+    "distributions": None,
+    "double_q_model": False,
+    "actions_exploration": None,
+    "update_mode": None,
+    "memory": None,
+    "saver": None,
+    "execution": None,
+}
+
+
+@pytest.mark.parametrize("agent", ["vpg", "trpo", "pqn", "ddpg", "sac", "random", "constant"])
+def test_words_that_say_nothing_may_stand_anywhere(checked, agent):
+    fields = agents.settings_class(agent).model_fields
+    old = {
+        word: value
+        for word, value in SAYS_NOTHING.items()
+        if word not in ("actions_exploration",) or "exploration" not in fields
+    }
+    given = checked(agent, **old)
+    assert given == (checked(agent, entropy_coefficient=0.0) if "entropy_coefficient" in fields else checked(agent))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +351,7 @@ def test_the_unrolled_loop_of_trpo_is_explained(checked):
             "learning_rate_decay needs to know how many updates there will be",
         ),
         ("ppo", {"update_mode": {"unit": "episodes", "batch_size": 10}, "horizon": 9}, "horizon and rollout_episodes"),
-        ("ppo", {"update_mode": {"unit": "sequences"}}, 'unit must be "timesteps" or "episodes", not \'sequences\''),
+        ("ppo", {"update_mode": {"unit": "sequences"}}, 'unit must be "timesteps" or "episodes", not "sequences"'),
         (
             "dqn",
             {"update_mode": {"unit": "episodes", "batch_size": 10}},
@@ -247,8 +359,105 @@ def test_the_unrolled_loop_of_trpo_is_explained(checked):
         ),
         ("ppo", {"update_mode": {"batch_size": 64, "frequency": 32}}, "update_mode.frequency is 32"),
         ("ppo", {"update_mode": {"frequency": 32}}, "update_mode.frequency is 32"),
-        ("dqn", {"update_mode": {"batchsize": 64}}, 'update_mode has no "batchsize"; it has unit, batch_size and'),
-        ("ppo", {"update_mode": {"batchsize": 64}}, 'update_mode has no "batchsize"; it has unit, batch_size and'),
+        ("dqn", {"update_mode": {"batchsize": 64}}, 'update_mode has no "batchsize"; did you mean "batch_size"'),
+        ("ppo", {"update_mode": {"zzz": 64}}, 'update_mode has no "zzz"; it has unit, batch_size and'),
+        ("ppo", {"update_mode": {"units": "episodes"}}, 'update_mode has no "units"; did you mean "unit"'),
+        ("ppo", {"update_mode": {"unit": "timestep"}}, 'not "timestep"; did you mean "timesteps"'),
+        ("ppo", {"update_mode": {"unit": "episodes"}}, "batch_size does not say how many"),
+        ("ppo", {"update_mode": {"batch_size": 8, "first_update": 9}}, "learns whenever a rollout is full"),
+        ("ppo", {"update_mode": 0}, "update_mode must be an object with unit, batch_size and frequency, not 0"),
+        ("ppo", {"update_mode": []}, r"update_mode must be an object .*, not \[\]"),
+        ("dqn", {"update_mode": False}, "update_mode must be an object .*, not false"),
+        (
+            "ppo",
+            {"batch_size": 8, "update_mode": {"batch_size": 8}},
+            '"batch_size" and "update_mode.batch_size" say the',
+        ),
+        (
+            "ppo",
+            {"memory": {"type": "latest", "capacity": 10}, "update_mode": {"batch_size": 256}},
+            "memory.capacity 10 is less than update_mode.batch_size 256",
+        ),
+        ("ppo", {"memory": {"type": "latest", "capacity": "many"}}, "capacity must be a whole number"),
+        (
+            "ppo",
+            {"memory": {"type": "latest", "include_next_states": "x"}},
+            "include_next_states must be true or false",
+        ),
+        ("ppo", {"memory": "lastest"}, 'unknown memory "lastest"; did you mean "latest"'),
+        ("ppo", {"memory": 17}, 'memory must be "latest" or an object, not 17'),
+        ("ppo", {"memory": []}, 'memory must be "latest" or an object'),
+        ("dqn", {"memory": {"random_sampling": False}}, "memory.random_sampling; .* too alike to learn from"),
+        ("dqn", {"memory": {"prioritization_constant": 0.1}}, "memory.prioritization_constant; .*priority_exponent"),
+        ("ppo", {"first_update": 9}, '"first_update" has no meaning here: this agent learns from what it just saw'),
+        ("ppo", {"repeat_update": 9}, '"repeat_update" has no meaning here: use epochs'),
+        ("ppo", {"baseline_mode": "state"}, 'not "state"; did you mean "states"'),
+        (
+            "ppo",
+            {"baseline_mode": None, "baseline": {"type": "mlp", "sizes": [4]}},
+            "there is no baseline, but baseline",
+        ),
+        (
+            "ppo",
+            {"baseline_mode": "network", "baseline": "none"},
+            'baseline_mode "network" has policy and value network',
+        ),
+        (
+            "vpg",
+            {"baseline_mode": None, "gae_lambda": 0.9},
+            r"gae_lambda needs a value network.*\(baseline_mode null\)",
+        ),
+        (
+            "trpo",
+            {"baseline_mode": "network"},
+            r'the value network needs layers of its own: .*\(baseline_mode "states"\)',
+        ),
+        ("ppo", {"baseline": {"a": {"type": "mlp", "sizes": [4]}, "b": {"type": "mlp", "sizes": [4]}}}, "as one state"),
+        ("ppo", {"distributions": {"type": "beta", "min_value": 0.0}}, '"min_value" of a distribution has no meaning'),
+        ("ppo", {"distributions": {"type": "gaussian", "mean": 1.0}}, '"mean" of a distribution has no meaning here'),
+        ("ppo", {"distributions": {"type": "beta", "log_stddev": 1.0}}, "only gaussian has a spread of its own"),
+        ("ppo", {"distributions": {"type": "categorical", "probabilities": [1]}}, "the network puts it out"),
+        ("ppo", {"distributions": {"a": {"type": "beta"}, "b": {"type": "beta"}}}, "one action is drawn as a whole"),
+        (
+            "dqn",
+            {"actions_exploration": {"a": {"type": "constant"}, "b": {"type": "constant"}}},
+            "one action explores as",
+        ),
+        ("dqn", {"variable_noise": 0.1}, '"variable_noise" has no meaning here: .*"noisy": true'),
+        ("ddpg", {"variable_noise": 0.1}, '"variable_noise" has no meaning here: .*use exploration'),
+        ("sac", {"variable_noise": 0.1}, '"variable_noise" has no meaning here: .*use temperature or target_entropy'),
+        ("sac", {"entropy_regularization": 0.1}, "use temperature or target_entropy"),
+        ("dqn", {"entropy_regularization": 0.1}, "no random policy whose entropy could count; use exploration"),
+        ("sac", {"actions_exploration": "constant"}, "by drawing from its policy; use temperature or target_entropy"),
+        ("vpg", {"likelihood_ratio_clipping": 0.2}, '"likelihood_ratio_clipping" has no meaning here: only ppo clips'),
+        ("trpo", {"likelihood_ratio_clipping": 0.2}, "only ppo clips ratios; learning_rate bounds the steps here"),
+        ("dqn", {"distributions": "beta"}, '"distributions" has no meaning here'),
+        ("td3", {"double_q_model": True}, "two critics, of which the lower counts, serve the same end"),
+        ("ddpg", {"huber_loss": 1.0}, '"huber_loss" has no meaning here: errors count squared here'),
+        ("dqn", {"baseline": {"type": "mlp", "sizes": [4]}}, '"baseline" has no meaning here'),
+        ("ppo", {"target_sync_frequency": 9}, "this agent has no target network"),
+        ("random", {"actions_exploration": "constant"}, "this agent does not learn"),
+        ("random", {"update_mode": {"batch_size": 9}}, "this agent does not learn"),
+        ("dqn", {"normalize_rewards": True}, '"normalize_rewards" has no meaning here: write "reward_preprocessing"'),
+        ("dqn", {"distributed": True}, "the experiment's run_mode"),
+        ("dqn", {"keep_last_timestep": False}, "every timestep is learned from"),
+        ("dqn", {"execution": {"type": "distributed"}}, "at execution.type; .*the experiment's run_mode"),
+        ("dqn", {"execution": {"type": "single", "session_config": {}}}, "there is no TensorFlow session"),
+        ("dqn", {"saver": {"load": True}}, 'at saver.load; .*"steppe experiment resume NAME"'),
+        ("dqn", {"saver": {"secnds": 5}}, '"saver" has no "secnds"; did you mean "seconds"'),
+        ("dqn", {"preprocessing": ["center"]}, 'there is no stage "center"; use "standardize"'),
+        (
+            "dqn",
+            {"optimizer": {"type": "multi_step", "unroll_loop": True, "optimizer": "adam"}},
+            '"unroll_loop" cannot',
+        ),
+        (
+            "dqn",
+            {"learning_rate": {"type": "decaying", "decay": "exponential", "decay_steps": 9, "decay_rate": 0.5}},
+            'at learning_rate; a learning rate falls until total_timesteps here, .*"type": "exponential"',
+        ),
+        ("ddpg", {"critic_network": "my_net"}, "at critic_network; it must be the list of layers itself"),
+        ("ppo", {"baseline": {"type": "network", "network": "my_net"}}, "at baseline.network; it must be the list of"),
         ("ppo", {"update_mode": 64}, "update_mode"),
         ("dqn", {"update_mode": "timesteps"}, "update_mode"),
         ("dqn", {"update_mode": {"batch_size": 0}}, "it must be at least 1"),
@@ -260,7 +469,7 @@ def test_the_unrolled_loop_of_trpo_is_explained(checked):
         ("ppo", {"baseline_mode": "other"}, 'baseline_mode must be "states", "network" or null, not'),
         ("dqn", {"optimizer": "synchronization"}, "it moves a target network; use target_sync_frequency and"),
         ("dqn", {"optimizer": {"type": "global_optimizer"}}, "sharing an optimiser is what the run modes do"),
-        ("dqn", {"exploration": "gaussian_noise"}, 'unknown exploration "gaussian_noise"'),
+        ("dqn", {"exploration": "gaussian_noise"}, '"gaussian_noise" is for continuous actions'),
         ("dqn", {"exploration": {"type": "epsilon_aneal"}}, 'did you mean "epsilon_anneal"'),
         ("ppo", {"actions_exploration": "epsilon_decay"}, "this agent explores by drawing from its policy"),
         (
@@ -268,9 +477,10 @@ def test_the_unrolled_loop_of_trpo_is_explained(checked):
             {"baseline_optimizer": {"type": "adam", "learning_rate": {"type": "linear", "initial_value": 1e-3}}},
             "baseline_learning_rate falls in proportion to learning_rate",
         ),
-        ("ppo", {"double_q_model": True}, 'unknown field "double_q_model"'),
-        ("ppo", {"huber_loss": 1.0}, 'unknown field "huber_loss"'),
-        ("dqn", {"gae_lambda": 0.9}, 'unknown field "gae_lambda"'),
+        ("ppo", {"double_q_model": True}, '"double_q_model" has no meaning here: it is for dqn and naf'),
+        ("ppo", {"huber_loss": 1.0}, '"huber_loss" has no meaning here: errors count squared'),
+        ("dqn", {"gae_lambda": 0.9}, '"gae_lambda" has no meaning here: .*use n_step'),
+        ("pqn", {"gae_lambda": 0.9}, '"gae_lambda" has no meaning here: .*use trace_lambda'),
         ("impala", {"likelihood_ratio_clipping": 0.2}, "likelihood_ratio_clipping"),
         ("pqn", {"memory": "replay"}, '"memory" has no meaning here: this agent learns from what it just saw'),
         ("pqn", {"update_mode": {"batch_size": 9}}, '"update_mode" has no meaning here'),

@@ -20,7 +20,6 @@ from steppe.agents.optimizers import (
     gradient_of,
     innermost,
     learning_rate_schedule,
-    lift_learning_rate,
     make_transform,
     step,
     steps_of,
@@ -370,20 +369,6 @@ def test_other_optimisers_have_the_exact_gradient():
         np.testing.assert_allclose(gradient, 3 * PARAMS**2, rtol=1e-5)
 
 
-def test_a_learning_rate_inside_an_optimiser_is_moved_beside_it():
-    given = {"optimizer": {"type": "adam", "learning_rate": 0.01, "beta1": 0.8}, "discount": 0.9}
-    lifted = lift_learning_rate(given, "optimizer", "learning_rate")
-    assert lifted == {"optimizer": {"type": "adam", "beta1": 0.8}, "discount": 0.9, "learning_rate": 0.01}
-    assert given["optimizer"]["learning_rate"] == 0.01  # what was given is not changed
-    nested = {"optimizer": {"type": "multi_step", "num_steps": 2, "optimizer": {"type": "adam", "learning_rate": 1.0}}}
-    assert lift_learning_rate(nested, "optimizer", "learning_rate") == {
-        "optimizer": {"type": "multi_step", "num_steps": 2, "optimizer": {"type": "adam"}},
-        "learning_rate": 1.0,
-    }
-    for nothing in ({}, {"optimizer": "adam"}, {"optimizer": {"type": "adam"}}):
-        assert lift_learning_rate(nothing, "optimizer", "learning_rate") == nothing
-
-
 @pytest.mark.parametrize("agent", ["ppo", "dqn", "sac", "pqn"])
 def test_a_learning_rate_may_be_written_inside_or_beside_but_not_both(checked, agent):
     assert checked(agent, optimizer={"type": "adam", "learning_rate": 0.02}).learning_rate == 0.02
@@ -410,7 +395,7 @@ def test_a_falling_learning_rate_may_be_written_inside(checked, word):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"type": "linear"}, {"initial_value": 0.1, "decay_steps": 5}, {}, {"type": ["linear"], "initial_value": 0.1}],
+    [{"type": "linear"}, {"initial_value": 0.1, "steps": 5}, {}, {"type": ["linear"], "initial_value": 0.1}],
 )
 def test_a_falling_learning_rate_that_cannot_be_read_is_explained(checked, wrong):
     with pytest.raises(SpecError, match=r'a falling learning rate is written \{"type": "linear", "initial_value"'):

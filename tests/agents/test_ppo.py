@@ -296,6 +296,6 @@ def test_a_rollout_may_be_told_in_timesteps_of_all_environments(make_agent):
     for num_envs, horizon in ((2, 16), (4, 8), (5, 7)):
         agent = make_agent("ppo", Discrete(3), num_envs=num_envs, rollout_timesteps=32, minibatches=1)
         assert agent.horizon == horizon
-    sentence = r"^horizon x num_envs = 35 timesteps cannot be cut into 4 equal minibatches"
+    sentence = r"^35 timesteps cannot be cut into 4 equal minibatches; change agent.rollout_timesteps \(update_mode\."
     with pytest.raises(SpecError, match=sentence):
         make_agent("ppo", Discrete(3), num_envs=5, rollout_timesteps=32, minibatches=4)

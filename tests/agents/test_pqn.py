@@ -8,6 +8,7 @@ import pytest
 
 from steppe.errors import SpecError
 from steppe.networks import Network
+from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 SPACES = {"single": Discrete(4), "multi": MultiDiscrete((2, 3))}
@@ -94,7 +95,16 @@ def test_timesteps_that_cannot_be_cut_into_equal_minibatches_are_refused(make_ag
         make_agent("pqn", Discrete(3), num_envs=3, horizon=10, minibatches=4)
 
 
-@pytest.mark.parametrize("optimizer", ["natural_gradient", "evolutionary"])
-def test_optimisers_of_policies_are_refused(checked, optimizer):
-    with pytest.raises(SpecError, match=f'"{optimizer}" is an optimiser of policies, which this agent has not$'):
-        checked("pqn", optimizer={"type": "multi_step", "optimizer": optimizer})
+def test_optimisers_of_policies_are_refused(checked):
+    with pytest.raises(
+        SpecError, match="natural_gradient measures steps of a policy's probabilities, which this agent"
+    ):
+        checked("pqn", optimizer={"type": "multi_step", "optimizer": "natural_gradient"})
+    assert checked("pqn", optimizer="evolutionary").optimizer.type == "evolutionary"
+
+
+def test_a_dueling_layer_and_dueling_false_contradict_each_other(make_agent):
+    network = NetworkSpec([{"type": "dense", "size": 4}, {"type": "dueling"}])
+    assert make_agent("pqn", Discrete(3), network=network).dueling
+    with pytest.raises(SpecError, match=r"agent\.dueling is false, but the network ends in a dueling layer; remove"):
+        make_agent("pqn", Discrete(3), network=network, dueling=False)

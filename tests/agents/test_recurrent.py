@@ -195,7 +195,7 @@ def test_sequences_cut_in_two_give_the_outputs_of_the_whole(played):
 def test_a_rollout_resets_at_episode_ends_and_carries_on_across_its_border(make_agent, shaken):
     env = CartPoleV1()
     agent = make_agent("vpg", env.action_space, observation=env.observation_space, network=LSTM, num_envs=3, horizon=8)
-    rollout = Rollout(agent, env, 1, 5)
+    rollout = Rollout(agent, env, 5)
     envs = rollout.begin(jax.random.key(0), 3, 1)
     collect = jax.jit(rollout.collect)
     acting = agent.acting(shaken(agent))

@@ -12,6 +12,7 @@ from steppe import agents
 from steppe.cli import catalogue
 from steppe.specs import describing
 from steppe.specs.network import Activation, Layer
+from steppe.specs.optimizer import OptimizerSpec
 
 
 def test_agents_lists_every_agent_with_a_sentence(steppe: Any) -> None:
@@ -141,11 +142,12 @@ def test_init_prints_what_to_do_next(steppe: Any, here: Path) -> None:
 def test_the_schema_knows_every_setting_of_every_agent(steppe: Any, kind: str) -> None:
     schema = json.loads(steppe("schema", kind).out)
     branches = (schema if kind == "agent" else schema["$defs"]["AgentSpec"])["oneOf"]
-    known = {branch["properties"]["type"]["enum"][0]: set(branch["properties"]) - {"type"} for branch in branches}
+    known = {branch["title"]: set(branch["properties"]) - {"type"} for branch in branches if "properties" in branch}
     assert set(known) == set(agents.names())
     for name, settings in known.items():
         assert settings >= set(agents.settings_class(name).model_fields)
-    assert schema["$defs"]["MemorySettings"]["properties"]["capacity"]["default"] == 50_000
+    _, memory = schema["$defs"]["MemorySettings"]["anyOf"]
+    assert memory["properties"]["capacity"]["anyOf"][0]["default"] == 50_000
 
 
 @pytest.mark.parametrize("kind", ["environment", "network", "cluster"])
@@ -160,3 +162,25 @@ def test_other_schemas_need_no_jax(kind: str) -> None:
 
 def test_an_agent_may_be_asked_for_in_its_old_spelling(steppe: Any) -> None:
     assert "discount" in steppe("agents", "ppo_agent").out
+
+
+def test_settings_are_shown_with_the_names_they_had(steppe: Any) -> None:
+    rows = {row.split()[0]: row for row in steppe("agents", "ppo").out.splitlines()[2:] if row.strip()}
+    assert "Also spelled `step_optimizer`." in rows["optimizer"]
+    assert "Also spelled `baseline_mode`." in rows["share_network"]
+    assert rows["entropy_coefficient"].count("entropy_regularization") == 1
+
+
+@pytest.mark.parametrize(
+    ("agent", "refused"),
+    [
+        ("dqn", {"natural_gradient"}),
+        ("dqfd", {"natural_gradient"}),
+        ("sac", {"natural_gradient", "evolutionary", "optimized_step"}),
+        ("ppo", set()),
+        ("trpo", {"natural_gradient"}),
+    ],
+)
+def test_only_optimizers_that_an_agent_takes_are_listed_with_it(steppe: Any, agent: str, refused: set[str]) -> None:
+    words = {row.split()[0].strip('"') for row in steppe("agents", agent).out.splitlines() if row.strip()}
+    assert set(describing.members(OptimizerSpec)) - words == refused

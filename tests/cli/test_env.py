@@ -193,3 +193,11 @@ def test_a_short_token_is_refused(steppe: Callable, here: Path) -> None:
     assert "the token in token has only 6 characters; use at least 16" in answer.err
     assert "secret" not in answer.err
     assert not os.environ.get("STEPPE_ENV_TOKEN")
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "99999"])
+def test_a_port_that_does_not_exist_is_refused(steppe: Callable, port: str) -> None:
+    answer = steppe("env", "serve", "CartPole-v1", "--port", port)
+    assert answer.code == 2
+    assert "--port" in answer.err
+    assert "Input should be" in answer.err

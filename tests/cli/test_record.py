@@ -135,6 +135,7 @@ def test_ctrl_c_writes_nothing(steppe: Callable, here: Path, monkeypatch: pytest
         (("--policy", "steady", "--episodes", "0"), "--episodes"),
         (("--policy", "steady", "--seed", "-1"), "--seed"),
         (("--policy", "steady", "--out", "steady"), "steady is a folder; give --out a file"),
+        (("--policy", "steady", "--out", "x.npz"), "call the file --out x.safetensors"),
     ],
 )
 def test_a_mistake_is_one_sentence(steppe: Callable, here: Path, words: tuple, sentence: str) -> None:
@@ -146,3 +147,9 @@ def test_a_mistake_is_one_sentence(steppe: Callable, here: Path, words: tuple, s
     assert answer.err.count("\n") == 1
     assert sentence in answer.err
     assert not (here / "demonstrations.safetensors").exists()
+
+
+def test_what_is_missing_is_said_before_the_file_that_is_there(steppe: Callable, here: Path) -> None:
+    (here / "demonstrations.safetensors").write_text("mine")
+    assert "give one policy to record" in steppe("record").err
+    assert 'no experiment "nowhere"' in steppe("record", "-e", "nowhere").err

@@ -59,6 +59,7 @@ def test_the_old_name_makes_it_and_a_wrong_specification_is_explained() -> None:
     for specification, message in (
         ({"string": []}, "bool, int, float and bounded"),
         ({"int": 1, "float": 1}, "not both"),
+        ([["int", []]], "must be an object"),
     ):
         with pytest.raises(UserError, match=message):
             HostEnvs(EnvironmentSpec(type="minimal_test", specification=specification), 1)

@@ -46,8 +46,9 @@ def test_the_timestep_before_a_break_is_truncated_and_the_lost_one_is_not_there(
     cut.append(6)
     with serving("steppe_toys:Counter", length=4) as address:
         engine = engine_for(address, TINY_PPO)
-        trajectory, finished = engine._collect(0)
+        collected = engine._collector.collect(engine._learner.agent, 0)
         engine.close()
+    trajectory = collected.trajectory
     # Episodes of 4 timesteps: one whole, one cut after its first, two whole ones, and three timesteps of another.
     seen = [*range(4), 0, *range(4), *range(4), *range(3)]
     np.testing.assert_array_equal(trajectory.observations[:, 0, 0], seen)
@@ -55,7 +56,7 @@ def test_the_timestep_before_a_break_is_truncated_and_the_lost_one_is_not_there(
     np.testing.assert_array_equal(np.flatnonzero(trajectory.truncated[:, 0]), [4])
     np.testing.assert_array_equal(np.flatnonzero(trajectory.terminated[:, 0]), [3, 8, 12])
     np.testing.assert_array_equal(trajectory.rewards, trajectory.actions)
-    assert finished == 2 * 3
+    assert len(collected.returns) == 2 * 3
 
 
 def test_a_break_between_two_rollouts_ends_the_last_timestep_in_memory(cut: list[int]) -> None:

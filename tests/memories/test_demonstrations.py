@@ -204,3 +204,12 @@ def test_it_tells_what_a_runner_asks_a_memory():
     assert [getattr(memory, name) for name in asked] == [getattr(memory.own, name) for name in asked]
     assert memory.init(EXAMPLE).filled == 0
     assert after_blocks(memory, 2)[0].filled == 4
+
+
+def test_an_interruption_ends_the_episodes_of_the_agents_own_newest_row():
+    memory = make(capacity=12)
+    state = add(memory, memory.init(EXAMPLE), numbered(OWN, (memory.own.horizon, memory.num_envs), ends=0.0))
+    cut = memory.cut(state)
+    newest = (int(state.own.head) - 1) % memory.rows
+    assert not np.asarray(state.own.timesteps.truncated)[newest].any()
+    assert np.asarray(cut.own.timesteps.truncated)[newest].all()

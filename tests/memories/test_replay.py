@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from steppe.errors import UserError
 from steppe.memories import Replay, Timesteps
 
 EXAMPLE = Timesteps(
@@ -309,3 +310,10 @@ def test_all_of_it_can_be_one_compiled_loop():
         np.testing.assert_array_equal(drawn.places, drawn_in_loop)
         state = reprioritize(replay, state, drawn.places, drawn.rewards, True)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), host(looped), host(state))
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_memory_that_no_machine_can_hold_is_refused_by_its_setting(prioritized):
+    replay = Replay(capacity=10**13, num_envs=2, horizon=2, discount=0.9, prioritized=prioritized)
+    with pytest.raises(UserError, match=r"10,000,000,000,000 timesteps takes .* GB, and .*agent\.memory\.capacity"):
+        replay.init(EXAMPLE)

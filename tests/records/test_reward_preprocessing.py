@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -43,3 +46,14 @@ def test_reward_stages_say_what_they_need():
     assert made([{"type": "standardize", "across_batch": True}]).spans_rollout
     np.testing.assert_array_equal(made([clip, "running_standardize"])(np.array([-3.0, 0.5])), [-1.0, 0.5])
     assert hash(made([clip])) == hash(made([clip]))
+
+
+def test_a_rollout_on_several_devices_is_standardized_as_one():
+    stages = RewardPreprocessing(
+        RewardPreprocessingSpec.model_validate([{"type": "standardize", "across_batch": True}])
+    )
+    values = np.random.default_rng(0).normal(3.0, 2.0, (6, 4)).astype(np.float32)
+    halves = np.stack([values[:, :2], values[:, 2:]])
+    average = partial(jax.lax.pmean, axis_name="devices")
+    spread = jax.vmap(lambda half: stages(half, jnp, average), axis_name="devices")(halves)
+    np.testing.assert_allclose(np.concatenate(list(spread), 1), stages(values), atol=1e-5)

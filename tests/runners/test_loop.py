@@ -153,3 +153,14 @@ def test_an_environment_that_raises_is_named_with_its_step(tmp_path, monkeypatch
     with pytest.raises(EnvironmentFault, match=r"faulty_world:Faulty.*21.*the wheel came off"):
         train(tmp_path / "run", experiment("faulty_world:Faulty", total_timesteps=4096))
     assert checkpoints.load_latest(tmp_path / "run").timestep == 64
+
+
+def test_a_short_run_leaves_the_losses_of_its_last_iteration(tmp_path):
+    (tmp_path / "often").mkdir()
+    train(tmp_path / "often", experiment(total_timesteps=256, summary_frequency="64t"))
+    train(tmp_path / "once", experiment(total_timesteps=256, summary_frequency="5000t"))
+    train(tmp_path / "between", experiment(total_timesteps=256, summary_frequency="192t"))
+    expected = read_metrics(tmp_path / "often")[-1]
+    for folder in ("once", "between"):
+        last = read_metrics(tmp_path / folder)[-1]
+        assert (last["timestep"], last["loss"], last["entropy"]) == (256, expected["loss"], expected["entropy"])

@@ -12,6 +12,7 @@ import pytest
 from steppe import agents
 from steppe.agents._base import Situation
 from steppe.envs._base import JaxEnv
+from steppe.envs.repeated import Repeated
 from steppe.runners.rollout import Rollout
 from steppe.specs.agent import AgentSpec
 from steppe.specs.network import NetworkSpec
@@ -58,7 +59,9 @@ def rollout_of(env, agent="random", repeat_actions=1, max_timesteps=None, envs=3
     network = {"network": NETWORK} if agent not in ("random", "constant") else {}
     where = Situation(env.observation_space, env.action_space, num_envs=envs, **network, **dict(situation))
     made = agents.make(AgentSpec.model_validate({"type": agent, "horizon": 7, **settings}), where)
-    return Rollout(made, env, repeat_actions, max_timesteps)
+    if repeat_actions > 1:
+        env = Repeated(inner=env, times=repeat_actions, max_episode_steps=env.max_episode_steps)
+    return Rollout(made, env, max_timesteps)
 
 
 def collected(rollout, calls=3, seed=0):
@@ -78,13 +81,14 @@ def collected(rollout, calls=3, seed=0):
 def check_by_hand(rollout, start, trajectory, finished):
     """Plays the recorded actions in Python, environment by environment, and compares every number."""
     env, discount = rollout.env, getattr(rollout.agent.settings, "discount", 1.0)
+    times, env = getattr(env, "times", 1), getattr(env, "inner", env)
     for n in range(trajectory.rewards.shape[1]):
         at, first = int(start.at[n]), int(start.start[n])
         length, total, running = 0, 0.0, 0.0
         for t in range(len(trajectory.rewards)):
             assert trajectory.observations[t, n].tolist() == [at, first]
             reward, terminated = 0.0, False
-            for _ in range(rollout.repeat_actions):
+            for _ in range(times):
                 at += 1 + int(trajectory.actions[t, n])
                 reward += at
                 terminated = env.end is not None and at >= env.end

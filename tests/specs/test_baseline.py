@@ -78,7 +78,7 @@ def test_every_baseline_comes_back_from_its_dump():
         ),
         (
             {"type": "aggregated", "baselines": {name: {"type": "mlp", "sizes": [4]} for name in "ab"}},
-            r"at baseline\.baselines; it must have at most 1 item",
+            r"at baseline\.baselines; an environment is observed as one state",
         ),
         ({"type": "aggregated", "baselines": {}}, r"at baseline\.baselines; it must have at least 1 item"),
     ],

@@ -480,3 +480,19 @@ def test_a_spec_written_down_is_read_back_the_same(data):
     assert again == spec
     assert dump(again) == dump(spec)
     assert list(again.agent.settings) == list(spec.agent.settings)
+
+
+def test_only_a_distributed_run_needs_parameter_servers():
+    given = {"name": "x", "environment": "CartPole-v1", "agent": "a3c", "num_parameter_servers": 0}
+    for mode in ("single", "multi-threaded", "async"):
+        assert validate(ExperimentSpec, given | {"run_mode": mode}).num_parameter_servers == 0
+    with pytest.raises(SpecError, match='run mode "distributed" needs at least 1 of num_parameter_servers'):
+        validate(ExperimentSpec, given | {"run_mode": "distributed"})
+
+
+def test_fields_of_old_files_are_understood():
+    spec = validate(
+        ExperimentSpec,
+        {"name": "x", "environment": "CartPole-v1", "agent": "ppo", "timesteps": 9, "max_episode_timesteps": 3},
+    )
+    assert (spec.total_timesteps, spec.max_timesteps_per_episode) == (9, 3)

@@ -100,7 +100,11 @@ def test_every_kind_comes_back_from_its_dump():
             "discrete",
             r'^unknown exploration "epsilon_aneal" in agent\.json at discrete\.type; did you mean',
         ),
-        ("gaussian_noise", "discrete", r'^unknown exploration "gaussian_noise" in agent\.json at discrete\.type'),
+        (
+            "gaussian_noise",
+            "discrete",
+            r'agent\.json at discrete; "gaussian_noise" is for continuous actions; .*"epsilon_',
+        ),
         ({"type": "constant", "constant": 1.1}, "discrete", r"at discrete\.constant; it must be at most 1"),
         ({"type": "epsilon_anneal", "timesteps": 0}, "discrete", r"at discrete\.timesteps; it must be at least 1"),
         ({"type": "epsilon_decay", "half_lives": 0}, "discrete", r"at discrete\.half_lives; it must be more than 0"),

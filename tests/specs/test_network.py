@@ -125,6 +125,21 @@ DENSE = {"type": "dense", "size": 8}
         ),
         (
             [{"type": "tf_layer", "layer": "batch_normalization"}],
+            'wrong settings in n.json at [0]; there is no layer "batch_normalization"; a policy also acts on one '
+            'observation alone; use "layer_norm", which sees each by itself',
+        ),
+        (
+            [{"type": "global_pooling"}],
+            'wrong settings in n.json at [0]; there is no layer "global_pooling"; use "pool2d" with a window as large '
+            'as the image, or "flatten"',
+        ),
+        (
+            "cnn",
+            'wrong value "cnn" in n.json; it must be the list of layers itself; only the experiment\'s own network can '
+            "be a file's name",
+        ),
+        (
+            [{"type": "tf_layer", "layer": "dense"}],
             "wrong settings in n.json at [0]; layers of TensorFlow do not exist here; use one of Steppe's, or write "
             'your own as a flax module and name it as {"type": "my_layers:MyLayer"}',
         ),
@@ -177,3 +192,8 @@ def test_a_mistake_in_a_branch_is_named(written, words):
     with pytest.raises(SpecError, match=r"n\.json") as error:
         validate(NetworkSpec, written, source="n.json")
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("wrapped", [{"type": "layered", "layers": [DENSE]}, {"layers": [DENSE]}])
+def test_a_list_of_layers_may_be_wrapped(wrapped):
+    assert NetworkSpec.model_validate(wrapped) == NetworkSpec([DENSE])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -29,6 +30,13 @@ def test_the_class_around_gym_is_not_needed_any_more(type: str) -> None:
         assert spec.notices == (
             f'environment type "{type}" is no longer needed: "CartPole-v1" alone names the environment',
         )
+
+
+def test_the_note_on_an_old_game_says_what_gives_the_same() -> None:
+    spec = EnvironmentSpec(type=GYM, gym_id="SpaceInvaders-v0")
+    advice = {"id": "SpaceInvaders-v0", "backend": "gymnasium"}
+    assert f"no longer needed: {json.dumps(advice)} names the environment" in spec.notices[0]
+    assert validate(EnvironmentSpec, advice) == spec
 
 
 def test_the_old_manuals_game_gives_whole_frames() -> None:

@@ -94,7 +94,7 @@ def test_every_optimiser_comes_back_from_its_dump():
     [
         ("adma", r'^unknown optimizer "adma" in agent\.json at optimizer\.type; did you mean "adam"\?'),
         ({"type": "adam", "beta": 0.9}, r'^unknown field "beta" in agent\.json at optimizer.*did you mean "beta'),
-        ({"type": "adam", "beta1": 1.5}, r"^wrong value 1\.5 in agent\.json at optimizer\.beta1; it must be at most 1"),
+        ({"type": "adam", "beta1": 1.5}, r"^wrong value 1\.5 in agent\.json at optimizer\.beta1; it must be less than"),
         ({"type": "adam", "epsilon": 0}, r"at optimizer\.epsilon; it must be more than 0"),
         ({}, r'^missing field "type" in agent\.json at optimizer'),
         ({"type": ["adam"]}, r"in agent\.json at optimizer"),

@@ -8,7 +8,7 @@ from pydantic import AliasChoices, Field
 
 from steppe.errors import SpecError
 from steppe.specs._base import Positive, Settings, Spec, Unit
-from steppe.specs.experiment import ExperimentSpec
+from steppe.specs.experiment import OLD_FIELDS, ExperimentSpec
 from steppe.specs.schema import KINDS, schema_of
 
 
@@ -54,8 +54,8 @@ def test_every_kind_has_a_schema_that_is_json(kind):
 
 def test_every_experiment_field_is_described_with_its_default():
     properties = schema_of("experiment")["properties"]
-    assert set(properties) == set(ExperimentSpec.model_fields)
-    assert all(field["description"] for field in properties.values())
+    assert set(properties) == {*ExperimentSpec.model_fields, *OLD_FIELDS, "type", "$schema"}
+    assert all(field["description"] for name, field in properties.items() if name != "$schema")
     assert properties["saver_frequency"]["default"] == "600s"
     assert properties["summary_frequency"]["default"] == "5000t"
 
@@ -72,15 +72,26 @@ def test_an_experiment_file_may_name_a_sub_spec(kind):
 
 
 def test_an_agents_schema_has_a_branch_with_the_settings_of_each_type():
-    quick, careful = schema_of("agent", AGENTS)["oneOf"]
+    quick, careful, words = schema_of("agent", AGENTS)["oneOf"]
+    assert [each["anyOf"][0]["enum"] for each in words["anyOf"]] == [
+        ["quick", "quick_agent"],
+        ["careful", "careful_agent"],
+    ]
     assert (quick["title"], quick["required"], quick["additionalProperties"]) == ("quick", ["type"], False)
-    assert quick["properties"]["type"]["enum"] == ["quick", "quick_agent"]
-    assert list(quick["properties"]) == ["type", "discount", "memory"]
+    assert quick["properties"]["type"]["anyOf"][0]["enum"] == ["quick", "quick_agent"]
+    assert list(quick["properties"])[:3] == ["type", "discount", "memory"]
     discount = quick["properties"]["discount"]
-    assert (discount["default"], discount["maximum"]) == (0.99, 1.0)
+    assert (discount["default"], discount["anyOf"][0]["maximum"]) == (0.99, 1.0)
     assert discount["description"] == "How much the future counts."
-    assert list(careful["properties"]) == ["type", "clip", "clipping"]
+    assert list(careful["properties"])[:3] == ["type", "clip", "clipping"]
     assert careful["properties"]["clipping"] == careful["properties"]["clip"]
+
+
+def test_old_words_for_an_agents_settings_are_taken():
+    quick, careful, _ = schema_of("agent", AGENTS)["oneOf"]
+    assert quick["properties"]["discount"] in quick["properties"]["gamma"]["anyOf"]
+    assert careful["properties"]["gamma"] == {"anyOf": [{"type": "null"}]}
+    assert careful["properties"]["batched_observe"]
 
 
 @pytest.mark.parametrize("kind", ["agent", "experiment"])

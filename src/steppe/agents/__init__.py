@@ -5,14 +5,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from steppe.errors import SpecError
 from steppe.specs.agent import AgentSpec
 from steppe.specs.validation import unknown_word
 
 if TYPE_CHECKING:
     from steppe.agents._base import Agent, Situation
     from steppe.specs._base import Settings
+    from steppe.specs.experiment import ExperimentSpec
 
-__all__ = ["agent_class", "make", "names", "settings_class"]
+__all__ = ["agent_class", "make", "names", "notices", "settings_class"]
 
 _AGENTS = {
     "random": ("steppe.agents.idle", "Random"),
@@ -35,6 +37,18 @@ _AGENTS = {
     "naf": ("steppe.agents.naf", "NAF"),
 }
 
+_QUANTILES = 'use "qr_dqn", which learns quantiles in place of fixed atoms'
+_OTHER_NAMES = {
+    "rainbow": 'it is "dqn" with double, dueling, n_step, noisy, quantiles and a prioritized_replay memory',
+    "c51": _QUANTILES,
+    "categorical_dqn": _QUANTILES,
+    "double_dqn": 'use "ddqn", or "dqn" with double',
+    "dueling_dqn": 'use "dqn" with "dueling": true',
+    "nstep_dqn": 'use "dqn_nstep", or "dqn" with n_step',
+    "reinforce": 'use "vpg" with "baseline": "none"',
+}
+"""What others call what is here by another name."""
+
 
 def names() -> list[str]:
     """Every agent that can be named."""
@@ -43,6 +57,9 @@ def names() -> list[str]:
 
 def agent_class(spec: AgentSpec) -> type[Agent[Any]]:
     """The algorithm that a spec names."""
+    if spec.type in _OTHER_NAMES:
+        place = spec.origins.place("type")
+        raise SpecError(f'there is no agent "{spec.type}"{place}; {_OTHER_NAMES[spec.type]}')
     if spec.type not in _AGENTS:
         raise unknown_word("agent", spec.type, names(), source=spec.origins, path="type", listed_by="steppe agents")
     module, attribute = _AGENTS[spec.type]
@@ -52,6 +69,20 @@ def agent_class(spec: AgentSpec) -> type[Agent[Any]]:
 def settings_class(name: str) -> type[Settings]:
     """The settings that the algorithm of this name takes."""
     return agent_class(AgentSpec.model_validate(name)).Settings
+
+
+def notices(spec: ExperimentSpec, num_envs: int) -> list[str]:
+    """What a user should know of how the agent of an experiment with so many environments was understood."""
+    algorithm = agent_class(spec.agent)
+    settings = spec.agent.settings_as(algorithm.Settings)
+    found = list(settings.notices)
+    if spec.network is not None and algorithm.experience == "none":
+        found.append(f'the network has no effect: agent "{spec.agent.type}" does not learn')
+    timesteps = getattr(settings, "rollout_timesteps", None)
+    if timesteps is not None and settings.rollout_episodes is None and timesteps % num_envs:
+        full = -(-timesteps // num_envs) * num_envs
+        found.append(f"rollout_timesteps {timesteps} is rounded up to {full}, a multiple of num_envs {num_envs}")
+    return found
 
 
 def make(spec: AgentSpec, situation: Situation) -> Agent[Any]:

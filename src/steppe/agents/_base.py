@@ -75,6 +75,10 @@ class Trajectory(NamedTuple):
     """What the actor remembered before each action."""
     next_internals: Internals
     """What it remembered after each action, also where the episode then ended."""
+    log_std: Leaf = ()
+    """The logarithm of the spread of Gaussian actions [T, N, A], where another process acted; () is the learner's."""
+    weights: Leaf = ()
+    """How much each timestep counts, 1 on average, where some are repeated; () where all count alike."""
 
 
 class Transitions(NamedTuple):
@@ -158,6 +162,11 @@ class Agent(ABC, Generic[S]):
     def acting(self, state: TrainState) -> Acting:
         """The part of the state that `act` needs."""
         return Acting(state.params, state.observations)
+
+    @property
+    def perturbs_parameters(self) -> bool:
+        """Whether `acting` adds noise to the parameters."""
+        return False
 
     def initial_internals(self, lead: tuple[int, ...]) -> Internals:
         """What an actor remembers at the start of an episode; leaves [*lead, ...]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from steppe.agents.vpg import VPG, VPGSettings
-from steppe.specs._base import Count, Positive, Unit
+from steppe.specs._base import Count, Flag, Positive, Unit
 from steppe.specs.optimizer import OptimizerSpec, RMSProp
 
 
@@ -20,7 +20,7 @@ class A2CSettings(VPGSettings):
     """The optimiser's step size; may also be written inside `optimizer`."""
     optimizer: OptimizerSpec = RMSProp()
     """How gradients become steps: a word such as "adam", or an object with its options."""
-    normalize_advantages: bool = False
+    normalize_advantages: Flag = False
     """Whether advantages are shifted and scaled to mean 0 and variance 1 in each minibatch."""
 
 

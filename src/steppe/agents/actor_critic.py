@@ -29,6 +29,7 @@ from steppe.agents.distributions import distribution_for
 from steppe.agents.layout import Layout
 from steppe.agents.optimizers import step, steps_of
 from steppe.agents.part_of_loss import PartOfLoss
+from steppe.agents.rollouts import check_sequences, horizon_of
 from steppe.errors import UserError
 from steppe.networks import Network, apply_head, default_layers, head
 from steppe.specs.spaces import Box
@@ -58,6 +59,8 @@ class Batch(NamedTuple):
     """What the actor remembered before the first action of a sequence [B, ...]; {} for other networks."""
     is_first: Any
     """Where a sequence enters a new episode [B, T]; () for other networks."""
+    weights: Any = ()
+    """How much each sample counts, 1 on average; () where all count alike."""
 
 
 class ActorCritic(Agent[S], Generic[S]):
@@ -67,27 +70,42 @@ class ActorCritic(Agent[S], Generic[S]):
 
     def __init__(self, settings: S, situation: Situation) -> None:
         super().__init__(settings, situation)
-        self.horizon = self._horizon()
+        self.horizon = horizon_of(settings, situation)
         self.rollout_episodes = settings.rollout_episodes
         self.distribution = distribution_for(situation.action, self.type, settings.distribution)
         self.kind = self.distribution.kind
+        if self.kind != "gaussian" and "initial_log_std" in settings.model_fields_set:
+            raise UserError(f"initial_log_std is for Gaussian actions, but these are {self.kind}; leave it out")
         self.layers = situation.network or default_layers(situation.observation)
         self.network = Network(self.layers, situation.observation, supports=("recurrent", "regularization"))
+        self.learns_values = settings.learns_values
         self.shares_network = self._shares_network()
-        own = settings.baseline.layers() if settings.baseline is not None else self.layers
+        # Without values the rewards to come are all there is to go by.
+        self.gae_lambda = settings.gae_lambda if self.learns_values else 1.0
+        has_own = settings.baseline is not None and self.learns_values
+        own = settings.baseline.layers() if has_own and settings.baseline is not None else self.layers
         self.value_network = Network(own, situation.observation, supports=("recurrent", "regularization"))
         self.layout = Layout(self._draw_params(None))
         self.parts = [PartOfLoss(self, part) for part in self._optimizers()]
-        if self.rollout_episodes is not None and self.is_recurrent and situation.num_envs > 1:
+        for part in self.parts:
+            part.check()
+        if self.rollout_episodes is not None and self.is_recurrent:
+            check_sequences(self.rollout_episodes, self.horizon, situation)
+        if settings.normalize_advantages and self.horizon * situation.num_envs == self.batches_of_experience:
             raise UserError(
-                f"a recurrent network learns from whole sequences, and {situation.num_envs} environments do not end "
-                "their episodes together; with rollout_episodes (update_mode in episodes) set num_envs to 1"
+                "a single advantage minus its own mean is zero, so nothing would be learned from it; raise "
+                "agent.horizon or num_envs, or set agent.normalize_advantages to false"
             )
 
     def init(self, key: Array) -> TrainState:
         """Orthogonal weights; a small last layer makes the first policy nearly uniform."""
         params = self.layout.join(self._draw_params(host_generator(key)))
         return fresh_state(self, params, params[:0], [jax.jit(part.transform.init)(params) for part in self.parts], key)
+
+    @property
+    def perturbs_parameters(self) -> bool:
+        """By variable_noise."""
+        return self.settings.variable_noise > 0
 
     def acting(self, state: TrainState) -> Acting:
         """The parameters, with noise added where it was asked for."""
@@ -144,9 +162,14 @@ class ActorCritic(Agent[S], Generic[S]):
         """One optimiser step on the vector; the value network's own optimiser takes its own part."""
         if len(self.parts) == 1:
             return self.parts[0].apply(state, gradients)
-        is_policy = jnp.arange(self.layout.size) < self.layout.start_of("value")
+        is_policy = self.is_policy()
         state = self.parts[0].apply(state, jnp.where(is_policy, gradients, 0.0))
         return self.parts[1].apply(state, jnp.where(is_policy, 0.0, gradients))._replace(updates=state.updates)
+
+    def is_policy(self) -> Array:
+        """Which of the parameters [P] are the policy's; the others are the value network's own."""
+        end = self.layout.start_of("value") if self.learns_values else self.layout.size
+        return jnp.arange(self.layout.size) < end
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One step of each optimiser, whatever it wraps, on a minibatch."""
@@ -169,13 +192,15 @@ class ActorCritic(Agent[S], Generic[S]):
         if part != "value":
             log_std = split["policy"]["head"].get("log_std")
             log_probs = self.distribution.log_prob(outputs, log_std, batch.actions)
-            policy_loss, metrics = self.policy_loss(log_probs, batch.log_probs, batch.advantages)
-            entropy = self.distribution.entropy(outputs, log_std).mean()
+            # Every policy loss is linear in the advantages.
+            advantages = weighted(batch.advantages, batch.weights)
+            policy_loss, metrics = self.policy_loss(log_probs, batch.log_probs, advantages)
+            entropy = weighted(self.distribution.entropy(outputs, log_std), batch.weights).mean()
             total += policy_loss - settings.entropy_coefficient * entropy
             total += self.network.penalty(split["policy"]["torso"])
             metrics |= {"policy_loss": policy_loss, "entropy": entropy}
         if part != "policy":
-            value_loss = jnp.mean((values - batch.returns) ** 2)
+            value_loss = weighted((values - batch.returns) ** 2, batch.weights).mean()
             total += settings.value_coefficient * value_loss
             if not self.shares_network:
                 total += self.value_network.penalty(split["value"]["torso"])
@@ -190,11 +215,10 @@ class ActorCritic(Agent[S], Generic[S]):
             split = self.layout.split(vector)
             outputs, _ = self._outputs_and_values(split, observations, batch, None, "policy")
             policies += [outputs, split["policy"]["head"].get("log_std")]
-        return self.distribution.kl(*policies).mean()
+        return weighted(self.distribution.kl(*policies), batch.weights).mean()
 
     def prepare(self, state: TrainState, trajectory: Trajectory) -> Batch:
         """[T, N, ...] -> advantages and value targets, flattened to [T * N, ...] or as sequences [N, T, ...]."""
-        settings = self.settings
         values, next_values = self.trajectory_values(state, trajectory)
         rewards = trajectory.rewards
         if self.situation.normalize_rewards:
@@ -205,14 +229,16 @@ class ActorCritic(Agent[S], Generic[S]):
             next_values,
             trajectory.terminated.astype(jnp.float32),
             trajectory.truncated.astype(jnp.float32),
-            settings.discount,
-            settings.gae_lambda,
+            self.settings.discount,
+            self.gae_lambda,
         )
         return self.batch_of(trajectory, self.behaviour_log_probs(state, trajectory), advantages, advantages + values)
 
     def behaviour_log_probs(self, state: TrainState, trajectory: Trajectory) -> Array:
         """Log-probabilities [T, N] of the actions under the policy that took them."""
         log_std = self.layout.split(self.acting(state).params)["policy"]["head"].get("log_std")
+        if not isinstance(trajectory.log_std, tuple):
+            log_std = trajectory.log_std
         return self.distribution.log_prob(trajectory.outputs, log_std, trajectory.actions)
 
     def current_log_probs(self, state: TrainState, trajectory: Trajectory) -> Array:
@@ -233,12 +259,14 @@ class ActorCritic(Agent[S], Generic[S]):
         ended = trajectory.terminated | trajectory.truncated
         is_first = jnp.concatenate([jnp.zeros_like(ended[:1]), ended[:-1]])
         leaves = (trajectory.observations, trajectory.actions, trajectory.outputs, log_probs, advantages, returns)
+        weights = trajectory.weights
         if self.is_recurrent:
             internals = jax.tree.map(lambda leaf: leaf[0], trajectory.internals)
             sequences = [jnp.swapaxes(leaf, 0, 1) for leaf in leaves]
-            return Batch._make([*sequences, internals, jnp.swapaxes(is_first, 0, 1)])
+            weights = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), weights)
+            return Batch._make([*sequences, internals, jnp.swapaxes(is_first, 0, 1), weights])
         flat = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
-        return Batch._make([*flat, {}, ()])
+        return Batch._make([*flat, {}, (), jax.tree.map(jnp.ravel, weights)])
 
     def note_rewards(self, state: TrainState, trajectory: Trajectory) -> TrainState:
         """Before an update: the spread of the returns, so that the very first rewards are scaled already."""
@@ -253,7 +281,9 @@ class ActorCritic(Agent[S], Generic[S]):
         return state._replace(observations=normalizers.merge(state.observations, trajectory.observations, self.axis))
 
     def trajectory_values(self, state: TrainState, trajectory: Trajectory) -> tuple[Array, Array]:
-        """Values [T, N] of the observations and of their true successors."""
+        """Values [T, N] of the observations and of their true successors; zeros where none are learned."""
+        if not self.learns_values:
+            return jnp.zeros_like(trajectory.rewards), jnp.zeros_like(trajectory.rewards)
         params = self.layout.split(state.params)
 
         def values_of(observations: Array, internals: Internals) -> Array:
@@ -280,29 +310,18 @@ class ActorCritic(Agent[S], Generic[S]):
         tensors = {name.removeprefix("policy/"): t for name, t in named.items() if name.startswith("policy/")}
         return tensors | normalizer_tensors(self, state)
 
-    def _horizon(self) -> int:
-        """As given for each environment or for all of them, or so that the episodes asked for surely fit."""
-        settings, situation = self.settings, self.situation
-        envs, total, episodes = situation.num_envs, settings.rollout_timesteps, settings.rollout_episodes
-        if episodes is None:
-            return settings.horizon if total is None else -(-total // envs)
-        if total is None and situation.episode_limit is None:
-            raise UserError(
-                "rollout_episodes (update_mode in episodes) needs to know how long an episode can be; set "
-                "max_timesteps_per_episode, or give rollout_timesteps (memory.capacity), the most to learn from at once"
-            )
-        horizon = -(-total // envs) if total is not None else -(-episodes // envs) * (situation.episode_limit or 0)
-        # Rounded up, so that it can be cut into minibatches.
-        return -(-horizon // 32) * 32
-
     def _shares_network(self) -> bool:
         settings, observation = self.settings, self.situation.observation
+        if not self.learns_values:
+            return True  # a value network of its own there is not
         if settings.share_network is None:
             is_image = isinstance(observation, Box) and observation.is_image
             return is_image and settings.baseline is None and settings.baseline_optimizer is None
         return settings.share_network
 
     def _optimizers(self) -> list[Part]:
+        if not self.learns_values:
+            return ["policy"]
         return ["all"] if self.settings.baseline_optimizer is None else ["policy", "value"]
 
     def _draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
@@ -310,6 +329,8 @@ class ActorCritic(Agent[S], Generic[S]):
         policy: dict[str, Any] = {"torso": self.network.init(rng), "head": head(rng, features, outputs, scale=0.01)}
         if self.kind == "gaussian":
             policy["head"]["log_std"] = np.full(outputs, self.settings.initial_log_std, np.float32)
+        if not self.learns_values:
+            return {"policy": policy}
         if self.shares_network:
             return {"policy": policy, "value": {"head": head(rng, features, 1, scale=1.0)}}
         value_head = head(rng, self.value_network.features, 1, scale=1.0)
@@ -350,14 +371,20 @@ class ActorCritic(Agent[S], Generic[S]):
         features, _ = network.unroll(torso, sequences, internals, is_first, key)
         return jnp.swapaxes(features, 0, 1)
 
-    def standardized(self, advantages: Array) -> Array:
-        """Advantages [B] with mean 0 and variance 1 over all devices."""
-        centred = advantages - self._mean(advantages)
-        return centred / (jnp.sqrt(self._mean(centred**2)) + 1e-8)
+    def standardized(self, batch: Batch) -> Batch:
+        """With advantages of mean 0 and variance 1 over all devices."""
+        centred = batch.advantages - self._mean(weighted(batch.advantages, batch.weights))
+        deviation = jnp.sqrt(self._mean(weighted(centred**2, batch.weights)))
+        return batch._replace(advantages=centred / (deviation + 1e-8))
 
     def _mean(self, values: Array) -> Array:
         mean = values.mean()
         return mean if self.axis is None else jax.lax.pmean(mean, self.axis)
+
+    @property
+    def batches_of_experience(self) -> int:
+        """Into how many parts each trajectory is cut."""
+        return 1
 
     @property
     def batches_per_experience(self) -> int:
@@ -376,6 +403,11 @@ class ActorCritic(Agent[S], Generic[S]):
         if total is None:
             return None
         return -(-total // (self.horizon * self.situation.num_envs)) * self.batches_per_experience
+
+
+def weighted(values: Array, weights: Any) -> Array:
+    """Values by how much each counts, so that their mean is the weighted one."""
+    return values if isinstance(weights, tuple) else values * weights
 
 
 def _of_value(internals: Internals) -> Internals:

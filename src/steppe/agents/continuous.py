@@ -13,14 +13,14 @@ from pydantic import model_validator
 
 from steppe.agents._base import Acting, Internals, Situation, TrainState, normalizer_tensors
 from steppe.agents.off_policy import MemorySettings, OffPolicy, OffPolicySettings
-from steppe.agents.optimizers import has_part, learning_rate_schedule, lift_learning_rate, make_transform
+from steppe.agents.optimizers import has_part, learning_rate_schedule, make_transform
 from steppe.errors import SpecError, UserError
 from steppe.networks import Network, apply_head, default_layers, head
 from steppe.records import heads
 from steppe.specs._base import Natural, Positive
 from steppe.specs.network import Dense, Flatten, Layer, NetworkSpec
-from steppe.specs.optimizer import Evolutionary, OptimizerSpec
-from steppe.specs.spaces import Box, Space
+from steppe.specs.optimizer import Evolutionary, OptimizedStep, OptimizerSpec
+from steppe.specs.spaces import Box, Part, Space
 
 
 class ContinuousSettings(OffPolicySettings):
@@ -39,15 +39,12 @@ class ContinuousSettings(OffPolicySettings):
     memory: MemorySettings = MemorySettings(capacity=250_000)
     """The replay memory."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _rate_inside(cls, data: Any) -> Any:
-        return lift_learning_rate(data, "critic_optimizer", "critic_learning_rate") if isinstance(data, dict) else data
-
     @model_validator(mode="after")
     def _one_optimizer(self) -> ContinuousSettings:
         if any(has_part(each, Evolutionary) for each in (self.optimizer, self.critic_optimizer)):
             raise ValueError("an evolutionary optimizer follows one loss, but actor and critics have one each")
+        if has_part(self.optimizer, OptimizedStep):
+            raise ValueError("optimized_step searches along one loss, but actor and critics have one each")
         if self.critic_optimizer is not None and hasattr(self.critic_optimizer, "optimizer"):
             raise ValueError(
                 f'"{self.critic_optimizer.type}" wraps the step of actor and critics together: write it as optimizer'
@@ -68,7 +65,8 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         observation = situation.observation
         self.layers = situation.network or dense_layers(observation)
         self.actor_network = Network(self.layers, observation, "lecun", {"regularization"})
-        encoding, rest = _at_first_dense(settings.critic_network or self.layers)
+        critic = settings.critic_network or self.layers
+        encoding, rest = _at_first_dense(critic)
         self.encoder = Network(encoding, observation, "lecun", {"regularization"})
         width = self.encoder.features + self.action_size
         joined = Box((width,), (float("-inf"),), (float("inf"),), "float32")
@@ -80,7 +78,8 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         )
         optimizer = settings.critic_optimizer or settings.optimizer
         self.critic_transform = make_transform(optimizer, rate, settings.max_gradient_norm)
-        if any(network.has_dropout for network in (self.actor_network, self.encoder, self.critic)):
+        layers = (*self.layers.root, *critic.root)
+        if any(layer.type == "dropout" or getattr(layer, "dropout", None) for layer in layers):
             raise SpecError(f'agent "{self.type}" learns from its own estimates, which dropout blurs; leave it out')
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
@@ -147,7 +146,8 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
             moved.append(optax.apply_updates(params[index], step))
             optimizers.append(optimizer)
         updates = state.updates + 1
-        return self.moved_target(state._replace(params=jnp.concatenate(moved), optimizer=optimizers, updates=updates))
+        stepped = state._replace(params=jnp.concatenate(moved), optimizer=optimizers, updates=updates)
+        return self.moved_target(stepped, state.updates)
 
     def _parted(self, vector: Any) -> tuple[Any, Any]:
         """(the actor's part, everything else)."""
@@ -173,15 +173,22 @@ def bounded_actions(situation: Situation, agent: str) -> Box:
 
 def dense_layers(observation: Space) -> NetworkSpec:
     """Two wide layers for vectors; for images the usual convolutions."""
-    if isinstance(observation, Box) and observation.is_image:
+    if isinstance(observation, Box) and (observation.is_image or any(_is_image(part) for part in observation.parts)):
         return default_layers(observation)
     return NetworkSpec([Dense(type="dense", size=256, activation="relu") for _ in range(2)])
 
 
+def _is_image(part: Part) -> bool:
+    return isinstance(part.space, Box) and part.space.is_image
+
+
 def _at_first_dense(layers: NetworkSpec) -> tuple[list[Layer], list[Layer]]:
     """(what sees the observation alone, what sees the action too)."""
-    for index, layer in enumerate(layers.root):
-        if layer.type in ("dense", "linear"):
-            before = [each for each in layers.root[:index] if each.type != "flatten"]
-            return [*before, Flatten(type="flatten")], list(layers.root[index:])
+    layers_of = list(layers.root)
+    # Named branches see the observation alone; what joins them begins at the last `input`.
+    start = max((index + 1 for index, layer in enumerate(layers_of) if layer.type == "input"), default=0)
+    for index in range(start, len(layers_of)):
+        if layers_of[index].type in ("dense", "linear"):
+            before = [each for i, each in enumerate(layers_of[:index]) if each.type != "flatten" or i < start]
+            return [*before, Flatten(type="flatten")], layers_of[index:]
     raise UserError("the critics' network needs a dense or linear layer, where the action joins the observation")

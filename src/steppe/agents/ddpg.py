@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from steppe.agents._base import Internals, Metrics, TrainState, Transitions
+from steppe.agents._base import Metrics, TrainState, Transitions
 from steppe.agents.continuous import ActorAndCritics, ContinuousSettings
-from steppe.agents.noise import drift, exploration_of, initial_noise
+from steppe.agents.noisy_acting import ActsWithNoise
 from steppe.specs._base import Positive
 from steppe.specs.exploration import Noise, OrnsteinUhlenbeck
 
@@ -29,29 +29,12 @@ class DDPGSettings(ContinuousSettings):
 S = TypeVar("S", bound=DDPGSettings)
 
 
-class DDPG(ActorAndCritics[S]):
+class DDPG(ActsWithNoise, ActorAndCritics[S]):
     """A deterministic actor that climbs its critic's estimate, and noise to explore with."""
 
     type = "ddpg"
     kind = "deterministic"
     Settings: ClassVar = DDPGSettings
-
-    def initial_internals(self, lead: tuple[int, ...]) -> Internals:
-        """The drifting noise, where there is any."""
-        return initial_noise(self.settings.exploration, lead, self.action_size)
-
-    def choose(
-        self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
-    ) -> tuple[Any, Internals]:
-        """The actor's action, and noise that may drift."""
-        noise, internals = drift(self.settings.exploration, noise, internals, self.action_size, xp)
-        actions, _ = super().choose(outputs, noise, timestep, internals, log_std, xp)
-        return actions, internals
-
-    def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
-        """Anything goes until learning starts; then as set."""
-        own = exploration_of(self.settings.exploration, timestep, xp)
-        return own | {"epsilon": xp.where(timestep < self.settings.learning_starts, 1.0, own["epsilon"])}
 
     def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
         """The critics' errors (eq. 4), and minus the value of what the actor would do (eq. 6), each for its part."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -17,12 +16,12 @@ from pydantic import Field, model_validator
 
 from steppe.agents import normalizers
 from steppe.agents._base import Metrics, Situation, TrainState, Transitions
-from steppe.agents.dqn import DQN, DQNSettings, quantile_loss
+from steppe.agents.dqn import DQN, DQNSettings
 from steppe.agents.optimizers import steps_of
 from steppe.memories import DemonstratedReplay, Timesteps
 from steppe.records import demonstrations
 from steppe.records.demonstrations import Demonstrations
-from steppe.specs._base import Count, Natural, NonNegative, Unit
+from steppe.specs._base import Count, Natural, NonNegative
 from steppe.specs.exploration import ConstantExploration, RandomActions
 from steppe.specs.spaces import Discrete
 
@@ -44,7 +43,7 @@ class DQfDSettings(DQNSettings):
     """How many updates are taken on demonstrations alone, before the first action."""
     demo_batch_size: Count | None = None
     """How many transitions of each later batch are demonstrations; without it demo_sampling_ratio says."""
-    demo_sampling_ratio: Unit = 0.25
+    demo_sampling_ratio: Annotated[float, Field(strict=True, gt=0.0, lt=1.0)] = 0.25
     """The share of each later batch that is demonstrations."""
     demo_memory_capacity: Count | None = None
     """How many demonstrated timesteps are kept, the first of the file; null keeps all."""
@@ -58,8 +57,23 @@ class DQfDSettings(DQNSettings):
         """How many transitions of each batch are demonstrations."""
         return self.demo_batch_size or max(1, round(self.batch_size * self.demo_sampling_ratio))
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_something_shown(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("demonstrations") is None:
+            raise ValueError(
+                'agent "dqfd" begins with demonstrations; record some with: steppe record -e NAME, and name the file: '
+                '"demonstrations": "demonstrations.safetensors"'
+            )
+        return data
+
     @model_validator(mode="after")
     def _leaves_room(self) -> DQfDSettings:
+        given = self.model_fields_set
+        if self.demo_batch_size is not None and "demo_sampling_ratio" in given:
+            raise ValueError("demo_batch_size and demo_sampling_ratio say the same thing; give one of them")
+        if self.n_step == 1 and "n_step_weight" in given:
+            raise ValueError("n_step_weight has no meaning where n_step is 1; leave it out")
         if self.demonstrated >= self.batch_size:
             raise ValueError(
                 f"{self.demonstrated} demonstrations in each batch of {self.batch_size} leave no room for what the "
@@ -106,15 +120,12 @@ class DQfD(DQN):
     def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
         """Equation 3: errors of one step and of n steps, and the margin of demonstrated actions."""
         settings = self.settings
-        key = jax.random.split(jax.random.fold_in(state.key, state.updates), 3)[0]
-        online = self.q.perturbed(self.layout.split(params), key)
-        observations = self.normalized(state.observations, batch.observations)
-        values = self.q.values(online, observations, key if self.q.network.has_dropout else None)
+        values = self.online_values(params, state, batch)
         taken = self.q.taken(values, batch.actions)
         alone = batch if batch.single is None else batch._replace(**batch.single._asdict())
-        each, errors = self._compared(taken, self.targets(state, alone))
+        each, errors = self.compared(taken, self.targets(state, alone))
         if batch.single is not None:
-            each = each + settings.n_step_weight * self._compared(taken, self.targets(state, batch))[0]
+            each = each + settings.n_step_weight * self.compared(taken, self.targets(state, batch))[0]
         metrics = {"td_error": errors.mean(), "priorities": errors}
         if batch.demonstrated is not None:
             lacking = jnp.where(batch.demonstrated, self.lacking_margin(values, taken, batch.actions), 0.0)
@@ -122,19 +133,6 @@ class DQfD(DQN):
             metrics["supervised_loss"] = lacking.sum() / jnp.maximum(batch.demonstrated.sum(), 1)
         penalty = self.q.network.penalty(self.layout.split(params)["torso"])
         return (batch.weights * each).mean() + penalty, metrics
-
-    def targets(self, state: TrainState, batch: Transitions) -> Array:
-        """What the actions taken are worth by what followed: [B, choices, quantiles] (equation 1)."""
-        batch = self.normalized_batch(state, batch)
-        _, next_key, target_key = jax.random.split(jax.random.fold_in(state.key, state.updates), 3)
-        target = self.q.perturbed(self.layout.split(state.target), target_key)
-        next_values = chooser = self.q.values(target, batch.next_observations)
-        if self.settings.double:
-            chosen_by = self.q.perturbed(self.layout.split(state.params), next_key)
-            chooser = self.q.values(chosen_by, batch.next_observations)
-        following = self.q.taken(next_values, self.q.best(chooser))
-        worth = batch.rewards[:, None, None] + batch.discounts[:, None, None] * following
-        return jax.lax.stop_gradient(worth)
 
     def lacking_margin(self, values: Array, taken: Array, actions: Array) -> Array:
         """max_a [Q(s, a) + margin where a is another] - Q(s, action), the mean over choices: [B] (equation 2)."""
@@ -148,16 +146,6 @@ class DQfD(DQN):
     @property
     def _margin(self) -> float:
         return self.settings.expert_margin
-
-    def _compared(self, taken: Array, targets: Array) -> tuple[Array, Array]:
-        """(penalty, absolute error) of each transition [B], as `dqn` has them."""
-        if self.settings.quantiles == 1:
-            errors = (taken - targets)[..., 0]
-            each = self._penalty(errors)
-        else:
-            errors = taken.mean(-1) - targets.mean(-1)
-            each = quantile_loss(taken, targets, self._penalty)
-        return each.mean(-1), jnp.abs(errors).mean(-1)
 
     def _as_collected(self, shown: Demonstrations) -> Timesteps:
         """[M, 1, ...], as a runner would have collected them: preprocessed, and actions counted from 0."""

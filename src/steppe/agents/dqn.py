@@ -18,7 +18,7 @@ from pydantic import model_validator
 from steppe.agents._base import Acting, Internals, Metrics, Situation, TrainState, Transitions, normalizer_tensors
 from steppe.agents.off_policy import OffPolicy, OffPolicySettings
 from steppe.agents.q_network import QNetwork
-from steppe.errors import UserError
+from steppe.errors import SpecError, UserError
 from steppe.networks import Network, default_layers
 from steppe.specs._base import Count, Flag, Positive, Unit
 from steppe.specs.exploration import EpsilonAnneal, RandomActions
@@ -78,12 +78,19 @@ class DQN(OffPolicy[DQNSettings]):
         self.layers, is_dueling = torso_of(layers, action, self.type)
         network = Network(self.layers, situation.observation, supports={"regularization"})
         self.dueling = settings.dueling or is_dueling
+        if is_dueling and "dueling" in settings.model_fields_set and not settings.dueling:
+            raise SpecError("agent.dueling is false, but the network ends in a dueling layer; remove one of the two")
         self.q = QNetwork(network, action, self.dueling, settings.quantiles, settings.noisy)
         super().__init__(settings, situation)
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
         """One network."""
         return self.q.draw_params(rng)
+
+    @property
+    def perturbs_parameters(self) -> bool:
+        """By a noisy network."""
+        return self.settings.noisy
 
     def acting(self, state: TrainState) -> Acting:
         """The parameters, with the noise of a noisy network."""
@@ -103,32 +110,40 @@ class DQN(OffPolicy[DQNSettings]):
 
     def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
         """The mean (Huber, squared or quantile) error over a batch."""
-        taken, targets = self.estimates(params, state, batch)
-        if self.settings.quantiles == 1:
-            errors = (taken - targets)[..., 0]
-            each = self._penalty(errors).mean(-1)
-        else:
-            errors = taken.mean(-1) - targets.mean(-1)
-            each = quantile_loss(taken, targets, self._penalty).mean(-1)
-        size = jnp.abs(errors).mean(-1)
+        values = self.online_values(params, state, batch)
+        each, errors = self.compared(self.q.taken(values, batch.actions), self.targets(state, batch))
         penalty = self.q.network.penalty(self.layout.split(params)["torso"])
-        return (batch.weights * each).mean() + penalty, {"td_error": size.mean(), "priorities": size}
+        return (batch.weights * each).mean() + penalty, {"td_error": errors.mean(), "priorities": errors}
 
-    def estimates(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Array]:
-        """What the actions taken are worth by estimate, and by what followed: [B, choices, quantiles] each."""
+    def online_values(self, params: Array, state: TrainState, batch: Transitions) -> Array:
+        """What every action is worth by estimate: [B, actions, quantiles]."""
+        key = self._keys(state)[0]
+        online = self.q.perturbed(self.layout.split(params), key)
+        observations = self.normalized(state.observations, batch.observations)
+        return self.q.values(online, observations, key if self.q.network.has_dropout else None)
+
+    def targets(self, state: TrainState, batch: Transitions) -> Array:
+        """What the actions taken are worth by what followed: [B, choices, quantiles]."""
         batch = self.normalized_batch(state, batch)
-        own_key, next_key, target_key = jax.random.split(jax.random.fold_in(state.key, state.updates), 3)
-        online = self.q.perturbed(self.layout.split(params), own_key)
+        _, next_key, target_key = self._keys(state)
         target = self.q.perturbed(self.layout.split(state.target), target_key)
-        next_values = self.q.values(target, batch.next_observations)
-        chooser = next_values
+        next_values = chooser = self.q.values(target, batch.next_observations)
         if self.settings.double:
             chosen_by = self.q.perturbed(self.layout.split(state.params), next_key)
             chooser = self.q.values(chosen_by, batch.next_observations)
         following = self.q.taken(next_values, self.q.best(chooser))
-        targets = batch.rewards[:, None, None] + batch.discounts[:, None, None] * following
-        values = self.q.values(online, batch.observations, own_key if self.q.network.has_dropout else None)
-        return self.q.taken(values, batch.actions), jax.lax.stop_gradient(targets)
+        worth = batch.rewards[:, None, None] + batch.discounts[:, None, None] * following
+        return jax.lax.stop_gradient(worth)
+
+    def compared(self, taken: Array, targets: Array) -> tuple[Array, Array]:
+        """(cost, absolute error) of each transition [B], from [B, choices, quantiles] each."""
+        if self.settings.quantiles == 1:
+            errors = (taken - targets)[..., 0]
+            each = self._cost(errors)
+        else:
+            errors = taken.mean(-1) - targets.mean(-1)
+            each = quantile_loss(taken, targets, self._cost)
+        return each.mean(-1), jnp.abs(errors).mean(-1)
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         """The online network with its normaliser."""
@@ -140,18 +155,25 @@ class DQN(OffPolicy[DQNSettings]):
         final = float(self.settings.exploration.epsilon(2**31, np))
         return {"kind": self.kind, "dueling": self.dueling, "epsilon": final}
 
-    def _penalty(self, errors: Array) -> Array:
+    def _keys(self, state: TrainState) -> Array:
+        """For the noise of the network that learns, of the one that chooses, and of the target."""
+        return jax.random.split(jax.random.fold_in(state.key, state.updates), 3)
+
+    def _cost(self, errors: Array) -> Array:
+        """Of each error; squared ones would not find quantiles, but expectiles."""
         huber = self.settings.huber
-        return 0.5 * errors**2 if huber is False else optax.huber_loss(errors, delta=float(huber))
+        if huber is not False:
+            return optax.huber_loss(errors, delta=float(huber))
+        return 0.5 * errors**2 if self.settings.quantiles == 1 else jnp.abs(errors)
 
 
-def quantile_loss(quantiles: Array, targets: Array, penalty: Any) -> Array:
+def quantile_loss(quantiles: Array, targets: Array, cost: Any) -> Array:
     """[..., K] quantiles and [..., J] samples -> [...]: quantile regression (arXiv:1710.10044 eq. 10)."""
     count = quantiles.shape[-1]
     levels = (jnp.arange(count) + 0.5) / count
     errors = targets[..., None, :] - quantiles[..., :, None]
     weights = jnp.abs(levels[:, None] - (errors < 0))
-    return (weights * penalty(errors)).mean(-1).sum(-1)
+    return (weights * cost(errors)).mean(-1).sum(-1)
 
 
 def torso_of(layers: NetworkSpec, action: Discrete | MultiDiscrete, agent: str) -> tuple[NetworkSpec, bool]:

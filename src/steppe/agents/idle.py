@@ -88,7 +88,7 @@ class ConstantSettings(IdleSettings):
     """Settings of `constant`."""
 
     action: int | float | list[int] | list[float] = 0
-    """The action that is always taken; one number stands for all elements."""
+    """The action that is always taken; one number stands for all elements. Also action_values."""
 
 
 class Constant(Idle[ConstantSettings]):

@@ -7,6 +7,7 @@ gradient itself for small networks, so Steppe keeps the vector and cuts it into 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ class Layout:
         self.shapes = [leaf.shape for _, leaf in paths]
         sizes = [int(np.prod(shape, dtype=int)) for shape in self.shapes]
         self._ends = np.cumsum([0, *sizes]).tolist()
+        self._cut = self._differentiable_cut()
 
     @property
     def size(self) -> int:
@@ -45,11 +47,30 @@ class Layout:
 
     def split(self, vector: Array) -> dict[str, Any]:
         """Vector [P] -> nested dict."""
-        return jax.tree.unflatten(self._tree, self._pieces(vector))
+        return jax.tree.unflatten(self._tree, self._cut(vector))
 
     def named(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Vector [P] -> flat dict of "a/b/kernel" names; NumPy vectors are not copied."""
         return dict(zip(self.names, self._pieces(vector), strict=True))
+
+    def _differentiable_cut(self) -> Callable[[Array], list[Any]]:
+        """`_pieces`, whose gradients are put side by side.
+
+        By itself the gradient of each piece would become a vector of full length, mostly zeros, and all be added up.
+        """
+
+        @jax.custom_vjp
+        def cut(vector: Array) -> list[Any]:
+            return self._pieces(vector)
+
+        def forward(vector: Array) -> tuple[list[Any], None]:
+            return self._pieces(vector), None
+
+        def backward(_: None, gradients: list[Array]) -> tuple[Array]:
+            return (jnp.concatenate([jnp.ravel(gradient) for gradient in gradients]),)
+
+        cut.defvjp(forward, backward)
+        return cut
 
     def _pieces(self, vector: Any) -> list[Any]:
         return [

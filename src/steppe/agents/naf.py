@@ -7,14 +7,15 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import Array
 
 from steppe.agents._base import Acting, Internals, Metrics, Situation, TrainState, Transitions, normalizer_tensors
 from steppe.agents.continuous import bounded_actions, dense_layers
-from steppe.agents.noise import drift, exploration_of, initial_noise
+from steppe.agents.noisy_acting import ActsWithNoise
 from steppe.agents.off_policy import MemorySettings, OffPolicy, OffPolicySettings
 from steppe.networks import Network, apply_head, head
-from steppe.specs._base import Positive
+from steppe.specs._base import Flag, Positive
 from steppe.specs.exploration import Noise, OrnsteinUhlenbeck
 
 
@@ -25,13 +26,17 @@ class NAFSettings(OffPolicySettings):
     """The optimiser's step size; may also be written inside `optimizer`."""
     max_gradient_norm: Positive | None = 10.0
     """Longer gradients are shortened to this length; null leaves them as they are."""
+    double: Flag = False
+    """Whether the target network values the online network's best action instead of its own; also double_q_model."""
+    huber: Flag | Positive = False
+    """Whether large errors count linearly instead of squared; a number says from which error on. Also huber_loss."""
     exploration: Noise = OrnsteinUhlenbeck()
     """What is added to actions while learning; also spelled actions_exploration."""
     memory: MemorySettings = MemorySettings(capacity=250_000)
     """The replay memory."""
 
 
-class NAF(OffPolicy[NAFSettings]):
+class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
     """A value that falls off quadratically around one best action, all three put out by one network."""
 
     type = "naf"
@@ -54,38 +59,22 @@ class NAF(OffPolicy[NAFSettings]):
             "triangle": head(rng, features, size * (size + 1) // 2, scale=0.1),
         }
 
-    def initial_internals(self, lead: tuple[int, ...]) -> Internals:
-        """The drifting noise, where there is any."""
-        return initial_noise(self.settings.exploration, lead, self.action_size)
-
     def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
         """The best action, before the tanh."""
         params = self.layout.split(acting.params)
         observations = self.normalized(acting.observations, observations)
         return apply_head(params["head"], self.network.apply(params["torso"], observations)), internals
 
-    def choose(
-        self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
-    ) -> tuple[Any, Internals]:
-        """The best action, and noise that may drift."""
-        noise, internals = drift(self.settings.exploration, noise, internals, self.action_size, xp)
-        actions, _ = super().choose(outputs, noise, timestep, internals, log_std, xp)
-        return actions, internals
-
-    def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
-        """Anything goes until learning starts; then as set."""
-        own = exploration_of(self.settings.exploration, timestep, xp)
-        return own | {"epsilon": xp.where(timestep < self.settings.learning_starts, 1.0, own["epsilon"])}
-
     def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
         """The error against the reward and the target network's value of the next state (algorithm 1)."""
         batch = self.normalized_batch(state, batch)
         target = self.layout.split(state.target)
-        next_features = self.network.apply(target["torso"], batch.next_observations)
-        targets = batch.rewards + batch.discounts * apply_head(target["value"], next_features)[..., 0]
+        targets = batch.rewards + batch.discounts * self._following(target, state, batch)
         key = jax.random.fold_in(state.key, state.updates) if self.network.has_dropout else None
         errors = self.values(self.layout.split(params), batch.observations, batch.actions, key) - targets
-        loss = 0.5 * (batch.weights * errors**2).mean()
+        huber = self.settings.huber
+        each = 0.5 * errors**2 if huber is False else optax.huber_loss(errors, delta=float(huber))
+        loss = (batch.weights * each).mean()
         return loss + self.network.penalty(self.layout.split(params)["torso"]), {
             "td_error": jnp.abs(errors).mean(),
             "priorities": jnp.abs(errors),
@@ -98,6 +87,15 @@ class NAF(OffPolicy[NAFSettings]):
         lower = _triangle(apply_head(params["triangle"], features), self.action_size)
         lengths = jnp.einsum("bij,bi->bj", lower, away)
         return apply_head(params["value"], features)[..., 0] - 0.5 * (lengths**2).sum(-1)
+
+    def _following(self, target: dict[str, Any], state: TrainState, batch: Transitions) -> Array:
+        """The target network's value [B] of the next states, or of what the online network would do there."""
+        observations = batch.next_observations
+        if not self.settings.double:
+            return apply_head(target["value"], self.network.apply(target["torso"], observations))[..., 0]
+        online = self.layout.split(state.params)
+        chosen = jnp.tanh(apply_head(online["head"], self.network.apply(online["torso"], observations)))
+        return self.values(target, observations, chosen)
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         """What puts out the best action, with its normaliser."""

@@ -38,11 +38,11 @@ def merge(statistics: Statistics, values: Array, axis: str | None = None) -> Sta
         variance = jax.lax.pmean(variance + (own_mean - mean) ** 2, axis)
         count = count * jax.lax.axis_size(axis)
     total = statistics.samples + count
-    shift = mean - statistics.mean
-    spread = statistics.variance * statistics.samples + variance * count
+    # By the share of what is new, which stays right where the count has reached the end of its precision.
+    share, shift = count / total, mean - statistics.mean
     return Statistics(
-        mean=statistics.mean + shift * count / total,
-        variance=(spread + shift**2 * statistics.samples * count / total) / total,
+        mean=statistics.mean + share * shift,
+        variance=statistics.variance + share * (variance - statistics.variance + (1.0 - share) * shift**2),
         samples=total,
     )
 

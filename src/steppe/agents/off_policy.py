@@ -12,7 +12,7 @@ import optax
 from jax import Array
 from pydantic import model_validator
 
-from steppe.agents import normalizers, old_words
+from steppe.agents import normalizers
 from steppe.agents._base import (
     Agent,
     Metrics,
@@ -35,6 +35,7 @@ from steppe.agents.optimizers import (
     step,
     steps_of,
 )
+from steppe.errors import UserError
 from steppe.memories import Replay
 from steppe.specs._base import Count, Flag, Natural, Spec, Unit
 from steppe.specs.optimizer import NaturalGradient, SubsamplingStep
@@ -53,6 +54,8 @@ class MemorySettings(Spec):
     """How much errors count in prioritised drawing: 0 is uniform; TensorForce called it prioritization_weight."""
     importance_exponent: Unit = 0.4
     """How much of the bias of prioritised drawing is undone: 1 is all."""
+    final_importance_exponent: Unit | None = None
+    """Where importance_exponent ends, growing until total_timesteps; null keeps it as it is."""
 
     @model_validator(mode="before")
     @classmethod
@@ -73,9 +76,11 @@ class MemorySettings(Spec):
         if not self.include_next_states:
             raise ValueError("include_next_states must be true: the value of what follows is what is learned from")
         if self.type == "replay":
-            for name in ("priority_exponent", "importance_exponent"):
+            for name in ("priority_exponent", "importance_exponent", "final_importance_exponent"):
                 if name in self.model_fields_set and getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f'{name} is for memory "prioritized_replay"; this one draws uniformly')
+        if self.final_importance_exponent is not None and not self.importance_exponent:
+            raise ValueError("an importance_exponent that grows to final_importance_exponent must begin above 0")
         return self
 
 
@@ -100,11 +105,6 @@ class OffPolicySettings(OptimizerSettings):
     """How far the target network moves each time: 1 is a copy."""
     memory: MemorySettings = MemorySettings()
     """The replay memory."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _old_words(cls, data: Any) -> Any:
-        return old_words.understand(data, set(cls.model_fields)) if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _fits_together(self) -> OffPolicySettings:
@@ -185,7 +185,8 @@ class OffPolicy(Agent[S], Generic[S]):
         """One optimiser step, and now and then the targets move."""
         steps, optimizer = self.transform.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, steps)
-        return self.moved_target(state._replace(params=params, optimizer=optimizer, updates=state.updates + 1))
+        moved = state._replace(params=params, optimizer=optimizer, updates=state.updates + 1)
+        return self.moved_target(moved, state.updates)
 
     def averaged(self, values: Array) -> Array:
         """There is one device."""
@@ -193,23 +194,35 @@ class OffPolicy(Agent[S], Generic[S]):
 
     def settled(self, before: TrainState, moved: TrainState) -> TrainState:
         """The targets move towards the parameters that were really reached."""
-        return self.moved_target(moved._replace(target=before.target))
+        return self.moved_target(moved._replace(target=before.target), before.updates)
 
     def is_within_reach(self, params: Array, state: TrainState, batch: Any) -> Any:
         """A step may be of any length."""
         return True
 
-    def moved_target(self, state: TrainState) -> TrainState:
-        """Every target_sync_frequency updates, the targets go part of the way to the parameters."""
+    def moved_target(self, state: TrainState, before: Any) -> TrainState:
+        """Every target_sync_frequency updates, of which there were `before`, the targets follow the parameters."""
         settings = self.settings
         weight: Any = settings.target_update_weight
-        if settings.target_sync_frequency > 1:
-            weight = jnp.where(state.updates % settings.target_sync_frequency == 0, weight, 0.0)
+        if (frequency := settings.target_sync_frequency) > 1:
+            weight = jnp.where(state.updates // frequency > before // frequency, weight, 0.0)
         return state._replace(target=state.target + weight * (state.params - state.target))
 
     def update(self, state: TrainState, experience: Transitions) -> tuple[TrainState, Metrics]:
         """One step of the optimiser, whatever it wraps; the metrics carry each transition's priority."""
-        return step(self.settings.optimizer, self, state, experience)
+        return step(self.settings.optimizer, self, state, self.corrected(state, experience))
+
+    def corrected(self, state: TrainState, batch: Transitions) -> Transitions:
+        """With importance weights as far as the experiment has come."""
+        start, end = self.settings.memory.importance_exponent, self.settings.memory.final_importance_exponent
+        if end is None:
+            return batch
+        total = self.total_updates()
+        if total is None:
+            raise UserError("memory.final_importance_exponent needs total_timesteps, to know when it is reached")
+        exponent = start + (end - start) * jnp.minimum(state.updates / total, 1.0)
+        # The memory drew its weights with the first exponent; they are powers of the same base.
+        return batch._replace(weights=batch.weights ** (exponent / start))
 
     def observe(self, state: TrainState, trajectory: Trajectory) -> TrainState:
         """What the normalisers take from newly collected timesteps [T, N, ...]."""
@@ -222,7 +235,9 @@ class OffPolicy(Agent[S], Generic[S]):
     def normalized_batch(self, state: TrainState, batch: Transitions) -> Transitions:
         """Observations and rewards as the losses take them."""
         if self.situation.normalize_rewards:
-            batch = batch._replace(rewards=normalizers.scale(state.returns, batch.rewards))
+            # Sums of several rewards, so not clipped as single ones are.
+            spread = jnp.sqrt(state.returns.variance + normalizers.EPSILON)
+            batch = batch._replace(rewards=batch.rewards / spread)
         if not self.normalizes_observations:
             return batch
         return batch._replace(

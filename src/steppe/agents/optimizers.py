@@ -49,11 +49,6 @@ class OptimizerSettings(AgentSettings):
     max_gradient_norm: Positive | None = 0.5
     """Longer gradients are shortened to this length; null leaves them as they are."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _learning_rate_inside(cls, data: Any) -> Any:
-        return lift_learning_rate(data, "optimizer", "learning_rate") if isinstance(data, dict) else data
-
     @model_validator(mode="after")
     def _decays_to_something(self) -> OptimizerSettings:
         if self.learning_rate_decay == "exponential" and not self.final_learning_rate:
@@ -61,51 +56,6 @@ class OptimizerSettings(AgentSettings):
         if self.learning_rate_decay == "none" and self.final_learning_rate:
             raise ValueError("final_learning_rate is where a falling learning rate ends: give learning_rate_decay too")
         return self
-
-
-def lift_learning_rate(data: dict[str, Any], optimizer: str, learning_rate: str) -> dict[str, Any]:
-    """Moves the learning rate written inside an optimiser, or inside the one it wraps, to its place beside it."""
-    path = []
-    inner = data.get(optimizer)
-    while isinstance(inner, dict):
-        path.append(inner)
-        inner = inner.get("optimizer")
-    given = [spec for spec in path if "learning_rate" in spec]
-    if not given:
-        return data
-    if learning_rate in data or len(given) > 1:
-        raise ValueError(f"the learning rate of {optimizer} is given twice; give it once")
-    rebuilt: Any = None
-    for spec in reversed(path):
-        spec = {name: value for name, value in spec.items() if name != "learning_rate"}
-        rebuilt = spec if rebuilt is None else spec | {"optimizer": rebuilt}
-    rate = given[0]["learning_rate"]
-    lifted = {learning_rate: rate}
-    if isinstance(rate, dict):
-        lifted = _schedule_fields(rate, learning_rate)
-        if {"learning_rate_decay", "final_learning_rate"} & set(data):
-            raise ValueError("how the learning rate falls is given twice, inside optimizer and beside it; give it once")
-    return data | {optimizer: rebuilt} | lifted
-
-
-def _schedule_fields(rate: dict[str, Any], learning_rate: str) -> dict[str, Any]:
-    words = {"linear_decay": "linear", "exponential_decay": "exponential", "cosine_decay": "cosine"}
-    kind = rate.get("type", "linear")
-    unknown = set(rate) - {"type", "initial_value", "final_value"}
-    if learning_rate != "learning_rate":
-        raise ValueError(
-            f"{learning_rate} falls in proportion to learning_rate, by learning_rate_decay; give it as one number"
-        )
-    if unknown or "initial_value" not in rate or not isinstance(kind, str):
-        raise ValueError(
-            'a falling learning rate is written {"type": "linear", "initial_value": 1e-3, "final_value": 0}; '
-            "it falls until total_timesteps"
-        )
-    return {
-        "learning_rate": rate["initial_value"],
-        "learning_rate_decay": words.get(kind, kind),
-        "final_learning_rate": rate.get("final_value", 0.0),
-    }
 
 
 def learning_rate_schedule(

@@ -38,11 +38,15 @@ class PartOfLoss:
         settings = self.agent.settings
         return make_transform(self.spec, self._rate(), settings.max_gradient_norm)
 
+    def check(self) -> None:
+        """Whether its learning rate can be told: a falling one needs an end."""
+        self._rate()
+
     def gradients(self, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
         """Of this part of the loss, averaged over devices."""
         agent, kind = self.agent, innermost(self.spec)
         if agent.settings.normalize_advantages:
-            batch = batch._replace(advantages=agent.standardized(batch.advantages))
+            batch = agent.standardized(batch)
 
         def gradient(chunk: Batch, index: Array) -> tuple[Array, Metrics]:
             key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
@@ -55,8 +59,7 @@ class PartOfLoss:
         gradients = self.averaged(gradients)
         if isinstance(kind, Evolutionary) and self.part != "all":
             # Random directions reach into the other part, whose parameters this optimiser must not move.
-            is_policy = jnp.arange(agent.layout.size) < agent.layout.start_of("value")
-            gradients = jnp.where(is_policy == (self.part == "policy"), gradients, 0.0)
+            gradients = jnp.where(agent.is_policy() == (self.part == "policy"), gradients, 0.0)
         if isinstance(kind, NaturalGradient):
             product = fisher_product(lambda params: agent.divergence(params, state, batch), state.params)
             rate = agent.settings.learning_rate
@@ -87,7 +90,7 @@ class PartOfLoss:
     def loss(self, params: Array, state: TrainState, batch: Batch) -> Array:
         """This part of the loss, averaged over devices."""
         if self.agent.settings.normalize_advantages:
-            batch = batch._replace(advantages=self.agent.standardized(batch.advantages))
+            batch = self.agent.standardized(batch)
         return self.averaged(self.agent.loss(params, state, batch, self.part)[0])
 
     def averaged(self, values: Array) -> Array:

@@ -51,11 +51,20 @@ class PPO(ActorCritic[PPOSettings]):
         envs = situation.num_envs // situation.shards
         samples = envs if self.is_recurrent else self.horizon * envs
         if settings.optimization_steps is None and samples % settings.minibatches:
-            what = f"{samples} sequences" if self.is_recurrent else f"horizon x num_envs = {samples} timesteps"
+            length, what = "horizon", f"horizon x num_envs = {samples} timesteps"
+            if settings.rollout_timesteps is not None:
+                length, what = "rollout_timesteps (update_mode.batch_size)", f"{samples} timesteps"
+            if self.is_recurrent:
+                what = f"{samples} sequences"
             raise SpecError(
-                f"{what} cannot be cut into {settings.minibatches} equal "
-                f"minibatches; change agent.horizon, agent.minibatches or num_envs"
+                f"{what} cannot be cut into {settings.minibatches} equal minibatches; change agent.{length}, "
+                "agent.minibatches or num_envs"
             )
+
+    @property
+    def batches_of_experience(self) -> int:
+        """Its minibatches."""
+        return self.settings.minibatches if self.settings.optimization_steps is None else 1
 
     @property
     def batches_per_experience(self) -> int:

@@ -11,7 +11,7 @@ import optax
 from jax import Array
 from pydantic import model_validator
 
-from steppe.agents import normalizers, old_words
+from steppe.agents import normalizers
 from steppe.agents._base import (
     Acting,
     Agent,
@@ -30,6 +30,7 @@ from steppe.agents.dqn import discrete_choices, torso_of
 from steppe.agents.layout import Layout
 from steppe.agents.optimizers import (
     OptimizerSettings,
+    gradient_of,
     innermost,
     learning_rate_schedule,
     make_transform,
@@ -43,7 +44,7 @@ from steppe.networks import Network, default_layers
 from steppe.specs._base import Count, Flag, Positive, Unit
 from steppe.specs.exploration import EpsilonAnneal, RandomActions
 from steppe.specs.network import Dense, LayerNorm, NetworkSpec, Nonlinearity
-from steppe.specs.optimizer import Evolutionary, NaturalGradient
+from steppe.specs.optimizer import NaturalGradient
 from steppe.specs.spaces import Box, Space
 
 
@@ -69,16 +70,11 @@ class PQNSettings(OptimizerSettings):
     exploration: RandomActions = EpsilonAnneal(final_epsilon=0.02, timesteps=100_000)
     """The share of random actions over time; also spelled actions_exploration."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _old_words(cls, data: Any) -> Any:
-        return old_words.understand(data, set(cls.model_fields)) if isinstance(data, dict) else data
-
     @model_validator(mode="after")
     def _follows_gradients(self) -> PQNSettings:
         kind = innermost(self.optimizer)
-        if isinstance(kind, NaturalGradient | Evolutionary):
-            raise ValueError(f'"{kind.type}" is an optimiser of policies, which this agent has not')
+        if isinstance(kind, NaturalGradient):
+            raise ValueError("natural_gradient measures steps of a policy's probabilities, which this agent has not")
         return self
 
 
@@ -114,6 +110,8 @@ class PQN(Agent[PQNSettings]):
         self.layers, is_dueling = torso_of(layers, action, self.type)
         network = Network(self.layers, situation.observation, supports={"regularization"})
         self.dueling = settings.dueling or is_dueling
+        if is_dueling and "dueling" in settings.model_fields_set and not settings.dueling:
+            raise SpecError("agent.dueling is false, but the network ends in a dueling layer; remove one of the two")
         self.q = QNetwork(network, action, self.dueling, quantiles=1, noisy=False)
         self.layout = Layout(self.q.draw_params(None))
         rate = learning_rate_schedule(settings, self._total_updates(), settings.learning_rate)
@@ -135,8 +133,14 @@ class PQN(Agent[PQNSettings]):
 
     def gradients(self, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
         """Of the mean squared error over a batch [B, ...], averaged over devices."""
-        gradient = jax.grad(self._losses, has_aux=True)
-        gradients, metrics = mean_over_chunks(lambda chunk, _: gradient(state.params, state, chunk), batch)
+
+        def gradient(chunk: Batch, index: Array) -> tuple[Array, Metrics]:
+            key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
+            return gradient_of(
+                self.settings.optimizer, lambda params: self._losses(params, state, chunk, index), state.params, key
+            )
+
+        gradients, metrics = mean_over_chunks(gradient, batch)
         if self.axis is not None:
             gradients = jax.lax.pmean(gradients, self.axis)
         return gradients, metrics
@@ -203,9 +207,11 @@ class PQN(Agent[PQNSettings]):
         final = float(self.settings.exploration.epsilon(2**31, np))
         return {"kind": self.kind, "dueling": self.dueling, "epsilon": final}
 
-    def _losses(self, params: Array, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
+    def _losses(self, params: Array, state: TrainState, batch: Batch, index: Any = 0) -> tuple[Array, Metrics]:
         observations = self.normalized(state.observations, batch.observations)
-        key = jax.random.fold_in(state.key, state.updates) if self.q.network.has_dropout else None
+        key = None
+        if self.q.network.has_dropout:
+            key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
         values = self.q.values(self.layout.split(params), observations, key)
         errors = self.q.taken(values, batch.actions)[..., 0] - batch.targets
         loss = 0.5 * jnp.mean(errors**2) + self.q.network.penalty(self.layout.split(params)["torso"])

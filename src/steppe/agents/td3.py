@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from steppe.agents._base import TrainState, Transitions
+from steppe.agents._base import Situation, TrainState, Transitions
 from steppe.agents.ddpg import DDPG, DDPGSettings
+from steppe.agents.optimizers import learning_rate_schedule, make_transform
 from steppe.specs._base import Count, NonNegative, Positive
 from steppe.specs.exploration import GaussianNoise, Noise
 
@@ -37,6 +38,14 @@ class TD3(DDPG[TD3Settings]):
     type = "td3"
     Settings: ClassVar = TD3Settings
     critics = 2
+
+    def __init__(self, settings: TD3Settings, situation: Situation) -> None:
+        super().__init__(settings, situation)
+        total = self.total_updates()
+        # The actor's own updates are fewer, so its learning rate must fall faster.
+        own = None if total is None else max(1, total // settings.policy_delay)
+        rate = learning_rate_schedule(settings, own, settings.learning_rate)
+        self.transform = make_transform(settings.optimizer, rate, settings.max_gradient_norm)
 
     def following(self, state: TrainState, batch: Transitions) -> Array:
         """The lower value [B] of what the target actor would do next, give or take some noise (eq. 14)."""
@@ -70,10 +79,11 @@ class TD3(DDPG[TD3Settings]):
         held = moved._replace(params=params, optimizer=[optimizer, moved.optimizer[1]])
         return self.settled(state, held)
 
-    def moved_target(self, state: TrainState) -> TrainState:
+    def moved_target(self, state: TrainState, before: Any) -> TrainState:
         """The targets wait as the actor does."""
-        moved = super().moved_target(state)
-        return moved._replace(target=jnp.where(self._is_due(state.updates - 1), moved.target, state.target))
+        moved, delay = super().moved_target(state, before), self.settings.policy_delay
+        is_due = state.updates // delay > before // delay
+        return moved._replace(target=jnp.where(is_due, moved.target, state.target))
 
     def _is_due(self, updates: Any) -> Array:
         return (updates + 1) % self.settings.policy_delay == 0

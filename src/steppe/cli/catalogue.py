@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,7 +52,7 @@ def agents(
     """List the agents, or one agent's settings."""
     from steppe import agents
     from steppe.cli.console import console, print_json, table
-    from steppe.specs import describing
+    from steppe.specs import describing, old_settings
     from steppe.specs.validation import unknown_word
 
     out = console()
@@ -75,11 +76,11 @@ def agents(
         return
     out.print(f"{plain}: {agent_sentence(plain)}", markup=False, style="bold")
     out.print("its settings, each given in the agent's file or by --set agent.NAME=VALUE", markup=False)
-    out.print(_settings_table(settings))
+    out.print(_settings_table(settings, old_settings.spelled(settings)))
     for kind, members in describing.kinds(settings).items():
         if kind != "layer":
             out.print()
-            out.print(_kind_table(kind, members))
+            out.print(_kind_table(kind, _taken(settings, members) if kind == "optimizer" else members))
 
 
 def environments(
@@ -143,13 +144,19 @@ def schema(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="experiment, environment, agent, network or cluster.")],
 ) -> None:
     """Print the JSON Schema of one kind of file."""
-    from steppe import agents
     from steppe.cli.console import print_json
+
+    print_json(full_schema(kind))
+
+
+def full_schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema of one kind of file, with every agent's settings."""
+    from steppe import agents
     from steppe.specs.schema import schema_of
 
     # Only for these two: an agent's settings come with its module, and that with JAX.
     names = agents.names() if kind in ("agent", "experiment") else []
-    print_json(schema_of(kind, {name: agents.settings_class(name) for name in names}))
+    return schema_of(kind, {name: agents.settings_class(name) for name in names})
 
 
 def agent_sentence(name: str) -> str:
@@ -196,14 +203,36 @@ def _json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def _settings_table(settings: type[BaseModel]) -> Any:
+def _settings_table(settings: type[BaseModel], spelled: Mapping[str, list[str]] | None = None) -> Any:
     from steppe.cli.console import table
     from steppe.specs import describing
 
     listing = table("  SETTING", "TYPE", "DEFAULT", "WHAT IT DOES")
-    for row in describing.rows(settings, without_type=True):
+    for row in describing.rows(settings, without_type=True, spelled=spelled):
         listing.add_row(*_plain(f"  {row.name}", row.plain_type, row.default, row.sentence))
     return listing
+
+
+def _taken(settings: type[BaseModel], members: Members) -> Members:
+    """The optimizers that an agent's own rules let pass."""
+    from pydantic import ValidationError
+
+    fields = settings.model_fields
+    required = {name: "x" for name, field in fields.items() if field.is_required()}
+    apart = {"baseline_optimizer": "adam"} if "baseline_optimizer" in fields else {}
+    names = [name for name in ("optimizer", "baseline_optimizer") if name in fields and not fields[name].exclude]
+
+    def takes(name: str, member: type[BaseModel]) -> bool:
+        options = {"type": member.model_fields["type"].default}
+        options |= {"optimizer": "adam"} if "optimizer" in member.model_fields else {}
+        options |= {"clipping_value": 1.0} if "clipping_value" in member.model_fields else {}
+        try:
+            settings.model_validate(required | apart | {name: options})
+        except ValidationError:
+            return False
+        return True
+
+    return {tag: member for tag, member in members.items() if any(takes(name, member) for name in names)}
 
 
 def _kind_table(kind: str, members: Members) -> Any:

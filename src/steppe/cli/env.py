@@ -30,7 +30,9 @@ def serve(
             help="A gymnasium id, module:callable, a name in configs/environments/ or a file.",
         ),
     ],
-    port: Annotated[int, typer.Option("--port", metavar="P", help="Where to listen; 0 takes any that is free.")] = 5555,
+    port: Annotated[
+        int, typer.Option("--port", metavar="P", min=0, max=65535, help="Where to listen; 0 takes any that is free.")
+    ] = 5555,
     host: Annotated[
         str, typer.Option("--host", metavar="HOST", help="The address to listen at; 0.0.0.0 is every one.")
     ] = "127.0.0.1",

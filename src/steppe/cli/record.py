@@ -62,12 +62,14 @@ def record(
     from steppe.runners.recording import record as play
     from steppe.specs.files import shown_path
 
-    if out.is_dir():
-        raise UserError(f"{out} is a folder; give --out a file, such as {out / 'demonstrations.safetensors'}")
-    if out.exists() and not force:
-        raise UserError(f"{out} exists already; choose another --out, or use --force to write over it")
     let_user_modules_import(Path.cwd())
     player, spec = _player(experiment, policy, environment)
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; give --out a file, such as {out / 'demonstrations.safetensors'}")
+    if out.suffix not in ("", ".safetensors"):
+        raise UserError(f"demonstrations are safetensors; call the file --out {out.with_suffix('.safetensors')}")
+    if out.exists() and not force:
+        raise UserError(f"{out} exists already; choose another --out, or use --force to write over it")
     wish = Wish(episodes, seed, not stochastic, min_return)
     try:
         demonstrations, recorded = play(player, spec, wish, _Progress(wish, quiet))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 from collections.abc import Collection
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steppe.cli.console import console
 from steppe.cli.text import duration, last_episodes, score
@@ -15,6 +16,10 @@ from steppe.specs.files import shown_path
 
 if TYPE_CHECKING:
     from steppe.experiments.store import RunFolder, Status
+
+
+LONGEST_COMMAND = 200
+"""Longer ones help nobody."""
 
 
 def say(notices: list[str], quiet: bool = False) -> None:
@@ -98,9 +103,30 @@ def next_commands(folder: RunFolder, status: Status) -> list[str]:
     if status.state == "completed":
         # Both take every kind of action, so the command works whatever the environment.
         other = "vpg" if data["agent"]["type"] == "ppo" else "ppo"
-        environment = shlex.quote(data["environment"]["id"])
-        commands.append(f"steppe train {environment} --agent {other}")
+        command = f"steppe train {_as_words(data['environment'])} --agent {other}"
+        if len(command) <= LONGEST_COMMAND:
+            commands.append(command)
     return commands
+
+
+def _as_words(environment: dict[str, Any]) -> str:
+    """The same environment on a command line: its id, and whatever else its spec says."""
+    from steppe.specs.environment import EnvironmentSpec
+    from steppe.specs.overrides import parse_override
+
+    usual = EnvironmentSpec.model_fields
+    given = {
+        name: value
+        for name, value in environment.items()
+        if name not in ("id", "settings") and value != usual[name].get_default(call_default_factory=True)
+    }
+    given |= {f"settings.{name}": value for name, value in environment["settings"].items()}
+    words = [environment["id"]]
+    for name, value in given.items():
+        # Quotes are only needed around what would be read as something else than text.
+        is_plain = isinstance(value, str) and parse_override(f"{name}={value}")[1] == value
+        words += ["--set", f"environment.{name}={value if is_plain else json.dumps(value)}"]
+    return shlex.join(words)
 
 
 def _print_failure(folder: RunFolder, told: Collection[str]) -> None:

@@ -24,6 +24,10 @@ class MinimalTest(gymnasium.Env):
 
     def __init__(self, specification: dict[str, Any] | None = None) -> None:
         kinds = {"int": ()} if specification is None else specification
+        if not isinstance(kinds, dict):
+            raise TypeError(
+                'specification must be an object with the shape of each kind of action, such as {"int": []}'
+            )
         if not kinds or not set(kinds) <= {*CHOICES, *NUMBERS}:
             raise TypeError("specification must have some of bool, int, float and bounded, each with its shape")
         if set(kinds) & set(CHOICES) and set(kinds) & set(NUMBERS):

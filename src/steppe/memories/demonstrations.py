@@ -77,6 +77,10 @@ class DemonstratedReplay:
             tree = np.asarray(self._tree.set(jnp.asarray(self._tree.init()), everywhere, jnp.ones(self.count)))
         return DemonstratedState(self.own.init(example), shown, tree)
 
+    def cut(self, state: DemonstratedState) -> DemonstratedState:
+        """Ends the episodes of the agent's newest row: what is written next does not follow from it."""
+        return state._replace(own=self.own.cut(state.own))
+
     def add(self, state: DemonstratedState, timesteps: Timesteps) -> DemonstratedState:
         """Writes [horizon, N, ...] over the agent's oldest own rows."""
         return state._replace(own=self.own.add(state.own, timesteps))

@@ -6,6 +6,7 @@ a batch is drawn, so that the memory holds plain timesteps whatever the algorith
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from steppe.errors import UserError
 from steppe.memories.sum_tree import SumTree
 
 Leaf = Any
@@ -101,6 +103,7 @@ class Replay:
 
     def init(self, example: Timesteps) -> ReplayState:
         """An empty memory for timesteps like `example`, whose leaves are one environment's: [...]."""
+        self._check_room(example)
 
         def room(leaf: Any) -> np.ndarray:
             return np.zeros((self.rows, self.num_envs, *leaf.shape), leaf.dtype)
@@ -112,6 +115,17 @@ class Replay:
             tree=self._tree.init() if self.prioritized else np.zeros(0, np.float32),
             highest=np.float32(1.0),
         )
+
+    def _check_room(self, example: Timesteps) -> None:
+        """Refuses a memory that this machine can never hold, before anything is asked of it."""
+        each = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(example))
+        needed = self.rows * self.num_envs * each + (8 * self._tree.leaves if self.prioritized else 0)
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > there:
+            raise UserError(
+                f"a replay memory of {self.capacity:,} timesteps takes {needed / 1e9:,.1f} GB, and this machine has "
+                f"{there / 1e9:,.1f} GB; make agent.memory.capacity smaller"
+            )
 
     def add(self, state: ReplayState, timesteps: Timesteps) -> ReplayState:
         """Writes [horizon, N, ...] over the oldest rows."""

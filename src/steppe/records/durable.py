@@ -29,7 +29,7 @@ _FORGOTTEN_SECONDS = 24 * 3600.0
 _FULL = "the disk is full; free some space"
 _READ_ONLY = "it may not be written to (read-only disk or missing permission); make it writable"
 _GONE = "the folder does not exist; it may have been moved or deleted"
-_REASONS = {
+REASONS = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: "the disk quota is used up; free some space",
     errno.EROFS: _READ_ONLY,
@@ -67,7 +67,7 @@ def storing(path: Path) -> Iterator[None]:
 
 def storage_error(path: Path, code: int | None, words: str) -> StorageError:
     """The sentence for a failure to write `path`, from the system's error code and its own words."""
-    return StorageError(f"cannot write {path}: {_REASONS.get(code or 0, words)}")
+    return StorageError(f"cannot write {path}: {REASONS.get(code or 0, words)}")
 
 
 def temporary_name(name: str) -> str:

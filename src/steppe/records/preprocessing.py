@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import sqrt
@@ -50,6 +51,8 @@ MOST_STRIDED_COPIES = 32
 
 State = dict[str, Any]
 """What the sequences hold of each environment: arrays [N, ...]."""
+
+Average = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -128,8 +131,11 @@ class RewardPreprocessing:
         """Whether a result depends on all rewards of its rollout, which only agents that learn from rollouts have."""
         return any(isinstance(stage, Standardize) for stage in self.stages.root)
 
-    def __call__(self, rewards: Any, xp: Any = np) -> Any:
-        """Rewards [T, N] of a rollout -> float32 [T, N]; any shape where it does not span the rollout."""
+    def __call__(self, rewards: Any, xp: Any = np, average: Average | None = None) -> Any:
+        """Rewards [T, N] of a rollout -> float32 [T, N]; any shape where it does not span the rollout.
+
+        `average` takes the mean over all devices, where the rollout is spread over several.
+        """
         x = xp.asarray(rewards).astype(np.float32)
         for stage in self.stages.root:
             match stage:
@@ -138,7 +144,7 @@ class RewardPreprocessing:
                 case Divide():
                     x = x / np.float32(stage.scale)
                 case Standardize():
-                    x = _standardized(x, tuple(range(x.ndim)), xp)
+                    x = _standardized(x, tuple(range(x.ndim)), xp, average)
         return x
 
 
@@ -320,10 +326,15 @@ def _operation(index: int, stage: Stage, space: Box) -> tuple[Operation, Box]:
     raise AssertionError(stage)
 
 
-def _standardized(x: Any, axes: tuple[int, ...], xp: Any) -> Any:
+def _standardized(x: Any, axes: tuple[int, ...], xp: Any, average: Average | None = None) -> Any:
     """Mean 0 and deviation 1 over the axes."""
-    x = x - x.mean(axes, keepdims=True)
-    return x / xp.maximum(xp.sqrt((x * x).mean(axes, keepdims=True)), EPSILON)
+    average = average or _alone
+    x = x - average(x.mean(axes, keepdims=True))
+    return x / xp.maximum(xp.sqrt(average((x * x).mean(axes, keepdims=True))), EPSILON)
+
+
+def _alone(x: Any) -> Any:
+    return x
 
 
 def _copy_columns(source: np.ndarray, target: np.ndarray) -> None:

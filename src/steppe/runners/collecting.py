@@ -14,7 +14,7 @@ from steppe.envs.host import HostEnvs
 from steppe.envs.interruption import EpisodesCut
 from steppe.records import heads
 from steppe.records.policy import Policy
-from steppe.runners.learning import each_reward
+from steppe.runners.learning import LARGEST_TIMESTEP, each_reward
 from steppe.specs.spaces import Box, Space
 
 SLOW_IN_NUMPY = {"conv1d", "conv2d", "pool2d", "custom"}
@@ -48,6 +48,8 @@ class Collector:
         layers = {layer.type for layer in network.root} if network else set()
         is_compiled = bool(layers & SLOW_IN_NUMPY) or not agent.acts_in_numpy
         self._act = jax.jit(agent.act) if is_compiled else None
+        # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
+        self._acting = jax.jit(agent.acting) if agent.perturbs_parameters else agent.acting
         self._buffers = _allocate(agent, self._actor, agent.situation.observation, agent.situation.action)
 
     def start(self, seed: int) -> None:
@@ -65,7 +67,7 @@ class Collector:
         num_envs, collected = envs.num_envs, Collected(buffers)
         discount = getattr(agent.settings, "discount", 1.0)
         is_greedy = agent.situation.deterministic and not agent.always_draws
-        acting = agent.acting(state)
+        acting = self._acting(state)
         if self._act is None:
             self._actor.replace(agent.policy_tensors(state._replace(params=acting.params)))
         noise = heads.draw_noise(agent.noise, (agent.horizon, num_envs), self.rng)
@@ -79,7 +81,7 @@ class Collector:
             if self._act is None:
                 actions, outputs, following = self._act_in_numpy(observations, drawn, now, internals)
             else:
-                results = self._act(acting, observations, drawn, jnp.int32(now), internals)
+                results = self._act(acting, observations, drawn, jnp.int32(min(now, LARGEST_TIMESTEP)), internals)
                 actions, outputs, following = jax.tree.map(np.asarray, results)
             # Before the step: an environment may hand out the same array again.
             buffers.observations[t] = observations
@@ -116,7 +118,7 @@ class Collector:
             self._internals = following
             self._observations = step.observations
             t += 1
-        if t < agent.horizon:
+        if enough is not None:
             _repeat(buffers, t)
         collected.timesteps = t * num_envs
         return collected
@@ -171,18 +173,24 @@ def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Spac
         running_returns=np.zeros(lead, np.float32),
         internals=_room(agent, lead),
         next_internals=_room(agent, lead),
+        weights=() if agent.rollout_episodes is None else np.ones(lead, np.float32),
     )
 
 
 def _repeat(buffers: Trajectory, length: int) -> None:
-    """Fills a rollout that ended early with copies of itself, so that all its timesteps count alike.
+    """Fills a rollout that ended early with copies of itself, so that minibatches of it are full.
 
-    Nothing flows from one copy into another, since all episodes are cut where the rollout ended.
+    Nothing flows from one copy into another, since all episodes are cut where the rollout ended. A last copy that is
+    not whole has no weight, so that all timesteps count alike.
     """
     buffers.truncated[length - 1] |= ~buffers.terminated[length - 1]
     for leaf in jax.tree.leaves(buffers):
         for start in range(length, len(leaf), length):
             leaf[start : start + length] = leaf[: min(length, len(leaf) - start)]
+    horizon = len(buffers.rewards)
+    whole = horizon // length * length
+    buffers.weights[:whole] = horizon / whole
+    buffers.weights[whole:] = 0.0
 
 
 def _room(agent: Agent[Any], lead: tuple[int, int]) -> Internals:

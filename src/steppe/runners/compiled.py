@@ -10,19 +10,17 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from steppe.agents._base import Agent
+from steppe.agents._base import Acting, Agent
 from steppe.envs._base import JaxEnv
 from steppe.records.policy import Policy
 from steppe.runners import episodes as episode_window
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.episodes import Window, empty_window
-from steppe.runners.learning import Learner, begin, is_healthy, learn
+from steppe.runners.learning import LARGEST_TIMESTEP, Learner, begin, is_healthy, learn
 from steppe.runners.rollout import Envs, Finished, Rollout
 
 AXIS = "shards"
-LARGEST_TIMESTEP = 2**30
-"""Timesteps are counted by the host without bound; inside the program schedules see no more than this."""
 
 
 class Run(NamedTuple):
@@ -47,14 +45,14 @@ class CompiledEngine:
 
     exact_resume = True
 
-    def __init__(self, agent: Agent[Any], env: JaxEnv, repeat_actions: int, max_timesteps: int | None) -> None:
+    def __init__(self, agent: Agent[Any], env: JaxEnv, max_timesteps: int | None) -> None:
         situation = agent.situation
         self.agent = agent
         self.num_envs = situation.num_envs
         self.shards = situation.shards
         self.timesteps_per_iteration = agent.horizon * self.num_envs
         self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, 1, 1024))
-        self.rollout = Rollout(agent, env, repeat_actions, max_timesteps)
+        self.rollout = Rollout(agent, env, max_timesteps)
         self._program = jax.jit(self._sharded(self._chunk), donate_argnums=0)
         self._begin = jax.jit(self._begun)
         self._play = jax.jit(self.rollout.play, static_argnums=(2, 3))
@@ -95,7 +93,9 @@ class CompiledEngine:
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """All episodes side by side in one program."""
         assert self._run is not None
-        acting = self.agent.acting(self._run.learner.agent)
+        # As the saved policy acts: without the noise that some agents explore with.
+        state = self._run.learner.agent
+        acting = Acting(state.params, state.observations)
         if self.shards > 1:
             acting = jax.device_put(jax.tree.map(np.asarray, acting), jax.devices()[0])
         returns, lengths = self._play(acting, jax.random.key(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))

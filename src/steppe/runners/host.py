@@ -62,7 +62,7 @@ class HostEngine:
         self._returns.extend(arrays.pop("host/returns").tolist())
         self._lengths.extend(arrays.pop("host/lengths").tolist())
         template = begin(self.agent, jax.random.key(seed), pretrains=False)
-        self._learner = from_arrays(template, arrays)
+        self._learner = self._cut_off(from_arrays(template, arrays))
         self._collector = Collector(self.agent, self.envs, self._learner.agent, rng)
         self._collector.start(int(rng.integers(2**31)))
 
@@ -87,9 +87,8 @@ class HostEngine:
             except EnvironmentFault as error:
                 fault = error
                 break
-            if collected.is_cut_off and self.agent.experience == "transitions":
-                memory = self.agent.memory.cut(self._learner.memory)  # type: ignore[attr-defined]
-                self._learner = self._learner._replace(memory=memory)
+            if collected.is_cut_off:
+                self._learner = self._cut_off(self._learner)
             self._learner, values = self._learn(self._learner, collected.trajectory)
             metrics = dict(zip(self._metric_names, np.asarray(values).tolist(), strict=True))
             healthy = bool(metrics.pop("is_healthy"))
@@ -116,6 +115,12 @@ class HostEngine:
     def close(self) -> None:
         """Ends the environments and their processes."""
         self.envs.close()
+
+    def _cut_off(self, learner: Learner) -> Learner:
+        """What comes next does not follow from the newest timesteps of the memory."""
+        if self.agent.experience != "transitions":
+            return learner
+        return learner._replace(memory=self.agent.memory.cut(learner.memory))  # type: ignore[attr-defined]
 
     def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
         """`learn` with all metrics in one vector, so that one transfer brings them."""

@@ -16,6 +16,8 @@ from steppe.memories import DemonstratedState, ReplayState, Sample, Timesteps
 from steppe.records.preprocessing import RewardPreprocessing
 from steppe.specs.spaces import Box, Space
 
+LARGEST_TIMESTEP = 2**30
+"""Timesteps are counted by the host without bound; inside compiled programs schedules see no more than this."""
 PRETRAINING_CHUNK = 1000
 """How many updates of pretraining are one call, between which the log is written."""
 
@@ -49,7 +51,8 @@ def learn(agent: Agent[Any], learner: Learner, trajectory: Trajectory) -> tuple[
     """Takes in [T, N, ...] timesteps; the metrics are scalars, `updates` says how many optimiser steps were taken."""
     before = learner.agent.updates
     if agent.reward_preprocessing is not None and agent.reward_preprocessing.spans_rollout:
-        trajectory = trajectory._replace(rewards=agent.reward_preprocessing(trajectory.rewards, jnp))
+        average = None if agent.axis is None else partial(jax.lax.pmean, axis_name=agent.axis)
+        trajectory = trajectory._replace(rewards=agent.reward_preprocessing(trajectory.rewards, jnp, average))
     match agent.experience:
         case "trajectories":
             state, metrics = agent.update(learner.agent, trajectory)

@@ -161,16 +161,19 @@ class Loop:
                 self._summarize(columns, i)
         if chunk.iterations:
             self._note_returns(columns, chunk.iterations - 1)
+            self._note_metrics(columns)
         if self.spec.evaluation is None and self._is_best(self.mean_return):
             self.best_policy = self.engine.policy(self.timestep)
 
     def _summarize(self, columns: dict[str, np.ndarray], i: int) -> None:
         self._note_returns(columns, i)
-        skipped = {"timesteps", "episodes", "updates", "mean_return", "mean_length"}
-        self.latest = {name: float(column[i]) for name, column in columns.items() if name not in skipped}
-        if not columns["updates"][i]:
-            self.latest = {}
-        self._write(self.latest)
+        self._write(_metrics(columns, i) if columns["updates"][i] else {})
+
+    def _note_metrics(self, columns: dict[str, np.ndarray]) -> None:
+        """Keeps those of the newest iteration that learned something, for the progress and for a run's last line."""
+        learned = np.flatnonzero(columns["updates"])
+        if learned.size:
+            self.latest = _metrics(columns, int(learned[-1]))
 
     def _note_returns(self, columns: dict[str, np.ndarray], i: int) -> None:
         self.mean_return = _number(columns["mean_return"][i])
@@ -290,6 +293,12 @@ class Loop:
             self.latest,
             tuple(self.notices),
         )
+
+
+def _metrics(columns: dict[str, np.ndarray], i: int) -> dict[str, float]:
+    """What the agent says of one iteration."""
+    counted = {"timesteps", "episodes", "updates", "mean_return", "mean_length"}
+    return {name: float(column[i]) for name, column in columns.items() if name not in counted}
 
 
 def _number(value: Any) -> float | None:

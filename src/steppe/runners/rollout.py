@@ -41,10 +41,9 @@ class Finished(NamedTuple):
 class Rollout:
     """How an agent and a compiled environment meet."""
 
-    def __init__(self, agent: Agent[Any], env: JaxEnv, repeat_actions: int, max_timesteps: int | None) -> None:
+    def __init__(self, agent: Agent[Any], env: JaxEnv, max_timesteps: int | None) -> None:
         self.agent = agent
         self.env = env
-        self.repeat_actions = repeat_actions
         self.max_timesteps = max_timesteps
         self.preprocess = each_reward(agent)
         self.scan: Any = jax.lax.scan
@@ -67,7 +66,8 @@ class Rollout:
         fresh = jax.vmap(jax.vmap(self.env.reset))(jax.random.split(reset_key, (horizon, num_envs)))
         is_greedy = self.agent.situation.deterministic and not self.agent.always_draws
         noise = None if is_greedy else self.agent.draw_noise(noise_key, (horizon, num_envs))
-        timesteps = timestep + num_envs * jnp.arange(horizon)
+        # Of all devices, also where this one has only some of the environments.
+        timesteps = timestep + self.agent.situation.num_envs * jnp.arange(horizon)
         initial = self._initial_internals(num_envs)
 
         def step(envs: Envs, at: tuple[Any, Any, Array]) -> tuple[Envs, tuple[Trajectory, Finished]]:
@@ -139,19 +139,8 @@ class Rollout:
         return jax.vmap(self.env.observe)(states)
 
     def _step(self, states: Any, actions: Array) -> tuple[Any, Array, Array]:
-        """(states, rewards, terminated) after the actions, repeated as often as the experiment says."""
-        step = jax.vmap(self.env.step)
-        states, rewards, terminated = step(states, actions)
-        if self.repeat_actions == 1:
-            return states, rewards, terminated
-
-        def again(_: int, carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
-            states, rewards, over = carry
-            next_states, reward, terminated = step(states, actions)
-            states = jax.tree.map(lambda old, new: _where(over, old, new), states, next_states)
-            return states, rewards + jnp.where(over, 0.0, reward), over | terminated
-
-        return jax.lax.fori_loop(1, self.repeat_actions, again, (states, rewards, terminated))
+        """(states, rewards, terminated) after the actions."""
+        return jax.vmap(self.env.step)(states, actions)
 
     def _is_over_time(self, lengths: Array) -> Array:
         limits = [limit for limit in (self.max_timesteps, self.env.max_episode_steps) if limit is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from steppe import agents
 from steppe.agents import agent_class, make
 from steppe.envs.registry import has_twin, make_jax, plays_atari
 from steppe.errors import UserError
@@ -13,6 +14,7 @@ from steppe.specs.experiment import ExperimentSpec
 
 if TYPE_CHECKING:
     from steppe.agents._base import Situation
+    from steppe.envs._base import JaxEnv
     from steppe.records.preprocessing import Preprocessing
     from steppe.runners._base import Engine
     from steppe.specs.spaces import Space
@@ -29,7 +31,7 @@ DEFAULT_EPISODE_LIMIT = 1000
 
 def notices_for(spec: ExperimentSpec) -> list[str]:
     """What a user should know of settings that have no effect here."""
-    notices = list(spec.environment.notices)
+    notices = [*spec.environment.notices, *agents.notices(spec, num_envs_of(spec))]
     if spec.run_mode == "single":
         defaults = {name: type(spec).model_fields[name].default for name in ("num_workers", "num_parameter_servers")}
         notices += [
@@ -37,9 +39,27 @@ def notices_for(spec: ExperimentSpec) -> list[str]:
             for name, default in defaults.items()
             if getattr(spec, name) != default
         ]
+    notices += _too_short_to_learn(spec)
     if spec.deterministic:
         notices.append("deterministic is on: the agent acts without exploring while it learns")
     return notices
+
+
+def _too_short_to_learn(spec: ExperimentSpec) -> list[str]:
+    """A sentence where a run ends before an agent with a replay memory begins to learn."""
+    settings: Any = spec.agent.settings_as(agent_class(spec.agent).Settings)
+    total, starts = spec.limits[1], getattr(settings, "learning_starts", 0)
+    # Demonstrations are learned from before the first timestep.
+    pretrains = getattr(settings, "pretraining_updates", 0) > 0
+    if total is None or not starts or pretrains:
+        return []
+    iteration = settings.update_frequency * num_envs_of(spec)
+    if -(-total // iteration) * iteration >= min(starts, settings.memory.capacity):
+        return []
+    return [
+        f"nothing will be learned: the run ends at {total:,} timesteps, and the first update comes at learning_starts, "
+        f"{starts:,}; give a smaller agent.learning_starts, or more total_timesteps"
+    ]
 
 
 def is_compiled(spec: ExperimentSpec) -> bool:
@@ -71,7 +91,11 @@ def make_engine(spec: ExperimentSpec, shards: int | None = None) -> Engine:
 def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine:
     from steppe.runners.compiled import CompiledEngine
 
-    env = make_jax(spec.environment)
+    env: JaxEnv = make_jax(spec.environment)
+    if spec.repeat_actions > 1:
+        from steppe.envs.repeated import Repeated
+
+        env = Repeated(inner=env, times=spec.repeat_actions, max_episode_steps=env.max_episode_steps)
     preprocessing = preprocessing_of(spec, env.observation_space)
     if preprocessing is not None:
         from steppe.runners.preprocessed import PreprocessedJaxEnv
@@ -81,7 +105,7 @@ def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine
     limit = spec.max_timesteps_per_episode
     if limit is None and env.max_episode_steps is None:
         limit = DEFAULT_EPISODE_LIMIT
-    return CompiledEngine(agent, env, spec.repeat_actions, limit)
+    return CompiledEngine(agent, env, limit)
 
 
 def _host_engine(spec: ExperimentSpec, num_envs: int) -> Engine:

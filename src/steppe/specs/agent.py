@@ -6,8 +6,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from steppe.errors import SpecError
+from steppe.specs import old_words
 from steppe.specs._base import Spec
-from steppe.specs.validation import Origins, validate
+from steppe.specs.agent_settings import AgentSettings
+from steppe.specs.validation import Origins, shown, validate
 
 Model = TypeVar("Model", bound=BaseModel)
 ModelClass = type[Model]  # inside AgentSpec, `type` is a field
@@ -34,7 +37,14 @@ class AgentSpec(Spec):
 
     def settings_as(self, model: ModelClass[Model]) -> Model:
         """The settings, checked by an agent's own model; errors name the file they were written in."""
-        return validate(model, self.settings, source=self._origins)
+        if not issubclass(model, AgentSettings):
+            return validate(model, self.settings, source=self._origins)
+        try:
+            reading = old_words.understand(self.settings, model.model_fields)
+        except old_words.Misread as error:
+            raise SpecError(self._mistake(error)) from None
+        settings = validate(model, reading.data, source=self._origins.with_moved(reading.places))
+        return settings.with_notices(reading.notices)
 
     def written_in(self, origins: Origins) -> None:
         """Remember where the parts were written."""
@@ -47,6 +57,18 @@ class AgentSpec(Spec):
 
     @field_validator("type")
     @classmethod
-    def _drop_old_ending(cls, word: str) -> str:
-        # TensorForce registered each agent under both spellings.
-        return word.removesuffix("_agent") or word
+    def _present_name(cls, word: str) -> str:
+        # TensorForce registered each agent as "ppo_agent" too, and its class could be named by its path.
+        name = word.rpartition(".")[2] if word.startswith("tensorforce.") else word
+        if name.endswith("Agent"):
+            name = name.removesuffix("Agent").lower()
+        name = name.replace("-", "_").removesuffix("_agent")
+        return {"dqnnstep": "dqn_nstep", "qrdqn": "qr_dqn"}.get(name, name) or word
+
+    def _mistake(self, error: old_words.Misread) -> str:
+        """Where it stands and why."""
+        value: Any = self.settings
+        for step in error.steps:
+            value = value.get(step) if isinstance(value, dict) else None
+        what = f"value {shown(value)}" if error.steps else "settings"
+        return f"wrong {what}{self._origins.place(*error.steps)}; {error}"

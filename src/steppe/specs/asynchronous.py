@@ -20,7 +20,7 @@ class AsyncSpec(Spec):
     """How many updates the learner takes for each timestep that arrives; without it as many as in run mode single, and
     with "max" as many as it can while nobody waits."""
     trajectories_per_update: Count | None = None
-    """From how many environments' trajectories an update learns, for agents that learn from them; without it num_envs."""
+    """From how many environments' trajectories an update learns (agents that learn from them); without it num_envs."""
     queue_size: Count = 2
     """How many batches may wait for the learner; the more, the older is what it learns from."""
     patience: NonNegative = 10.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from steppe.specs._base import Count, Spec
 from steppe.specs.network import Conv2d, Dense, Flatten, Layer, NetworkSpec
@@ -52,11 +52,33 @@ class NetworkBaseline(Spec):
         return self.network
 
 
+class NoBaseline(Spec):
+    """None at all: advantages are the rewards to come, which ends with the rollout."""
+
+    type: Literal["none"] = "none"
+
+    def layers(self) -> NetworkSpec:
+        """There are none."""
+        raise AssertionError("no value network")
+
+
+def _one_state(baselines: Any) -> Any:
+    if isinstance(baselines, dict) and len(baselines) > 1:
+        raise ValueError(_ONE_STATE)
+    return baselines
+
+
+_ONE_STATE = (
+    "an environment is observed as one state (Dict and Tuple observations become one vector), so it has one baseline; "
+    'a {"type": "network"} with an input layer for each part can treat them apart'
+)
+
+
 class AggregatedBaseline(Spec):
     """One baseline for each state; here an environment has one state, which all its parts make up."""
 
     type: Literal["aggregated"]
-    baselines: Annotated[dict[str, BaselineSpec], Field(min_length=1, max_length=1)]
+    baselines: Annotated[dict[str, BaselineSpec], Field(min_length=1), BeforeValidator(_one_state)]
     """The baseline of the one state."""
 
     def layers(self) -> NetworkSpec:
@@ -65,7 +87,21 @@ class AggregatedBaseline(Spec):
         return baseline.layers()
 
 
+def _understood(value: Any) -> Any:
+    """A bare word has no options; TensorForce left out the type where there was a baseline for each state."""
+    if isinstance(value, str):
+        return {"type": value}
+    is_keyed = isinstance(value, dict) and value and "type" not in value
+    if is_keyed and all(isinstance(inner, dict) for inner in value.values()):
+        return {"type": "aggregated", "baselines": value}
+    return value
+
+
 BaselineSpec = Annotated[
-    MLPBaseline | CNNBaseline | NetworkBaseline | AggregatedBaseline, Field(discriminator="type", title="baseline")
+    Annotated[
+        MLPBaseline | CNNBaseline | NetworkBaseline | AggregatedBaseline | NoBaseline,
+        Field(discriminator="type", title="baseline"),
+    ],
+    BeforeValidator(_understood),
 ]
 AggregatedBaseline.model_rebuild()

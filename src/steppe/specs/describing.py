@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
@@ -47,10 +47,15 @@ class Row(NamedTuple):
         return "".join(word.text for word in self.type)
 
 
-def rows(model: type[BaseModel], *, without_type: bool = False) -> list[Row]:
-    """Every setting; those of a group follow it as group.name, with the group's own defaults."""
-    found = _rows(model, "", None)
-    return [row for row in found if not (without_type and row.name == "type")]
+def rows(
+    model: type[BaseModel], *, without_type: bool = False, spelled: Mapping[str, list[str]] | None = None
+) -> list[Row]:
+    """Every setting; those of a group follow it as group.name, with the group's own defaults.
+
+    `spelled` are further names of settings, which their sentences then tell.
+    """
+    found = [row for row in _rows(model, "", None) if not (without_type and row.name == "type")]
+    return [row._replace(sentence=_spelled_out(row.sentence, (spelled or {}).get(row.name, []))) for row in found]
 
 
 def sentence(thing: type) -> str:
@@ -129,8 +134,13 @@ def _described(field: FieldInfo) -> str:
     alias = field.validation_alias
     if not isinstance(alias, AliasChoices):
         return text
+    return _spelled_out(text, [str(choice) for choice in alias.choices[1:]])
+
+
+def _spelled_out(text: str, names: list[str]) -> str:
+    """A sentence and those of the names that it does not tell."""
     told = set(re.findall(r"\w+", text.partition("spelled")[2]))
-    others = [f"`{choice}`" for choice in alias.choices[1:] if choice not in told]
+    others = [f"`{name}`" for name in names if name not in told]
     return f"{text} Also spelled {', '.join(others)}." if others else text
 
 

@@ -37,8 +37,8 @@ class EnvironmentSpec(Spec):
     settings: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the environment."""
     wrappers: list[Wrapper] = Field(default_factory=list)
-    """What goes around the gymnasium original, innermost first: `"gymnasium.wrappers.ClipReward"`, `"module:Name"`, or
-    an object with that as `type` and its keyword arguments."""
+    """What goes around the gymnasium original, innermost first: `"gymnasium.wrappers.NormalizeReward"`,
+    `"module:Name"`, or an object with that as `type` and its keyword arguments."""
     normalize_observations: Flag = False
     """Whether observations are shifted and scaled to mean 0 and variance 1, by running statistics."""
     normalize_rewards: Flag = False

@@ -36,6 +36,8 @@ DEFAULT_LIMITS = (10_000, 1_000_000)
 DEFAULT_AGENT = "ppo"
 """What learns in an experiment that names no agent."""
 SUB_SPECS = ("environment", "agent", "network", "cluster")
+OLD_FIELDS = {"timesteps": "total_timesteps", "max_episode_timesteps": "max_timesteps_per_episode"}
+"""Names of fields in old files and in TensorForce's runner -> today's."""
 _MEANT_BY_TEXT = {"environment": "id", "agent": "type"}
 """The field that a bare text stands for when it names no file."""
 _OPTIONS = {"name": "-n/--name", "environment": "-E/--environment"}
@@ -122,7 +124,7 @@ class ExperimentSpec(Spec):
     """How the work is spread."""
     num_workers: Count = 3
     """How many workers act, in every run mode but single."""
-    num_parameter_servers: Count = 1
+    num_parameter_servers: Natural = 1
     """How many parameter servers share the parameters, in run mode distributed."""
     distributed: DistributedSpec = DistributedSpec()
     """What parameter servers and workers agree on, in run mode distributed."""
@@ -151,6 +153,12 @@ class ExperimentSpec(Spec):
     @classmethod
     def _understand_old_words(cls, data: Any) -> Any:
         return _in_present_words(data)
+
+    @model_validator(mode="after")
+    def _has_servers(self) -> ExperimentSpec:
+        if self.run_mode == "distributed" and self.num_parameter_servers < 1:
+            raise ValueError('run mode "distributed" needs at least 1 of num_parameter_servers')
+        return self
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
@@ -215,12 +223,13 @@ def _read(path: Path) -> tuple[dict[str, Any], Origins]:
 
 
 def _in_present_words(data: Any) -> Any:
-    """An old tfcli file says `"type": "experiment"`, and `timesteps` for total_timesteps."""
+    """An old tfcli file says `"type": "experiment"`, and some fields had other names."""
     if not isinstance(data, dict):
         return data
     data = {key: value for key, value in data.items() if (key, value) != ("type", "experiment")}
-    if "timesteps" in data and "total_timesteps" not in data:
-        data["total_timesteps"] = data.pop("timesteps")
+    for old, new in OLD_FIELDS.items():
+        if old in data and new not in data:
+            data[new] = data.pop(old)
     return data
 
 

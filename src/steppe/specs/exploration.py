@@ -8,6 +8,10 @@ from pydantic import AliasChoices, BeforeValidator, Field
 
 from steppe.specs._base import Count, Natural, NonNegative, Number, Positive, Spec, Unit
 
+_INITIAL = AliasChoices("initial_epsilon", "initial_value", "epsilon", "epsilon_start")
+_FINAL = AliasChoices("final_epsilon", "final_value", "epsilon_final")
+_TIMESTEPS = AliasChoices("timesteps", "epsilon_timesteps")
+
 
 class ConstantExploration(Spec):
     """The same share of random actions all the time."""
@@ -25,11 +29,11 @@ class EpsilonAnneal(Spec):
     """A share of random actions that falls linearly."""
 
     type: Literal["epsilon_anneal", "linear_decay"] = "epsilon_anneal"
-    initial_epsilon: Unit = Field(1.0, validation_alias=AliasChoices("initial_epsilon", "initial_value"))
+    initial_epsilon: Unit = Field(1.0, validation_alias=_INITIAL)
     """The share at the start."""
-    final_epsilon: Unit = Field(0.1, validation_alias=AliasChoices("final_epsilon", "final_value"))
+    final_epsilon: Unit = Field(0.1, validation_alias=_FINAL)
     """The share at the end."""
-    timesteps: Count = 10_000
+    timesteps: Count = Field(10_000, validation_alias=_TIMESTEPS)
     """How long it falls."""
     start_timestep: Natural = 0
     """When it begins to fall."""
@@ -44,11 +48,11 @@ class EpsilonDecay(Spec):
     """A share of random actions that is halved again and again."""
 
     type: Literal["epsilon_decay"] = "epsilon_decay"
-    initial_epsilon: Unit = 1.0
+    initial_epsilon: Unit = Field(1.0, validation_alias=_INITIAL)
     """The share at the start."""
-    final_epsilon: Unit = 0.1
+    final_epsilon: Unit = Field(0.1, validation_alias=_FINAL)
     """The share at the end."""
-    timesteps: Count = 10_000
+    timesteps: Count = Field(10_000, validation_alias=_TIMESTEPS)
     """How long it falls."""
     start_timestep: Natural = 0
     """When it begins to fall."""
@@ -88,9 +92,19 @@ def _understood(value: Any) -> Any:
     return {"type": value} if isinstance(value, str) else value
 
 
+def _of_choices(value: Any) -> Any:
+    value = _understood(value)
+    if isinstance(value, dict) and value.get("type") in ("gaussian_noise", "ornstein_uhlenbeck"):
+        raise ValueError(
+            f'"{value["type"]}" is for continuous actions; of discrete ones a share is random: use "epsilon_anneal", '
+            '"epsilon_decay" or "constant"'
+        )
+    return value
+
+
 RandomActions = Annotated[
     Annotated[ConstantExploration | EpsilonAnneal | EpsilonDecay, Field(discriminator="type", title="exploration")],
-    BeforeValidator(_understood),
+    BeforeValidator(_of_choices),
 ]
 """Exploration of discrete actions."""
 Noise = Annotated[

@@ -129,7 +129,7 @@ def _parse_json(text: str, source: str) -> Any:
         raise SpecError(f"broken JSON in {source}: a number in it has too many digits") from None
 
 
-_JSON_REASONS = {
+_JSONREASONS = {
     "Expecting ',' delimiter": "a comma is missing before this",
     "Expecting ':' delimiter": "a colon is missing before this",
     "Expecting value": "a value is missing here",
@@ -153,7 +153,7 @@ def _json_reason(before: str, rest: str, message: str) -> str:
     for word, right in (("True", "true"), ("False", "false"), ("None", "null")):
         if rest.startswith(word):
             return f"{word} is written {right}"
-    return next((reason for start, reason in _JSON_REASONS.items() if message.startswith(start)), message)
+    return next((reason for start, reason in _JSONREASONS.items() if message.startswith(start)), message)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]], source: str) -> dict[str, Any]:

@@ -305,10 +305,18 @@ _OLD_OPTIONS = {
 }
 
 
+_NOT_HERE = {
+    "batch_normalization": 'a policy also acts on one observation alone; use "layer_norm", which sees each by itself',
+    "global_pooling": 'use "pool2d" with a window as large as the image, or "flatten"',
+}
+
+
 def _in_present_words(data: Any) -> Any:
     """A layer of one's own by its path alone; what cannot be honoured is refused with the reason."""
     if not isinstance(data, dict) or not isinstance(kind := data.get("type"), str):
         return data
+    if kind in _NOT_HERE or (kind == "tf_layer" and data.get("layer") == "batch_normalization"):
+        raise ValueError(f'there is no layer "{data.get("layer", kind)}"; {_NOT_HERE[data.get("layer", kind)]}')
     if kind == "tf_layer":
         raise ValueError(
             "layers of TensorFlow do not exist here; use one of Steppe's, or write your own as a flax module "
@@ -356,6 +364,7 @@ class _Branch(RootModel[list[Layer]]):
 
 def _as_one_list(data: Any) -> Any:
     """A list of branches as one list of layers, since each branch begins with an input layer anyway."""
+    data = _layers_of(data)
     if not isinstance(data, list) or not any(isinstance(each, list) for each in data):
         return data
     layers: list[Any] = []
@@ -370,6 +379,16 @@ def _as_one_list(data: Any) -> Any:
             raise ValueError(f'the list at [{index}] must begin with {{"type": "input", "names": [...]}}')
         layers += branch
     return layers
+
+
+def _layers_of(data: Any) -> Any:
+    """TensorForce could wrap the list: {"type": "layered", "layers": [...]}."""
+    if isinstance(data, str):
+        raise ValueError("it must be the list of layers itself; only the experiment's own network can be a file's name")
+    if not isinstance(data, dict) or data.get("type", "layered") != "layered":
+        return data
+    names = {"layers", "layers_spec"} & data.keys()
+    return data[names.pop()] if len(names) == 1 and len(data.keys() - {"type"}) == 1 else data
 
 
 class NetworkSpec(RootModel[list[Layer]]):

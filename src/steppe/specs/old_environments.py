@@ -104,13 +104,15 @@ def _from_gym(data: dict[str, Any], word: str) -> Translation:
     id = data.get("gym_id", data.get("level", data.get("id") if "type" in data else None))
     if not isinstance(id, str):
         raise ValueError(f'"{word}" needs "gym_id", the name of an environment')
-    notices = [f'environment type "{word}" is no longer needed: "{id}" alone names the environment']
+    is_atari = _ATARI.fullmatch(id) is not None or id.startswith("ALE/")
+    names = f'{{"id": "{id}", "backend": "gymnasium"}}' if is_atari else f'"{id}" alone'
+    notices = [f'environment type "{word}" is no longer needed: {names} names the environment']
     if unused := ", ".join(name for name in _MONITOR if data.get(name)):
         notices.append(
             f"{unused} has no effect: every run leaves metrics, a report and a film of one episode in its own folder"
         )
     rest = _shown(_without(data, "id", "type", "gym_id", "level", *_MONITOR), "visualize")
-    if _ATARI.fullmatch(id) or id.startswith("ALE/"):
+    if is_atari:
         # The old class gave whole frames, and old agents bring the preprocessing for them.
         rest.setdefault("backend", "gymnasium")
     return Translation(_first(rest, "id", id), tuple(notices))

@@ -8,14 +8,17 @@ from pydantic import BeforeValidator, Field
 
 from steppe.specs._base import Count, NonNegative, Positive, Spec, Unit
 
+Fading = Annotated[float, Field(strict=True, ge=0.0, lt=1.0)]
+"""How much of a running mean is kept at each step."""
+
 
 class Adam(Spec):
     """Steps scaled by running moments of the gradient (Kingma and Ba 2015)."""
 
     type: Literal["adam"] = "adam"
-    beta1: Unit = 0.9
+    beta1: Fading = 0.9
     """How long gradients are remembered."""
-    beta2: Unit = 0.999
+    beta2: Fading = 0.999
     """How long squared gradients are remembered."""
     epsilon: Positive = 1e-5
     """Keeps steps small where gradients are tiny."""
@@ -25,9 +28,9 @@ class Nadam(Spec):
     """Adam with Nesterov's momentum (Dozat 2016)."""
 
     type: Literal["nadam"] = "nadam"
-    beta1: Unit = 0.9
+    beta1: Fading = 0.9
     """How long gradients are remembered."""
-    beta2: Unit = 0.999
+    beta2: Fading = 0.999
     """How long squared gradients are remembered."""
     epsilon: Positive = 1e-5
     """Keeps steps small where gradients are tiny."""
@@ -45,7 +48,7 @@ class Adadelta(Spec):
     """Steps scaled by the ratio of running step and gradient sizes (Zeiler 2012)."""
 
     type: Literal["adadelta"] = "adadelta"
-    rho: Unit = 0.95
+    rho: Fading = 0.95
     """How long squared steps and gradients are remembered."""
     epsilon: Positive = 1e-8
     """Keeps the ratio finite."""
@@ -55,7 +58,7 @@ class RMSProp(Spec):
     """Steps divided by the root of a running mean of squared gradients (Tieleman and Hinton 2012)."""
 
     type: Literal["rmsprop"] = "rmsprop"
-    decay: Unit = 0.99
+    decay: Fading = 0.99
     """How long squared gradients are remembered."""
     momentum: Unit = 0.0
     """How much of the last step is kept."""
@@ -149,13 +152,28 @@ _NOT_HERE = {
 }
 
 
+_OLD_OPTIONS: dict[str, dict[str, Any]] = {
+    "multi_step": {"unroll_loop": False},
+    "natural_gradient": {"cg_unroll_loop": False},
+    "optimized_step": {"ls_unroll_loop": False, "ls_mode": "exponential"},
+}
+"""What TensorForce's optimisers had too, with the value that says nothing."""
+
+
 def _understood(value: Any) -> Any:
     """A bare word is an optimiser without options; words of old that mean something else here are explained."""
     if isinstance(value, str):
         value = {"type": value}
-    if isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"] in _NOT_HERE:
-        raise ValueError(f'"{value["type"]}" is no optimiser here: {_NOT_HERE[value["type"]]}')
-    return value
+    if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str):
+        return value
+    if kind in _NOT_HERE:
+        raise ValueError(f'"{kind}" is no optimiser here: {_NOT_HERE[kind]}')
+    old = _OLD_OPTIONS.get(kind, {})
+    for name in old.keys() & value.keys():
+        if value[name] not in (None, old[name]):
+            reason = "steps are shortened by ls_parameter each time" if name == "ls_mode" else "loops stay loops"
+            raise ValueError(f'"{name}" cannot be honoured: {reason}; leave it out')
+    return {name: option for name, option in value.items() if name not in old}
 
 
 _Optimizers = Annotated[

@@ -239,4 +239,7 @@ def _listed(written: Any) -> Any:
         written = [written]
     if not isinstance(written, list | tuple):
         return written
-    return tuple({"type": stage} if isinstance(stage, str) else stage for stage in written)
+    stages = tuple({"type": stage} if isinstance(stage, str) else stage for stage in written)
+    if any(isinstance(stage, dict) and stage.get("type") == "center" for stage in stages):
+        raise ValueError('there is no stage "center"; use "standardize", by an observation\'s own mean and deviation')
+    return stages

@@ -1,4 +1,4 @@
-"""JSON Schema of every kind of spec file, for editors and for `steppe schema`."""
+"""JSON Schema of every kind of spec file, for editors and for `steppe schema`: it takes what the loader takes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
+from steppe.specs import old_settings, spellings
 from steppe.specs._base import Settings
 from steppe.specs.agent import AgentSpec
 from steppe.specs.cluster import ClusterSpec
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.experiment import SUB_SPECS, ExperimentSpec
+from steppe.specs.experiment import OLD_FIELDS, SUB_SPECS, ExperimentSpec
 from steppe.specs.frequency import Frequency
 from steppe.specs.network import NetworkSpec
 from steppe.specs.validation import unknown_word
@@ -24,17 +25,18 @@ KINDS: dict[str, type[BaseModel]] = {
     "network": NetworkSpec,
     "cluster": ClusterSpec,
 }
+Json = dict[str, Any]
 _GIVEN_OTHERWISE = {"name", "agent"}
 """What an experiment has and its file need not say: it is called like its file, and `ppo` learns."""
 
 
-def schema_of(kind: str, agents: Mapping[str, type[Settings]] | None = None) -> dict[str, Any]:
+def schema_of(kind: str, agents: Mapping[str, type[Settings]] | None = None) -> Json:
     """The JSON Schema (draft 2020-12) of one kind of file; `agents` are the agents there are with their settings."""
     if kind not in KINDS:
         raise unknown_word("kind of spec", kind, KINDS)
     schema = KINDS[kind].model_json_schema(schema_generator=_Schema)
-    if agents and kind == "agent":
-        schema = _any_of(agents, schema)
+    if kind == "agent":
+        schema = _any_of(agents, schema) if agents else _or_word(schema)
     if kind == "experiment":
         if agents:
             agent = _any_of(agents, schema["$defs"]["AgentSpec"])
@@ -42,7 +44,15 @@ def schema_of(kind: str, agents: Mapping[str, type[Settings]] | None = None) -> 
         schema["required"] = [name for name in schema["required"] if name not in _GIVEN_OTHERWISE]
         for name in SUB_SPECS:
             schema["properties"][name] = _or_name(name, schema["properties"][name])
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
+        schema["properties"]["agent"]["anyOf"].append({"type": "null"})
+        schema["properties"]["type"] = {"const": "experiment", "description": "Old files say it; it may be left out."}
+        for old, new in OLD_FIELDS.items():
+            schema["properties"][old] = schema["properties"][new] | {"description": f"The same as {new}."}
+    if kind == "network":
+        schema = spellings.or_wrapped(schema)
+    elif "NetworkSpec" in (definitions := schema.get("$defs", {})):
+        definitions["NetworkSpec"] = spellings.or_wrapped(definitions["NetworkSpec"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _naming_its_schema(schema)
 
 
 class _Schema(GenerateJsonSchema):
@@ -50,8 +60,34 @@ class _Schema(GenerateJsonSchema):
         # Pydantic would write a default out by its parts, where files write text.
         return str(value) if isinstance(value, Frequency) else super().encode_default(value)
 
+    def model_schema(self, schema: Any) -> Json:
+        model: type[BaseModel] = schema["cls"]
+        return spellings.of_model(model, _with_aliases(model, super().model_schema(schema)))
 
-def _any_of(agents: Mapping[str, type[Settings]], general: dict[str, Any]) -> dict[str, Any]:
+    def function_before_schema(self, schema: Any) -> Json:
+        return spellings.of_value(schema["function"]["function"], super().function_before_schema(schema))
+
+
+def _with_aliases(model: type[BaseModel], schema: Json) -> Json:
+    """The fields again under the other names they may be written with."""
+    aliases = [field.validation_alias for field in model.model_fields.values()]
+    names = [[str(name) for name in alias.choices] for alias in aliases if isinstance(alias, AliasChoices)]
+    if not names or "properties" not in schema:
+        return schema
+    properties = schema["properties"]
+    spelled = {other: properties[first] for first, *others in names for other in others if first in properties}
+    required = schema.get("required", [])
+    either = [{"anyOf": [{"required": [name]} for name in each]} for each in names if each[0] in required]
+    rest = [name for name in required if name not in {each[0] for each in names}]
+    kept = {key: value for key, value in schema.items() if key != "required"}
+    return kept | {"properties": properties | spelled} | ({"required": rest} if rest else {}) | _all_of(either)
+
+
+def _all_of(rules: list[Json]) -> Json:
+    return {"allOf": rules} if len(rules) > 1 else rules[0] if rules else {}
+
+
+def _any_of(agents: Mapping[str, type[Settings]], general: Json) -> Json:
     """The schema of an agent with one branch for each type, in place of the general one that takes any setting."""
     models = [(settings, "validation") for settings in agents.values()]
     places, shared = models_json_schema(models, schema_generator=_Schema)  # type: ignore[arg-type]
@@ -60,28 +96,45 @@ def _any_of(agents: Mapping[str, type[Settings]], general: dict[str, Any]) -> di
     branches = []
     for name, settings in agents.items():
         inner = definitions[own[settings]]
-        # TensorForce registered each agent under both spellings.
-        kind = {"enum": [name, f"{name}_agent"], "description": general["properties"]["type"]["description"]}
-        properties = {"type": kind} | inner.get("properties", {}) | _other_spellings(settings, inner)
+        kind = {"description": general["properties"]["type"]["description"]} | _named(name)
+        properties = {"type": kind} | old_settings.schemas(settings, inner.get("properties", {}))
         required = ["type", *inner.get("required", [])]
-        branches.append({**inner, "title": name, "properties": properties, "required": required})
+        branches.append(_naming_its_schema({**inner, "title": name, "properties": properties, "required": required}))
+    complete = [name for name, settings in agents.items() if not definitions[own[settings]].get("required")]
+    words = {"title": "an agent with its defaults", "anyOf": [_named(name) for name in complete]}
     return {
         "title": general["title"],
         "description": general["description"],
-        "oneOf": branches,
+        "oneOf": [*branches, words],
         "$defs": {name: schema for name, schema in definitions.items() if name not in own.values()},
     }
 
 
-def _other_spellings(settings: type[Settings], schema: dict[str, Any]) -> dict[str, Any]:
-    """The settings again under the other names they may be written with."""
-    aliases = [field.validation_alias for field in settings.model_fields.values()]
-    names = [[str(name) for name in alias.choices] for alias in aliases if isinstance(alias, AliasChoices)]
-    return {other: schema["properties"][first] for first, *others in names for other in others}
+def _named(agent: str) -> Json:
+    """TensorForce registered each agent as "ppo_agent" too, and its class could be named by its path."""
+    words = {"enum": [agent, f"{agent}_agent"]}
+    any_case = "".join(f"[{char}{char.upper()}]" if char.isalpha() else "[-_]?" for char in agent)
+    plain = agent.replace("_", "[-_]")
+    path = r"tensorforce\.(.*\.)?"
+    return {"anyOf": [words, {"type": "string", "pattern": rf"^({path})?({plain}([-_]agent)?|{any_case}Agent)$"}]}
 
 
-def _or_name(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _or_word(schema: Json) -> Json:
+    description = {"description": schema.pop("description")}
+    return description | {"anyOf": [{"type": "string", "minLength": 1}, schema]}
+
+
+def _or_name(kind: str, schema: Json) -> Json:
     """A file may give a sub-spec by name, where the spec itself holds it inline."""
     name = {"type": "string", "description": f"The name of a file in configs/{kind}s/, or a path."}
     description = {"description": schema.pop("description")} if "description" in schema else {}
     return description | {"anyOf": [name, *schema.get("anyOf", [schema])]}
+
+
+def _naming_its_schema(schema: Json) -> Json:
+    """Every object in a file of its own may say to editors which schema it has."""
+    if "anyOf" in schema:
+        schema = schema | {"anyOf": [_naming_its_schema(option) for option in schema["anyOf"]]}
+    if "properties" in schema:
+        schema = schema | {"properties": schema["properties"] | {"$schema": {"type": "string"}}}
+    return schema

@@ -30,23 +30,42 @@ class Origins:
     """Where the whole stands inside `source`."""
     parts: dict[Steps, tuple[str, str]] = field(default_factory=dict, compare=False)
     """The parts written elsewhere, each with its own source and path."""
+    moved: Mapping[Steps, Steps] = field(default_factory=dict, compare=False)
+    """From the way to a part as it is understood to the way to it as it was written, where they differ."""
 
     def with_part(self, steps: Steps, source: str, path: str) -> Origins:
         """The same, but what stands at `steps` was written in `source` at `path`."""
         kept = {known: origin for known, origin in self.parts.items() if known[: len(steps)] != steps}
-        return Origins(self.source, self.path, kept | {steps: (source, path)})
+        return Origins(self.source, self.path, kept | {steps: (source, path)}, self.moved)
+
+    def with_moved(self, moved: Mapping[Steps, Steps]) -> Origins:
+        """The same for values that were understood in other words than they were written in."""
+        return Origins(self.source, self.path, self.parts, moved)
 
     def below(self, *steps: str | int) -> Origins:
         """The origins of what stands at `steps`, as a whole of its own."""
-        source, path = self._find(steps)
-        parts = {known[len(steps) :]: origin for known, origin in self.parts.items() if known[: len(steps)] == steps}
+        written = self._written(steps)
+        source, path = self._find(written)
+        length = len(written)
+        parts = {known[length:]: origin for known, origin in self.parts.items() if known[:length] == written}
         parts.pop((), None)
-        return Origins(source, path, parts)
+        inner = {
+            now[len(steps) :]: then[length:]
+            for now, then in self.moved.items()
+            if now[: len(steps)] == steps and now != steps and then[:length] == written
+        }
+        return Origins(source, path, parts, inner)
 
     def place(self, *steps: str | int) -> str:
         """` in a.json at agent.type`: the middle of an error's sentence."""
-        source, path = self._find(steps)
+        source, path = self._find(self._written(steps))
         return (f" in {source}" if source else "") + (f" at {path}" if path else "")
+
+    def _written(self, steps: Steps) -> Steps:
+        for length in range(len(steps), 0, -1):
+            if steps[:length] in self.moved:
+                return (*self.moved[steps[:length]], *steps[length:])
+        return steps
 
     def _find(self, steps: Steps) -> tuple[str, str]:
         for length in range(len(steps), 0, -1):
@@ -106,6 +125,15 @@ def join_path(path: str, steps: Steps) -> str:
     return path
 
 
+def shown(value: Any) -> str:
+    """The value as it stands in a JSON file, cut short when long."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def _sentence(
     model: type[BaseModel], data: Any, detail: ErrorDetails, origins: Origins, options: Mapping[str, str]
 ) -> str:
@@ -131,10 +159,10 @@ def _sentence(
         way_out = did_you_mean(detail["input"], choices) if isinstance(detail["input"], str) else ""
         listed = ", ".join(json.dumps(choice) for choice in choices)
         way_out = way_out or f"; it must be {'one of ' if len(choices) > 1 else ''}{listed}"
-        return f"unknown value {_shown(detail['input'])}{origins.place(*steps)}{way_out}"
+        return f"unknown value {shown(detail['input'])}{origins.place(*steps)}{way_out}"
     # A rule about several fields of one object is broken by none of them alone.
     is_joint = kind == "value_error" and isinstance(detail["input"], dict)
-    what = "settings" if is_joint else f"value {_shown(detail['input'])}"
+    what = "settings" if is_joint else f"value {shown(detail['input'])}"
     return f"wrong {what}{origins.place(*steps)}; {_rule(kind, context, detail['msg'])}"
 
 
@@ -176,15 +204,6 @@ def _rule(kind: str, context: dict[str, Any], message: str) -> str:
     if (base := kind.split("_")[0]) in _TYPES:
         return f"it must be {_TYPES[base]}"
     return message[0].lower() + message[1:]
-
-
-def _shown(value: Any) -> str:
-    """The value as it stands in a JSON file, cut short when long."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _without_tags(model: type[BaseModel], data: Any, location: Steps, keep_last: bool) -> Steps:

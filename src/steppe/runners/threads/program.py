@@ -48,7 +48,8 @@ class Lesson(NamedTuple):
 
 Packed = tuple[Any, ...]
 import os
-INLINE = int(os.environ.get("INLINE","1"))
+
+INLINE = int(os.environ.get("INLINE", "1"))
 
 
 class Program:
@@ -141,7 +142,8 @@ class Program:
         if self.rollout is not None:
             acting = self.agent.acting(state)
             rollout = self._exploring(reading)
-            if INLINE: rollout = inlined(rollout, acting, reading.updates >= 0)
+            if INLINE:
+                rollout = inlined(rollout, acting, reading.updates >= 0)
             envs, trajectory, finished = rollout.collect(carry.envs, acting, reading.timestep)
             carry = carry._replace(envs=envs)
             told |= _episodes(finished)

@@ -1,0 +1,31 @@
+"""a2c, trpo, qr_dqn, ddpg and td3: none takes more CPU time a step than stable-baselines3's, or sb3-contrib's."""
+
+from __future__ import annotations
+
+import sys
+
+from contestants import OTHERS, SB3, sb3, steppe
+from interleave import at_least, conclude, interleave, is_quick
+
+TIMESTEPS = {"a2c": 20_000, "trpo": 20_480, "qr_dqn": 8_000, "ddpg": 2_500, "td3": 2_500}
+"""Enough for a few seconds of the slower one."""
+
+
+def main() -> int:
+    quick, missed = is_quick(__doc__), 0
+    for name, settings in OTHERS.items():
+        timesteps = TIMESTEPS[name] // (2 if quick else 1)
+        warm_up = timesteps // 3
+        environment = settings.get("environment", "CartPole-v1")
+        contestants = [
+            sb3(name, timesteps, warm_up, environment),
+            steppe(f"Steppe, {name}", settings, timesteps, warm_up),
+        ]
+        runs = interleave(contestants, 1 if quick else 3)
+        bars = [at_least(runs, SB3, f"Steppe, {name}", "cpu_us", 1)]
+        missed |= conclude(f"{__doc__} Here: {name}.", runs, bars, quick, name=f"other_agents_{name}")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

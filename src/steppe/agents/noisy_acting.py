@@ -1,0 +1,31 @@
+"""What agents share that act with certainty but for their noise (apart from `noise`, which workers use without JAX)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steppe.agents._base import Agent, Internals
+from steppe.agents.noise import drift, exploration_of, initial_noise
+
+
+class ActsWithNoise(Agent[Any]):
+    """What agents share whose actions are certain but for the noise that they explore with."""
+
+    action_size: int
+
+    def initial_internals(self, lead: tuple[int, ...]) -> Internals:
+        """The drifting noise, where there is any."""
+        return initial_noise(self.settings.exploration, lead, self.action_size)
+
+    def choose(
+        self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
+    ) -> tuple[Any, Internals]:
+        """The best action, and noise that may drift."""
+        noise, internals = drift(self.settings.exploration, noise, internals, self.action_size, xp)
+        actions, _ = super().choose(outputs, noise, timestep, internals, log_std, xp)
+        return actions, internals
+
+    def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
+        """Anything goes until learning starts; then as set."""
+        own = exploration_of(self.settings.exploration, timestep, xp)
+        return own | {"epsilon": xp.where(timestep < self.settings.learning_starts, 1.0, own["epsilon"])}

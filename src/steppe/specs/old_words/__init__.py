@@ -1,0 +1,29 @@
+"""TensorForce's words for settings: understood where they mean something here, explained where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from steppe.specs.old_words import elsewhere, optimizers, parts, rollouts, without_effect
+from steppe.specs.old_words.reading import Misread, Reading
+from steppe.specs.old_words.renamed import SAME_THING, rename, settle_nulls
+
+__all__ = ["SAME_THING", "Misread", "Reading", "understand"]
+
+
+def understand(data: dict[str, Any], fields: Mapping[str, FieldInfo]) -> Reading:
+    """The settings in today's words, what to tell the user, and where each was written; Misread says why not."""
+    reading = Reading(dict(data), fields)
+    without_effect.drop(reading)
+    rename(reading)
+    parts.settle_baseline(reading)
+    elsewhere.explain(reading)
+    settle_nulls(reading)
+    parts.settle_others(reading)
+    rollouts.settle(reading)
+    optimizers.settle(reading)
+    rollouts.count_updates(reading)
+    return reading
