@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+RLLIB := .venv-rllib
 SOURCES := src tests benchmarks docs
 DEMO := demo
 PIP_FLAGS := --quiet --disable-pip-version-check
@@ -44,11 +45,11 @@ types: $(VENV)/.installed-dev
 layers: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed-dev $(PEERS)/.installed  ## Steppe against its peers, interleaved (about 40 minutes)
-	STEPPE_PEERS_VENV=$(PEERS) $(BIN)/python benchmarks/run_all.py
+bench: $(VENV)/.installed-dev $(PEERS)/.installed $(RLLIB)/.installed  ## Steppe against its peers, interleaved (about an hour and a half)
+	STEPPE_PEERS_VENV=$(PEERS) STEPPE_RLLIB_VENV=$(RLLIB) $(BIN)/python benchmarks/run_all.py
 
 clean:  ## Removes what the other targets made, but no results of yours
-	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(RLLIB) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # A half-made environment is removed, or it would be taken for a whole one the next time.
 $(VENV)/bin/python:
@@ -65,7 +66,7 @@ $(VENV)/.installed-dev: pyproject.toml requirements.lock | $(VENV)/bin/python
 	@$(BIN)/pip install $(PIP_FLAGS) --constraint requirements.lock --editable ".[all,dev]"
 	@touch $@ $(VENV)/.installed
 
-$(PEERS)/.installed: benchmarks/requirements-peers.txt
-	@$(PYTHON) -m venv $(PEERS) || { rm -rf $(PEERS); exit 1; }
-	$(PEERS)/bin/pip install $(PIP_FLAGS) --requirement benchmarks/requirements-peers.txt
+.venv-%/.installed: benchmarks/requirements-%.txt
+	@$(PYTHON) -m venv $(@D) || { rm -rf $(@D); exit 1; }
+	$(@D)/bin/pip install $(PIP_FLAGS) --requirement $<
 	@touch $@

@@ -99,9 +99,11 @@ OTHERS: dict[str, dict[str, Any]] = {
 def steppe(name: str, settings: dict[str, Any], timesteps: int, warm_up: int, **fields: Any) -> Contestant:
     """Steppe with these settings, and further fields of the experiment; CartPole-v1 unless they say otherwise."""
     fields = {"environment": "CartPole-v1", "total_timesteps": timesteps} | settings | fields
+    has_processes = fields.get("run_mode") in ("distributed", "async")
 
     def run(seed: int) -> dict[str, Any]:
         arguments = [json.dumps(fields | {"seed": seed}), "--warm-up", str(warm_up)]
+        arguments += ["--tree"] if has_processes else []
         return output_of([sys.executable, str(HERE / "train_steppe.py"), *arguments])
 
     return Contestant(name, run)
@@ -125,9 +127,21 @@ def _peer(name: str, words: list[str], timesteps: int, warm_up: int) -> Contesta
 
 def peer_command(*arguments: str) -> list[str]:
     """train_peer.py in the peers' own virtual environment, $STEPPE_PEERS_VENV or .venv-peers in the repository."""
-    python = Path(os.environ.get("STEPPE_PEERS_VENV") or HERE.parent / ".venv-peers") / "bin" / "python"
+    return [_python_of("STEPPE_PEERS_VENV", ".venv-peers"), str(HERE / "train_peer.py"), *arguments]
+
+
+def rllib(agent: str, timesteps: int, warm_up: int) -> Contestant:
+    """RLlib with two environment runners of four environments each, and a learner in the driver, its default."""
+    python = _python_of("STEPPE_RLLIB_VENV", ".venv-rllib")
+    words = [python, str(HERE / "train_rllib.py"), agent, "--timesteps", str(timesteps), "--warm-up", str(warm_up)]
+    return Contestant(f"RLlib {agent}", lambda seed: output_of([*words, "--seed", str(seed)]))
+
+
+def _python_of(variable: str, folder: str) -> str:
+    """The Python of a virtual environment beside this one: where the variable says, or in the repository."""
+    python = Path(os.environ.get(variable) or HERE.parent / folder) / "bin" / "python"
     if not python.exists():
         sys.exit(
             f"error: there are no peers to compare with at {python}; benchmarks/README.md says how to install them"
         )
-    return [str(python), str(HERE / "train_peer.py"), *arguments]
+    return str(python)

@@ -19,6 +19,9 @@ SCRIPTS = (
     "atari_frames",
     "atari_ppo",
     "atari_dqn",
+    "hogwild",
+    "async_workers",
+    "rllib",
 )
 
 

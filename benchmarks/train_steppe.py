@@ -12,6 +12,7 @@ from pathlib import Path
 
 import steppe
 from steppe.runners import Progress
+from tree_window import TreeWindow
 from window import Window
 
 
@@ -19,9 +20,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("fields", type=json.loads, help="the fields of the experiment, as JSON")
     parser.add_argument("--warm-up", type=int, required=True, help="timesteps before the measuring begins")
+    parser.add_argument("--tree", action="store_true", help="count the CPU time of worker processes too")
     arguments = parser.parse_args()
 
-    window = Window(arguments.warm_up)
+    window = (TreeWindow if arguments.tree else Window)(arguments.warm_up)
     # The last checkpoint is due at the last timestep, so that it is written inside the window and not after it.
     fields = {"saver_frequency": f"{arguments.fields['total_timesteps']}t"} | arguments.fields
 

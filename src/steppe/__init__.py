@@ -15,10 +15,21 @@ if TYPE_CHECKING:
     from steppe.api import train
     from steppe.experiments.experiment import Experiment
     from steppe.records.policy import Policy, load_policy
+    from steppe.runners.asynchronous import AsyncLearner, AsyncWorker, UniformReplay
 
     __version__: str
 
-__all__ = ["Experiment", "Policy", "__version__", "errors", "load_policy", "train"]
+__all__ = [
+    "AsyncLearner",
+    "AsyncWorker",
+    "Experiment",
+    "Policy",
+    "UniformReplay",
+    "__version__",
+    "errors",
+    "load_policy",
+    "train",
+]
 
 # By name and only when asked for: importing steppe stays quick, and nothing below imports what lies above.
 _HOMES = {
@@ -26,6 +37,9 @@ _HOMES = {
     "Experiment": "steppe.experiments.experiment",
     "Policy": "steppe.records.policy",
     "load_policy": "steppe.records.policy",
+    "AsyncLearner": "steppe.runners.asynchronous",
+    "AsyncWorker": "steppe.runners.asynchronous",
+    "UniformReplay": "steppe.runners.asynchronous",
 }
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -35,6 +36,24 @@ def test_the_panel_tells_how_far_it_is() -> None:
         assert words in text
     panel.announce("pausing")
     assert "pausing" in _drawn(panel)
+
+
+CREW = {"loss": 0.5, "workers": 4.0, "updates_per_second": 1234.0, "policy_lag": 1.25, "dropped": 3.0}
+
+
+def test_the_panel_tells_of_the_workers_of_a_parallel_run() -> None:
+    panel = progress.Panel(_spec(total_timesteps=500_000))
+    panel.update(dataclasses.replace(TRAINING, metrics=CREW | {"learner_utilisation": 0.871}))
+    rows = [line.strip("│ ").split() for line in _drawn(panel).splitlines()]
+    assert ["workers", "4", "updates/s", "1.2k"] in rows
+    assert ["lag", "1.25", "dropped", "3"] in rows
+    assert ["learner", "busy", "87%"] in rows
+
+
+def test_lines_tell_of_them_too(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = progress.Lines(_spec(total_timesteps=500_000))
+    lines.update(dataclasses.replace(TRAINING, metrics=CREW))
+    assert "125k steps/s, 4 workers, 1.2k updates/s, 1.25 lag, 3 dropped, " in capsys.readouterr().out
 
 
 def test_episodes_count_where_they_are_the_limit() -> None:

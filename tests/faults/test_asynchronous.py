@@ -32,7 +32,7 @@ NETWORK = [{"type": "dense", "size": 16}]
 
 LEARNER = f"""
 import sys
-from steppe.runners.asynchronous import AsyncLearner
+from steppe import AsyncLearner
 AsyncLearner(
     {DQN!r}, address=sys.argv[1], folder=sys.argv[2], total_timesteps=int(sys.argv[3]), network={NETWORK!r},
     saver_frequency="500t", summary_frequency="200t", seed=1, asynchronous={{"evaluation_share": 0.0}},
@@ -40,8 +40,8 @@ AsyncLearner(
 """
 WORKER = """
 import sys
+from steppe import AsyncWorker
 from steppe.errors import SteppeError
-from steppe.runners.asynchronous import AsyncWorker
 environment = {"id": "troubled:Counted", "settings": {"folder": sys.argv[2], "seconds": 0.001}}
 try:
     print("took", AsyncWorker(sys.argv[1], environment, reconnect=float(sys.argv[3])).work())

@@ -14,6 +14,7 @@ from steppe.runners.asynchronous.doors import opener
 from steppe.runners.asynchronous.engine import AsyncEngine
 from steppe.runners.asynchronous.link import Door
 from steppe.runners.asynchronous.worker import work
+from steppe.runners.compilation import prepare_jax
 from steppe.runners.loop import Loop
 from steppe.runners.setup import num_envs_of
 
@@ -55,6 +56,7 @@ class Threads(NoCrew):
 
 def async_engine(spec) -> AsyncEngine:
     """The engine of a spec, with its workers in threads."""
+    prepare_jax()
     rules, spaces, limit = asynchronous._explored(spec)
     num_envs = num_envs_of(spec)
     core = make_core(spec, spaces, limit)

@@ -81,6 +81,12 @@ FLAGS: dict[str, Any] = {
         str | None,
         typer.Option("--platform", metavar="PLATFORM", help="Where processes run: local, ray or kubernetes."),
     ],
+    "address": Annotated[
+        str | None,
+        typer.Option(
+            "--address", metavar="HOST:PORT", help="The Ray cluster to run on, with --platform ray; sets ray.address."
+        ),
+    ],
     "saver_frequency": Annotated[
         str | None,
         typer.Option(
@@ -124,7 +130,10 @@ def with_experiment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(**given: Any) -> Any:
         values = {name: given.pop(name) for name in FLAGS}
         fields = {name: _value(name, value) for name, value in values.items() if value is not None}
-        return command(fields=fields, sets=given.pop("sets") or [], **given)
+        sets = given.pop("sets") or []
+        if (address := fields.pop("address", None)) is not None:
+            sets = [f"ray.address={json.dumps(address)}", *sets]
+        return command(fields=fields, sets=sets, **given)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -135,7 +144,7 @@ def with_experiment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _value(name: str, given: Any) -> Any:
     """Numbers as JSON means them (1e6 too, and 500_000); the spec judges the rest."""
-    if not isinstance(given, str) or name in ("agent", "network", "environment", "cluster", "run_mode", "platform"):
+    if not isinstance(given, str) or name in ("agent", "network", "environment", "cluster", "run_mode", "platform", "address"):
         return given
     try:
         value = json.loads(given.replace("_", ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from steppe.cli.console import console
@@ -24,6 +25,14 @@ PHASES = {
     "filming": "exporting the policy and filming an episode...",
 }
 """What a run does now, where that is not plain training."""
+CREW: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("workers", "workers", count),
+    ("updates_per_second", "updates/s", count),
+    ("policy_lag", "lag", score),
+    ("dropped", "dropped", count),
+    ("learner_utilisation", "learner busy", "{:.0%}".format),
+)
+"""The metrics of parallel runs that are shown: their names, what people call them, how they are told."""
 
 
 def display(spec: ExperimentSpec, quiet: bool = False) -> Display:
@@ -91,6 +100,11 @@ class Display:
         ]
         return ", ".join(parts)
 
+    def crew(self) -> list[tuple[str, str]]:
+        """(what, how much) of the workers of a parallel run; nothing for a run in one process."""
+        metrics = self.latest.metrics if self.latest is not None else {}
+        return [(what, tell(metrics[name])) for name, what, tell in CREW if name in metrics]
+
     def doing(self) -> str:
         """What it does now, where that is not plain training."""
         return PHASES.get(self.latest.phase, "") if self.latest is not None else "starting..."
@@ -120,9 +134,10 @@ class Lines(Display):
         elif progress.timestep and now >= self._next:
             self._next = now + LINE_SECONDS
             speed = f"{count(progress.steps_per_second)} steps/s, " if progress.steps_per_second else ""
+            crew = "".join(f"{much} {what}, " for what, much in self.crew())
             self._print(
                 f"{self.counted()} ({self.done():.0%}), mean return {score(progress.mean_return)}, "
-                f"{speed}{duration(now - self.began)}"
+                f"{speed}{crew}{duration(now - self.began)}"
             )
 
     def announce(self, sentence: str) -> None:
@@ -196,6 +211,9 @@ class Panel(Display):
             ("steps/s", speed, "elapsed", duration(time.monotonic() - self.began)),
         ):
             grid.add_row(*row)
+        crew = [word for pair in self.crew() for word in pair]
+        for start in range(0, len(crew), 4):
+            grid.add_row(*crew[start : start + 4])
         # Always one line, so that the panel does not change its height.
         last = self.doing() or (f"at most {duration(remaining)} remaining" if remaining else "")
         return Group(grid, Text(last, no_wrap=True, overflow="ellipsis"))

@@ -110,12 +110,11 @@ def prepare(
 
 def check_supported(spec: ExperimentSpec) -> None:
     """Refuses what a spec may say and this version cannot start yet."""
-    for field, value, supported in (("run_mode", spec.run_mode, "single"), ("platform", spec.platform, "local")):
-        if value != supported:
-            raise UserError(
-                f'{field} "{value}" cannot be started by this version of Steppe, which has only "{supported}"; '
-                f'set {field} to "{supported}", or keep the experiment for a later version'
-            )
+    if spec.platform == "kubernetes":
+        raise UserError(
+            'platform "kubernetes" cannot be started by this version of Steppe; set platform to "local" or "ray", or '
+            "keep the experiment for a later version"
+        )
 
 
 def start_detached(folder: RunFolder, *, resume: bool = False) -> int:

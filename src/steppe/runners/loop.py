@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 CHUNK_SECONDS = 0.1
 """How long the loop lets the engine work before it looks around."""
+SPEED_SECONDS = 2.0
+"""How much of the newest work timesteps per second are told of: what workers send arrives in bursts."""
 MANIFEST = {"timestep", "episode", "update", "seconds", "mean_return", "mean_length", "best_return", "seed", "shards"}
 """What a checkpoint tells beside its arrays."""
 ENDINGS = {"pause": "paused", "stop": "stopped"}
@@ -52,6 +55,7 @@ class Loop:
         self.best_policy: Policy | None = None
         self.latest: dict[str, float] = {}
         self.steps_per_second: float | None = None
+        self._newest: deque[tuple[int, float]] = deque()
         self.is_warm = False
         self.seconds = 0.0
         self.saved_at: int | None = None
@@ -150,7 +154,7 @@ class Loop:
         self.seconds = time.perf_counter() - self._clock
         # The first chunk includes the compilation, so its speed tells nothing.
         if self.is_warm:
-            self.steps_per_second = float(np.sum(columns.get("timesteps", 0))) / max(spent, 1e-9)
+            self._note_speed(int(np.sum(columns.get("timesteps", 0))), spent)
         self.is_warm = True
         for i in range(chunk.iterations):
             self.timestep += int(columns["timesteps"][i])
@@ -164,6 +168,13 @@ class Loop:
             self._note_metrics(columns)
         if self.spec.evaluation is None and self._is_best(self.mean_return):
             self.best_policy = self.engine.policy(self.timestep)
+
+    def _note_speed(self, timesteps: int, spent: float) -> None:
+        self._newest.append((timesteps, spent))
+        while sum(seconds for _, seconds in self._newest) - self._newest[0][1] > SPEED_SECONDS:
+            self._newest.popleft()
+        taken, seconds = map(sum, zip(*self._newest, strict=True))
+        self.steps_per_second = taken / max(seconds, 1e-9)
 
     def _summarize(self, columns: dict[str, np.ndarray], i: int) -> None:
         self._note_returns(columns, i)

@@ -100,7 +100,8 @@ def _started(spec: RaySpec, cpus: int) -> Iterator[Session]:
             f"a Ray that listens on port {spec.port} for other machines needs a token that they know too; set "
             'RAY_AUTH_TOKEN to the same secret everywhere (python -c "import secrets; print(secrets.token_hex(32))")'
         )
-    changes = {"RAY_AUTH_MODE": "token", LOOPBACK_SWITCH: "1" if listens else "0"}
+    # Ray would have its workers yield to every other program, and to the one that they work for.
+    changes = {"RAY_AUTH_MODE": "token", LOOPBACK_SWITCH: "1" if listens else "0", "RAY_worker_niceness": "0"}
     if not listens:
         changes |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with _private_folder() as folder, _environment(changes, spec.tls) as ray:
@@ -172,7 +173,8 @@ def _node(words: list[str], folder: Path, failure: str) -> Iterator[None]:
     command = [sys.executable, "-c", program, "start", "--block", "--disable-usage-stats", "--log-color=false", *words]
     output = folder / "start.txt"
     with output.open("wb") as file:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        # A group of its own: Ctrl-C is for the run, which still has a checkpoint to write.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
     try:
         deadline = time.monotonic() + START_SECONDS
         while b"--block" not in output.read_bytes():
@@ -253,7 +255,7 @@ def _tls_variables(tls: TLSSpec) -> dict[str, str]:
 
 def _check_answer(host: str, port: int, tls: TLSSpec | None) -> None:
     """Finds out quickly whether a Ray is there: Ray itself would try for a minute."""
-    way_out = 'check ray.address (--address), or leave it out to start a Ray here; "ray status" on its machine tells'
+    way_out = 'check ray.address (--address), or have a Ray started here (platform "local"); "ray status" there tells'
     try:
         with socket.create_connection((host, port), CONNECT_SECONDS) as plain:
             plain.settimeout(CONNECT_SECONDS)

@@ -46,8 +46,6 @@ class Rollout:
         self.env = env
         self.max_timesteps = max_timesteps
         self.preprocess = each_reward(agent)
-        self.scan: Any = jax.lax.scan
-        """Runs the loop over timesteps."""
 
     def begin(self, key: Array, num_envs: int, shards: int) -> Envs:
         """All environments at the start of an episode."""
@@ -102,7 +100,7 @@ class Rollout:
             )
             return going, (trajectory, Finished(ended, returns, lengths))
 
-        envs, (trajectory, finished) = self.scan(step, envs, (fresh, noise, timesteps))
+        envs, (trajectory, finished) = jax.lax.scan(step, envs, (fresh, noise, timesteps))
         return envs._replace(keys=key[None]), trajectory, finished
 
     def play(self, acting: Acting, key: Array, episodes: int, greedy: bool, timestep: Array) -> tuple[Array, Array]:

@@ -11,11 +11,10 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steppe.agents.optimizers import OptimizerSettings
 from steppe.errors import CheckpointError, UserError
 from steppe.specs.optimizer import (
     Adadelta,
@@ -33,6 +32,10 @@ from steppe.specs.optimizer import (
     RMSProp,
     SubsamplingStep,
 )
+
+if TYPE_CHECKING:
+    # Only its name: a parameter server needs no JAX.
+    from steppe.agents.optimizers import OptimizerSettings
 
 BLOCK = 16_384
 """How many parameters are worked on at once: what several passes go over stays in a core's cache."""

@@ -160,6 +160,22 @@ class ExperimentSpec(Spec):
             raise ValueError('run mode "distributed" needs at least 1 of num_parameter_servers')
         return self
 
+    @model_validator(mode="after")
+    def _has_its_ray(self) -> ExperimentSpec:
+        if self.platform == "local" and self.ray.address is not None:
+            raise ValueError(f'a Ray at {self.ray.address} is joined on platform "ray" only; give that (--platform ray)')
+        if self.platform == "ray" and self.ray.address is None:
+            raise ValueError(
+                'platform "ray" needs the address of a Ray cluster in ray.address (--address host:port); to have a Ray '
+                'started on this machine, leave the platform "local"'
+            )
+        if self.platform == "ray" and self.run_mode not in ("distributed", "async"):
+            raise ValueError(
+                f'run mode "{self.run_mode}" is one process, with nothing for platform "ray" to place; choose run mode '
+                '"distributed" or "async" (-m), or platform "local"'
+            )
+        return self
+
     @property
     def limits(self) -> tuple[int | None, int | None]:
         """(episodes, total_timesteps), None where there is no limit."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import jax
 import numpy as np
 import pytest
@@ -24,9 +26,15 @@ CASES = [
     ("naf", "box", "vector", ()),
     ("dqn", "discrete from 2", "vector", ()),
     ("qr_dqn", "multi-discrete", "vector", ()),
+    ("dqn", "discrete", "vector", (("noisy", True),)),
     ("impala", "box", "vector", ()),
+    ("impala", "box", "vector", (("variable_noise", 0.3),)),
     ("impala", "discrete from 2", "lstm", (("share_network", True),)),
 ]
+
+
+# Compiled once for all tests of the same agent.
+bench_of = cache(Bench)
 
 
 def posted(bench, timestep):
@@ -44,7 +52,7 @@ def posted(bench, timestep):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:3])))
 @pytest.mark.parametrize("timestep", [0, 5000])
 def test_a_worker_chooses_the_same_actions(case, timestep):
-    bench = Bench(*case)
+    bench = bench_of(*case)
     task, news = posted(bench, timestep)
     actor = PolicyActor(task, bench.action)
     actor.take(news)
@@ -69,7 +77,7 @@ def test_a_worker_chooses_the_same_actions(case, timestep):
 
 
 def test_a_deterministic_experiment_draws_nothing():
-    bench = Bench("sac", "box", "vector")
+    bench = bench_of("sac", "box", "vector")
     spec = experiment("CartPole-v1", {"type": "sac"}, deterministic=True)
     actor = PolicyActor(building._task(spec, bench.agent), bench.action)
     actor.take(posted(bench, 0)[1])
@@ -94,7 +102,7 @@ def test_weights_come_only_with_a_newer_policy_or_another_learner():
 
 @pytest.mark.parametrize("change", [{"policy": []}, {"policy": {}}, {"version": None}, {"exploration": ["a"]}])
 def test_news_that_make_no_sense_are_refused(change):
-    bench = Bench("sac", "box", "vector")
+    bench = bench_of("sac", "box", "vector")
     task, news = posted(bench, 0)
     with pytest.raises(Malformed):
         PolicyActor(task, bench.action).take(news | change)

@@ -41,7 +41,7 @@ def _leaves_no_thread():
     wait_until(lambda: set(threading.enumerate()) <= before, "all threads have ended", seconds=20)
 
 
-@pytest.mark.parametrize("environment", ["worlds:World", "worlds:Dictionary", "worlds:Shifted"])
+@pytest.mark.parametrize("environment", ["worlds:Dictionary", "worlds:Shifted"])
 def test_dqn_learns_from_two_workers(tmp_path, environment):
     outcome = train_async(tmp_path, world(environment=environment))
     assert outcome.mean_return > 8.0
@@ -86,6 +86,20 @@ def test_every_line_of_metrics_says_how_the_workers_do(tmp_path):
     assert last["evaluation_return"] > 8.0
     assert last["evaluation_length"] == 10
     assert np.isfinite(last["loss"])
+
+
+def test_the_newest_policy_is_posted_even_where_nobody_took_the_one_before():
+    engine = async_engine(world())
+    engine._crew.count = 0
+    try:
+        engine.begin(1)
+        board = engine._server.board
+        for updates in (5, 9):
+            engine.core.updates = updates
+            wait_until(lambda n=updates: (engine.advance(8, 0, Limits()), board.version)[1] == n, "it is posted")
+            assert not board.is_wanted
+    finally:
+        engine.close()
 
 
 def test_a_run_ends_with_the_batch_that_reaches_a_limit(tmp_path):
@@ -190,6 +204,24 @@ def test_a_call_takes_no_more_batches_than_asked_and_not_much_longer_than_a_quar
         engine.close()
 
 
+def test_learning_does_not_starve_where_more_comes_than_can_be_taken_in(monkeypatch):
+    engine = async_engine(world(asynchronous={"update_to_data": "max", "queue_size": 64}))
+    core, turns = engine.core, []
+    take_in, learn = core.take_in, core.learn
+    try:
+        engine.begin(1)
+        wait_until(lambda: len(engine._server.inbox) == 64, "there is more than enough")
+        while not core.can_learn:
+            core.take_in(engine._server.inbox.take())
+        monkeypatch.setattr(core, "take_in", lambda batch: (turns.append("takes"), time.sleep(0.03), take_in(batch)))
+        monkeypatch.setattr(core, "learn", lambda seconds: (turns.append("learns"), learn(seconds))[1])
+        engine.advance(64, 0, Limits())
+    finally:
+        engine.close()
+    # At most two batches fit into one turn, though there were more.
+    assert 1 <= turns.count("takes") <= 2 * turns.count("learns")
+
+
 def test_a_call_without_workers_returns_with_nothing():
     engine = async_engine(world())
     engine._crew.count = 0
@@ -230,15 +262,11 @@ def test_an_evaluation_by_the_loop_plays_here(tmp_path):
     assert lines[-1]["evaluation_return"] > 8.0
 
 
-def test_a_checkpoint_of_another_run_mode_is_refused(tmp_path):
-    from runs import train
-
-    train(tmp_path, world(run_mode="single", total_timesteps=500))
+def test_a_checkpoint_of_another_run_mode_is_refused():
     engine = async_engine(world())
-    engine._crew.count = 0
     try:
         with pytest.raises(CheckpointError, match="made in another run mode"):
-            engine.restore(load_latest(tmp_path).arrays, 1)
+            engine.restore({"host/returns": np.zeros(3)}, 1)
     finally:
         engine.close()
 

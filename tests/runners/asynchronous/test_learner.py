@@ -134,7 +134,7 @@ def test_a_policy_in_pytorch_learns(tmp_path):
 OWN_ALONE = """
 import sys, threading
 from own_policies import Table
-from steppe.runners.asynchronous import AsyncLearner, AsyncWorker, UniformReplay
+from steppe import AsyncLearner, AsyncWorker, UniformReplay
 memory = UniformReplay(500, 16, 50)
 learner = AsyncLearner(Table(), memory, address="127.0.0.1:0", folder=sys.argv[1], total_timesteps=500)
 running = threading.Thread(target=learner.run)

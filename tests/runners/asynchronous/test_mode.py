@@ -6,14 +6,16 @@ import os
 import signal
 
 import pytest
+from demonstrated import made_up_file
 from processes import wait_until
 from ray_processes import alive, descendants, named
 from runs import TINY_PPO, experiment, train
 
-from steppe import runners
+from steppe import agents, runners
 from steppe.errors import EnvironmentFault, MissingExtra, UserError
 from steppe.records.metrics import read_metrics
 from steppe.runners import asynchronous
+from steppe.specs.spaces import Box, Discrete
 
 DQN = {"type": "dqn", "batch_size": 16, "learning_starts": 200, "n_step": 1, "memory": {"capacity": 2000}}
 DQN |= {"exploration": {"type": "epsilon_anneal", "timesteps": 1000}}
@@ -118,11 +120,17 @@ def test_what_cannot_run_this_way_is_refused_before_it_starts(refused, monkeypat
         ("impala", {"update_to_data": 1.0}, "update_to_data has no effect"),
         ("impala", {"batch_timesteps": 10}, "batch_timesteps has no effect"),
         ("dqn", {"trajectories_per_update": 4}, "trajectories_per_update has no effect"),
+        ({"type": "dqn", "noisy": True}, {}, "workers play no greedy episodes"),
     ],
 )
 def test_settings_without_effect_are_noticed(agent, wishes, words):
-    (notice,) = asynchronous.check(mode({"type": agent}, asynchronous=wishes))
+    (notice,) = asynchronous.check(mode(agent, asynchronous=wishes))
     assert words in notice
+
+
+def test_parameter_servers_are_of_another_run_mode():
+    (notice,) = asynchronous.check(mode(num_parameter_servers=2))
+    assert notice == 'num_parameter_servers has no effect in run mode "async", which has one learner'
 
 
 def test_slow_networks_are_noticed():
@@ -131,14 +139,22 @@ def test_slow_networks_are_noticed():
     assert "workers act in NumPy" in notice
 
 
-@pytest.mark.parametrize("agent", ["dqn", "ddqn", "qr_dqn", "dqn_nstep"])
-def test_agents_of_choices_can_run(agent):
-    assert asynchronous.check(mode({"type": agent})) == []
+CHOOSES, PUSHES = "worlds:World", "worlds:Continuous"
+LEARNS_HERE = dict.fromkeys(("impala", "dqn", "ddqn", "dqn_nstep", "dqfd", "qr_dqn"), CHOOSES)
+LEARNS_HERE |= dict.fromkeys(("ddpg", "td3", "sac", "naf"), PUSHES)
 
 
-@pytest.mark.parametrize("agent", ["sac", "td3", "ddpg", "naf"])
-def test_agents_of_numbers_can_run(agent):
-    assert asynchronous.check(mode({"type": agent}, "worlds:Continuous")) == []
+@pytest.mark.parametrize("agent", agents.names())
+def test_every_agent_runs_or_is_refused_in_one_sentence_with_a_way_out(agent):
+    words = {"type": agent}
+    if agent == "dqfd":
+        words["demonstrations"] = made_up_file(Box((3,), (-1.0,), (1.0,)), Discrete(2))
+    spec = mode(words, LEARNS_HERE.get(agent, CHOOSES))
+    if agent in LEARNS_HERE:
+        assert asynchronous.check(spec) == []
+        return
+    with pytest.raises(UserError, match=rf'^agent "{agent}" learns .*; use [^.\n]*$'):
+        asynchronous.check(spec)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
+
 import jax
 import numpy as np
 import pytest
@@ -11,17 +14,26 @@ from steppe.errors import UserError
 from steppe.runners.asynchronous.building import make_core
 from steppe.runners.asynchronous.cores import Clock, Pace
 from steppe.runners.asynchronous.replaying import BLOCK
+from steppe.runners.compilation import prepare_jax
 from steppe.specs.spaces import Box, Discrete
 
 OBSERVED, CHOICE = Box((2,)), Discrete(3)
 DQN = {"type": "dqn", "batch_size": 16, "learning_starts": 100, "memory": {"capacity": 512}, "n_step": 3}
 
 
-def core_of(agent=DQN, asynchronous=None, **fields):
-    spec = experiment("CartPole-v1", agent, run_mode="async", num_envs=1, asynchronous=asynchronous or {}, **fields)
-    core = make_core(spec, (OBSERVED, CHOICE), None)
+def core_of(agent=DQN, asynchronous=None, environment="CartPole-v1", **fields):
+    """A core that has just begun; those of the same settings are compiled once."""
+    core = compiled(json.dumps([environment, agent, {"asynchronous": asynchronous or {}, **fields}]))
     core.begin(1)
     return core
+
+
+@cache
+def compiled(words):
+    prepare_jax()
+    environment, agent, fields = json.loads(words)
+    fields |= {"run_mode": "async", "num_envs": 1, "network": [{"type": "dense", "size": 8}]}
+    return make_core(experiment(environment, agent, **fields), (OBSERVED, CHOICE), None)
 
 
 def batch_of(core, worker, rows=40, environments=2, first=0):
@@ -133,18 +145,24 @@ def test_a_restored_core_goes_on_exactly(memory):
     for worker in range(3):
         core.take_in(batch_of(core, worker, rows=45))
     core.learn(0.0)
-    arrays = {name: array.copy() for name, array in core.snapshot().items()}
-    other = core_of(agent)
-    other.restore(arrays, 5)
-    assert (other.updates, other._staged, other._pace.owed) == (core.updates, core._staged, core._pace.owed)
-    for each in (core, other):
-        each._clock = Clock()
-        each.take_in(batch_of(each, 9, rows=45))
-        each.learn(0.0)
-    mine, theirs = core.snapshot(), other.snapshot()
-    assert mine.keys() == theirs.keys()
-    for name in mine:
-        np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
+    saved = copied(core.snapshot())
+    counts = core.updates, core._staged, core._pace.owed
+    core.take_in(batch_of(core, 9, rows=45))
+    core.learn(0.0)
+    expected = copied(core.snapshot())
+    core.begin(7)
+    core.restore(saved, 5)
+    assert (core.updates, core._staged, core._pace.owed) == counts
+    core.take_in(batch_of(core, 9, rows=45))
+    core.learn(0.0)
+    found = core.snapshot()
+    assert found.keys() == expected.keys()
+    for name in found:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def copied(arrays):
+    return {name: array.copy() for name, array in arrays.items()}
 
 
 def test_prioritised_drawing_follows_the_errors():
@@ -158,9 +176,7 @@ def test_prioritised_drawing_follows_the_errors():
 
 def test_observations_are_normalised_by_what_all_workers_saw():
     environment = {"id": "CartPole-v1", "normalize_observations": True}
-    spec = experiment(environment, DQN, run_mode="async", num_envs=1)
-    core = make_core(spec, (OBSERVED, CHOICE), None)
-    core.begin(1)
+    core = core_of(environment=environment)
     core.take_in(batch_of(core, 1, rows=64, environments=1))
     core.take_in(batch_of(core, 3, rows=64, environments=1))
     mean = core.weights()["normalizer/mean"]

@@ -152,6 +152,15 @@ def test_what_was_on_its_way_when_a_worker_died_is_counted():
         assert (server.membership.here, len(server.inbox)) == (0, 2)
 
 
+def test_what_a_worker_was_collecting_when_its_environment_failed_is_counted():
+    with door() as server, client(server) as line:
+        joined(line)
+        assert said(line, {"op": "fault", "message": "the simulator has crashed"}) == {"op": "noted"}
+        assert said(line, {"op": "leave"}) == {"op": "bye"}
+        wait_until(lambda: server.membership.here == 0, "it has left")
+        assert server.membership.lost == 1
+
+
 def test_a_worker_that_says_nothing_is_given_up():
     with door(timeout=0.3) as server, client(server) as line:
         joined(line, "silent")

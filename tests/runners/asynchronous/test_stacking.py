@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
+
 import jax
 import numpy as np
 import pytest
@@ -11,18 +14,27 @@ from steppe.agents._base import Trajectory
 from steppe.errors import UserError
 from steppe.runners.asynchronous.batches import Form
 from steppe.runners.asynchronous.building import make_core
+from steppe.runners.compilation import prepare_jax
 from steppe.specs.spaces import Box, Discrete
 
 OBSERVED, CHOICE = Box((2,)), Discrete(3)
-HAS_SPREAD = "log_std" in Trajectory._fields
+PUSH = Box((2,), (-1.0,), (1.0,))
 
 
-def core_of(agent=None, spaces=(OBSERVED, CHOICE), environment="CartPole-v1", **fields):
-    agent = {"type": "impala", "horizon": 4} | (agent or {})
-    spec = experiment(environment, agent, run_mode="async", num_envs=3, **fields)
-    core = make_core(spec, spaces, None)
+def core_of(agent=None, environment="CartPole-v1", **fields):
+    """A core that has just begun; those of the same settings are compiled once."""
+    core = compiled(json.dumps([environment, {"type": "impala", "horizon": 4} | (agent or {}), fields]))
     core.begin(1)
     return core
+
+
+@cache
+def compiled(words):
+    prepare_jax()
+    environment, agent, fields = json.loads(words)
+    fields = {"run_mode": "async", "num_envs": 3, "network": [{"type": "dense", "size": 8}]} | fields
+    action = CHOICE if environment == "CartPole-v1" else PUSH
+    return make_core(experiment(environment, agent, **fields), (OBSERVED, action), None)
 
 
 def batch_of(core, worker, environments, seed=0):
@@ -88,11 +100,13 @@ def test_a_restored_core_has_the_same_agent():
     core = core_of()
     core.take_in(batch_of(core, 1, 3))
     core.learn(0.0)
-    other = core_of()
-    other.restore(core.snapshot(), 3)
-    assert other.updates == 1
-    np.testing.assert_array_equal(other._learner.agent.params, core._learner.agent.params)
-    assert other.wants_data
+    saved = {name: array.copy() for name, array in core.snapshot().items()}
+    core.begin(2)
+    core.take_in(batch_of(core, 1, 2))
+    core.restore(saved, 3)
+    assert (core.updates, core.wants_data, core._columns) == (1, True, 0)
+    for name, array in core.snapshot().items():
+        np.testing.assert_array_equal(array, saved[name], err_msg=name)
 
 
 def test_recurrent_policies_send_what_they_remembered():
@@ -100,7 +114,7 @@ def test_recurrent_policies_send_what_they_remembered():
     core = core_of({"share_network": True}, network=network)
     assert core.task.keeps == ("outputs", "internals")
     batch = batch_of(core, 1, 3)
-    assert set(batch.internals) == {"0_lstm/hidden", "0_lstm/cell"} or len(batch.internals) == 2
+    assert len(batch.internals) == 2
     core.take_in(batch)
     assert core.learn(0.0).is_healthy
 
@@ -110,10 +124,8 @@ def test_a_value_network_with_a_memory_of_its_own_is_refused():
         core_of(network=[{"type": "lstm", "size": 4}])
 
 
-@pytest.mark.skipif(not HAS_SPREAD, reason="trajectories do not carry the behaviour's spread yet")
 def test_the_spread_of_a_gaussian_policy_comes_from_the_worker():
-    push = Box((2,), (-1.0,), (1.0,))
-    core = core_of(spaces=(OBSERVED, push), environment="Pendulum-v1")
+    core = core_of(environment="Pendulum-v1")
     batch = batch_of(core, 1, 3)
     batch.log_std = np.array([0.5, -1.0], np.float32)
     core.take_in(batch)

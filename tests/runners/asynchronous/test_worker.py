@@ -323,7 +323,7 @@ def test_an_object_keeps_the_wrappers_and_time_limit_it_has():
 
 PROGRAM = """
 import json, sys
-from steppe.runners.asynchronous import AsyncWorker
+from steppe import AsyncWorker
 taken = AsyncWorker(sys.argv[1], "worlds:World", num_envs=2).work()
 print(json.dumps([taken, sorted(sys.modules)]))
 """
@@ -338,7 +338,8 @@ def test_a_worker_imports_neither_jax_nor_flax_nor_ray_on_its_way(tmp_path):
     agent = {"type": "ddpg", "learning_starts": 100, "batch_size": 16, "memory": {"capacity": 512}}
     agent["states_preprocessing"] = [{"type": "sequence", "length": 2}]
     agent["reward_preprocessing"] = [{"type": "clip", "min_value": -1.0, "max_value": 1.0}]
-    spec = experiment("worlds:Continuous", agent, run_mode="async", num_envs=2)
+    network = [{"type": "dense", "size": 8}]
+    spec = experiment("worlds:Continuous", agent, run_mode="async", num_envs=2, network=network)
     engine = async_engine(spec)
     engine._crew.count = 0
     process = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -12,5 +13,10 @@ from steppe.specs.distributed import RaySpec
 
 @pytest.fixture(scope="module")
 def a_ray() -> Iterator[None]:
-    with ray_session(RaySpec(object_store=0.15), cpus=5):
-        yield
+    """It counts one GPU, whether there is one or not."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "init", partial(ray.init, num_gpus=1))
+        with ray_session(RaySpec(object_store=0.15), cpus=5):
+            yield

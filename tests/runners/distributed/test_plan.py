@@ -2,51 +2,88 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
+from demonstrated import made_up_file
 from runs import experiment
 
-from steppe import runners
+from steppe import agents, runners
 from steppe.agents import agent_class
 from steppe.errors import UserError
 from steppe.runners.distributed import check
 from steppe.runners.distributed.plan import rollouts_per_push, worker_spec
 from steppe.runners.setup import make_engine
+from steppe.specs import optimizer as optimizers
+from steppe.specs.spaces import Box, Discrete
 
 MULTI = {"type": "multi_step", "num_steps": 5, "optimizer": "adam"}
 POLE, PENDULUM = "CartPole-v1", "Pendulum-v1"
+OPTIMIZERS = get_args(get_args(optimizers._Optimizers)[0])
 
 
 def spec_of(agent, environment=POLE, **fields):
     return experiment(environment, agent, run_mode="distributed", **fields)
 
 
-@pytest.mark.parametrize(
-    ("agent", "environment", "reason"),
-    [
-        ("random", POLE, 'agent "random" learns nothing that workers could share; use run_mode "single"'),
-        ("td3", PENDULUM, 'actor of agent "td3" waits for its critics'),
-        ("trpo", POLE, "keeps each step within a divergence of one policy"),
-        ({"type": "ppo", "baseline_optimizer": MULTI}, POLE, "different numbers of steps"),
-        (
-            {"type": "vpg", "optimizer": {"type": "optimized_step", "optimizer": "adam"}},
-            POLE,
-            "searches along each step",
-        ),
-    ],
-)
-def test_what_cannot_be_shared_is_refused_with_a_reason(agent, environment, reason):
-    with pytest.raises(UserError, match=reason):
-        runners.check(spec_of(agent, environment))
+REFUSED_AGENTS = {
+    "random": 'agent "random" learns nothing that workers could share; use run_mode "single"',
+    "constant": 'agent "constant" learns nothing that workers could share; use run_mode "single"',
+    "td3": 'the actor of agent "td3" waits for its critics, .*; use "sac" or "ddpg", or run_mode "async"',
+    "trpo": 'agent "trpo" keeps each step within a divergence of one policy, .*; use "ppo", or run_mode "single"',
+}
+CONTINUOUS = {"ddpg", "td3", "sac", "naf"}
 
 
-@pytest.mark.parametrize("agent", ["vpg", "a2c", "a3c", "impala", "ppo", "pqn", "dqn", "ddqn", "dqn_nstep", "qr_dqn"])
-def test_what_can_be_shared_is_accepted(agent):
-    assert check(spec_of(agent, seed=None, num_envs=None)) == []
+@pytest.mark.parametrize("agent", agents.names())
+def test_every_agent_is_accepted_or_refused_with_a_reason_and_a_way_out(agent):
+    settings = {"type": agent}
+    if agent == "dqfd":
+        settings["demonstrations"] = made_up_file(Box((4,)), Discrete(2))
+    spec = spec_of(settings, PENDULUM if agent in CONTINUOUS else POLE, seed=None, num_envs=None)
+    if agent in REFUSED_AGENTS:
+        with pytest.raises(UserError, match=REFUSED_AGENTS[agent]):
+            runners.check(spec)
+    else:
+        assert check(spec) == []
 
 
-@pytest.mark.parametrize("agent", ["ddpg", "sac", "naf"])
-def test_continuous_actions_can_be_shared_too(agent):
-    assert check(spec_of(agent, PENDULUM, seed=None, num_envs=None)) == []
+WITH_ADAM = {"optimizer": "adam"}
+OPTIONS = {
+    "clipped_step": WITH_ADAM | {"clipping_value": 0.1},
+    "multi_step": WITH_ADAM,
+    "optimized_step": WITH_ADAM,
+    "subsampling_step": WITH_ADAM,
+}
+REFUSED_OPTIMIZERS = {
+    "natural_gradient": 'optimizer "natural_gradient" keeps each step within a divergence of one policy',
+    "optimized_step": 'optimizer "optimized_step" searches along each step for a lower loss',
+}
+
+
+@pytest.mark.parametrize("optimizer", [get_args(kind.model_fields["type"].annotation)[0] for kind in OPTIMIZERS])
+def test_every_optimiser_is_accepted_or_refused_with_a_reason_and_a_way_out(optimizer):
+    agent = {"type": "vpg", "optimizer": {"type": optimizer} | OPTIONS.get(optimizer, {})}
+    if optimizer == "natural_gradient":
+        agent["baseline_optimizer"] = "adam"
+    spec = spec_of(agent, seed=None)
+    if optimizer in REFUSED_OPTIMIZERS:
+        way_out = 'use an optimizer such as "adam", or run_mode "single"'
+        with pytest.raises(UserError, match=f"{REFUSED_OPTIMIZERS[optimizer]}.*{way_out}"):
+            runners.check(spec)
+    else:
+        assert check(spec) == []
+
+
+def test_optimisers_that_take_different_numbers_of_steps_are_refused():
+    with pytest.raises(UserError, match="different numbers of steps"):
+        runners.check(spec_of({"type": "ppo", "baseline_optimizer": MULTI}))
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_rollouts_of_so_many_episodes_are_accepted(synchronous):
+    agent = {"type": "ppo", "rollout_episodes": 2}
+    assert check(spec_of(agent, num_envs=1, seed=None, distributed={"synchronous": synchronous})) == []
 
 
 def test_settings_without_effect_are_told():
@@ -95,7 +132,7 @@ def test_several_gradients_share_a_message_unless_they_are_large(agent, fields, 
 @pytest.mark.parametrize("address", ["6379", "host", "host:port", ":6379"])
 def test_an_address_has_a_host_and_a_port(address):
     with pytest.raises(UserError, match="host:port"):
-        spec_of("ppo", ray={"address": address})
+        spec_of("ppo", platform="ray", ray={"address": address})
 
 
 def test_a_worker_gets_a_part_of_one_gpu_or_whole_ones():

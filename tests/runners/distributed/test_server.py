@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ def made(size: int = 4, optimizer: Any = None, **duty: Any) -> ParameterServer:
 
 def push(worker: int, sequence: int, *values: float, read: int = 0, size: int = 4, **more: Any) -> Push:
     gradients = np.array([np.full(size, value) for value in values], np.float32).reshape(len(values), size)
-    return Push(worker, sequence, read, gradients, -1, **more)
+    return Push(worker, sequence, read, gradients, **more)
 
 
 def test_every_gradient_of_a_push_is_one_update():
@@ -77,6 +79,8 @@ def test_parameters_are_handed_out_only_when_they_have_changed():
     assert server.pull(0, -1).params is None
     server.push(push(0, 1, 1.0))
     np.testing.assert_allclose(server.pull(0, -1).params, -0.5)
+    assert server.push(push(0, 2, known=1)).params is None, "a push without gradients moves nothing"
+    np.testing.assert_allclose(server.push(push(1, 1, known=0)).params, -0.5)
 
 
 def test_workers_step_together_with_the_mean_of_their_gradients():
@@ -130,3 +134,9 @@ def test_a_restarted_server_does_not_mind_workers_that_know_more(gradients):
     answer = server.push(push(0, 9, *[1.0] * gradients, read=50))
     assert answer.was_applied
     assert answer.version == gradients
+
+
+def test_a_server_needs_no_jax():
+    program = "import sys, steppe.runners.distributed.servers; print('jax' in sys.modules, 'ray' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["False", "False"]

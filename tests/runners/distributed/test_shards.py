@@ -34,7 +34,7 @@ def servers_for(whole, count):
 
 def push_to_all(servers, borders, sequence, gradients):
     for server, start, stop in zip(servers, borders, borders[1:], strict=False):
-        server.push(Push(0, sequence, 0, np.ascontiguousarray(gradients[:, start:stop]), -1))
+        server.push(Push(0, sequence, 0, np.ascontiguousarray(gradients[:, start:stop])))
 
 
 @pytest.mark.parametrize("counts", [(1, 3), (3, 1), (2, 5)])

@@ -41,8 +41,16 @@ def check(spec: ExperimentSpec) -> list[str]:
     _check_address(spec)
     wishes, algorithm = spec.asynchronous, agent_class(spec.agent)
     access_from(wishes.token_file, wishes.tls_cert, wishes.tls_key)
-    make_engine(spec).close()
+    engine = make_engine(spec)
+    engine.close()
     notices = []
+    if spec.num_parameter_servers != ExperimentSpec.model_fields["num_parameter_servers"].default:
+        notices.append('num_parameter_servers has no effect in run mode "async", which has one learner')
+    if engine.agent.perturbs_parameters and wishes.evaluation_share:
+        notices.append(
+            "workers play no greedy episodes, since the noise of this agent is in the parameters that they get; for "
+            "evaluations give `evaluation`"
+        )
     for name, experience in (("trajectories_per_update", "trajectories"), ("update_to_data", "transitions")):
         if getattr(wishes, name) is not None and algorithm.experience != experience:
             notices.append(f'asynchronous.{name} has no effect with agent "{algorithm.type}", which learns otherwise')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +26,10 @@ class Placement:
     """Where the driver finds modules, such as the one with the environment."""
 
 
+NICENESS = 10
+"""How much workers yield to other programs: dozens of them would leave next to nothing to a learner beside them."""
+
+
 class Ending(NamedTuple):
     """How a worker came to its end: "done", or with a mistake of the "user", or a "fault"."""
 
@@ -40,6 +45,7 @@ class WorkerActor:
         from steppe.errors import SteppeError, UserError
 
         sys.path.extend(path for path in placement.paths if path not in sys.path)
+        os.nice(max(0, NICENESS - os.nice(0)))
         try:
             _work(placement)
         except UserError as error:

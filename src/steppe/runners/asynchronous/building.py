@@ -102,7 +102,8 @@ def _task(spec: ExperimentSpec, agent: Any) -> Task:
         least=least,
         most=most,
         rows=rows,
-        evaluation_share=wishes.evaluation_share,
+        # What workers have of such a policy is never without its noise.
+        evaluation_share=0.0 if agent.perturbs_parameters else wishes.evaluation_share,
         patience=wishes.patience,
     )
 

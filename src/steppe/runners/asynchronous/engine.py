@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,7 +25,11 @@ EVALUATIONS = 20
 ADVANCE_SECONDS = 0.25
 """How long one call may last."""
 LEARN_SECONDS = 0.05
-"""How long is learned before the inbox is looked at again."""
+"""How long is learned before the inbox is looked at again, and for how long it may be emptied before that."""
+SWITCH_SECONDS = 0.001
+"""For how long a thread that receives batches may keep the learner's from computing."""
+POST_SECONDS, POST_SHARE = 0.1, 0.05
+"""How often the newest policy is posted that nobody has asked for yet: no more often, nor for more of the time."""
 RATE_SECONDS = 5.0
 """Over how long updates per second and utilisation are measured."""
 
@@ -58,6 +63,8 @@ class AsyncEngine:
         self._metrics: dict[str, float] = {}
         self._meter = Meter()
         self._starts = self._dropped = self._timestep = 0
+        self._post_again = 0.0
+        self._switching = sys.getswitchinterval()
 
     def begin(self, seed: int) -> None:
         """Fresh parameters; workers are welcome when everything is compiled."""
@@ -111,7 +118,8 @@ class AsyncEngine:
             is_full = self._is_full(rows, iterations, limits)
             if core.can_learn:
                 started = time.perf_counter()
-                learned = core.learn(min(LEARN_SECONDS, max(deadline - time.monotonic(), 0.0)))
+                # In full, however long it took to take in what came: where much comes, learning must not starve.
+                learned = core.learn(LEARN_SECONDS)
                 self._meter.add(time.perf_counter() - started, learned.updates)
                 updates += learned.updates
                 self._metrics = learned.metrics
@@ -145,6 +153,7 @@ class AsyncEngine:
             if self._server is not None:
                 self._server.close("the run has ended")
         finally:
+            sys.setswitchinterval(self._switching)
             self._crew.close()
 
     @property
@@ -154,6 +163,7 @@ class AsyncEngine:
 
     def _open(self, seed: int) -> Server:
         """The door, and workers on their way to it."""
+        sys.setswitchinterval(SWITCH_SECONDS)
         host = self._crew.open()
         self._server, access = self._open_server(host)
         self._server.seed, self._server.starts = seed, self._starts
@@ -166,9 +176,10 @@ class AsyncEngine:
         server.board.offer(self.core.task, self.core.spaces)
 
     def _take_in(self, rows: list[dict[str, float]], iterations: int, limits: Limits) -> None:
-        """Every batch that waits, as long as the learner wants them; one row each."""
+        """The batches that wait, as long as the learner wants them and the time allows; one row each."""
         core, inbox = self.core, self._opened.inbox
-        while core.wants_data and not self._is_full(rows, iterations, limits):
+        until = time.monotonic() + LEARN_SECONDS
+        while core.wants_data and not self._is_full(rows, iterations, limits) and time.monotonic() < until:
             if (batch := inbox.take()) is None:
                 return
             started = time.perf_counter()
@@ -185,11 +196,15 @@ class AsyncEngine:
         return is_enough or len(rows) >= iterations or self._has_reached(limits.stop_at_return)
 
     def _publish(self) -> None:
-        """How much to explore, always; the newest policy where somebody has taken the last one."""
+        """How much to explore, always; the newest policy where the last one was taken, or is no longer new."""
         board = self._opened.board
         board.note(self._timestep, self.core.exploration(self._timestep))
-        if board.version != self.core.updates and board.is_wanted:
-            board.post(self.core.weights(), self.core.updates)
+        now = time.monotonic()
+        if board.version == self.core.updates or not (board.is_wanted or now >= self._post_again):
+            return
+        board.post(self.core.weights(), self.core.updates)
+        done = time.monotonic()
+        self._post_again = done + max(POST_SECONDS, (done - now) / POST_SHARE)
 
     def _row(self, batch: Any) -> dict[str, float]:
         self._returns.extend(batch.returns)

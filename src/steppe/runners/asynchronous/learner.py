@@ -116,7 +116,10 @@ class AsyncLearner:
                 return Outcome("stopped", "asked to stop before the first worker came", 0, 0, 0, None, 0.0, [])
         engine = AsyncEngine(self._core(spaces), lambda host: (server, access), NoCrew())
         self._folder.mkdir(parents=True, exist_ok=True)
-        return Loop(self.spec, engine, self._folder, lambda: self._wish, show).run(checkpoint)
+        try:
+            return Loop(self.spec, engine, self._folder, lambda: self._wish, show).run(checkpoint)
+        finally:
+            engine.close()
 
     def _core(self, spaces: Spaces) -> Core:
         wishes = self.spec.asynchronous

@@ -99,6 +99,9 @@ class Membership:
             return hung
 
     def _forget_old(self) -> None:
-        for name in list(self._members)[: max(0, len(self._members) - REMEMBERED)]:
+        excess = len(self._members) - REMEMBERED
+        if excess <= 0:
+            return
+        for name in list(self._members)[:excess]:
             if self._members[name].state != "here":
                 del self._members[name]

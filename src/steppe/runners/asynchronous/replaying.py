@@ -39,7 +39,8 @@ class ReplayCore:
         self._pace, self._clock = Pace(ratio), Clock()
         self._insert = jax.jit(self._inserted, donate_argnums=0)
         self._update = jax.jit(self._updated, donate_argnums=0)
-        self._acting = jax.jit(agent.acting)
+        # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
+        self._acting = jax.jit(agent.acting) if agent.perturbs_parameters else agent.acting
         self._names: list[str] = []
         self._stored = self._staged = 0
         self._changes_memory = bool(agent.memory.prioritized)
@@ -140,7 +141,7 @@ class ReplayCore:
         self._write()
         self._learner = jax.tree.map(jnp.asarray, learner)
         self._call_update(0)
-        self._stored, self._staged = int(memory.filled), 0
+        self._stored, self._staged, self._pace.owed = int(memory.filled), 0, 0.0
         self.updates = int(learner.agent.updates)
 
     def _write(self) -> None:

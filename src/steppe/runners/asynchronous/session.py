@@ -113,13 +113,15 @@ class Session:
         server = self._server
         number, connection = server.membership.join(name)
         log.info("%s: worker %d has joined", self._peer, number)
-        vanished = True
+        vanished, has_failed = True, False
         try:
             welcome = {"session": server.board.name, "number": number, "seed": [server.seed, server.starts]}
             self._say({"op": "welcome", **welcome, "task": task.to_json()})
             while (request := self._hear())["op"] != "leave":
+                # Whoever fails takes along the batch that it was collecting, however politely it leaves.
+                has_failed |= request["op"] == "fault"
                 self._say(self._answer(request, name, environments, form))
-            vanished = False
+            vanished = has_failed
             self._say({"op": "bye"})
         except Over:
             vanished = False

@@ -35,7 +35,8 @@ class StackingCore:
         self._used = 0
         self._learner: Learner
         self._learn = jax.jit(self._learned, donate_argnums=0)
-        self._acting = jax.jit(agent.acting)
+        # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
+        self._acting = jax.jit(agent.acting) if agent.perturbs_parameters else agent.acting
         self._names: list[str] = []
 
     def begin(self, seed: int) -> None:
@@ -92,6 +93,7 @@ class StackingCore:
         # Compiled before the first worker comes, with parameters that are thrown away.
         self._learn(begin(self.agent, jax.random.key(0)), self._stack)
         self._learner = jax.tree.map(jnp.asarray, learner)
+        self._columns, self._rest = 0, None
         self.updates = int(learner.agent.updates)
 
     def _fill(self) -> None:

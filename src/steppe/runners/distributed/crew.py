@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from steppe.errors import EnvironmentFault, SteppeError, UserError
 from steppe.runners.distributed.words import Order, Posting, Report
 from steppe.runners.distributed.worker import Worker
@@ -63,8 +65,9 @@ class Crew:
         self._longest = 0.0
         self._losses = 0.0
 
-    def fill(self, workers: int) -> None:
-        """Starts workers until there are so many."""
+    def fill(self, workers: int, numbers: Sequence[int] = ()) -> None:
+        """Starts workers until there are so many, the first of them with these numbers, which they had before."""
+        self._places += [self._placed(number) for number in numbers[:workers]]
         while len(self._places) < workers:
             self._places.append(self._placed())
 
@@ -120,6 +123,16 @@ class Crew:
                 )
         return reports
 
+    def arrays(self) -> dict[int, dict[str, np.ndarray]]:
+        """What each worker that is ready has of its own, by number; asked for while none has anything to do."""
+        asked = {place.number: place.actor.arrays.remote() for place in self._places if place.has_begun}
+        found = {}
+        for number, answer in asked.items():
+            # Whoever does not answer will not answer the next order either, and is replaced then.
+            with suppress(self._ray.exceptions.RayError):
+                found[number] = self._ray.get(answer, timeout=self._timeout)
+        return found
+
     def close(self) -> None:
         """Lets the environments end, then ends all workers."""
         places, self._places = self._places, []
@@ -167,6 +180,8 @@ class Crew:
             self._ray.kill(place.actor)
         self._losses += 1
         if self._losses > len(self._places) + SPARE_LOSSES:
+            # It answers no more, and nobody waits for it.
+            place.sent.clear()
             if is_fault:
                 raise EnvironmentFault(reason)
             raise SteppeError(
@@ -177,8 +192,9 @@ class Crew:
         log.warning("worker %d was lost (%s); worker %d takes its place", place.number, reason, new.number)
         self._places[self._places.index(place)] = new
 
-    def _placed(self) -> _Place:
-        number, self.next_number = self.next_number, self.next_number + 1
+    def _placed(self, number: int | None = None) -> _Place:
+        if number is None:
+            number, self.next_number = self.next_number, self.next_number + 1
         options = {
             "num_cpus": self._spec.cpus_per_worker,
             "num_gpus": self._spec.gpus_per_worker,
@@ -193,6 +209,21 @@ class Crew:
         if not place.sent:
             place.since = time.monotonic()
         place.sent.append(_Sent(getattr(place.actor, method).remote(*arguments), pushes))
+
+
+def check_room(ray: Any, spec: RaySpec, can_grow: bool) -> None:
+    """Finds out at once whether a worker fits on any machine of this Ray, which would wait for ever for one."""
+    wanted = {"CPU": spec.cpus_per_worker, "GPU": spec.gpus_per_worker}
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if any(all(machine.get(name, 0.0) >= much for name, much in wanted.items()) for machine in machines):
+        return
+    sentence = (
+        f"no machine of this Ray has {spec.cpus_per_worker:g} CPUs and {spec.gpus_per_worker:g} GPUs for a worker, as "
+        "ray.cpus_per_worker and ray.gpus_per_worker say"
+    )
+    if not can_grow:
+        raise UserError(f"{sentence}; give them less, or join a Ray cluster that has them (ray.address)")
+    log.warning("%s; the run waits until one joins that has", sentence)
 
 
 def _last_line(error: Exception) -> str:

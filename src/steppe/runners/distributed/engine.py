@@ -12,14 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from steppe.agents._base import TrainState
+from steppe.agents._base import Acting, TrainState
 from steppe.errors import EnvironmentFault
 from steppe.records.policy import Policy
 from steppe.runners._base import Chunk, Limits
-from steppe.runners.compiled import LARGEST_TIMESTEP
 from steppe.runners.distributed import servers as server_places
 from steppe.runners.distributed.counting import Count
-from steppe.runners.distributed.crew import Crew
+from steppe.runners.distributed.crew import Crew, check_room
 from steppe.runners.distributed.moments import Seen, moments
 from steppe.runners.distributed.plan import borders_of, duty_of, rollouts_per_push, worker_spec
 from steppe.runners.distributed.server import State, fresh_state
@@ -28,7 +27,7 @@ from steppe.runners.distributed.shards import joined, shared_out
 from steppe.runners.distributed.tape import parts_of
 from steppe.runners.distributed.words import Order, Posting, Report
 from steppe.runners.distributed.work import statistics
-from steppe.runners.learning import begin
+from steppe.runners.learning import LARGEST_TIMESTEP, begin
 from steppe.runners.playing import Rules, play
 from steppe.runners.ray_session import ray_session
 from steppe.runners.setup import make_engine
@@ -51,7 +50,6 @@ log = logging.getLogger(__name__)
 class DistributedEngine:
     """Parameter servers and workers on Ray."""
 
-    exact_resume = False
     most_iterations = 1024
 
     def __init__(self, spec: ExperimentSpec) -> None:
@@ -63,13 +61,16 @@ class DistributedEngine:
         """Where the environment is compiled."""
         self._parts = parts_of(self.agent)
         self._borders = borders_of(self.agent.layout.size, spec.num_parameter_servers)
+        self.exact_resume = self._rollout is not None
         self._rollouts = rollouts_per_push(spec, self.agent)
         self.timesteps_per_iteration = self._rollouts * self.agent.horizon * self.agent.situation.num_envs
         self._stack = ExitStack()
         self._count = Count()
         self._servers: Servers | None = None
         self._crew: Crew | None = None
-        self._round = self._version = 0
+        self._first_worker = self._round = self._version = 0
+        self._left: dict[int, dict[str, np.ndarray]] = {}
+        """What workers have left in the checkpoint that the run goes on from, by number."""
         self._is_warm = False
         """Whether a synchronous round has been made since the start."""
         self._round_reports: list[Report] | None = None
@@ -80,24 +81,32 @@ class DistributedEngine:
         state = self._fresh(seed, pretrains=True)
         seen = Seen(moments(state.observations), moments(state.returns)) if self._normalizes else None
         whole = fresh_state(np.array(state.params), np.array(state.target), int(state.updates), seen)
-        self._start(whole, seed, first_worker=0)
+        self._start(whole, seed)
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
-        """The servers go on as they were; the workers are new, and start new episodes with empty memories."""
-        own = {name.removeprefix("driver/"): array for name, array in arrays.items() if name.startswith("driver/")}
+        """The servers go on as they were, and the workers where there are as many; else their memories are new."""
+        own = _below("driver/", arrays)
         self._count.restore(own)
-        whole = {name.removeprefix("servers/"): array for name, array in arrays.items() if name.startswith("servers/")}
         self._fresh(seed, pretrains=False)
-        self._start(whole, seed, first_worker=int(own["next_worker"]))
+        self._first_worker, numbers = int(own["next_worker"]), own["workers"].tolist()
+        if len(numbers) == self.spec.num_workers:
+            self._left = {number: _below(f"workers/{number}/", arrays) for number in numbers}
+        self._start(_below("servers/", arrays), seed)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """All shards as of one moment: no push is on its way."""
+        """All shards and all workers as of one moment: no push is on its way."""
         self._drain()
         whole = joined(self._its_servers.states(), self._borders, self._parts)
-        own = self._count.arrays() | {"next_worker": np.array(self._its_crew.next_number)}
-        return {f"servers/{name}": array for name, array in whole.items()} | {
-            f"driver/{name}": array for name, array in own.items()
+        workers = self._its_crew.arrays()
+        own = self._count.arrays() | {
+            "next_worker": np.array(self._its_crew.next_number),
+            "workers": np.array(list(workers), np.int64),
         }
+        arrays = {f"servers/{name}": array for name, array in whole.items()}
+        arrays |= {f"driver/{name}": array for name, array in own.items()}
+        for number, each in workers.items():
+            arrays |= {f"workers/{number}/{name}": array for name, array in each.items()}
+        return arrays
 
     def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
         """What all workers together have done in the last tenth of a second or so, as one row."""
@@ -118,7 +127,9 @@ class DistributedEngine:
         if self._rollout is None:
             rules = Rules(self.spec.environment, situation.episode_limit, self.spec.repeat_actions)
             return play(self.policy(0), rules, situation.num_envs, episodes, greedy, seed)
-        acting, key = self.agent.acting(self._newest()), jax.random.key(seed)
+        state, key = self._newest(), jax.random.key(seed)
+        # As the saved policy acts: without the noise that some agents explore with.
+        acting = Acting(state.params, state.observations)
         returns, lengths = self._play(acting, key, episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
         return float(np.mean(returns)), float(np.mean(lengths))
 
@@ -155,13 +166,14 @@ class DistributedEngine:
             self._play = jax.jit(self._rollout.play, static_argnums=(2, 3))
         return state
 
-    def _start(self, whole: State, seed: int, first_worker: int) -> None:
+    def _start(self, whole: State, seed: int) -> None:
         spec = self.spec
         cpus = spec.num_workers * spec.ray.cpus_per_worker + spec.num_parameter_servers * server_places.CPUS
         try:
-            self._stack.enter_context(ray_session(spec.ray, cpus=cpus))
+            session = self._stack.enter_context(ray_session(spec.ray, cpus=cpus))
             import ray
 
+            check_room(ray, spec.ray, can_grow=not session.is_own or spec.ray.port is not None)
             self._version, _, self._round = (int(number) for number in whole["counters"])
             states = shared_out(whole, self._borders, self._parts)
             duties = [
@@ -180,13 +192,15 @@ class DistributedEngine:
                     borders=self._borders,
                     rollouts=self._rollouts,
                     overlaps=spec.distributed.overlap,
-                    timeout=timeout,
+                    # Half: who waits for a server that hangs is not to be taken for hanging.
+                    timeout=timeout / 2,
+                    left=self._left.pop(number, None),
                     paths=tuple(sys.path),
                 )
 
-            self._crew = Crew(ray, spec.ray, posting, timeout, first_worker)
+            self._crew = Crew(ray, spec.ray, posting, timeout, self._first_worker)
             self._stack.callback(self._crew.close)
-            self._crew.fill(spec.num_workers)
+            self._crew.fill(spec.num_workers, list(self._left))
         except BaseException:
             self.close()
             raise
@@ -245,7 +259,7 @@ class DistributedEngine:
 
     def _drain(self) -> None:
         """Waits until no worker has anything to do."""
-        while self._its_crew.is_busy and not self._count.has_trouble:
+        while self._its_crew.is_busy:
             self._gather(LONGEST_TICK_SECONDS)
 
     def _newest(self) -> TrainState:
@@ -256,3 +270,8 @@ class DistributedEngine:
         if seen is None:
             return state
         return state._replace(observations=statistics(seen.observations), returns=statistics(seen.returns))
+
+
+def _below(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What is named after a prefix, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -80,6 +80,7 @@ class Exchange:
                 self._versions[index] = self._target_versions[index] = -1
                 if self._flying is not None and self._flying.answers[index] is None:
                     self._flying.sent[index] = None
+                    self._flying.pushes[index] = self._flying.pushes[index]._replace(known=-1, known_target=-1)
         self._servers = list(servers)
 
     def pull(self) -> None:
@@ -134,6 +135,7 @@ class Exchange:
                 sequence=self._sequence,
                 read=read[index],
                 gradients=np.ascontiguousarray(gradients[:, shard]),
+                known=self._versions[index],
                 known_target=self._target_versions[index],
                 seen=seen if index == 0 else None,
             )

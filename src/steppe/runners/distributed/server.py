@@ -47,8 +47,10 @@ class Push(NamedTuple):
     """The version that the first gradient was taken at."""
     gradients: np.ndarray
     """[G, size], each taken where the ones before have led the worker."""
-    known_target: int
-    """The newest target that the worker has."""
+    known: int = -1
+    """The newest version of the parameters that the worker has, as this server has given it; -1 where it has none."""
+    known_target: int = -1
+    """And the newest version of the targets."""
     seen: Seen | None = None
     """What the worker has newly seen, where something is normalised; for the first server only."""
 
@@ -131,7 +133,7 @@ class ParameterServer:
                 self._step(push.gradients)
                 self._take_in(push.seen)
             self._known[push.worker] = (push.sequence, was_applied)
-        return self._answer(-1, push.known_target, was_applied, staleness)
+        return self._answer(push.known, push.known_target, was_applied, staleness)
 
     def hold(self, push: Push) -> None:
         """Keeps gradients until `step_together`."""

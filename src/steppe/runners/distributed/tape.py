@@ -108,6 +108,17 @@ def rewound(state: TrainState, rates: Sequence[np.ndarray]) -> Any:
     return tapes[0] if isinstance(state.optimizer, Tape) else tapes
 
 
+def remembered(state: TrainState) -> list[Any]:
+    """What the optimisers of a state know beside their tapes."""
+    return [tape.inner for tape in _tapes(state.optimizer)]
+
+
+def reminded(state: TrainState, inner: Sequence[Any]) -> Any:
+    """The optimisers of a state, knowing what `remembered` has told."""
+    tapes = [tape._replace(inner=each) for tape, each in zip(_tapes(state.optimizer), inner, strict=True)]
+    return tapes[0] if isinstance(state.optimizer, Tape) else tapes
+
+
 def recorded(state: TrainState) -> tuple[Array, Any]:
     """(gradients [rows, P] on the tapes, how many rows are written)."""
     tapes = _tapes(state.optimizer)

@@ -24,6 +24,8 @@ class Posting:
     """Whether it collects on while a push is on its way."""
     timeout: float
     """How many seconds a server may take to answer."""
+    left: dict[str, Any] | None
+    """What the worker of this number left in the checkpoint that the run goes on from."""
     paths: Sequence[str]
     """Where the driver finds modules."""
 

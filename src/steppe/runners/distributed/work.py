@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,12 +16,12 @@ from steppe.agents import normalizers
 from steppe.agents._base import Agent, TrainState, Trajectory
 from steppe.agents.normalizers import Statistics
 from steppe.runners import episodes as episode_window
+from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.collecting import Collector
-from steppe.runners.compiled import LARGEST_TIMESTEP
 from steppe.runners.distributed.moments import Moments, Seen, all_together, moments, of_values
-from steppe.runners.distributed.tape import keep_tape, recorded, rewound, steps_per_rollout
+from steppe.runners.distributed.tape import keep_tape, recorded, remembered, reminded, rewound, steps_per_rollout
 from steppe.runners.episodes import WINDOW, Window, empty_window
-from steppe.runners.learning import Learner, begin, is_healthy, learn
+from steppe.runners.learning import LARGEST_TIMESTEP, Learner, begin, is_healthy, learn
 from steppe.runners.rollout import Envs, Rollout
 
 
@@ -87,6 +88,18 @@ class Work:
         observations, returns = (statistics(each) for each in base.seen)
         return state._replace(observations=observations, returns=returns)
 
+    def _own(self, learner: Learner) -> Learner:
+        """What of a learner no server has: its randomness, its memory, and how it would step by itself."""
+        nothing: Any = ()
+        state = learner.agent
+        return learner._replace(agent=state._replace(params=nothing, target=nothing, optimizer=remembered(state)))
+
+    def _with_own(self, learner: Learner, own: Learner) -> Learner:
+        """A learner that has this of its own."""
+        state = learner.agent
+        optimizer = reminded(state, own.agent.optimizer)
+        return own._replace(agent=own.agent._replace(params=state.params, target=state.target, optimizer=optimizer))
+
 
 class _Run(NamedTuple):
     learner: Learner
@@ -111,13 +124,22 @@ class CompiledWork(Work):
     def __init__(self, agent: Agent[Any], rollout: Rollout, rollouts: int) -> None:
         super().__init__(agent, rollouts)
         self.rollout = rollout
+        self._begin = jax.jit(rollout.begin, static_argnums=(1, 2))
         self._program = jax.jit(self._rollouts, donate_argnums=0)
 
-    def begin(self, seed: int, number: int) -> None:
-        """Fresh episodes, and randomness that no other worker has."""
+    def begin(self, seed: int, number: int, left: dict[str, np.ndarray] | None = None) -> None:
+        """Fresh episodes, and randomness that no other worker has; or all as it was `left` in a checkpoint."""
         agent_key, env_key = jax.random.split(worker_key(seed, number))
-        envs = jax.jit(self.rollout.begin, static_argnums=(1, 2))(env_key, self.agent.situation.num_envs, 1)
+        envs = self._begin(env_key, self.agent.situation.num_envs, 1)
         self._run = _Run(begin(self.agent, agent_key, pretrains=False), envs)
+        if left is not None:
+            own = from_arrays(_Run(self._own(self._run.learner), self._run.envs), left)
+            self._run = _Run(self._with_own(self._run.learner, own.learner), own.envs)
+        self._compile()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """For a checkpoint: what no server has."""
+        return to_arrays(_Run(self._own(self._run.learner), self._run.envs))
 
     def run(self, base: Base, rollouts: int, timestep: int, stride: int) -> Done:
         """At most as many rollouts as were said; `timestep` of all workers grows by `stride` with each."""
@@ -145,6 +167,13 @@ class CompiledWork(Work):
 
     def close(self) -> None:
         """Nothing to end."""
+
+    def _compile(self) -> None:
+        """No rollout at all, so that nobody waits for the compiler when there is something to do."""
+        state = self._run.learner.agent
+        seen = Seen(moments(state.observations), moments(state.returns)) if self.normalizes else None
+        rates = [np.zeros(self.rows, np.float32) for _ in remembered(state)]
+        self.run(Base(np.array(state.params), np.array(state.target), 0, rates, seen), 0, 0, 0)
 
     def _rollouts(self, run: _Run, rollouts: Array, timestep: Array, stride: Array) -> tuple[_Run, dict[str, Any]]:
         shapes = jax.eval_shape(self._rollout, run, timestep)[2]
@@ -213,10 +242,15 @@ class HostWork(Work):
         self._names: list[str] = []
         self._learn = jax.jit(self._learned, donate_argnums=0)
 
-    def begin(self, seed: int, number: int) -> None:
-        """Fresh episodes, and randomness that no other worker has."""
+    def begin(self, seed: int, number: int, left: dict[str, np.ndarray] | None = None) -> None:
+        """Fresh episodes, and randomness that no other worker has; all but the episodes as it was `left`."""
         self._learner = begin(self.agent, worker_key(seed, number), pretrains=False)
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,)))
+        if left is not None:
+            left = dict(left)
+            rng.bit_generator.state = json.loads(left.pop("host/rng").tobytes())
+            own = self._with_own(self._learner, from_arrays(self._own(self._learner), left))
+            self._learner = self._cut_off(own)
         self._collector = Collector(self.agent, self.envs, self._learner.agent, rng)
         self._collector.start(int(rng.integers(2**31)))
 
@@ -228,8 +262,8 @@ class HostWork(Work):
         rows: list[dict[str, float]] = []
         for index in range(rollouts):
             collected = self._collector.collect(learner.agent, timestep + index * stride)
-            if collected.is_cut_off and self.agent.experience == "transitions":
-                learner = learner._replace(memory=self.agent.memory.cut(learner.memory))  # type: ignore[attr-defined]
+            if collected.is_cut_off:
+                learner = self._cut_off(learner)
             learner, values = self._learn(learner, collected.trajectory)
             row = dict(zip(self._names, np.asarray(values).tolist(), strict=True))
             done.timesteps += collected.timesteps
@@ -253,6 +287,17 @@ class HostWork(Work):
     def close(self) -> None:
         """Ends the environments and their processes."""
         self.envs.close()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """For a checkpoint: what no server has, but the environments."""
+        rng = json.dumps(self._collector.rng.bit_generator.state).encode()
+        return to_arrays(self._own(self._learner)) | {"host/rng": np.frombuffer(rng, np.uint8)}
+
+    def _cut_off(self, learner: Learner) -> Learner:
+        """What comes next does not follow from the newest timesteps of the memory."""
+        if self.agent.experience != "transitions":
+            return learner
+        return learner._replace(memory=self.agent.memory.cut(learner.memory))  # type: ignore[attr-defined]
 
     def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
         """`learn` with all metrics in one vector, so that one transfer brings them."""

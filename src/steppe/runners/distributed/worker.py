@@ -59,6 +59,11 @@ class Worker:
                 report.pushes = 1
         return self._finished(report, started)
 
+    def arrays(self) -> dict[str, Any]:
+        """For a checkpoint: what no server has."""
+        arrays: dict[str, Any] = self._work.arrays()
+        return arrays
+
     def close(self) -> None:
         """Ends the environments."""
         if self._work is not None:
@@ -82,7 +87,7 @@ class Worker:
             self._work = CompiledWork(engine.agent, engine.rollout, posting.rollouts)
         else:
             self._work = HostWork(engine.agent, engine.envs, posting.rollouts)
-        self._work.begin(posting.seed, posting.number)
+        self._work.begin(posting.seed, posting.number, posting.left)
 
         def receive(sent: Sequence[Any], seconds: float) -> list[Any]:
             return received(ray, sent, seconds)
@@ -194,10 +199,11 @@ def received(ray: Any, sent: Sequence[Any], seconds: float) -> list[Any]:
 
 def _share_gpu() -> None:
     """Leaves room on a GPU for the other workers that Ray puts there; called before JAX starts."""
+    import jax
     import ray
 
     assigned = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)
     if not assigned:
-        os.environ["JAX_PLATFORMS"] = "cpu"
+        jax.config.update("jax_platforms", "cpu")
     elif assigned < 1:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 * assigned:.2f}")

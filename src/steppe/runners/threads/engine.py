@@ -14,7 +14,7 @@ from steppe.errors import CheckpointError, EnvironmentFault
 from steppe.records.policy import Policy
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.arrays import from_arrays, to_arrays
-from steppe.runners.learning import begin
+from steppe.runners.learning import LARGEST_TIMESTEP, begin
 from steppe.runners.playing import Rules, play
 from steppe.runners.rollout import Rollout
 from steppe.runners.threads.crew import Crew
@@ -24,7 +24,7 @@ from steppe.runners.threads.ledger import Ledger, Window
 from steppe.runners.threads.model import SharedModel
 from steppe.runners.threads.plan import plan_for
 from steppe.runners.threads.program import Program
-from steppe.runners.threads.worker import LARGEST_TIMESTEP, Worker
+from steppe.runners.threads.worker import Worker
 
 
 class ThreadsEngine:

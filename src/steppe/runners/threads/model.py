@@ -167,10 +167,10 @@ class SharedStatistics:
         with self._lock:
             own = self.value
             total = own.samples + samples
-            shift = mean - own.mean
-            spread = own.variance * own.samples + variance * samples + shift**2 * (own.samples * samples / total)
-            own.mean[...] += shift * (samples / total)
-            own.variance[...] = spread / total
+            # By the share of what is new, which stays right where the count has reached the end of its precision.
+            share, shift = np.float32(samples) / total, mean - own.mean
+            own.mean[...] += share * shift
+            own.variance[...] += share * (variance - own.variance + (1.0 - share) * shift**2)
             own.samples[...] = total
 
     def copied(self) -> Statistics:

@@ -91,7 +91,7 @@ def plan_for(agent: Agent[Any], num_workers: int) -> Plan:
 
 def _actor_critic(agent: ActorCritic[Any]) -> Plan:
     settings, size = agent.settings, agent.layout.size
-    border = agent.layout.start_of("value")
+    border = agent.layout.start_of("value") if agent.learns_values else size
     phases = []
     for part in agent.parts:
         steps = shared_steps(part.spec, MODE)

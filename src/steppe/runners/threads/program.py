@@ -18,7 +18,6 @@ from steppe.agents.actor_critic import ActorCritic
 from steppe.agents.optimizers import subsample
 from steppe.memories import Timesteps
 from steppe.runners.rollout import Finished, Rollout
-from steppe.runners.threads.inline import apart, inlined
 from steppe.runners.threads.exploration import with_final_epsilon
 from steppe.runners.threads.model import Reading
 from steppe.runners.threads.packing import Packing
@@ -47,9 +46,6 @@ class Lesson(NamedTuple):
 
 
 Packed = tuple[Any, ...]
-import os
-
-INLINE = int(os.environ.get("INLINE", "1"))
 
 
 class Program:
@@ -69,9 +65,6 @@ class Program:
         """Of each phase, known once it is compiled."""
         self.carry: Any = None
         """How a worker's carry is packed, known once there is one."""
-        settings: Any = agent.settings
-        self.perturbs = bool(getattr(settings, "variable_noise", 0.0) or getattr(settings, "noisy", False))
-        """Whether acting adds noise to the parameters, which then follows from the worker's key."""
         # One batch leaves nothing to be kept for others.
         self._has_more = len(self.steps) > 1
         self._compiled: set[str] = set()
@@ -140,10 +133,7 @@ class Program:
         state = self._state(reading, carry.key)
         told: dict[str, Any] = {}
         if self.rollout is not None:
-            acting = self.agent.acting(state)
-            rollout = self._exploring(reading)
-            if INLINE:
-                rollout = inlined(rollout, acting, reading.updates >= 0)
+            acting, rollout = self.agent.acting(state), self._exploring(reading)
             envs, trajectory, finished = rollout.collect(carry.envs, acting, reading.timestep)
             carry = carry._replace(envs=envs)
             told |= _episodes(finished)
@@ -243,7 +233,8 @@ class Program:
         sample_key, key = jax.random.split(carry.key)
         drawn = memory.sample(kept, sample_key, agent.settings.batch_size)
         batch = Transitions(**{name: value for name, value in drawn._asdict().items() if name != "places"})
-        told, errors = self._learn(0, state._replace(key=key), batch, enough)
+        state = state._replace(key=key)
+        told, errors = self._learn(0, state, agent.corrected(state, batch), enough)
         if memory.prioritized:
             kept = memory.reprioritize(kept, drawn.places, errors, when=enough)
         return carry._replace(key=key, memory=kept), told

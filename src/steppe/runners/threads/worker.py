@@ -11,12 +11,10 @@ import numpy as np
 from steppe.agents._base import TrainState, Trajectory
 from steppe.agents.normalizers import empty
 from steppe.runners.collecting import Collected, Collector
+from steppe.runners.learning import LARGEST_TIMESTEP
 from steppe.runners.threads.exploration import final_epsilon_of, with_final_epsilon
 from steppe.runners.threads.model import Reading, SharedModel
 from steppe.runners.threads.program import Carry, Program
-
-LARGEST_TIMESTEP = 2**30
-"""Timesteps are counted by the host without bound; inside programs schedules see no more than this."""
 
 
 class Batch(NamedTuple):
@@ -126,7 +124,8 @@ class Worker:
 
     def _acting_state(self) -> TrainState:
         program, reading = self._program, self._reading
-        key: Any = program.key_of(self._carry) if program.perturbs else None
+        # Noise that is added to the parameters follows from the worker's own key.
+        key: Any = program.key_of(self._carry) if program.agent.perturbs_parameters else None
         nothing = empty(())
         statistics = (reading.observations or nothing, reading.returns or nothing)
         return TrainState(reading.params, reading.target, (), *statistics, key, reading.updates)

@@ -1,0 +1,115 @@
+"""The few words of Ray that parameter servers and workers need, with actors that live in this process.
+
+What a method returns is computed when it is called, and copied as it would be on its way between processes. So a test
+of what is said to whom needs neither a Ray nor other processes, and things always happen in the same order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from steppe.runners.ray_session import Session
+
+
+class RayError(Exception):
+    """What was asked is gone."""
+
+
+class RayTaskError(RayError):
+    """What was asked has raised."""
+
+
+class Reference:
+    """What a method has returned, or raised."""
+
+    def __init__(self, value: Any = None, error: Exception | None = None) -> None:
+        self.value, self.error = value, error
+
+
+class Handle:
+    """An actor."""
+
+    def __init__(self, kind: type, arguments: tuple[Any, ...]) -> None:
+        self.actor = kind(*deepcopy(arguments))
+        self.is_lost = False
+
+    def __deepcopy__(self, _: Any) -> Handle:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return SimpleNamespace(remote=lambda *arguments: self._call(name, arguments))
+
+    def _call(self, name: str, arguments: tuple[Any, ...]) -> Reference:
+        if self.is_lost:
+            return Reference(error=RayError("the actor is gone"))
+        return Reference(deepcopy(getattr(self.actor, name)(*deepcopy(arguments))))
+
+
+class OneProcessRay(ModuleType):
+    """Takes the place of the module `ray`."""
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.handles: list[Handle] = []
+
+    def remote(self, kind: type) -> SimpleNamespace:
+        return SimpleNamespace(
+            options=lambda **_: SimpleNamespace(remote=lambda *arguments: self._started(kind, arguments))
+        )
+
+    def _started(self, kind: type, arguments: tuple[Any, ...]) -> Handle:
+        self.handles.append(Handle(kind, arguments))
+        return self.handles[-1]
+
+    def living(self, kind: str) -> list[Handle]:
+        """Those whose class is named so."""
+        return [each for each in self.handles if not each.is_lost and type(each.actor).__name__ == kind]
+
+    def get(self, references: Any, timeout: float | None = None) -> Any:
+        if isinstance(references, list):
+            return [self.get(each) for each in references]
+        if references.error is not None:
+            raise references.error
+        return references.value
+
+    def wait(self, references: list[Reference], **_: Any) -> tuple[list[Reference], list[Reference]]:
+        return list(references), []
+
+    def kill(self, handle: Handle) -> None:
+        handle.is_lost = True
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 100.0}}]
+
+    def get_runtime_context(self) -> SimpleNamespace:
+        return SimpleNamespace(get_assigned_resources=dict)
+
+
+@contextmanager
+def one_process_ray() -> Iterator[OneProcessRay]:
+    """Whatever run mode distributed starts while the block lasts, it starts in this process."""
+    ray = OneProcessRay()
+
+    @contextmanager
+    def session(*_: Any, **__: Any) -> Iterator[Session]:
+        yield Session("this process", is_own=True)
+
+    place = "steppe.runners.distributed"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "ray", ray)
+        patch.setattr(f"{place}.engine.ray_session", session)
+        # This process goes on.
+        patch.setattr(f"{place}.worker.die_with_parent", lambda: None)
+        patch.setattr(f"{place}.servers.die_with_parent", lambda: None)
+        yield ray
