@@ -19,6 +19,7 @@ from ray_processes import alive, descendants
 from runs import experiment, train
 from troubled import taken
 
+from steppe.errors import EnvironmentFault
 from steppe.records.checkpoints import list_checkpoints, load_latest
 from steppe.records.metrics import read_metrics
 
@@ -110,6 +111,17 @@ def test_workers_killed_at_random_lose_only_what_was_on_its_way(tmp_path):
     missing = sum(steps.values()) - outcome.timestep
     assert 0 <= missing <= BATCH * (8 + 4 + 4 + 4)
     assert outcome.mean_return > 8.0
+
+
+def test_an_environment_that_always_fails_ends_the_run_with_what_it_said(tmp_path):
+    spec = experiment(
+        "troubled:Fails", DQN, run_mode="async", num_workers=2, num_envs=1, network=NETWORK, total_timesteps=10**7
+    )
+    with pytest.raises(EnvironmentFault) as error:
+        train(tmp_path, spec)
+    assert "workers die faster than they can be replaced" in str(error.value)
+    assert "RuntimeError: the simulator has crashed" in str(error.value)
+    assert str(error.value).count("resume from the last checkpoint") == 1
 
 
 def free_port() -> int:

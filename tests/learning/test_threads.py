@@ -34,8 +34,8 @@ def evaluated(folder, episodes=20, seed=100):
 
 @pytest.mark.parametrize(
     ("agent", "budget", "goal"),
-    [("a3c", 2_000_000, 400), (ASYNCHRONOUS_Q, 400_000, 400), ("ppo", 800_000, 450)],
-    ids=["a3c", "asynchronous n-step Q-learning", "ppo"],
+    [("a3c", 2_000_000, 400), (ASYNCHRONOUS_Q, 400_000, 400)],
+    ids=["a3c", "asynchronous n-step Q-learning"],
 )
 def test_cartpole_is_solved_by_two_threads(tmp_path, agent, budget, goal):
     spec = experiment(

@@ -104,7 +104,9 @@ def no_ray() -> Iterator[str]:
         thread.join()
 
 
-def test_a_ray_of_its_own_keeps_to_loopback_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_of_its_own_keeps_to_loopback_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.255.255.1:6379")  # what others have set up is not what was asked for
     before = dict(os.environ), folders()
     handler = signal.getsignal(signal.SIGTERM)
@@ -122,6 +124,9 @@ def test_a_ray_of_its_own_keeps_to_loopback_and_leaves_nothing(monkeypatch: pyte
         assert listening_addresses(pids | {os.getpid()}) <= LOOPBACK
         assert signal.getsignal(signal.SIGTERM) is handler
         assert answer_of(RaySpec(address=session.address), token) == "42"
+        with caplog.at_level("INFO", "steppe"):
+            ray._private.worker.print_to_stdstream({"lines": ["a process died\nof something"]}, ignore_prefix=False)
+        assert caplog.messages == ["Ray: a process died"]
         (folder,) = folders() - before[1]
         assert folder.stat().st_mode & 0o077 == 0
     assert not ray.is_initialized()

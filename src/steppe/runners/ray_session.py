@@ -147,6 +147,8 @@ def _connected(ray: Any, address: str, **options: Any) -> Iterator[None]:
     is_main = threading.current_thread() is threading.main_thread()
     # Ray puts a handler of its own in its place, which would end a run without a checkpoint.
     handler = signal.getsignal(signal.SIGTERM) if is_main else None
+    its_words = ray._private.worker
+    prints, its_words.print_to_stdstream = its_words.print_to_stdstream, _log_its_words
     try:
         with warnings.catch_warnings():
             # JAX warns of forks, but these become other programs at once.
@@ -155,6 +157,7 @@ def _connected(ray: Any, address: str, **options: Any) -> Iterator[None]:
     except Exception as error:
         with suppress(Exception):
             ray.shutdown()
+        its_words.print_to_stdstream = prints
         where = "could not be started" if address == "local" else f"at {address} could not be joined"
         raise UserError(f"a Ray {where}: {_reason(error)}") from error
     finally:
@@ -164,6 +167,13 @@ def _connected(ray: Any, address: str, **options: Any) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+        its_words.print_to_stdstream = prints
+
+
+def _log_its_words(data: dict[str, Any], ignore_prefix: bool = False) -> None:
+    """What Ray would print in the middle of a progress display, such as which of its processes has died."""
+    for line in data.get("lines", ()):
+        log.info("Ray: %s", str(line).partition("\n")[0])
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from ray_processes import alive, descendants, named
 from runs import TINY_PPO, experiment, train
 
 from steppe import agents, runners
-from steppe.errors import EnvironmentFault, MissingExtra, UserError
+from steppe.errors import MissingExtra, UserError
 from steppe.records.metrics import read_metrics
 from steppe.runners import asynchronous
 from steppe.specs.spaces import Box, Discrete
@@ -41,45 +41,28 @@ def family():
     wait_until(lambda: not alive(left), "all processes have ended", seconds=30)
 
 
-def test_workers_are_placed_and_a_killed_one_is_replaced(tmp_path, family):
-    killed = []
+def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, family):
+    run, killed = tmp_path / "run", []
 
     def show(progress):
-        if progress.metrics.get("workers") == 2 and not killed:
+        # After the one that hangs has been replaced.
+        if progress.metrics.get("workers") == 2 and progress.metrics["lost"] and not killed:
             family.update(descendants(os.getpid()))
             killed.append(workers()[0])
             os.kill(killed[0], signal.SIGKILL)
 
     def request():
-        lines = read_metrics(tmp_path)[-1:]
-        is_whole = killed and lines and lines[0].get("lost") == 1 and lines[0].get("workers") == 2
+        lines = read_metrics(run)[-1:]
+        is_whole = killed and lines and lines[0].get("lost", 0) >= 2 and lines[0].get("workers") == 2
         return "stop" if is_whole and lines[0]["mean_return"] > 8.0 else None
 
-    spec = mode(total_timesteps=10**7, summary_frequency="200t", asynchronous={"update_to_data": 0.25})
-    outcome = train(tmp_path, spec, request=request, show=show)
+    environment = {"id": "troubled:Hangs", "settings": {"folder": str(tmp_path)}}
+    wishes = {"update_to_data": 0.25, "worker_timeout": 5.0}
+    spec = mode(environment=environment, total_timesteps=10**7, summary_frequency="200t", asynchronous=wishes)
+    outcome = train(run, spec, request=request, show=show)
+    assert (tmp_path / "hangs").exists()
     assert (outcome.state, outcome.reason) == ("stopped", "asked to stop")
     assert outcome.mean_return > 8.0
-
-
-def test_a_worker_that_hangs_is_replaced(tmp_path):
-    environment = {"id": "troubled:Hangs", "settings": {"folder": str(tmp_path)}}
-    spec = mode(environment=environment, total_timesteps=10**7, summary_frequency="200t")
-    spec = spec.model_copy(update={"asynchronous": spec.asynchronous.model_copy(update={"worker_timeout": 3.0})})
-
-    def request():
-        lines = read_metrics(tmp_path / "run")[-1:]
-        return "stop" if lines and lines[0].get("lost") == 1 and lines[0].get("workers") == 2 else None
-
-    assert train(tmp_path / "run", spec, request=request).state == "stopped"
-    assert (tmp_path / "hangs").exists()
-
-
-def test_an_environment_that_always_fails_ends_the_run_with_what_it_said(tmp_path):
-    with pytest.raises(EnvironmentFault) as error:
-        train(tmp_path, mode(environment="troubled:Fails", total_timesteps=10**7))
-    assert "workers die faster than they can be replaced" in str(error.value)
-    assert "RuntimeError: the simulator has crashed" in str(error.value)
-    assert str(error.value).count("resume from the last checkpoint") == 1
 
 
 REFUSED = {

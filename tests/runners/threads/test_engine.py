@@ -215,19 +215,6 @@ def test_the_replay_memory_is_shared_out_among_the_workers(begun):
     assert rows == [256 // 4] * 4
 
 
-def test_the_target_network_follows_every_so_many_updates_of_all_workers(begun):
-    agent = {**TINY_DQN, "learning_starts": 0, "target_sync_frequency": 10_000}
-    engine = begun(agent=agent, workers=2)
-    before = engine.snapshot()["model/target"]
-    engine.advance(30, 0, Limits())
-    np.testing.assert_array_equal(engine.snapshot()["model/target"], before)
-    engine = begun(agent={**agent, "target_sync_frequency": 1}, workers=2)
-    engine.advance(30, 0, Limits())
-    saved = engine.snapshot()
-    assert saved["model/updates"] == 30
-    np.testing.assert_array_equal(saved["model/target"], saved["model/params"])
-
-
 def test_metrics_tell_of_workers_lag_and_speed(tmp_path):
     train(tmp_path, threaded(workers=3, total_timesteps=3200, summary_frequency="320t"))
     last = read_metrics(tmp_path)[-1]

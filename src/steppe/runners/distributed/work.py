@@ -274,7 +274,7 @@ class HostWork(Work):
             if row.pop("updates"):
                 rows.append(row)
             if self.normalizes:
-                new = _seen_in(self.agent, collected.trajectory)
+                new = _seen_in(self.agent, collected.trajectory, collected.timesteps // self.envs.num_envs)
                 done.seen = new if done.seen is None else all_together(done.seen, new)
             if not done.is_healthy:
                 break
@@ -322,10 +322,11 @@ def _nothing_seen(agent: Agent[Any]) -> tuple[Statistics, Statistics]:
     return tuple(jax.tree.map(jnp.asarray, normalizers.empty(each)) for each in (shape, ()))  # type: ignore[return-value]
 
 
-def _seen_in(agent: Agent[Any], trajectory: Trajectory) -> Seen:
+def _seen_in(agent: Agent[Any], trajectory: Trajectory, length: int) -> Seen:
+    """Of the first timesteps: a rollout that ended with its episodes is filled up with copies of them."""
     observations, returns = (moments(each) for each in _nothing_seen(agent))
     if agent.normalizes_observations:
-        observations = of_values(trajectory.observations)
+        observations = of_values(trajectory.observations[:length])
     if agent.situation.normalize_rewards:
-        returns = of_values(trajectory.running_returns)
+        returns = of_values(trajectory.running_returns[:length])
     return Seen(observations, returns)
