@@ -54,17 +54,16 @@ class SAC(ActorAndCritics[SACSettings]):
         """The critics' errors (eq. 5), the actor's loss (eq. 7) and the temperature's (eq. 18), each for its part."""
         batch = self.normalized_batch(state, batch)
         split, frozen = self.layout.split(params), self.layout.split(jax.lax.stop_gradient(params))
-        key = jax.random.fold_in(state.key, state.updates)
-        own_noise, next_noise = jax.random.normal(key, (2, batch.rewards.shape[0], self.action_size))
+        own_key, next_key = jax.random.split(jax.random.fold_in(state.key, state.updates))
         temperature = self._temperature(frozen)
 
-        next_actions, next_log_probs = self._draw(frozen, batch.next_observations, next_noise)
+        next_actions, next_log_probs = self._draw(frozen, batch.next_observations, next_key)
         following = _lowest(self.values(self.layout.split(state.target), batch.next_observations, next_actions))
         targets = batch.rewards + batch.discounts * (following - temperature * next_log_probs)
         errors = [values - targets for values in self.values(split, batch.observations, batch.actions)]
         critic_loss = jnp.stack([0.5 * (batch.weights * error**2).mean() for error in errors]).sum()
 
-        actions, log_probs = self._draw(split, batch.observations, own_noise)
+        actions, log_probs = self._draw(split, batch.observations, own_key)
         worth = _lowest(self.values(frozen, batch.observations, actions))
         actor_loss = (temperature * log_probs - worth).mean()
         entropy = -jax.lax.stop_gradient(log_probs).mean()
@@ -80,11 +79,12 @@ class SAC(ActorAndCritics[SACSettings]):
         }
         return critic_loss + actor_loss + temperature_loss + self.penalty(split), metrics
 
-    def _draw(self, params: dict[str, Any], observations: Array, noise: Array) -> tuple[Array, Array]:
-        """(actions [B, A] within +-1 from normal noise [B, A], their log-probabilities [B])."""
+    def _draw(self, params: dict[str, Any], observations: Array, key: Array) -> tuple[Array, Array]:
+        """(actions [B, A] within +-1, their log-probabilities [B])."""
         outputs = self.act_on(params, observations)
         means, log_stds = jnp.split(outputs, 2, -1)
         log_stds = jnp.clip(log_stds, *LOG_STD_RANGE)
+        noise = jax.random.normal(key, means.shape)
         before = means + jnp.exp(log_stds) * noise
         # log(1 - tanh(x)^2), written so that it stays finite for large x.
         stretch = 2.0 * (math.log(2.0) - before - jax.nn.softplus(-2.0 * before))

@@ -34,8 +34,8 @@ def notices_for(spec: ExperimentSpec) -> list[str]:
         ]
     if _could_be_compiled(spec.environment) and not is_compiled(spec):
         notices.append(
-            f'vectorization "{spec.environment.vectorization}" steps gymnasium\'s {spec.environment.id}; leave it out for '
-            "the compiled twin, which is many times faster"
+            f'vectorization "{spec.environment.vectorization}" steps gymnasium\'s {spec.environment.id}; leave it out '
+            "for the compiled twin, which is many times faster"
         )
     notices += _too_short_to_learn(spec)
     if spec.deterministic:
@@ -63,7 +63,9 @@ def _too_short_to_learn(spec: ExperimentSpec) -> list[str]:
 def is_compiled(spec: ExperimentSpec) -> bool:
     """Whether the environment runs as a compiled twin."""
     environment = spec.environment
-    return environment.backend == "compiled" or (_could_be_compiled(environment) and environment.vectorization == "auto")
+    return environment.backend == "compiled" or (
+        _could_be_compiled(environment) and environment.vectorization == "auto"
+    )
 
 
 def _could_be_compiled(environment: EnvironmentSpec) -> bool:
