@@ -23,7 +23,8 @@ from steppe.specs.describing import Row, Word
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import DEFAULT_AGENT, EvaluationSpec, ExperimentSpec
 from steppe.specs.exploration import Noise
-from steppe.specs.network import Activation, Layer
+from steppe.specs.layer_words import Activation
+from steppe.specs.network import Layer
 from steppe.specs.optimizer import OptimizerSpec
 from steppe.specs.preprocessing import Stage
 

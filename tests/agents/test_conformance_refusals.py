@@ -9,6 +9,7 @@ from steppe import agents
 from steppe.agents._base import Situation
 from steppe.errors import SpecError, UserError
 from steppe.specs.agent import AgentSpec
+from steppe.specs.docstrings import sentence_of
 from steppe.specs.spaces import Box, Discrete
 
 
@@ -86,5 +87,5 @@ def test_an_unknown_agent_is_refused_with_the_nearest_word():
 @pytest.mark.parametrize("agent", SETTINGS)
 def test_every_setting_says_what_it_is(agent):
     for name, field in agents.settings_class(agent).model_fields.items():
-        assert field.description, name
+        assert sentence_of(agents.settings_class(agent), name), name
         assert field.is_required() == (name in REQUIRED.get(agent, {})), name

@@ -11,7 +11,8 @@ import pytest
 from steppe import agents
 from steppe.cli import catalogue
 from steppe.specs import describing
-from steppe.specs.network import Activation, Layer
+from steppe.specs.layer_words import Activation
+from steppe.specs.network import Layer
 from steppe.specs.optimizer import OptimizerSpec
 
 

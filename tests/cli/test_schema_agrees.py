@@ -137,6 +137,8 @@ AGENTS: list[Any] = [
     {"type": "ppo", "learning_rate": {"type": "linear", "initial_value": 1e-3, "final_value": 0}},
     {"type": "ppo", "distributions": {"type": "gaussian", "mean": 0.0, "log_stddev": 0.5, "scope": None}},
     {"type": "ppo", "baseline": "none"},
+    {"type": "ppo", "baseline": {"type": "network", "network": "mlp_64_tanh"}},
+    {"type": "ddpg", "critic_network": "mlp_64_tanh"},
     {"type": "vpg", "baseline_mode": None, "baseline": None, "baseline_optimizer": None},
     {"type": "ppo", "baseline": {"state": {"type": "mlp", "sizes": [8]}}},
     {"type": "ppo", "baseline": {"type": "aggregated", "baselines": {"state": {"type": "cnn", "conv_sizes": [8]}}}},

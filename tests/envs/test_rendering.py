@@ -67,6 +67,7 @@ def test_an_environment_that_draws_into_one_array_again_and_again_is_seen_to_mov
         ("steppe_toys:Counter", {}, "must accept render_mode"),
         ("NoSuchThing-v0", {}, "unknown environment"),
         ("steppe_toys:Silent", {}, "does not draw pictures \\(it returned NoneType\\)"),
+        ("steppe_toys:Undrawn", {}, 'it has no "render" of its own'),
         ("steppe_toys:Painter", {"fault": "floats"}, "draws pictures of float32 where bytes are needed"),
         ("steppe_toys:Painter", {"fault": "render"}, "it raised RuntimeError: the canvas is torn"),
         ("steppe_toys:Painter", {"fault": "raise"}, "it raised RuntimeError: the engine is on fire"),

@@ -11,11 +11,11 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from policies import flatten
 
 from steppe.errors import MissingExtra, SpecError, UserError
 from steppe.networks import Network
 from steppe.records import Policy, PolicyDescription, load_policy
-from steppe.records.policy import flatten
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
 

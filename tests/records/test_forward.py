@@ -8,11 +8,12 @@ from typing import get_args
 import jax
 import numpy as np
 import pytest
+from policies import flatten
 
 from steppe.networks import Network, default_layers
 from steppe.records.forward import Forward
-from steppe.records.policy import flatten
-from steppe.specs.network import Activation, NetworkSpec
+from steppe.specs.layer_words import Activation
+from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part
 
 ACTIVATIONS = get_args(Activation)

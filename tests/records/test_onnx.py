@@ -14,7 +14,8 @@ from steppe.errors import MissingExtra, StorageError, UserError
 from steppe.records import Policy, PolicyDescription
 from steppe.records.policy import tensor_shapes
 from steppe.records.preprocessing import Preprocessing
-from steppe.specs.network import Activation, NetworkSpec
+from steppe.specs.layer_words import Activation
+from steppe.specs.network import NetworkSpec
 from steppe.specs.preprocessing import PreprocessingSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part
 

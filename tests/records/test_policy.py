@@ -7,12 +7,12 @@ import threading
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from policies import DENSE, MEMORY, describe, make_policy, tensors_for
+from policies import DENSE, MEMORY, describe, flatten, make_policy, tensors_for
 
 from steppe.errors import SpecError, UserError
 from steppe.networks import Network, apply_head
 from steppe.records import Policy
-from steppe.records.policy import flatten, tensor_shapes
+from steppe.records.policy import tensor_shapes
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
@@ -263,9 +263,7 @@ def test_a_head_that_learns_needs_a_network():
         make_policy(layers=None)
 
 
-def test_nested_parameters_are_flattened_to_tensor_names():
-    tree = {"torso": {"0_dense": {"kernel": 1, "bias": 2}}, "head": {"kernel": 3}}
-    assert flatten(tree) == {"torso/0_dense/kernel": 1, "torso/0_dense/bias": 2, "head/kernel": 3}
+def test_tensors_are_called_like_the_parameters_of_the_network():
     network = Network(NetworkSpec(DENSE), Box((4,)))
     names = flatten({"torso": network.init(np.random.default_rng(0))}).keys()
     assert names == {name for name in tensor_shapes(describe()) if name.startswith("torso/")}

@@ -5,34 +5,21 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from runs import TINY_DQN, experiment
+from runs import TINY_DQN
 
 from steppe.runners._base import Limits
-from steppe.runners.setup import make_engine
 
 TINY = {"type": "ppo", "horizon": 16, "minibatches": 2}
 
 
-@pytest.fixture
-def engine_for():
-    engines = []
-
-    def make(backend, agent, **fields):
-        environment = {"id": "CartPole-v1", "backend": backend}
-        engine = make_engine(experiment(environment, agent, total_timesteps=10_000, **fields))
-        engines.append(engine)
-        engine.begin(1)
-        return engine
-
-    yield make
-    for engine in engines:
-        engine.close()
+def cartpole(backend):
+    return {"id": "CartPole-v1", "backend": backend}
 
 
 @pytest.mark.parametrize("backend", ["compiled", "gymnasium"])
 def test_frames_are_stacked_by_decision_however_often_actions_are_repeated(engine_for, backend):
     agent = {"type": "vpg", "horizon": 8, "states_preprocessing": [{"type": "sequence", "length": 2}]}
-    engine = engine_for(backend, agent, num_envs=2, repeat_actions=3)
+    engine = engine_for(cartpole(backend), agent, num_envs=2, repeat_actions=3)
     if backend == "gymnasium":
         trajectory = engine._collector.collect(engine._learner.agent, 0).trajectory
     else:
@@ -45,13 +32,14 @@ def test_frames_are_stacked_by_decision_however_often_actions_are_repeated(engin
 
 
 def test_a_greedy_evaluation_acts_as_the_saved_policy_does(engine_for):
-    noisy, quiet = engine_for("compiled", {**TINY, "variable_noise": 1.0}), engine_for("compiled", TINY)
+    noisy = engine_for(cartpole("compiled"), {**TINY, "variable_noise": 1.0})
+    quiet = engine_for(cartpole("compiled"), TINY)
     assert noisy.evaluate(20, True, 3) == quiet.evaluate(20, True, 3)
 
 
 def test_what_follows_a_resume_does_not_follow_from_the_newest_timesteps(engine_for):
     agent = {**TINY_DQN, "n_step": 3}
-    engine, again = (engine_for("gymnasium", agent, num_envs=1) for _ in range(2))
+    engine, again = (engine_for(cartpole("gymnasium"), agent, num_envs=1) for _ in range(2))
     engine.advance(4, 0, Limits())
     again.restore(engine.snapshot(), 1)
     memory = again._learner.memory
@@ -64,6 +52,6 @@ def test_what_follows_a_resume_does_not_follow_from_the_newest_timesteps(engine_
 def test_timesteps_beyond_what_a_program_counts_are_no_trouble(engine_for):
     layers = [{"type": "conv1d", "size": 4, "window": 2}, {"type": "flatten"}]
     agent = {**TINY_DQN, "states_preprocessing": [{"type": "expand_dims", "axis": -1}]}
-    engine = engine_for("gymnasium", agent, network=layers)
+    engine = engine_for(cartpole("gymnasium"), agent, network=layers)
     assert engine._collector._act is not None
     engine._collector.collect(engine._learner.agent, 2**31 + 5)

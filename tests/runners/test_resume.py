@@ -9,6 +9,7 @@ from runs import TINY_DQN, TINY_PPO, TINY_VPG, experiment, train
 from steppe.errors import CheckpointError
 from steppe.records import checkpoints
 from steppe.records.metrics import read_metrics
+from steppe.runners.loop import Loop
 
 AGENTS = {
     "ppo": TINY_PPO,
@@ -101,6 +102,43 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     other = experiment(total_timesteps=256, network=[{"type": "dense", "size": 7}])
     with pytest.raises(CheckpointError, match="made by an experiment with other settings"):
         train(tmp_path, other, resume=True)
+
+
+def test_a_run_does_not_go_on_with_other_settings_of_its_agent(tmp_path):
+    """As when a later version has other defaults."""
+    train(tmp_path, experiment(agent={**TINY_PPO, "discount": 0.9, "optimizer": {"beta1": 0.8}}, total_timesteps=128))
+    for agent, sentence in (
+        ({"optimizer": {"beta1": 0.8}}, "trained with agent.discount 0.9, but it is 0.99 now .*; write it into"),
+        ({"discount": 0.9}, "trained with agent.optimizer.beta1 0.8, but it is 0.9 now"),
+    ):
+        with pytest.raises(CheckpointError, match=sentence):
+            train(tmp_path, experiment(agent=TINY_PPO | agent, total_timesteps=256), resume=True)
+
+
+def test_settings_that_only_one_version_has_do_not_hinder_a_resume(tmp_path, monkeypatch):
+    kept = Loop._settings
+
+    def of_another_version(self):
+        settings = kept(self)
+        return {name: settings[name] for name in settings if name != "clip"} | {"gone": 1}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Loop, "_settings", of_another_version)
+        train(tmp_path, experiment(total_timesteps=128))
+    assert train(tmp_path, experiment(total_timesteps=256), resume=True).timestep == 256
+
+
+def test_a_checkpoint_that_does_not_say_its_settings_is_resumed(tmp_path, monkeypatch):
+    save = checkpoints.save
+
+    def as_before(folder, timestep, arrays, manifest):
+        save(folder, timestep, arrays, {name: manifest[name] for name in manifest if name != "settings"})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "save", as_before)
+        train(tmp_path, experiment(total_timesteps=128))
+    assert "settings" not in checkpoints.load_latest(tmp_path).manifest
+    assert train(tmp_path, experiment(total_timesteps=256), resume=True).timestep == 256
 
 
 def test_a_broken_newest_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path):

@@ -11,29 +11,21 @@ from steppe.agents._base import Trajectory
 from steppe.errors import UserError
 from steppe.records.metrics import read_metrics
 from steppe.runners.learning import Learner, learn
-from steppe.runners.setup import make_engine
 
 BY_EPISODES = {"type": "vpg", "update_mode": {"unit": "episodes", "batch_size": 3}, "normalize_advantages": False}
 LSTM = [{"type": "dense", "size": 8}, {"type": "lstm", "size": 4}]
 
 
 @pytest.fixture
-def engine_for():
-    engines = []
-
+def episodic(engine_for):
     def make(environment="CartPole-v1", agent=BY_EPISODES, num_envs=1, **fields):
-        engine = make_engine(experiment(environment, agent, num_envs=num_envs, total_timesteps=100_000, **fields))
-        engines.append(engine)
-        engine.begin(1)
-        return engine
+        return engine_for(environment, agent, num_envs=num_envs, **fields)
 
-    yield make
-    for engine in engines:
-        engine.close()
+    return make
 
 
-def test_one_environment_learns_from_exactly_so_many_whole_episodes(engine_for):
-    engine = engine_for(max_timesteps_per_episode=50)
+def test_one_environment_learns_from_exactly_so_many_whole_episodes(episodic):
+    engine = episodic(max_timesteps_per_episode=50)
     for _ in range(5):
         trajectory, taken, ended = collect(engine)
         assert ended == 3
@@ -43,11 +35,11 @@ def test_one_environment_learns_from_exactly_so_many_whole_episodes(engine_for):
         assert rows[-1]
 
 
-def test_several_environments_stop_together_and_unfinished_episodes_go_on(engine_for):
-    engine = engine_for("worlds:World", num_envs=4)  # ten timesteps each: all four end together, which is enough
+def test_several_environments_stop_together_and_unfinished_episodes_go_on(episodic):
+    engine = episodic("worlds:World", num_envs=4)  # ten timesteps each: all four end together, which is enough
     trajectory, taken, ended = collect(engine)
     assert (taken, ended) == (40, 4)
-    engine = engine_for("CartPole-v1", num_envs=4)
+    engine = episodic("CartPole-v1", num_envs=4)
     trajectory, taken, ended = collect(engine)
     steps = taken // 4
     assert ended >= 3
@@ -56,8 +48,8 @@ def test_several_environments_stop_together_and_unfinished_episodes_go_on(engine
     assert (engine._collector._episode_lengths > 0).any()
 
 
-def test_what_is_learned_is_what_the_short_rollout_alone_would_teach(engine_for):
-    engine = engine_for("worlds:World", {**BY_EPISODES, "rollout_timesteps": 96}, num_envs=1)
+def test_what_is_learned_is_what_the_short_rollout_alone_would_teach(episodic):
+    engine = episodic("worlds:World", {**BY_EPISODES, "rollout_timesteps": 96}, num_envs=1)
     state = engine._learner.agent
     trajectory, taken, ended = collect(engine)
     assert (taken, ended, engine.agent.horizon) == (30, 3, 96)
@@ -71,9 +63,9 @@ def test_what_is_learned_is_what_the_short_rollout_alone_would_teach(engine_for)
         np.testing.assert_array_equal(leaf[90:], leaf[:6])
 
 
-def test_a_full_memory_ends_the_rollout_too(engine_for):
+def test_a_full_memory_ends_the_rollout_too(episodic):
     memory = {"type": "latest", "capacity": 64}
-    engine = engine_for(
+    engine = episodic(
         "worlds:World", {**BY_EPISODES, "memory": memory, "update_mode": {"unit": "episodes", "batch_size": 99}}
     )
     _, taken, ended = collect(engine)
@@ -110,9 +102,9 @@ def test_a_recurrent_policy_learns_from_whole_episodes(tmp_path):
         ({"environment": {"id": "CartPole-v1", "backend": "compiled"}}, 'leave out "backend": "compiled"'),
     ],
 )
-def test_what_cannot_be_is_refused(engine_for, fields, sentence):
+def test_what_cannot_be_is_refused(episodic, fields, sentence):
     with pytest.raises(UserError, match=sentence):
-        engine_for(**fields)
+        episodic(**fields)
 
 
 def collect(engine):

@@ -6,6 +6,7 @@ import pytest
 from runs import TINY_DQN, experiment, train
 
 from steppe.errors import UserError
+from steppe.runners.host import HostEngine
 from steppe.runners.setup import make_engine, notices_for
 
 
@@ -40,3 +41,23 @@ def test_a_decay_without_an_end_is_found_before_anything_is_made(agent):
     spec = experiment(environment, {"type": agent, "learning_rate_decay": "linear"}, episodes=5)
     with pytest.raises(UserError, match='learning_rate_decay "linear" needs total_timesteps'):
         make_engine(spec)
+
+
+def test_vectorization_asks_for_the_original_in_place_of_the_twin():
+    environment = {"id": "CartPole-v1", "vectorization": "sync"}
+    spec = experiment(environment, {"type": "random"}, total_timesteps=10)
+    engine = make_engine(spec)
+    try:
+        assert isinstance(engine, HostEngine)
+    finally:
+        engine.close()
+    assert notices_for(spec) == [
+        'vectorization "sync" steps gymnasium\'s CartPole-v1; leave it out for the compiled twin, which is many times '
+        "faster"
+    ]
+    assert notices_for(experiment({**environment, "backend": "gymnasium"}, {"type": "random"})) == []
+
+
+def test_vectorization_of_what_only_runs_compiled_is_refused():
+    with pytest.raises(UserError, match="only runs compiled; leave out backend, wrappers and vectorization"):
+        make_engine(experiment({"id": "GridWorld-v0", "vectorization": "processes"}, {"type": "random"}))

@@ -12,7 +12,8 @@ from steppe.specs import describing
 from steppe.specs._base import Count, Positive, Spec, Unit
 from steppe.specs.describing import REQUIRED
 from steppe.specs.frequency import Frequency
-from steppe.specs.network import Activation, Layer, NetworkSpec
+from steppe.specs.layer_words import Activation
+from steppe.specs.network import Layer, NetworkSpec
 from steppe.specs.optimizer import Adam, MultiStep, OptimizerSpec
 
 

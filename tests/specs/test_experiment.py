@@ -347,6 +347,58 @@ def test_a_network_or_cluster_that_is_not_found_is_named(project):
     )
 
 
+@pytest.mark.parametrize(
+    ("agent", "steps"),
+    [
+        ({"type": "sac", "critic_network": "wide"}, ["critic_network"]),
+        ({"type": "ppo", "baseline": {"type": "network", "network": "wide"}}, ["baseline", "network"]),
+        (
+            {
+                "type": "ppo",
+                "baseline": {"type": "aggregated", "baselines": {"s": {"type": "custom", "network": "wide"}}},
+            },
+            ["baseline", "baselines", "s", "network"],
+        ),
+        ({"type": "ppo", "baseline": {"s": {"type": "network", "network": "wide"}}}, ["baseline", "s", "network"]),
+    ],
+)
+def test_an_agents_own_networks_are_found_by_name(project, agent, steps):
+    def at(settings):
+        for step in steps:
+            settings = settings[step]
+        return settings
+
+    project.write("configs/networks/wide.json", [DENSE])
+    project.write("configs/agents/own.json", agent)
+    assert at(load(project, CARTPOLE | {"agent": agent}).agent.settings) == [DENSE]
+    assert at(load(project, CARTPOLE | {"agent": "own"}).agent.settings) == [DENSE]
+    project.write("configs/networks/wide.json", [DENSE | {"size": 5}])
+    sets = [f"agent.{'.'.join(steps)}=wide"]
+    assert at(load(project, CARTPOLE | {"agent": agent}, sets=sets).agent.settings) == [DENSE | {"size": 5}]
+    project.root.joinpath("configs/networks/wide.json").unlink()
+    place = ".".join(["agent", *steps])
+    assert sentence_of(load, project, CARTPOLE | {"agent": agent}).startswith(
+        f'no network "wide" in experiments/a.json at {place}: looked for wide.json'
+    )
+
+
+def test_paths_in_an_agents_file_begin_at_that_file(project):
+    project.write("mine/net.toml", '[[layers]]\ntype = "dense"\nsize = 4\n')
+    project.write("mine/agent.json", {"type": "sac", "critic_network": "net.toml"})
+    spec = load(project, CARTPOLE | {"agent": "../mine/agent.json"})
+    assert spec.agent.settings == {"critic_network": [{"type": "dense", "size": 4}]}
+
+
+def test_a_mistake_in_the_file_of_an_agents_network_names_that_file(project):
+    from steppe.agents import settings_class
+
+    project.write("configs/networks/wide.toml", '[[layers]]\ntype = "dens"\n')
+    spec = load(project, CARTPOLE | {"agent": {"type": "sac", "critic_network": "wide"}})
+    assert sentence_of(spec.agent.settings_as, settings_class("sac")) == (
+        'unknown layer "dens" in configs/networks/wide.toml at layers[0].type; did you mean "dense"?'
+    )
+
+
 def test_an_agent_or_environment_with_an_ending_must_be_a_file(project):
     project.write("configs/agents/fast.json", {"type": "ppo"})
     assert sentence_of(load, project, CARTPOLE | {"agent": "fats.json"}) == (

@@ -135,8 +135,7 @@ DENSE = {"type": "dense", "size": 8}
         ),
         (
             "cnn",
-            'wrong value "cnn" in n.json; it must be the list of layers itself; only the experiment\'s own network can '
-            "be a file's name",
+            'wrong value "cnn" in n.json; it must be a list of layers',
         ),
         (
             [{"type": "tf_layer", "layer": "dense"}],

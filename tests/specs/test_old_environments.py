@@ -180,6 +180,10 @@ def test_unreal_engine_games_become_ue4() -> None:
         ({"type": ALE, "rom": "pong.bin", "seed": 3}, "write seed in the experiment"),
         ({"type": "UE4Environment", "image": "x/y"}, 'does not start the game of "image"'),
         ({"id": "CartPole-v1", "backend": "compiled", "wrappers": ["a.B"]}, "wrappers go around gymnasium's original"),
+        (
+            {"id": "CartPole-v1", "backend": "compiled", "vectorization": "sync"},
+            "vectorization says how gymnasium's original is stepped; leave it out, or leave out",
+        ),
         ({"id": "a", "wrappers": [3]}, r"wrong value 3 in env.json at wrappers\[0\]; it must be an object"),
         ({"id": "a", "wrappers": [{"factor": 3}]}, r'at wrappers\[0\]; a wrapper is "module.Name"'),
     ],

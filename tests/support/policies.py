@@ -31,3 +31,12 @@ def make_policy(*args, **settings):
     """A policy of `describe`'s arguments."""
     description = describe(*args, **settings)
     return Policy(description, tensors_for(description))
+
+
+def flatten(tree, prefix=""):
+    """Nested parameters as flat tensors: {"torso": {"0_dense": {"kernel": k}}} -> {"torso/0_dense/kernel": k}."""
+    flat = {}
+    for name, value in tree.items():
+        path = f"{prefix}/{name}" if prefix else name
+        flat.update(flatten(value, path) if isinstance(value, dict) else {path: value})
+    return flat

@@ -155,8 +155,9 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         """The actor with its normaliser; the critics stay behind."""
-        named = self.layout.named(np.array(state.params))
-        tensors = {name.removeprefix("actor/"): t for name, t in named.items() if name.startswith("actor/")}
+        named = self.layout.named(np.asarray(state.params))
+        # Copied one by one: all of the critics would be three times as much.
+        tensors = {name.removeprefix("actor/"): t.copy() for name, t in named.items() if name.startswith("actor/")}
         return tensors | normalizer_tensors(self, state)
 
 

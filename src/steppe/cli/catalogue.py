@@ -53,6 +53,7 @@ def agents(
     from steppe import agents
     from steppe.cli.console import console, print_json, table
     from steppe.specs import describing, old_settings
+    from steppe.specs.docstrings import DescribedSchema
     from steppe.specs.validation import unknown_word
 
     out = console()
@@ -72,7 +73,7 @@ def agents(
         raise unknown_word("agent", name, agents.names(), listed_by="steppe agents")
     settings = agents.settings_class(plain)
     if as_json:
-        print_json(settings.model_json_schema())
+        print_json(settings.model_json_schema(schema_generator=DescribedSchema))
         return
     out.print(f"{plain}: {agent_sentence(plain)}", markup=False, style="bold")
     out.print("its settings, each given in the agent's file or by --set agent.NAME=VALUE", markup=False)
@@ -118,7 +119,9 @@ def layers(
 
     from steppe.cli.console import console, print_json
     from steppe.specs import describing
-    from steppe.specs.network import Activation, Layer
+    from steppe.specs.docstrings import DescribedSchema
+    from steppe.specs.layer_words import Activation
+    from steppe.specs.network import Layer
     from steppe.specs.validation import unknown_word
 
     kinds = describing.members(Layer)
@@ -127,7 +130,7 @@ def layers(
             raise unknown_word("layer", name, kinds, listed_by="steppe layers")
         kinds = {name: kinds[name]}
     if as_json:
-        schemas = {kind: layer.model_json_schema() for kind, layer in kinds.items()}
+        schemas = {kind: layer.model_json_schema(schema_generator=DescribedSchema) for kind, layer in kinds.items()}
         print_json(schemas if name is None else schemas[name])
         return
     out = console()

@@ -144,7 +144,15 @@ def with_experiment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _value(name: str, given: Any) -> Any:
     """Numbers as JSON means them (1e6 too, and 500_000); the spec judges the rest."""
-    if not isinstance(given, str) or name in ("agent", "network", "environment", "cluster", "run_mode", "platform", "address"):
+    if not isinstance(given, str) or name in (
+        "agent",
+        "network",
+        "environment",
+        "cluster",
+        "run_mode",
+        "platform",
+        "address",
+    ):
         return given
     try:
         value = json.loads(given.replace("_", ""))

@@ -91,7 +91,9 @@ def find_spec(id: str) -> Any:
     if module:
         raise UserError(f'environment "{id}" names "{name}", which the module "{module}" does not register as an id')
     if has_twin(id):
-        raise UserError(f'environment "{id}" is Steppe\'s own and only runs compiled; leave out "backend": "gymnasium"')
+        raise UserError(
+            f'environment "{id}" is Steppe\'s own and only runs compiled; leave out backend, wrappers and vectorization'
+        )
     raise UserError(
         f'unknown environment "{id}", which is neither a gymnasium id nor "module:callable"'
         f"{did_you_mean(id, [*gymnasium.registry, *known_ids()])}"

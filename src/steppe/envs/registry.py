@@ -158,9 +158,11 @@ def _missing(extra: str, module: str) -> str:
 
 
 def _settings(model: type[BaseModel]) -> Iterator[Setting]:
+    from steppe.specs.docstrings import sentence_of
+
     for name, field in model.model_fields.items():
         default = "required" if field.is_required() else field.get_default(call_default_factory=True)
-        yield Setting(name, default, " ".join((field.description or "").split()))
+        yield Setting(name, default, " ".join(sentence_of(model, name).split()))
 
 
 def _arguments(id: str) -> Iterator[Setting]:

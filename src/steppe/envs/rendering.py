@@ -91,6 +91,8 @@ def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | N
             ended = ended or length == layout.limit
     except SteppeError:
         raise
+    except NotImplementedError:
+        reason = f'environment "{spec.id}" cannot be shown: it has no "render" of its own'
     except Exception as error:
         said = f": {error}" if str(error) else ""
         reason = f'environment "{spec.id}" cannot be shown: it raised {type(error).__name__}{said}'

@@ -257,15 +257,6 @@ def load_policy(path: Path | str) -> Policy:
     return policy
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested parameters as flat tensors: {"torso": {"0_dense": {"kernel": k}}} -> {"torso/0_dense/kernel": k}."""
-    flat = {}
-    for name, value in tree.items():
-        path = f"{prefix}/{name}" if prefix else name
-        flat.update(flatten(value, path) if isinstance(value, Mapping) else {path: value})
-    return flat
-
-
 def _centred(advantages: np.ndarray, space: Space) -> np.ndarray:
     """Advantages [B, options] minus the mean of their choice."""
     if not isinstance(space, MultiDiscrete):

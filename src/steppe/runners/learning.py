@@ -66,7 +66,9 @@ def learn(agent: Agent[Any], learner: Learner, trajectory: Trajectory) -> tuple[
 
 def is_healthy(learner: Learner, metrics: Metrics) -> Array:
     """Whether loss and parameters are finite: a finite loss can still have had a gradient that was not."""
-    return jnp.isfinite(metrics.get("loss", jnp.float32(0.0))) & jnp.isfinite(learner.agent.params).all()
+    params = learner.agent.params
+    # One product instead of a look at each: not finite where any parameter is not, or where they are all but lost.
+    return jnp.isfinite(metrics.get("loss", jnp.float32(0.0))) & jnp.isfinite(jnp.vdot(params, params))
 
 
 def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Metrics]:
@@ -86,26 +88,28 @@ def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learn
     enough = kept.filled * memory.num_envs >= agent.first_update
     enough &= kept.filled >= memory.n_step
 
-    def once(carry: tuple[TrainState, ReplayState], _: None) -> tuple[tuple[TrainState, ReplayState], Metrics]:
-        state, kept = carry
+    def once(state: TrainState, kept: Any) -> tuple[TrainState, Any, Metrics]:
         sample_key, key = jax.random.split(state.key)
-        state = state._replace(key=key)
         drawn = memory.sample(kept, sample_key, settings.batch_size)
-        batch = _batch(drawn)
-        # Only the small state goes through the branch: a memory that did would be copied.
-        shapes = jax.eval_shape(agent.update, state, batch)[1]
-        skipped = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        state, metrics = jax.lax.cond(enough, agent.update, lambda state, _: (state, skipped), state, batch)
+        state, metrics = agent.update(state._replace(key=key), _batch(drawn))
         errors = metrics.pop("priorities")
         if memory.prioritized:
-            kept = memory.reprioritize(kept, drawn.places, errors, when=enough)
-        return (state, kept), metrics
+            kept = memory.reprioritize(kept, drawn.places, errors, when=True)
+        return state, kept, metrics
 
-    if settings.updates == 1:
-        (state, kept), metrics = once((state, kept), None)
-    else:
-        (state, kept), metrics = jax.lax.scan(once, (state, kept), None, length=settings.updates)
-        metrics = jax.tree.map(jnp.mean, metrics)
+    def again(_: Any, carry: tuple[TrainState, Any, Metrics]) -> tuple[TrainState, Any, Metrics]:
+        state, own, total = carry
+        state, after, metrics = once(state, own if memory.prioritized else kept)
+        return state, after if memory.prioritized else (), jax.tree.map(jnp.add, total, metrics)
+
+    shapes = jax.eval_shape(once, state, kept)[2]
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    # A loop of no rounds instead of a branch: XLA runs it faster on CPUs, and copies no memory that it only reads.
+    rounds = jnp.where(enough, settings.updates, 0)
+    start = (state, kept if memory.prioritized else (), zeros)
+    state, own, total = jax.lax.fori_loop(0, rounds, again, start)
+    metrics = jax.tree.map(lambda leaf: leaf / settings.updates, total)
+    kept = own if memory.prioritized else kept
     return Learner(state, kept), metrics
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,7 @@ class Loop:
             "best_return": self.best_return,
             "seed": self.seed,
             "shards": self.engine.agent.situation.shards,
+            "settings": self._settings(),
         }
         # The checkpoint comes last: a resumed run must not take a best policy for saved that was not.
         self.engine.policy(self.timestep).save(self.folder / "policy")
@@ -263,6 +265,12 @@ class Loop:
                 f"this run was spread over {manifest['shards']} host devices, but JAX is already in use with "
                 f"{self.engine.agent.situation.shards} in this process; resume it in a process of its own"
             )
+        # A checkpoint of before they were kept does not say them.
+        for name, was, now in _differences(manifest.get("settings", {}), self._settings()):
+            raise CheckpointError(
+                f"this run was trained with agent.{name} {json.dumps(was)}, but it is {json.dumps(now)} now (a default "
+                'of this version?); write it into the "agent" of its experiment.json to train on as before'
+            )
         self.engine.restore(checkpoint.arrays, self.seed)
         self.timestep, self.episode, self.update = (manifest[name] for name in ("timestep", "episode", "update"))
         self.seconds, self.best_return = manifest["seconds"], manifest["best_return"]
@@ -274,6 +282,12 @@ class Loop:
                 "everything else goes on exactly"
             )
         log.info("resumed at timestep %d", self.timestep)
+
+    def _settings(self) -> dict[str, Any]:
+        """The agent's settings with all defaults, as JSON: a later version may have others."""
+        settings = getattr(self.engine.agent, "settings", None)
+        # A policy of the user's own has none that are known here.
+        return {} if settings is None else json.loads(json.dumps(settings.model_dump(mode="json")))
 
     def _notice(self, sentence: str) -> None:
         self.notices.append(sentence)
@@ -314,3 +328,13 @@ def _metrics(columns: dict[str, np.ndarray], i: int) -> dict[str, float]:
 
 def _number(value: Any) -> float | None:
     return None if math.isnan(value) else float(value)
+
+
+def _differences(was: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(name, before, now) of what differs; settings that only one of the versions has are none of it."""
+    if not (isinstance(was, dict) and isinstance(now, dict)):
+        if was != now:
+            yield name, was, now
+        return
+    for inner in (each for each in was if each in now):
+        yield from _differences(was[inner], now[inner], f"{name}.{inner}" if name else inner)

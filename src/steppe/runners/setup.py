@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from steppe.envs._base import JaxEnv
     from steppe.records.preprocessing import Preprocessing
     from steppe.runners._base import Engine
+    from steppe.specs.environment import EnvironmentSpec
     from steppe.specs.spaces import Space
 
 PARALLEL = {
@@ -39,6 +40,11 @@ def notices_for(spec: ExperimentSpec) -> list[str]:
             for name, default in defaults.items()
             if getattr(spec, name) != default
         ]
+    if _could_be_compiled(spec.environment) and not is_compiled(spec):
+        notices.append(
+            f'vectorization "{spec.environment.vectorization}" steps gymnasium\'s {spec.environment.id}; leave it out '
+            "for the compiled twin, which is many times faster"
+        )
     notices += _too_short_to_learn(spec)
     if spec.deterministic:
         notices.append("deterministic is on: the agent acts without exploring while it learns")
@@ -65,7 +71,13 @@ def _too_short_to_learn(spec: ExperimentSpec) -> list[str]:
 def is_compiled(spec: ExperimentSpec) -> bool:
     """Whether the environment runs as a compiled twin."""
     environment = spec.environment
-    return environment.backend == "compiled" or (environment.backend == "auto" and has_twin(environment.id))
+    return environment.backend == "compiled" or (
+        _could_be_compiled(environment) and environment.vectorization == "auto"
+    )
+
+
+def _could_be_compiled(environment: EnvironmentSpec) -> bool:
+    return environment.backend == "auto" and has_twin(environment.id)
 
 
 def num_envs_of(spec: ExperimentSpec) -> int:

@@ -23,12 +23,11 @@ Natural = Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)]
 
 
 class Spec(BaseModel):
-    """Unknown fields are errors, values are frozen, and a docstring under a field is its description."""
+    """Unknown fields are errors, values are frozen, and a docstring under a field tells what it is (docstrings.py)."""
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
         validate_default=True,
         # Most models are only parts of others: built by themselves, they cost start-up time for nothing.

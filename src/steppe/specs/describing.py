@@ -15,8 +15,9 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import AliasChoices, BaseModel, RootModel
 from pydantic.fields import FieldInfo
 
+from steppe.specs.docstrings import sentence_of
 from steppe.specs.frequency import Frequency
-from steppe.specs.network import Activation
+from steppe.specs.layer_words import Activation
 
 REQUIRED = "required"
 """The default of a setting that has none."""
@@ -118,7 +119,7 @@ def _rows(model: type[BaseModel], prefix: str, group: BaseModel | None) -> Itera
             continue
         is_required = group is None and field.is_required()
         shown = REQUIRED if is_required else json.dumps(as_written(default), default=str)
-        yield Row(f"{prefix}{name}", tuple(_type_of(field)), shown, _described(field))
+        yield Row(f"{prefix}{name}", tuple(_type_of(field)), shown, _described(model, name))
 
 
 def _is_group(field: FieldInfo) -> bool:
@@ -128,10 +129,10 @@ def _is_group(field: FieldInfo) -> bool:
     return is_model and not field.is_required()
 
 
-def _described(field: FieldInfo) -> str:
+def _described(model: type[BaseModel], name: str) -> str:
     """The sentence, with the other spellings that it does not name itself."""
-    text = " ".join((field.description or "").split())
-    alias = field.validation_alias
+    text = " ".join(sentence_of(model, name).split())
+    alias = model.model_fields[name].validation_alias
     if not isinstance(alias, AliasChoices):
         return text
     return _spelled_out(text, [str(choice) for choice in alias.choices[1:]])

@@ -32,8 +32,8 @@ class EnvironmentSpec(Spec):
     id: Annotated[str, Field(min_length=1)]
     """A gymnasium id, one of Steppe's own environments, or `module:callable`; also spelled `gym_id` or `type`."""
     backend: Backend = "auto"
-    """`compiled` is Steppe's JAX twin, `gymnasium` the original; `auto` takes the twin where there is one, and plays
-    Atari with the standard preprocessing."""
+    """`compiled` is Steppe's JAX twin, `gymnasium` the original; `auto` takes the twin where there is one and neither
+    wrappers nor vectorization are given, and plays Atari with the standard preprocessing."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the environment."""
     wrappers: list[Wrapper] = Field(default_factory=list)
@@ -44,7 +44,7 @@ class EnvironmentSpec(Spec):
     normalize_rewards: Flag = False
     """Whether rewards are scaled by the running deviation of the return."""
     vectorization: Vectorization = "auto"
-    """How several environments are stepped together on the gymnasium backend."""
+    """How several environments are stepped together on the gymnasium backend, which runs where this is given."""
     _notices: Notices = PrivateAttr(default_factory=Notices)
 
     @property

@@ -16,17 +16,9 @@ from steppe.specs.asynchronous import AsyncSpec
 from steppe.specs.cluster import ClusterSpec
 from steppe.specs.distributed import DistributedSpec, RaySpec
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.files import (
-    SUFFIXES,
-    check_plain,
-    find_config,
-    find_project,
-    locate_config,
-    not_found,
-    read_spec_file,
-    shown_path,
-)
+from steppe.specs.files import check_plain, find_config, read_spec_file, shown_path
 from steppe.specs.frequency import Frequency
+from steppe.specs.inlining import MEANT_BY_TEXT, inline
 from steppe.specs.network import NetworkSpec
 from steppe.specs.overrides import parse_override, put
 from steppe.specs.validation import Origins, join_path, validate
@@ -35,11 +27,8 @@ DEFAULT_LIMITS = (10_000, 1_000_000)
 """How many episodes and timesteps an experiment runs that names neither."""
 DEFAULT_AGENT = "ppo"
 """What learns in an experiment that names no agent."""
-SUB_SPECS = ("environment", "agent", "network", "cluster")
 OLD_FIELDS = {"timesteps": "total_timesteps", "max_episode_timesteps": "max_timesteps_per_episode"}
 """Names of fields in old files and in TensorForce's runner -> today's."""
-_MEANT_BY_TEXT = {"environment": "id", "agent": "type"}
-"""The field that a bare text stands for when it names no file."""
 _OPTIONS = {"name": "-n/--name", "environment": "-E/--environment"}
 """What gives the fields that a file may leave out, for `steppe train` and `steppe experiment new`."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -163,7 +152,9 @@ class ExperimentSpec(Spec):
     @model_validator(mode="after")
     def _has_its_ray(self) -> ExperimentSpec:
         if self.platform == "local" and self.ray.address is not None:
-            raise ValueError(f'a Ray at {self.ray.address} is joined on platform "ray" only; give that (--platform ray)')
+            raise ValueError(
+                f'a Ray at {self.ray.address} is joined on platform "ray" only; give that (--platform ray)'
+            )
         if self.platform == "ray" and self.ray.address is None:
             raise ValueError(
                 'platform "ray" needs the address of a Ray cluster in ray.address (--address host:port); to have a Ray '
@@ -200,21 +191,21 @@ def load_experiment(
         data, origins = _read(path)
         # What is overridden anyway need not be found.
         data = {key: value for key, value in data.items() if key not in given}
-        data, origins = _inline(data, origins, path.parent, path)
+        data, origins = inline(data, origins, path.parent, path)
     for key, value in given.items():
         data[key] = value
         place = (f"--{key.replace('_', '-')}", "") if options else ("", key)
         origins = origins.with_part((key,), *place)
-        if options and key in _MEANT_BY_TEXT and isinstance(value, str):
-            origins = origins.with_part((key, _MEANT_BY_TEXT[key]), *place)
+        if options and key in MEANT_BY_TEXT and isinstance(value, str):
+            origins = origins.with_part((key, MEANT_BY_TEXT[key]), *place)
     if data.get("agent") is None:
         data["agent"] = DEFAULT_AGENT
-    data, origins = _inline(data, origins, start)
+    data, origins = inline(data, origins, start)
     for text in sets:
         steps, value = parse_override(text)
         written = put(data, steps, value, text)
         origins = origins.with_part(written, "--set", join_path("", written))
-        data, origins = _inline(data, origins, start)
+        data, origins = inline(data, origins, start)
     spec = validate(ExperimentSpec, data, source=origins, options=_OPTIONS if options else None)
     # Both take whatever the environment or the agent takes, so the model cannot tell what JSON would lose.
     rule = "it must be something that JSON can hold"
@@ -247,43 +238,3 @@ def _in_present_words(data: Any) -> Any:
         if old in data and new not in data:
             data[new] = data.pop(old)
     return data
-
-
-def _inline(
-    data: dict[str, Any], origins: Origins, folder: Path, written_in: Path | None = None
-) -> tuple[dict[str, Any], Origins]:
-    """Every sub-spec given as text replaced by the content of the file it names, or by what it means."""
-    data = dict(data)
-    for kind in SUB_SPECS:
-        text = data.get(kind)
-        if isinstance(text, str):
-            path = _locate(text, kind, folder, written_in)
-            if path is not None:
-                data[kind] = read_spec_file(path)
-                origins = origins.with_part((kind,), shown_path(path), "")
-            elif kind not in _MEANT_BY_TEXT or text.endswith(SUFFIXES):
-                raise not_found(text, kind, folder, origins.place(kind))
-        if isinstance(data.get(kind), str) and kind in _MEANT_BY_TEXT:
-            data[kind] = {_MEANT_BY_TEXT[kind]: data[kind]}
-        # TOML has no list at the top of a file, so a network may be wrapped.
-        if kind == "network" and isinstance(data.get(kind), dict) and list(data[kind]) == ["layers"]:
-            inner = origins.below(kind, "layers")
-            data[kind], origins = data[kind]["layers"], origins.with_part((kind,), inner.source, inner.path)
-    return data, origins
-
-
-def _locate(text: str, kind: str, folder: Path, written_in: Path | None) -> Path | None:
-    """The file a sub-spec's text names: a name in configs/<kind>s/ first, then a path from `folder` or the project.
-
-    The name first, and the file itself never: experiment "cartpole" may well have environment "cartpole".
-    """
-    project = find_project(folder)
-    configs = [project / "configs" / f"{kind}s"] if project else []
-    # A file that happens to lie around must not change what "ppo" means; a path or an ending asks for a file.
-    asks_for_file = kind not in _MEANT_BY_TEXT or text.endswith(SUFFIXES) or (kind == "agent" and "/" in text)
-    folders = configs + ([folder, *([project] if project else [])] if asks_for_file else [])
-    for place in folders:
-        path = locate_config(text, [place])
-        if path is not None and (written_in is None or path.resolve() != written_in.resolve()):
-            return path
-    return None

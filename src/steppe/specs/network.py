@@ -8,70 +8,20 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, RootModel, model_validator
 
 from steppe.errors import SpecError
-from steppe.specs._base import Count, Flag, NonNegative, Number, Spec, Unit
+from steppe.specs._base import Count, Flag, Number, Spec, Unit
+from steppe.specs.layer_words import (
+    L1,
+    L2,
+    ActivationWord,
+    Aggregation,
+    OneOrTwo,
+    PaddingWord,
+    PoolingWord,
+    checked_path,
+    in_present_words,
+    listed_names,
+)
 from steppe.specs.validation import validate
-
-Activation = Literal[
-    "relu",
-    "elu",
-    "selu",
-    "sigmoid",
-    "swish",
-    "leaky_relu",
-    "crelu",
-    "softplus",
-    "softsign",
-    "softmax",
-    "tanh",
-    "gelu",
-    "none",
-]
-Pooling = Literal["max", "average"]
-Padding = Literal["SAME", "VALID"]
-Aggregation = Literal["concat", "sum", "product", "max", "mean"]
-
-_OTHER_SPELLINGS = {"lrelu": "leaky_relu", "mean": "average", "same": "SAME", "valid": "VALID"}
-
-
-def _usual_spelling(word: Any) -> Any:
-    return _OTHER_SPELLINGS.get(word, word) if isinstance(word, str) else word
-
-
-def _activation(word: Any) -> Any:
-    if isinstance(word, dict) and "name" in word:
-        if len(word) > 1:
-            raise ValueError('write "none" here and a "nonlinearity" layer after this one, which has these settings')
-        word = word["name"]
-    return _usual_spelling(word)
-
-
-def _one_or_two(value: Any) -> Any:
-    """One whole number for both axes of an image, or one for each."""
-    is_pair = isinstance(value, list | tuple) and len(value) == 2
-    numbers = value if is_pair else [value]
-    if not all(type(each) in (int, float) and float(each).is_integer() and each >= 1 for each in numbers):
-        raise ValueError("it must be a whole number of at least 1, or two of them: [height, width]")
-    first, last = int(numbers[0]), int(numbers[-1])
-    return first if first == last else (first, last)
-
-
-def _names(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _checked_path(path: str) -> str:
-    module, _, name = path.partition(":")
-    if not name or not all(word.isidentifier() for word in f"{module}.{name}".split(".")):
-        raise ValueError('it must be the path of a flax module, such as "my_layers:MyLayer"')
-    return path
-
-
-_Activation = Annotated[Activation, BeforeValidator(_activation)]
-_Pooling = Annotated[Pooling, BeforeValidator(_usual_spelling)]
-_Padding = Annotated[Padding, BeforeValidator(_usual_spelling)]
-_OneOrTwo = Annotated[int | tuple[int, int], BeforeValidator(_one_or_two)]
-_L2 = Annotated[NonNegative, Field(description="The loss grows by this times half the sum of the squared weights.")]
-_L1 = Annotated[NonNegative, Field(description="The loss grows by this times the sum of the weights' sizes.")]
 
 
 class Dense(Spec):
@@ -80,15 +30,15 @@ class Dense(Spec):
     type: Literal["dense"]
     size: Count | None = None
     """How many outputs; required, except with skip, which keeps the size of its inputs."""
-    activation: _Activation = "relu"
+    activation: ActivationWord = "relu"
     """The nonlinearity after it."""
     bias: Flag = True
     """Whether a bias is added."""
     skip: Flag = False
     """Whether it is a residual block: two layers of its inputs' size, and the inputs are added before the last
     nonlinearity."""
-    l2_regularization: _L2 = 0.0
-    l1_regularization: _L1 = 0.0
+    l2_regularization: L2 = 0.0
+    l1_regularization: L1 = 0.0
 
     @model_validator(mode="after")
     def _has_one_size(self) -> Dense:
@@ -109,8 +59,8 @@ class Linear(Spec):
     """How many outputs."""
     bias: Flag = True
     """Whether a bias is added."""
-    l2_regularization: _L2 = 0.0
-    l1_regularization: _L1 = 0.0
+    l2_regularization: L2 = 0.0
+    l1_regularization: L1 = 0.0
 
 
 class Conv1d(Spec):
@@ -123,14 +73,14 @@ class Conv1d(Spec):
     """How many positions a filter sees."""
     stride: Count = 1
     """How far it moves each time."""
-    padding: _Padding = "SAME"
+    padding: PaddingWord = "SAME"
     """SAME pads with zeros, VALID does not."""
-    activation: _Activation = "relu"
+    activation: ActivationWord = "relu"
     """The nonlinearity after it."""
     bias: Flag = True
     """Whether a bias is added."""
-    l2_regularization: _L2 = 0.0
-    l1_regularization: _L1 = 0.0
+    l2_regularization: L2 = 0.0
+    l1_regularization: L1 = 0.0
 
 
 class Conv2d(Spec):
@@ -139,31 +89,31 @@ class Conv2d(Spec):
     type: Literal["conv2d"]
     size: Count
     """How many filters."""
-    window: _OneOrTwo = 3
+    window: OneOrTwo = 3
     """The filter's height and width."""
-    stride: _OneOrTwo = 1
+    stride: OneOrTwo = 1
     """How far it moves each time."""
-    padding: _Padding = "SAME"
+    padding: PaddingWord = "SAME"
     """SAME pads with zeros, VALID does not."""
-    activation: _Activation = "relu"
+    activation: ActivationWord = "relu"
     """The nonlinearity after it."""
     bias: Flag = True
     """Whether a bias is added."""
-    l2_regularization: _L2 = 0.0
-    l1_regularization: _L1 = 0.0
+    l2_regularization: L2 = 0.0
+    l1_regularization: L1 = 0.0
 
 
 class Pool2d(Spec):
     """The maximum or the mean of each window of an image."""
 
     type: Literal["pool2d"]
-    pooling_type: _Pooling = "max"
+    pooling_type: PoolingWord = "max"
     """What is taken of each window."""
-    window: _OneOrTwo = 2
+    window: OneOrTwo = 2
     """The window's height and width."""
-    stride: _OneOrTwo = 2
+    stride: OneOrTwo = 2
     """How far it moves each time."""
-    padding: _Padding = "SAME"
+    padding: PaddingWord = "SAME"
     """SAME pads at the borders, VALID does not."""
 
 
@@ -185,7 +135,7 @@ class Nonlinearity(Spec):
     """A nonlinearity by itself."""
 
     type: Literal["nonlinearity"]
-    name: _Activation = "relu"
+    name: ActivationWord = "relu"
     """Which one."""
     alpha: Number | None = None
     """The slope of leaky_relu for negative inputs; null: 0.01."""
@@ -211,8 +161,8 @@ class Embedding(Spec):
     """How many numbers there are: observations lie in 0 .. indices - 1."""
     size: Count
     """The length of each vector."""
-    l2_regularization: _L2 = 0.0
-    l1_regularization: _L1 = 0.0
+    l2_regularization: L2 = 0.0
+    l1_regularization: L1 = 0.0
 
 
 class LayerNorm(Spec):
@@ -263,7 +213,7 @@ class Input(Spec):
     """Begins a branch with named parts of the observation, or with what outputs before it are named."""
 
     type: Literal["input"]
-    names: Annotated[list[str], BeforeValidator(_names), Field(min_length=1)] = Field(
+    names: Annotated[list[str], BeforeValidator(listed_names), Field(min_length=1)] = Field(
         validation_alias=AliasChoices("names", "inputs")
     )
     """What is read: parts of the observation, names of outputs, or "*" for what the layer before put out."""
@@ -288,48 +238,13 @@ class Custom(Spec):
     """Your own flax.linen module, also written `{"type": "my_layers:MyLayer", ...}` with its arguments in place."""
 
     type: Literal["custom"]
-    module: Annotated[str, AfterValidator(_checked_path)]
+    module: Annotated[str, AfterValidator(checked_path)]
     """Where it is: "module:Class"."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """What its constructor is given."""
 
     def __hash__(self) -> int:
         return hash((self.module, json.dumps(self.arguments, sort_keys=True, default=str)))
-
-
-_OLD_OPTIONS = {
-    "scope": "TensorFlow's names do not exist here",
-    "summary_labels": "metrics are chosen for a whole experiment",
-    "weights": "first weights are drawn orthogonally; to begin from others, resume from a checkpoint",
-    "return_final_state": "a recurrent layer puts out its features at each timestep",
-}
-
-
-_NOT_HERE = {
-    "batch_normalization": 'a policy also acts on one observation alone; use "layer_norm", which sees each by itself',
-    "global_pooling": 'use "pool2d" with a window as large as the image, or "flatten"',
-}
-
-
-def _in_present_words(data: Any) -> Any:
-    """A layer of one's own by its path alone; what cannot be honoured is refused with the reason."""
-    if not isinstance(data, dict) or not isinstance(kind := data.get("type"), str):
-        return data
-    if kind in _NOT_HERE or (kind == "tf_layer" and data.get("layer") == "batch_normalization"):
-        raise ValueError(f'there is no layer "{data.get("layer", kind)}"; {_NOT_HERE[data.get("layer", kind)]}')
-    if kind == "tf_layer":
-        raise ValueError(
-            "layers of TensorFlow do not exist here; use one of Steppe's, or write your own as a flax module "
-            'and name it as {"type": "my_layers:MyLayer"}'
-        )
-    if ":" in kind or "." in kind:
-        path = kind if ":" in kind else ":".join(kind.rsplit(".", 1))
-        return {"type": "custom", "module": path, "arguments": {key: data[key] for key in data if key != "type"}}
-    if kind == "dueling" and (more := sorted(data.keys() - {"type", "size"})):
-        raise ValueError(f'the agent makes a dueling layer from its own output layers, so it has no "{more[0]}"')
-    if old := next((option for option in _OLD_OPTIONS if kind != "custom" and option in data), None):
-        raise ValueError(f'"{old}" cannot be honoured: {_OLD_OPTIONS[old]}; leave it out')
-    return data
 
 
 Layer = Annotated[
@@ -351,7 +266,7 @@ Layer = Annotated[
     | Output
     | Custom,
     Field(discriminator="type", title="layer"),
-    BeforeValidator(_in_present_words),
+    BeforeValidator(in_present_words),
 ]
 
 RECURRENT = ("lstm", "internal_lstm", "gru")
@@ -384,7 +299,7 @@ def _as_one_list(data: Any) -> Any:
 def _layers_of(data: Any) -> Any:
     """TensorForce could wrap the list: {"type": "layered", "layers": [...]}."""
     if isinstance(data, str):
-        raise ValueError("it must be the list of layers itself; only the experiment's own network can be a file's name")
+        raise ValueError("it must be a list of layers")
     if not isinstance(data, dict) or data.get("type", "layered") != "layered":
         return data
     names = {"layers", "layers_spec"} & data.keys()

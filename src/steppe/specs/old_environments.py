@@ -32,6 +32,10 @@ def in_present_words(data: Mapping[str, Any]) -> Translation:
         if data.get("backend") == "compiled":
             raise ValueError('wrappers go around gymnasium\'s original; leave out "backend": "compiled"')
         data["backend"] = "gymnasium"
+    if data.get("backend") == "compiled" and data.get("vectorization", "auto") != "auto":
+        raise ValueError(
+            'vectorization says how gymnasium\'s original is stepped; leave it out, or leave out "backend": "compiled"'
+        )
     return Translation(data, (*notices, *more))
 
 

@@ -67,7 +67,8 @@ def _widened(name: str, settings: type[Settings], schema: Json) -> Json:
     if name == "distribution":
         more.append(_distribution(schema))
     if name == "critic_network":
-        more.append(_object({"size_t0": _COUNT, "size_t1": _COUNT}))
+        named = {"type": "string", "description": "The name of a file in configs/networks/, or a path."}
+        more += [named, _object({"size_t0": _COUNT, "size_t1": _COUNT})]
     if name in ("huber", "double"):
         more.append({"const": 0})
     if name in _TYPED and (default := field.get_default(call_default_factory=True)) is not None:

@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel
-from pydantic.json_schema import GenerateJsonSchema, models_json_schema
+from pydantic.json_schema import models_json_schema
 
 from steppe.specs import old_settings, spellings
 from steppe.specs._base import Settings
 from steppe.specs.agent import AgentSpec
 from steppe.specs.cluster import ClusterSpec
+from steppe.specs.docstrings import DescribedSchema
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.experiment import OLD_FIELDS, SUB_SPECS, ExperimentSpec
+from steppe.specs.experiment import OLD_FIELDS, ExperimentSpec
 from steppe.specs.frequency import Frequency
+from steppe.specs.inlining import SUB_SPECS
 from steppe.specs.network import NetworkSpec
 from steppe.specs.validation import unknown_word
 
@@ -55,7 +57,7 @@ def schema_of(kind: str, agents: Mapping[str, type[Settings]] | None = None) -> 
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _naming_its_schema(schema)
 
 
-class _Schema(GenerateJsonSchema):
+class _Schema(DescribedSchema):
     def encode_default(self, value: Any) -> Any:
         # Pydantic would write a default out by its parts, where files write text.
         return str(value) if isinstance(value, Frequency) else super().encode_default(value)
@@ -126,7 +128,7 @@ def _or_word(schema: Json) -> Json:
 
 def _or_name(kind: str, schema: Json) -> Json:
     """A file may give a sub-spec by name, where the spec itself holds it inline."""
-    name = {"type": "string", "description": f"The name of a file in configs/{kind}s/, or a path."}
+    name = spellings.name_of(kind)
     description = {"description": schema.pop("description")} if "description" in schema else {}
     return description | {"anyOf": [name, *schema.get("anyOf", [schema])]}
 

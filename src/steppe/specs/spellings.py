@@ -8,7 +8,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from steppe.specs import baseline, environment, network, old_environments, optimizer, preprocessing
+from steppe.specs import baseline, environment, layer_words, old_environments, optimizer, preprocessing
+from steppe.specs.baseline import NetworkBaseline
 from steppe.specs.connections import CONNECTIONS, Ue4Settings
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.old_settings import RATE
@@ -34,6 +35,9 @@ def of_model(model: type[BaseModel], schema: Json) -> Json:
         return _stages(schema, keyed=model is PreprocessingSpec)
     if model is EnvironmentSpec:
         return _environment(schema)
+    if model is NetworkBaseline:
+        layers = {"anyOf": [name_of("network"), properties["network"]]}
+        return schema | {"properties": properties | {"network": layers}}
     kind = model.model_fields.get("type")
     if kind is not None and not kind.is_required() and get_args(kind.annotation):
         return _or_word(schema, get_args(kind.annotation))
@@ -50,6 +54,11 @@ def or_wrapped(network: Json) -> Json:
     layers = {name: value for name, value in network.items() if name not in ("$defs", "title", "description")}
     properties = {"type": {"const": "layered"}, "layers": layers, "layers_spec": layers}
     return network | _object(properties, ("layers", "layers_spec")) | {"type": ["array", "object"]}
+
+
+def name_of(kind: str) -> Json:
+    """A part given by the name of the file that holds it."""
+    return {"type": "string", "description": f"The name of a file in configs/{kind}s/, or a path."}
 
 
 def _old_memory(options: Json) -> Json:
@@ -103,7 +112,7 @@ def _also(**other: str) -> Callable[[Json], Json]:
 
 
 def _or_named(schema: Json) -> Json:
-    words = _also(**network._OTHER_SPELLINGS)(schema)
+    words = _also(**layer_words.OTHER_SPELLINGS)(schema)
     named = {"type": "object", "properties": {"name": words}, "required": ["name"], "additionalProperties": False}
     return {"anyOf": [words, named]}
 
@@ -128,10 +137,10 @@ _BEFORE: dict[Any, Callable[[Json], Json]] = {
     baseline._one_state: lambda schema: schema | {"maxProperties": 1},
     baseline._understood: _or_keyed,
     environment._with_type: _wrapper,
-    network._activation: _or_named,
-    network._names: lambda schema: {"anyOf": [{"type": "string"}, schema]},
-    network._one_or_two: _or_pair,
-    network._usual_spelling: _also(**network._OTHER_SPELLINGS),
+    layer_words.named_activation: _or_named,
+    layer_words.listed_names: lambda schema: {"anyOf": [{"type": "string"}, schema]},
+    layer_words.one_or_two: _or_pair,
+    layer_words.usual_spelling: _also(**layer_words.OTHER_SPELLINGS),
     preprocessing._on_last_axis: lambda schema: {"anyOf": [schema, {"const": -1}]},
 }
 """Validator -> what it makes of the schema of what it turns values into."""

@@ -76,6 +76,13 @@ class Silent(Counter):
         return None
 
 
+class Undrawn(Counter):
+    """Accepts being asked for pictures and never says how they are drawn."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+
+
 class Painter(Counter):
     """Draws into one array again and again; with a `fault`, something that is no picture or nothing at all."""
 
