@@ -14,6 +14,8 @@ HERE = Path(__file__).parent
 SB3 = "stable-baselines3, 1 thread"
 """What every ratio is taken against: with torch.set_num_threads(1) it is at its best. For networks this small more
 threads cost a multiple of the CPU time, and on a loaded machine of the wall time too."""
+SB3_AS_IT_COMES = "stable-baselines3 as it comes"
+"""With as many torch threads as there are cores, which for larger networks saves wall time and costs CPU time."""
 
 PPO = {
     "agent": {"type": "ppo", "horizon": 128, "epochs": 4, "minibatches": 4, "learning_rate": 3e-4},
@@ -110,9 +112,11 @@ def steppe(name: str, settings: dict[str, Any], timesteps: int, warm_up: int, **
 
 
 def sb3(agent: str, timesteps: int, warm_up: int, environment: str = "CartPole-v1", threads: int = 1) -> Contestant:
-    """stable-baselines3 at its best; large networks may want more threads."""
-    words = ["stable_baselines3", agent, "--environment", environment, "--threads", str(threads)]
-    return _peer(SB3 if threads == 1 else f"stable-baselines3, {threads} threads", words, timesteps, warm_up)
+    """stable-baselines3 at its best; large networks may want more threads, and 0 are as many as torch takes."""
+    words = ["stable_baselines3", agent, "--environment", environment]
+    words += ["--threads", str(threads)] if threads else []
+    name = {0: SB3_AS_IT_COMES, 1: SB3}.get(threads, f"stable-baselines3, {threads} threads")
+    return _peer(name, words, timesteps, warm_up)
 
 
 def sbx(agent: str, timesteps: int, warm_up: int, environment: str = "CartPole-v1") -> Contestant:

@@ -20,6 +20,7 @@ from steppe.specs.baseline import BaselineSpec
 from steppe.specs.cluster import ClusterSpec
 from steppe.specs.connections import CONNECTIONS
 from steppe.specs.describing import Row, Word
+from steppe.specs.distributed import TLSSpec
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import DEFAULT_AGENT, EvaluationSpec, ExperimentSpec
 from steppe.specs.exploration import Noise
@@ -50,8 +51,8 @@ Limits are looked at between iterations. One iteration is the agent's horizon ti
 end a little above `total_timesteps` or `episodes`. A timestep is one decision of the agent in one environment: with
 `repeat_actions` 4 the environment itself makes four steps in it.
 
-`run_mode`, `num_workers`, `num_parameter_servers`, `platform` and `cluster` are part of the file format; this version
-trains in run mode `single` on platform `local` and refuses to start the others.
+[Run modes](run-modes.md) explains `run_mode`, `num_workers`, `num_parameter_servers`, `distributed`, `asynchronous` and
+`ray`. Platform `kubernetes` and `cluster` are part of the file format; this version refuses to start them.
 """,
     "Environment": "See [environments](environments.md).\n",
     "Agent": """\
@@ -84,7 +85,7 @@ and `naf` two of 256 with relu, and `pqn` two of 128 with layer normalisation. F
 the three convolutions of Mnih et al. 2015 and a dense layer of 512, and for smaller images two convolutions and a dense
 layer of 256. What an `input` reads are the parts of a Dict observation.
 """,
-    "Cluster": "Read and checked, but not used by this version, which trains on one machine.\n",
+    "Cluster": "Read and checked, but not used by this version, which has no platform `kubernetes` yet.\n",
 }
 
 KINDS: dict[str, Any] = {
@@ -113,6 +114,7 @@ def page() -> str:
     """The whole page as Markdown."""
     parts = [INTRODUCTION]
     parts += _section("Experiment", ExperimentSpec)
+    parts += _section("TLS", TLSSpec, level=3)
     parts += _section("Evaluation", EvaluationSpec, level=3)
     parts += _section("Environment", EnvironmentSpec)
     for title, settings in _environments():

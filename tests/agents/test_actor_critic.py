@@ -137,6 +137,30 @@ def test_a_baseline_has_layers_of_its_own(make_agent, shaken, baseline, names):
     assert policy["torso"]["0_dense"]["kernel"].shape == (3, 4)
 
 
+def test_values_that_acting_worked_out_are_those_that_are_learned_from(make_agent, shaken, random_trajectory):
+    agent = make_agent("ppo", Discrete(2), horizon=4, minibatches=1, share_network=True)
+    assert agent.values_while_acting
+    state = shaken(agent)
+    trajectory = random_trajectory(agent, state)
+    rows = [agent.act_and_value(agent.acting(state), seen, None, 0, {}) for seen in trajectory.observations]
+    worth = np.stack([row[3] for row in rows])
+    for given, expected in zip(
+        agent.trajectory_values(state, trajectory._replace(values=worth)),
+        agent.trajectory_values(state, trajectory),
+        strict=True,
+    ):
+        np.testing.assert_allclose(given, expected, rtol=1e-5, atol=1e-6)
+    marked = agent.trajectory_values(state, trajectory._replace(values=worth + 1.0))[0]
+    np.testing.assert_allclose(marked, worth + 1.0)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"share_network": False}, {"share_network": True, "variable_noise": 0.1}, {"baseline": "none"}]
+)
+def test_acting_works_no_values_out_where_they_would_be_others(make_agent, settings):
+    assert not make_agent("ppo", Discrete(2), horizon=4, minibatches=1, **settings).values_while_acting
+
+
 def test_the_value_of_a_baseline_is_that_of_its_layers(make_agent, shaken, random_trajectory, in_numpy):
     agent = make_agent("vpg", Discrete(2), horizon=4, baseline={"type": "mlp", "sizes": [5]})
     state = shaken(agent)

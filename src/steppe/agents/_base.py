@@ -79,6 +79,8 @@ class Trajectory(NamedTuple):
     """The logarithm of the spread of Gaussian actions [T, N, A], where another process acted; () is the learner's."""
     weights: Leaf = ()
     """How much each timestep counts, 1 on average, where some are repeated; () where all count alike."""
+    values: Leaf = ()
+    """What the observations are worth by the parameters that acted, where acting works it out; () elsewhere."""
 
 
 class Transitions(NamedTuple):

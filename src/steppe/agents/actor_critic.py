@@ -127,6 +127,21 @@ class ActorCritic(Agent[S], Generic[S]):
         """Not where the value network has a memory of its own, which a policy leaves out."""
         return self.shares_network or not self.value_network.is_recurrent
 
+    @property
+    def values_while_acting(self) -> bool:
+        """Whether the layers that act lead to values too: computing those of images again would cost a tenth."""
+        return self.learns_values and self.shares_network and not self.perturbs_parameters
+
+    def act_and_value(
+        self, acting: Acting, observations: Array, noise: Array | None, timestep: Array, internals: Internals
+    ) -> tuple[Array, Array, Internals, Array]:
+        """What `act` gives, and the values [N] of the observations."""
+        params = self.layout.split(acting.params)
+        normalized = self.normalized(acting.observations, observations)
+        # The same forward pass as that of `act`, and compiled into one.
+        values = self._values(params, normalized, internals)
+        return *self.act(acting, observations, noise, timestep, internals), values
+
     def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
         """Logits or means."""
         params = self.layout.split(acting.params)
@@ -293,7 +308,9 @@ class ActorCritic(Agent[S], Generic[S]):
             flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (observations, internals))
             return map_chunks(values, flat).reshape(observations.shape[:2])
 
-        values = values_of(trajectory.observations, trajectory.internals)
+        values = trajectory.values
+        if isinstance(values, tuple):
+            values = values_of(trajectory.observations, trajectory.internals)
         last = jax.tree.map(lambda leaf: leaf[-1:], (trajectory.next_observations, trajectory.next_internals))
         # A successor is the next row's observation, except where an episode ended. A terminated one has no future; only
         # a truncated one needs a look at what would have come, and most trajectories have none.

@@ -48,9 +48,14 @@ class Collector:
         layers = {layer.type for layer in network.root} if network else set()
         is_compiled = bool(layers & SLOW_IN_NUMPY) or not agent.acts_in_numpy
         self._act = jax.jit(agent.act) if is_compiled else None
+        has_values = is_compiled and getattr(agent, "values_while_acting", False)
+        if has_values:
+            self._act = jax.jit(agent.act_and_value)  # type: ignore[attr-defined]
         # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
         self._acting = jax.jit(agent.acting) if agent.perturbs_parameters else agent.acting
         self._buffers = _allocate(agent, self._actor, agent.situation.observation, agent.situation.action)
+        if has_values:
+            self._buffers = self._buffers._replace(values=np.zeros_like(self._buffers.rewards))
 
     def start(self, seed: int) -> None:
         """New episodes everywhere."""
@@ -82,7 +87,9 @@ class Collector:
                 actions, outputs, following = self._act_in_numpy(observations, drawn, now, internals)
             else:
                 results = self._act(acting, observations, drawn, jnp.int32(min(now, LARGEST_TIMESTEP)), internals)
-                actions, outputs, following = jax.tree.map(np.asarray, results)
+                actions, outputs, following, *values = jax.tree.map(np.asarray, results)
+                for worth in values:
+                    buffers.values[t] = worth
             # Before the step: an environment may hand out the same array again.
             buffers.observations[t] = observations
             try:

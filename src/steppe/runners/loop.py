@@ -32,6 +32,11 @@ SPEED_SECONDS = 2.0
 """How much of the newest work timesteps per second are told of: what workers send arrives in bursts."""
 MANIFEST = {"timestep", "episode", "update", "seconds", "mean_return", "mean_length", "best_return", "seed", "shards"}
 """What a checkpoint tells beside its arrays."""
+NEW_EPISODES = (
+    "the environments start new episodes, since a gymnasium environment's state cannot be saved; everything else goes "
+    "on exactly"
+)
+"""What a resumed run says that has no `resume_notice` of its own."""
 ENDINGS = {"pause": "paused", "stop": "stopped"}
 
 Request = Callable[[], str | None]
@@ -179,13 +184,14 @@ class Loop:
 
     def _summarize(self, columns: dict[str, np.ndarray], i: int) -> None:
         self._note_returns(columns, i)
-        self._write(_metrics(columns, i) if columns["updates"][i] else {})
+        # Workers are there before anything is learned.
+        self._write(_metrics(columns, i) if columns["updates"][i] or "workers" in columns else {})
 
     def _note_metrics(self, columns: dict[str, np.ndarray]) -> None:
         """Keeps those of the newest iteration that learned something, for the progress and for a run's last line."""
         learned = np.flatnonzero(columns["updates"])
-        if learned.size:
-            self.latest = _metrics(columns, int(learned[-1]))
+        if learned.size or "workers" in columns:
+            self.latest = _metrics(columns, int(learned[-1]) if learned.size else -1)
 
     def _note_returns(self, columns: dict[str, np.ndarray], i: int) -> None:
         self.mean_return = _number(columns["mean_return"][i])
@@ -277,10 +283,7 @@ class Loop:
         self.mean_return, self.mean_length = manifest["mean_return"], manifest["mean_length"]
         self.saved_at = self.written_at = self.timestep
         if not self.engine.exact_resume:
-            self._notice(
-                "the environments start new episodes, since a gymnasium environment's state cannot be saved; "
-                "everything else goes on exactly"
-            )
+            self._notice(getattr(self.engine, "resume_notice", NEW_EPISODES))
         log.info("resumed at timestep %d", self.timestep)
 
     def _settings(self) -> dict[str, Any]:

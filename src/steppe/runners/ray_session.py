@@ -153,7 +153,7 @@ def _connected(ray: Any, address: str, **options: Any) -> Iterator[None]:
         with warnings.catch_warnings():
             # JAX warns of forks, but these become other programs at once.
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+            _initialize(ray, address, options)
     except Exception as error:
         with suppress(Exception):
             ray.shutdown()
@@ -168,6 +168,19 @@ def _connected(ray: Any, address: str, **options: Any) -> Iterator[None]:
     finally:
         ray.shutdown()
         its_words.print_to_stdstream = prints
+
+
+def _initialize(ray: Any, address: str, options: dict[str, Any]) -> None:
+    """Ray gives its processes 30 seconds to start, which a busy machine may not: once more, where that was it."""
+    for is_last in (False, True):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+            return
+        except Exception as error:
+            if is_last or "timed out during startup" not in str(error):
+                raise
+            log.warning("Ray took too long to start; it is started once more")
+            ray.shutdown()
 
 
 def _log_its_words(data: dict[str, Any], ignore_prefix: bool = False) -> None:

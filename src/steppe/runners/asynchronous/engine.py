@@ -38,6 +38,10 @@ class AsyncEngine:
     """One learner in this process; its workers are elsewhere."""
 
     exact_resume = False
+    resume_notice = (
+        "workers start new episodes, and whose batch comes first is up to them; parameters, optimiser, replay memory "
+        "and counts go on as they were"
+    )
     most_iterations = 1024
     least_iterations = 64
     """A call is bounded by time: so many batches may always come."""
