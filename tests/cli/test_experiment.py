@@ -30,7 +30,7 @@ def test_new_writes_the_whole_spec_with_every_flag(steppe: Any, project: Path, t
         *("-e", "7", "-t", "1e3", "--max-timesteps-per-episode", "50", "-d", "-m", "async", "-w", "5", "-p", "2"),
         *("--repeat-actions", "2", "--saver-frequency", "100e", "--summary-frequency", "60", "--num-envs", "4"),
         *("--set", "agent.discount=0.5", "--set", "evaluation.every=10", "--stop-at-return", "-3", "--debug-logging"),
-        *("--platform", "ray"),
+        *("--platform", "ray", "--address", "10.0.0.1:6379"),
     )
     assert answer.code == 0, answer.err
     spec = RunFolder(project / "experiments" / "all").spec()
@@ -43,6 +43,7 @@ def test_new_writes_the_whole_spec_with_every_flag(steppe: Any, project: Path, t
     assert (spec.deterministic, spec.run_mode, spec.num_workers, spec.num_parameter_servers) == (True, "async", 5, 2)
     assert (spec.repeat_actions, str(spec.saver_frequency), str(spec.summary_frequency)) == (2, "100e", "60s")
     assert (spec.num_envs, spec.stop_at_return, spec.debug_logging, spec.platform) == (4, -3.0, True, "ray")
+    assert spec.ray.address == "10.0.0.1:6379"
     assert spec.evaluation is not None
     assert spec.evaluation.every == 10
     assert spec.seed is not None

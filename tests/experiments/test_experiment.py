@@ -101,10 +101,10 @@ def test_errors_speak_of_calls_and_not_of_flags(experiment: steppe.Experiment) -
 
 
 def test_what_cannot_be_started_says_so_without_flags() -> None:
-    later = steppe.Experiment(environment="CartPole-v1", run_mode="async")
+    later = steppe.Experiment(environment="CartPole-v1", platform="kubernetes")
     with pytest.raises(UserError) as error:
         later.start()
-    assert str(error.value).endswith('set run_mode to "single", or keep the experiment for a later version')
+    assert str(error.value).endswith('set platform to "local" or "ray", or keep the experiment for a later version')
 
 
 def test_an_opened_experiment_speaks_of_calls_too(experiment: steppe.Experiment, trained: Any) -> None:

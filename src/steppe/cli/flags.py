@@ -110,6 +110,9 @@ FLAGS: dict[str, Any] = {
     "debug_logging": Annotated[bool | None, typer.Option("--debug-logging", help="Write details to log.txt.")],
 }
 
+TEXTS = {"agent", "network", "environment", "cluster", "run_mode", "platform", "address"}
+"""Flags whose words are never numbers."""
+
 SETS = Annotated[
     list[str] | None,
     typer.Option(
@@ -144,15 +147,7 @@ def with_experiment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _value(name: str, given: Any) -> Any:
     """Numbers as JSON means them (1e6 too, and 500_000); the spec judges the rest."""
-    if not isinstance(given, str) or name in (
-        "agent",
-        "network",
-        "environment",
-        "cluster",
-        "run_mode",
-        "platform",
-        "address",
-    ):
+    if not isinstance(given, str) or name in TEXTS:
         return given
     try:
         value = json.loads(given.replace("_", ""))

@@ -110,7 +110,9 @@ def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learn
     state, own, total = jax.lax.fori_loop(0, rounds, again, start)
     metrics = jax.tree.map(lambda leaf: leaf / settings.updates, total)
     kept = own if memory.prioritized else kept
-    return Learner(state, kept), metrics
+    # Noise in parameters follows from the key, and must change before anything is learned too.
+    key = jnp.where(enough, state.key, jax.random.split(state.key)[1])
+    return Learner(state._replace(key=key), kept), metrics
 
 
 def _pretrained(agent: Any, learner: Learner) -> Learner:

@@ -112,8 +112,11 @@ def test_a_fault_names_the_worker_whose_environment_broke():
     def fail(timestep):
         raise EnvironmentFault("the wheel came off")
 
-    other = threading.Event()
-    crew = crew_of(lambda timestep: other.wait(DEADLINE), lambda timestep: (other.set(), fail(timestep)))
+    began, broke = threading.Event(), threading.Event()
+    crew = crew_of(
+        lambda timestep: (began.set(), broke.wait(DEADLINE)),
+        lambda timestep: (began.wait(DEADLINE), broke.set(), fail(timestep)),
+    )
     ledger = ledger_of(2)
     crew.run(ledger)
     crew.close()
