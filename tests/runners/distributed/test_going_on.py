@@ -120,7 +120,9 @@ def test_one_worker_that_overlaps_is_never_stale_and_its_memory_and_targets_go_o
 
 
 @pytest.mark.parametrize("synchronous", [False, True])
-def test_lost_workers_and_servers_are_made_up_for(tmp_path, ray, caplog, synchronous):
+def test_lost_workers_and_servers_are_made_up_for(tmp_path, ray, caplog, monkeypatch, synchronous):
+    monkeypatch.setattr(engine, "TICK_SECONDS", 0.0)  # a look around after every push
+    monkeypatch.setattr(engine, "MOST_PUSHES", 1)
     losses = [("ParameterServerActor", 1), ("Worker", 0), ("ParameterServerActor", 0)]
 
     def request():
