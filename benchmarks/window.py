@@ -14,11 +14,15 @@ class Window:
         self.last: tuple[int, float, float] | None = None
 
     def mark(self, timestep: int) -> None:
-        """Notes the CPU time of all threads of this process, and the wall time."""
+        """Notes the CPU time and the wall time."""
         if self.first is None and timestep < self.warm_up:
             return
-        self.last = (timestep, time.process_time(), time.perf_counter())
+        self.last = (timestep, self.cpu_seconds(), time.perf_counter())
         self.first = self.first or self.last
+
+    def cpu_seconds(self) -> float:
+        """Of all threads of this process."""
+        return time.process_time()
 
     def costs(self) -> dict[str, float]:
         """Per timestep: {"timesteps", "cpu_us", "wall_us", "steps_per_second"}."""

@@ -170,7 +170,7 @@ def test_what_leaves_a_decaying_learning_rate_alone_is_not_told(decaying: RunFol
 
 def test_what_this_version_cannot_run_is_made_but_not_started(store: Store, spec: ExperimentSpec) -> None:
     folder = lifecycle.create(spec.model_copy(update={"platform": "kubernetes"}), store, name="later")
-    with pytest.raises(UserError, match='platform "kubernetes" cannot be started.*set platform to'):
+    with pytest.raises(UserError, match=r'platform "kubernetes" cannot be started.*set platform to'):
         lifecycle.prepare(folder)
 
 

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from runs import experiment, train
+from runs import evaluated, experiment, train
 
 from steppe.records.metrics import read_metrics
-from steppe.records.policy import load_policy
 
 pytestmark = pytest.mark.learning
-
-
-def evaluated(folder, environment, episodes=30, seed=100):
-    """The mean return of the saved policy, played greedily in gymnasium's own environment."""
-    import gymnasium
-
-    policy, env, total = load_policy(folder / "policy"), gymnasium.make(environment), 0.0
-    for episode in range(episodes):
-        observation, _ = env.reset(seed=seed + episode)
-        over = False
-        while not over:
-            observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
-            total += float(reward)
-            over = terminated or truncated
-    env.close()
-    return total / episodes
 
 
 def workers(environment, agent, **fields):

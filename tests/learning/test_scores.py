@@ -3,27 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from runs import experiment, train
-
-from steppe.records.policy import load_policy
+from runs import evaluated, experiment, train
 
 pytestmark = pytest.mark.learning
-
-
-def evaluated(folder, environment, episodes=20, seed=100):
-    """The mean return of the saved policy, played greedily by NumPy in gymnasium's own environment."""
-    import gymnasium
-
-    policy, env, total = load_policy(folder / "policy"), gymnasium.make(environment), 0.0
-    for episode in range(episodes):
-        observation, _ = env.reset(seed=seed + episode)
-        over = False
-        while not over:
-            observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
-            total += float(reward)
-            over = terminated or truncated
-    env.close()
-    return total / episodes
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -3,11 +3,8 @@ in the budget, since the order in which threads run is never the same."""
 
 from __future__ import annotations
 
-import gymnasium
 import pytest
-from runs import experiment, train
-
-from steppe.records.policy import load_policy
+from runs import evaluated, experiment, train
 
 pytestmark = pytest.mark.learning
 
@@ -16,20 +13,6 @@ ASYNCHRONOUS_Q = {
     "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.02, "timesteps": 10_000},
 }
 """With an end of exploration for all workers, so that returns while learning tell how good the policy is."""
-
-
-def evaluated(folder, episodes=20, seed=100):
-    """The mean return of the saved policy, played greedily in gymnasium's own environment."""
-    policy, env, total = load_policy(folder / "policy"), gymnasium.make("CartPole-v1"), 0.0
-    for episode in range(episodes):
-        observation, _ = env.reset(seed=seed + episode)
-        over = False
-        while not over:
-            observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
-            total += float(reward)
-            over = terminated or truncated
-    env.close()
-    return total / episodes
 
 
 @pytest.mark.parametrize(

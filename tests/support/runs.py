@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from steppe import runners
+from steppe.records.policy import load_policy
 from steppe.runners._base import Outcome
 from steppe.specs.experiment import ExperimentSpec, load_experiment
 
@@ -31,3 +32,19 @@ def train(
 ) -> Outcome:
     folder.mkdir(exist_ok=True)
     return runners.run(spec, folder, resume=resume, request=request, on_progress=show)
+
+
+def evaluated(folder: Path, environment="CartPole-v1", episodes=20, seed=100) -> float:
+    """The mean return of the saved policy, played greedily by NumPy in gymnasium's own environment."""
+    import gymnasium
+
+    policy, env, total = load_policy(folder / "policy"), gymnasium.make(environment), 0.0
+    for episode in range(episodes):
+        observation, _ = env.reset(seed=seed + episode)
+        over = False
+        while not over:
+            observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
+            total += float(reward)
+            over = terminated or truncated
+    env.close()
+    return total / episodes

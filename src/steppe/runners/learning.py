@@ -71,19 +71,21 @@ def is_healthy(learner: Learner, metrics: Metrics) -> Array:
     return jnp.isfinite(metrics.get("loss", jnp.float32(0.0))) & jnp.isfinite(jnp.vdot(params, params))
 
 
+def timesteps_of(trajectory: Trajectory) -> Timesteps:
+    """What a replay memory keeps of a trajectory."""
+    return Timesteps(
+        trajectory.observations,
+        trajectory.actions,
+        trajectory.rewards,
+        trajectory.terminated,
+        trajectory.truncated,
+        trajectory.next_observations,
+    )
+
+
 def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Metrics]:
     memory, settings = agent.memory, agent.settings
-    kept = memory.add(
-        learner.memory,
-        Timesteps(
-            trajectory.observations,
-            trajectory.actions,
-            trajectory.rewards,
-            trajectory.terminated,
-            trajectory.truncated,
-            trajectory.next_observations,
-        ),
-    )
+    kept = memory.add(learner.memory, timesteps_of(trajectory))
     state = agent.observe(learner.agent, trajectory)
     enough = kept.filled * memory.num_envs >= agent.first_update
     enough &= kept.filled >= memory.n_step

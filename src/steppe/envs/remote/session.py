@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import socket
 import ssl
 import threading
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -26,9 +25,9 @@ from steppe.envs.remote.protocol import (
     limits_for,
     read_array,
     read_count,
-    reason_of,
     to_wire,
 )
+from steppe.envs.remote.welcoming import Refused, encrypted, heard_hello
 from steppe.envs.spaces import action_dtype
 from steppe.errors import SteppeError, UserError
 from steppe.specs.environment import EnvironmentSpec
@@ -53,14 +52,6 @@ class Counts(Protocol):
         """Frees places."""
 
 
-class Refused(Exception):
-    """What the learner asked for is not to be had; `kind` is a word of the protocol."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
 class Session:
     """Serves one connection until either side ends it."""
 
@@ -83,7 +74,7 @@ class Session:
     def run(self) -> None:
         """From the greeting to the end; whatever goes wrong is told to the learner, where that is possible."""
         try:
-            self._channel = channel = self._encrypted()
+            self._channel = channel = Channel(encrypted(self._sock, self._tls, GREETING_SECONDS))
             if self._is_stopped:
                 return
             self._greet(channel)
@@ -113,30 +104,9 @@ class Session:
         if self._channel is not None:
             self._channel.stop_receiving()
 
-    def _encrypted(self) -> Channel:
-        self._sock.settimeout(GREETING_SECONDS)
-        try:
-            return Channel(self._sock if self._tls is None else self._tls.wrap_socket(self._sock, server_side=True))
-        except OSError as error:
-            raise Disconnected(f"no encrypted connection: {reason_of(error)}") from None
-
     def _greet(self, channel: Channel) -> None:
-        hello = channel.receive(GREETING_SECONDS)
-        if hello["op"] != "hello" or hello.get("protocol") != NAME:
-            raise Malformed(f'did not begin with "hello" of the protocol "{NAME}"')
-        if hello.get("version") != VERSION:
-            raise Refused("version", f"this server speaks version {VERSION} of the protocol")
-        self._check_token(hello.get("token"))
+        heard_hello(channel, GREETING_SECONDS, (NAME, VERSION), self._token, "server")
         channel.send({"op": "welcome", "version": VERSION, "server": _server(), "environment": self._spec.id})
-
-    def _check_token(self, token: Any) -> None:
-        if self._token is None:
-            return
-        if token is None:
-            raise Refused("token", "a token is needed and none was given")
-        # In constant time, so that no letter of it can be found by measuring.
-        if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._token.encode()):
-            raise Refused("token", "it is not the one this server was given")
 
     def _answer(self, request: Message, channel: Channel) -> Message:
         envs = self._envs

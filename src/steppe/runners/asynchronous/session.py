@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import select
 import socket
 import ssl
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steppe.envs.remote.packing import Malformed
 from steppe.envs.remote.protocol import (
@@ -20,8 +19,8 @@ from steppe.envs.remote.protocol import (
     read_count,
     read_space,
     read_text,
-    reason_of,
 )
+from steppe.envs.remote.welcoming import Refused, encrypted, heard_hello
 from steppe.errors import SteppeError, UserError
 from steppe.runners.asynchronous.batches import MOST_ENVIRONMENTS, Form, from_message
 from steppe.runners.asynchronous.inbox import Over
@@ -40,14 +39,6 @@ TASK_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
-class Refused(Exception):
-    """The worker cannot be used; `kind` is a word of the protocol."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
 class Session:
     """Serves one worker, in a thread of its own, until either side ends it."""
 
@@ -60,7 +51,8 @@ class Session:
     def run(self) -> None:
         """From the greeting to the end; whatever goes wrong is told to the worker, where that is possible."""
         try:
-            self._channel = channel = self._encrypted()
+            self._sock = encrypted(self._sock, self._tls, GREETING_SECONDS)
+            self._channel = channel = Channel(self._sock)
             self._greet(channel)
             self._serve(channel)
         except (Disconnected, TooSlow) as error:
@@ -75,33 +67,10 @@ class Session:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
-    def _encrypted(self) -> Channel:
-        self._sock.settimeout(GREETING_SECONDS)
-        try:
-            if self._tls is not None:
-                self._sock = self._tls.wrap_socket(self._sock, server_side=True)
-        except OSError as error:
-            raise Disconnected(f"no encrypted connection: {reason_of(error)}") from None
-        return Channel(self._sock)
-
     def _greet(self, channel: Channel) -> None:
-        hello = channel.receive(GREETING_SECONDS)
-        if hello["op"] != "hello" or hello.get("protocol") != NAME:
-            raise Malformed(f'did not begin with "hello" of the protocol "{NAME}"')
-        if hello.get("version") != VERSION:
-            raise Refused("version", f"this learner speaks version {VERSION} of the protocol")
-        self._check_token(hello.get("token"))
+        heard_hello(channel, GREETING_SECONDS, (NAME, VERSION), self._token, "learner")
         channel.limit = DESCRIBED
         self._say({"op": "proceed"})
-
-    def _check_token(self, token: Any) -> None:
-        if self._token is None:
-            return
-        if token is None:
-            raise Refused("token", "a token is needed and none was given")
-        # In constant time, so that no letter of it can be found by measuring.
-        if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._token.encode()):
-            raise Refused("token", "it is not the one this learner was given")
 
     def _serve(self, channel: Channel) -> None:
         """Everything after the greeting: the task, then batch after batch."""

@@ -16,7 +16,7 @@ from steppe.agents import normalizers
 from steppe.agents._base import Agent, TrainState, Trajectory, Transitions
 from steppe.agents.actor_critic import ActorCritic
 from steppe.agents.optimizers import subsample
-from steppe.memories import Timesteps
+from steppe.runners.learning import timesteps_of
 from steppe.runners.rollout import Finished, Rollout
 from steppe.runners.threads.exploration import with_final_epsilon
 from steppe.runners.threads.model import Reading
@@ -145,7 +145,8 @@ class Program:
             carry = carry._replace(key=state.key)
             told |= self._gradient(0, state, lesson, reading.batch, jnp.bool_(True))
         elif self.agent.experience == "transitions":
-            carry = carry._replace(memory=self._remember(carry.memory, trajectory))
+            memory: Any = self.agent.memory  # type: ignore[attr-defined]
+            carry = carry._replace(memory=memory.add(carry.memory, timesteps_of(trajectory)))
             carry, drawn = self._draw_and_learn(carry, self.agent.observe(state, trajectory))  # type: ignore[attr-defined]
             told |= drawn
         return self.carry.pack(carry), lesson if self._has_more else (), self._report("first", told)
@@ -272,19 +273,6 @@ class Program:
             clip = optax.clip_by_global_norm(limit)
             parts = [clip.update(part, clip.init(part))[0] for part in parts]
         return jnp.concatenate(parts) if parts[1:] else parts[0]
-
-    def _remember(self, kept: Any, trajectory: Trajectory) -> Any:
-        return self.agent.memory.add(  # type: ignore[attr-defined]
-            kept,
-            Timesteps(
-                trajectory.observations,
-                trajectory.actions,
-                trajectory.rewards,
-                trajectory.terminated,
-                trajectory.truncated,
-                trajectory.next_observations,
-            ),
-        )
 
     def _statistics(self, trajectory: Trajectory) -> dict[str, Any]:
         """The rollout's own mean and variance, for the normalisers that all workers share."""
