@@ -81,6 +81,10 @@ class Command:
         """A signal to the process itself."""
         self.process.send_signal(number)
 
+    def send_to_group(self, number: signal.Signals) -> None:
+        """A signal to the process and those it has started, as a terminal sends Ctrl-C."""
+        os.killpg(self.process.pid, number)
+
     def kill(self) -> int:
         """kill -9; the exit code, which is -9 unless it ended by itself before."""
         self.process.kill()
