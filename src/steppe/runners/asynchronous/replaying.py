@@ -146,7 +146,8 @@ class ReplayCore:
 
     def _write(self) -> None:
         """The staged block, over the oldest one in the memory."""
-        block = {name: array[:, None] for name, array in self._staging.items()}
+        # Copies: where JAX was in use before, it may still read them when the next block is staged.
+        block = {name: array[:, None].copy() for name, array in self._staging.items()}
         running = block.pop("running_returns")
         self._learner = self._insert(self._learner, Timesteps(**block), running)
         self._stored = min(self._stored + BLOCK, self.agent.memory.rows)
