@@ -121,6 +121,12 @@ def test_what_is_learned_cannot_change_on_resume(ended: Any) -> None:
     assert folder.spec().agent.type == "random"
 
 
+def test_which_ray_it_runs_on_may_change_on_resume(ended: Any) -> None:
+    folder = ended("paused")
+    lifecycle.prepare(folder, resume=True, sets=["ray.port=7001"])
+    assert folder.spec().ray.port == 7001
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_the_name_never_changes(ended: Any, resume: bool) -> None:
     with pytest.raises(UserError, match="the name of an experiment cannot change"):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from processes import wait_until
-from ray_processes import alive, descendants, named
+from ray_processes import alive, descendants, named, state_of
 from runs import experiment, train
 
 from steppe.records.checkpoints import list_checkpoints, load_latest
@@ -117,9 +117,7 @@ def test_what_hangs_is_noticed_and_replaced(tmp_path, caplog):
 
 def stopped() -> list[str]:
     """What is stopped among the processes of this test."""
-    return [
-        named(pid) for pid, _ in descendants(os.getpid()) if "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()
-    ]
+    return [named(pid) for pid, _ in descendants(os.getpid()) if state_of(pid) == "T"]
 
 
 DRIVING = """

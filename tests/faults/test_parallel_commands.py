@@ -6,7 +6,7 @@ import json
 import signal
 
 import pytest
-from processes import ENDLESS, Steppe, wait_until
+from processes import ENDLESS, Run, Steppe, wait_until
 from ray_processes import alive, descendants
 
 from steppe.records.checkpoints import load_latest
@@ -30,14 +30,13 @@ def test_a_detached_parallel_run_is_paused_resumed_and_stopped(steppe: Steppe, m
     answer = steppe("train", *RUNS[mode], "-n", "many", "--detach")
     assert answer.code == 0, answer.err
     wait_until(lambda: run.has_saved_since(0), "it has saved")
+    wait_until(lambda: works_with(run, 2), "both workers are at work")
     started = descendants(run.status["pid"])
 
     paused = steppe("experiment", "pause", "-e", "many")
     at = run.status["timestep"]
     assert (paused.code, run.state, load_latest(run.path).timestep) == (0, "paused", at), paused.err
     wait_until(lambda: not alive(started), "all its processes have ended")
-    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-    assert any(row.get("workers") == 2 for row in rows)
 
     assert steppe("experiment", "resume", "-e", "many", "--detach").code == 0
     wait_until(lambda: run.has_saved_since(at), "it has trained on")
@@ -60,3 +59,9 @@ def test_ctrl_c_pauses_a_parallel_run(steppe: Steppe, mode: str) -> None:
     assert run.state == "paused"
     assert load_latest(run.path).timestep == run.status["timestep"] > 0
     wait_until(lambda: not alive(started), "all its processes have ended")
+
+
+def works_with(run: Run, workers: int) -> bool:
+    """Whether its metrics tell of so many workers."""
+    complete = (run.path / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()
+    return any(json.loads(line).get("workers") == workers for line in complete)

@@ -29,13 +29,16 @@ def descendants(pid: int) -> set[tuple[int, str]]:
 
 def alive(processes: set[tuple[int, str]]) -> list[str]:
     """What those of them call themselves that still run."""
-    names = []
-    for pid, start in processes:
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if fields[19] == start and fields[0] != "Z":
-                names.append(named(pid))
-    return names
+    return [named(pid) for pid, start in processes if state_of(pid, start) not in ("Z", "")]
+
+
+def state_of(pid: int, start: str | None = None) -> str:
+    """As Linux writes it: "T" is stopped, "Z" a zombie; "" when the process (or the one of `start`) is gone."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if start in (None, fields[19]):
+            return fields[0]
+    return ""
 
 
 def named(pid: int) -> str:

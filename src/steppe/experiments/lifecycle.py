@@ -32,8 +32,11 @@ CHANGEABLE = (
     "debug_logging",
     "video",
     "description",
+    "platform",
+    "ray",
 )
-"""The fields that may change between a run and its resumption: how long and what is written, never what is learned."""
+"""The fields that may change between a run and its resumption: how long, where and what is written, never what is
+learned."""
 
 
 def check(spec: ExperimentSpec, start: Path) -> list[str]:

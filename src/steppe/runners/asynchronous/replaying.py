@@ -19,6 +19,7 @@ from jax import Array
 from steppe.agents._base import Metrics, TrainState, Trajectory, Transitions
 from steppe.memories import Timesteps
 from steppe.runners.arrays import from_arrays, to_arrays
+from steppe.runners.asynchronous.agent_core import AgentCore
 from steppe.runners.asynchronous.batches import Batch
 from steppe.runners.asynchronous.board import Spaces
 from steppe.runners.asynchronous.cores import Clock, Learned, Pace
@@ -29,19 +30,15 @@ BLOCK = 64
 """How many timesteps are written into the memory at once."""
 
 
-class ReplayCore:
+class ReplayCore(AgentCore):
     """An agent, its memory, and the timesteps that do not fill a block yet."""
 
     def __init__(self, agent: Any, task: Task, spaces: Spaces, ratio: float | None) -> None:
         """The agent's memory takes blocks of BLOCK timesteps of one environment; `ratio` None learns all the time."""
-        self.agent, self.task, self.spaces = agent, task, spaces
-        self.updates = 0
+        super().__init__(agent, task, spaces)
         self._pace, self._clock = Pace(ratio), Clock()
         self._insert = jax.jit(self._inserted, donate_argnums=0)
         self._update = jax.jit(self._updated, donate_argnums=0)
-        # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
-        self._acting = jax.jit(agent.acting) if agent.perturbs_parameters else agent.acting
-        self._names: list[str] = []
         self._stored = self._staged = 0
         self._changes_memory = bool(agent.memory.prioritized)
 
@@ -113,19 +110,6 @@ class ReplayCore:
         self.updates += count * each
         self._pace.paid(count * each)
         return Learned(count * each, metrics, is_healthy)
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """The policy's tensors, with noise where the agent explores by it."""
-        state = self._learner.agent
-        return self.agent.policy_tensors(state._replace(params=self._acting(state).params))
-
-    def exploration(self, timestep: int) -> dict[str, float]:
-        """As the agent has it."""
-        return {name: float(value) for name, value in self.agent.exploration(timestep, np).items()}
-
-    def policy(self, timestep: int) -> Any:
-        """As the agent has it, without noise."""
-        return self.agent.policy(self._learner.agent, timestep)
 
     @property
     def _has_enough(self) -> bool:

@@ -11,6 +11,7 @@ from jax import Array
 
 from steppe.agents._base import Metrics, Trajectory
 from steppe.runners.arrays import from_arrays, to_arrays
+from steppe.runners.asynchronous.agent_core import AgentCore
 from steppe.runners.asynchronous.batches import Batch, Form
 from steppe.runners.asynchronous.board import Spaces
 from steppe.runners.asynchronous.cores import Learned
@@ -18,13 +19,12 @@ from steppe.runners.asynchronous.task import Task
 from steppe.runners.learning import Learner, begin, is_healthy, learn
 
 
-class StackingCore:
+class StackingCore(AgentCore):
     """An agent, and the trajectories [T, N, ...] that do not fill a batch yet."""
 
     def __init__(self, agent: Any, task: Task, spaces: Spaces) -> None:
         """`agent.situation.num_envs` trajectories are one update."""
-        self.agent, self.task, self.spaces = agent, task, spaces
-        self.updates = 0
+        super().__init__(agent, task, spaces)
         self._width = agent.situation.num_envs
         form = Form(task, *spaces)
         self._has_log_std = form.has_log_std
@@ -33,11 +33,7 @@ class StackingCore:
         self._rest: Batch | None = None
         """The batch whose trajectories did not all fit, and how many did."""
         self._used = 0
-        self._learner: Learner
         self._learn = jax.jit(self._learned, donate_argnums=0)
-        # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
-        self._acting = jax.jit(agent.acting) if agent.perturbs_parameters else agent.acting
-        self._names: list[str] = []
 
     def begin(self, seed: int) -> None:
         """Fresh parameters."""
@@ -75,19 +71,6 @@ class StackingCore:
         self._columns = 0
         self._fill()
         return Learned(updates, metrics, healthy)
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """The policy's tensors, with noise where the agent explores by it."""
-        state = self._learner.agent
-        return self.agent.policy_tensors(state._replace(params=self._acting(state).params))
-
-    def exploration(self, timestep: int) -> dict[str, float]:
-        """As the agent has it."""
-        return {name: float(value) for name, value in self.agent.exploration(timestep, np).items()}
-
-    def policy(self, timestep: int) -> Any:
-        """As the agent has it."""
-        return self.agent.policy(self._learner.agent, timestep)
 
     def _start(self, learner: Learner) -> None:
         # Compiled before the first worker comes, with parameters that are thrown away.
