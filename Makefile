@@ -5,11 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 RLLIB := .venv-rllib
+SERVING := .venv-serving-peers
+CLIENTS := .venv-triton-client .venv-seldon-client
 SOURCES := src tests benchmarks docs
 DEMO := demo
+empty :=
+space := $(empty) $(empty)
 PIP_FLAGS := --quiet --disable-pip-version-check
 
-.PHONY: help run test test-slow check format lint types layers bench clean
+.PHONY: help run programs test test-slow check format lint types layers bench clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,7 +24,13 @@ run: $(VENV)/.installed  ## Trains PPO on CartPole-v1 until it is solved, in a d
 	@cd $(DEMO) && ../$(BIN)/steppe experiment new -f cartpole_ppo -n cartpole --force --start
 	@echo 'these lie in $(DEMO)/; to use the commands: cd $(DEMO) && source ../$(BIN)/activate'
 
-test: $(VENV)/.installed-dev  ## The tests, without the slow ones
+programs:  ## As root on Debian: PostgreSQL and Chromium, without which the tests that use them are skipped
+	@if ! { command -v chromium && ls -d /usr/lib/postgresql/*/bin; } > /dev/null 2>&1; then \
+		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
+			postgresql chromium; fi
+
+test: export STEPPE_CLIENT_VENVS = $(subst $(space),:,$(addprefix $(CURDIR)/,$(CLIENTS)))
+test: $(VENV)/.installed-dev $(addsuffix /.installed,$(CLIENTS))  ## The tests, without the slow ones
 	$(BIN)/python -m pytest -n 2 -m "not learning and not faults"
 
 test-slow: $(VENV)/.installed-dev  ## Learning scores and fault loops
@@ -45,11 +55,11 @@ types: $(VENV)/.installed-dev
 layers: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed-dev $(PEERS)/.installed $(RLLIB)/.installed  ## Steppe against its peers, interleaved (about an hour and a half)
-	STEPPE_PEERS_VENV=$(PEERS) STEPPE_RLLIB_VENV=$(RLLIB) $(BIN)/python benchmarks/run_all.py
+bench: $(VENV)/.installed-dev $(PEERS)/.installed $(RLLIB)/.installed $(SERVING)/.installed  ## Steppe against its peers, interleaved (about an hour and a half)
+	STEPPE_PEERS_VENV=$(PEERS) STEPPE_RLLIB_VENV=$(RLLIB) STEPPE_SERVING_VENV=$(SERVING) $(BIN)/python benchmarks/run_all.py
 
 clean:  ## Removes what the other targets made, but no results of yours
-	rm -rf $(VENV) $(PEERS) $(RLLIB) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(RLLIB) $(SERVING) $(CLIENTS) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # A half-made environment is removed, or it would be taken for a whole one the next time.
 $(VENV)/bin/python:
@@ -65,6 +75,12 @@ $(VENV)/.installed-dev: pyproject.toml requirements.lock | $(VENV)/bin/python
 	@echo "installing Steppe and its tools into $(VENV) (once; about a minute)"
 	@$(BIN)/pip install $(PIP_FLAGS) --constraint requirements.lock --editable ".[all,dev]"
 	@touch $@ $(VENV)/.installed
+
+.venv-%-client/.installed: tests/requirements-%-client.txt
+	@echo "installing an unmodified client of others, to test with, into $(@D) (once)"
+	@$(PYTHON) -m venv $(@D) || { rm -rf $(@D); exit 1; }
+	@$(@D)/bin/pip install $(PIP_FLAGS) --no-deps --requirement $<
+	@touch $@
 
 .venv-%/.installed: benchmarks/requirements-%.txt
 	@$(PYTHON) -m venv $(@D) || { rm -rf $(@D); exit 1; }

@@ -125,7 +125,7 @@ def test_an_unknown_name_gets_the_nearest_one(steppe: Any, words: tuple[str, ...
     assert f"did you mean {way_out}" in answer.err
 
 
-@pytest.mark.parametrize("kind", ["experiment", "environment", "agent", "network", "cluster"])
+@pytest.mark.parametrize("kind", ["experiment", "environment", "agent", "network", "cluster", "graph"])
 def test_schemas_are_json(steppe: Any, kind: str) -> None:
     assert "$schema" in json.loads(steppe("schema", kind).out)
 
@@ -151,7 +151,7 @@ def test_the_schema_knows_every_setting_of_every_agent(steppe: Any, kind: str) -
     assert memory["properties"]["capacity"]["anyOf"][0]["default"] == 50_000
 
 
-@pytest.mark.parametrize("kind", ["environment", "network", "cluster"])
+@pytest.mark.parametrize("kind", ["environment", "network", "cluster", "graph"])
 def test_other_schemas_need_no_jax(kind: str) -> None:
     code = (
         "import sys; from steppe.cli import main; "

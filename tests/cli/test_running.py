@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from endpoints import save_policy
 
 from steppe.cli.running import next_commands
 from steppe.experiments.store import RunFolder, Status
+from steppe.serve import load_endpoint
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import ExperimentSpec, load_experiment
 
@@ -44,3 +46,16 @@ def test_the_same_environment_is_offered_for_another_agent(tmp_path: Path, envir
 
 def test_a_command_that_is_too_long_to_read_is_not_offered(tmp_path: Path) -> None:
     assert offered(tmp_path, {"id": "CartPole-v1", "settings": {"text": "word " * 50}}) == []
+
+
+@pytest.mark.parametrize("state", ["completed", "paused"])
+def test_a_run_that_has_saved_a_policy_can_be_served_next(tmp_path: Path, state: Any) -> None:
+    pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+    run = RunFolder(tmp_path / "steppe-runs" / "first")
+    run.create(ExperimentSpec(name="first", environment="CartPole-v1", agent="ppo"))
+    assert not any("serve" in command for command in next_commands(run, Status(state=state)))
+    save_policy(run.path / "policy")
+    (command,) = (each for each in next_commands(run, Status(state=state)) if "serve" in each)
+    assert command.startswith("steppe serve -e ")
+    endpoint = load_endpoint(shlex.split(command)[-1], start=tmp_path)
+    assert endpoint.models() == ("first",)

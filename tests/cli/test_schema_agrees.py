@@ -18,6 +18,7 @@ from steppe.cli.catalogue import full_schema
 from steppe.errors import SteppeError
 from steppe.specs.experiment import load_experiment
 from steppe.specs.schema import KINDS
+from steppe.specs.serving import load_graph
 
 TEMPLATES = Path(steppe.experiments.__file__).parent / "templates"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -43,9 +44,12 @@ def project(tmp_path: Path) -> Path:
 
 
 def load(kind: str, data: Any, project: Path) -> None:
-    """As a file of its kind, in an experiment."""
+    """As a file of its kind, in an experiment unless it is a graph."""
     folder = project / "configs" / f"{kind}s"
     (folder / "written.json").write_text(json.dumps(data))
+    if kind == "graph":
+        load_graph("written", project)
+        return
     if kind == "experiment":
         spec = load_experiment("written", {}, [], project)
     else:
@@ -79,7 +83,15 @@ def kind_of(data: Any) -> str | None:
     return next((kind for name, kind in FIRST_FIELDS.items() if name in data), None)
 
 
-FIRST_FIELDS = {"environment": "experiment", "id": "environment", "type": "agent"}
+FIRST_FIELDS = {
+    # These two are answers of an endpoint, no files.
+    "model_name": None,
+    "applied": None,
+    "kind": "graph",
+    "environment": "experiment",
+    "id": "environment",
+    "type": "agent",
+}
 
 AGENTS: list[Any] = [
     "ppo",
@@ -183,7 +195,35 @@ EXPERIMENTS: list[Any] = [
     {"environment": "cartpole", "network": {"layers": [{"type": "flatten"}]}, "max_episode_timesteps": 100},
     {"environment": "cartpole", "saver_frequency": 600, "summary_frequency": "2e3t", "evaluation": {"every": 1e4}},
 ]
-WRITTEN = {"agent": AGENTS, "network": NETWORKS, "environment": ENVIRONMENTS, "experiment": EXPERIMENTS}
+TWO = ["a", "b"]
+NESTED = [
+    "a",
+    {"kind": "abtest", "branches": ["b", {"policy": "c", "version": None}], "weights": [0, 3]},
+    {"kind": "shadow", "live": {"kind": "router", "branches": ["d", "e"]}, "shadows": ["f", {"policy": "g"}]},
+]
+GRAPHS: list[Any] = [
+    "first",
+    "../runs/a b/policy",
+    "a...b",
+    {"policy": "first"},
+    {"$schema": "graph.schema.json", "policy": "first", "name": "mine_1.0-a", "version": "7-abc"},
+    {"kind": "model", "policy": "first", "deterministic": False},
+    {"$schema": "graph.schema.json", "kind": "router", "branches": TWO},
+    {"kind": "router", "name": "n", "branches": NESTED, "bandit": "thompson"},
+    {"kind": "abtest", "branches": TWO, "weights": None},
+    {"kind": "abtest", "branches": TWO, "weights": [1, 0.5]},
+    *({"kind": "router", "branches": TWO, "bandit": word} for word in ("ucb1", "UCB1", "epsilon-greedy", "Thompson")),
+    {"kind": "router", "branches": TWO, "bandit": {"type": "Epsilon-Greedy", "epsilon": 0, "patience": 1e2}},
+    {"kind": "router", "branches": TWO, "bandit": {"type": "ucb1", "reward_range": None, "floor": 0.5}},
+    {"kind": "shadow", "live": "a", "shadows": ["b"]},
+]
+WRITTEN = {
+    "agent": AGENTS,
+    "network": NETWORKS,
+    "environment": ENVIRONMENTS,
+    "experiment": EXPERIMENTS,
+    "graph": GRAPHS,
+}
 
 REFUSED: list[tuple[str, Any]] = [
     ("agent", "pppo"),
@@ -224,6 +264,34 @@ REFUSED: list[tuple[str, Any]] = [
     ("experiment", {"environment": "cartpole", "run_mode": "singel"}),
     ("experiment", {"environment": "cartpole", "saver_frequency": "often"}),
     ("cluster", {"nodes": 3}),
+    ("graph", ""),
+    ("graph", ["a", "b"]),
+    ("graph", None),
+    ("graph", {}),
+    ("graph", {"branches": TWO}),
+    ("graph", {"kind": None, "policy": "a"}),
+    ("graph", {"kind": "Model", "policy": "a"}),
+    ("graph", {"kind": "model"}),
+    ("graph", {"policy": ""}),
+    ("graph", {"policy": "a", "branches": TWO}),
+    ("graph", {"policy": "a", "deterministic": "yes"}),
+    *(("graph", {"policy": "a", "name": name}) for name in ("", "-a", "a/b", "a..b", "a" * 101, None)),
+    ("graph", {"kind": "rooter", "branches": TWO}),
+    ("graph", {"kind": "router", "branches": ["a"]}),
+    ("graph", {"kind": "router", "branches": ["a", {"$schema": "graph.schema.json", "policy": "b"}]}),
+    ("graph", {"kind": "router", "branches": ["a", {"branches": ["b", "c"]}]}),
+    ("graph", {"kind": "router", "branches": TWO, "weights": [1, 1]}),
+    ("graph", {"kind": "router", "branches": TWO, "bandit": None}),
+    ("graph", {"kind": "router", "branches": TWO, "bandit": "ucb2"}),
+    ("graph", {"kind": "router", "branches": TWO, "bandit": "epsilon greedy"}),
+    ("graph", {"kind": "router", "branches": TWO, "bandit": {"epsilon": 0.1}}),
+    ("graph", {"kind": "router", "branches": TWO, "bandit": {"type": "thompson", "epsilon": 0.1}}),
+    ("graph", {"kind": "router", "branches": TWO, "bandit": {"type": "ucb1", "reward_range": 0}}),
+    ("graph", {"kind": "abtest", "branches": TWO, "weights": [1]}),
+    ("graph", {"kind": "abtest", "branches": TWO, "weights": [0, 0]}),
+    ("graph", {"kind": "abtest", "branches": TWO, "weights": [-1, 2]}),
+    ("graph", {"kind": "shadow", "live": "a", "shadows": []}),
+    ("graph", {"kind": "shadow", "live": "a", "shadows": [{"kind": "router", "branches": TWO}]}),
 ]
 
 

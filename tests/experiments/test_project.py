@@ -15,6 +15,7 @@ from steppe.specs.cluster import ClusterSpec
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import ExperimentSpec, load_experiment
 from steppe.specs.network import NetworkSpec
+from steppe.specs.serving import GraphSpec
 
 TEMPLATES = dict(templates())
 PACKAGES = {"ALE/": "ale_py", "HalfCheetah": "mujoco", "MiniGrid": "minigrid"}
@@ -37,6 +38,7 @@ def test_init_writes_every_kind_of_config(tmp_path: Path) -> None:
     assert kinds["clusters"] == {
         *("small_cluster", "large_cluster", "single_node", "single_node_gpu", "single_node_2xgpu"),
     }
+    assert kinds["graphs"] == {"cartpole", "cartpole_abtest", "cartpole_router", "cartpole_shadow"}
     assert {"cartpole", "pendulum", "grid_world", "breakout", "half_cheetah", "minigrid_empty"} <= kinds["environments"]
 
 
@@ -88,7 +90,7 @@ def test_every_shipped_agent_shows_the_real_defaults(path: Path) -> None:
     "path", [path for path in TEMPLATES if path.parts[0] not in ("experiments", "agents")], ids=str
 )
 def test_every_other_shipped_config_is_valid(path: Path) -> None:
-    kinds = {"networks": NetworkSpec, "environments": EnvironmentSpec, "clusters": ClusterSpec}
+    kinds = {"networks": NetworkSpec, "environments": EnvironmentSpec, "clusters": ClusterSpec, "graphs": GraphSpec}
     kinds[path.parts[0]].model_validate(json.loads(TEMPLATES[path]))
 
 

@@ -107,6 +107,15 @@ def test_an_experiments_schema_knows_the_agents_too():
     assert agent["oneOf"] == schema_of("agent", AGENTS)["oneOf"]
 
 
+def test_only_the_top_of_a_graph_may_name_its_schema():
+    schema = schema_of("graph")
+    tops = [option for option in schema["anyOf"] if "properties" in option]
+    assert [option["properties"]["kind"]["const"] for option in tops] == ["model", "abtest", "router", "shadow"]
+    assert all("$schema" in option["properties"] for option in tops)
+    assert not any("$schema" in each.get("properties", {}) for each in schema["$defs"].values())
+    assert references(schema) - set(schema["$defs"]) == set()
+
+
 def test_an_unknown_kind_is_named():
     with pytest.raises(SpecError) as error:
         schema_of("experimnt")

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from steppe.cli import catalogue, env, experiment, policy, project
+from steppe.cli import catalogue, env, experiment, policy, project, serve
+from steppe.cli.play import play
 from steppe.cli.record import record
 from steppe.cli.train import train
 
@@ -28,6 +29,8 @@ app.add_typer(experiment.app, name="experiment", help="Make, start, watch and en
 app.add_typer(policy.app, name="policy", help="Use trained policies.")
 app.command()(policy.report)
 app.command()(record)
+app.add_typer(serve.app, name="serve")
+app.command()(play)
 app.add_typer(env.app, name="env", help="Serve environments to learners elsewhere.")
 app.command()(catalogue.agents)
 app.command()(catalogue.environments)

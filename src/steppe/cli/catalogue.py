@@ -144,7 +144,9 @@ def layers(
 
 
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="experiment, environment, agent, network or cluster.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="experiment, environment, agent, network, cluster or graph.")
+    ],
 ) -> None:
     """Print the JSON Schema of one kind of file."""
     from steppe.cli.console import print_json

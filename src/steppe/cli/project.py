@@ -19,7 +19,7 @@ def init(
 ) -> None:
     """Make a project in this folder.
 
-    Writes steppe.json, and configs/ with agents, networks, environments, experiments and clusters to start from.
+    Writes steppe.json, and configs/ with agents, networks, environments, experiments, clusters and graphs to copy from.
     """
     from steppe.cli.console import console
     from steppe.experiments.project import init_project

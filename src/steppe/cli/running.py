@@ -96,7 +96,10 @@ def next_commands(folder: RunFolder, status: Status) -> list[str]:
         commands.insert(0, ways.resume if has_checkpoint(folder) else ways.restart)
     data = folder.spec_data()
     learns = data["agent"]["type"] not in ("random", "constant")
-    if learns and (folder.path / "policy").is_dir() and find_spec("onnx") is not None:
+    has_policy = (folder.path / "policy").is_dir()
+    if learns and has_policy and find_spec("uvicorn") is not None:
+        commands.append(ways.serve)
+    if learns and has_policy and find_spec("onnx") is not None:
         commands.append(f"steppe policy export {shlex.quote(shown_path(folder.path / 'policy'))} --to policy.onnx")
     if (folder.path / "tensorboard").is_dir() and find_spec("tensorboard") is not None:
         commands.append(f"tensorboard --logdir {shlex.quote(shown_path(folder.path / 'tensorboard'))}")

@@ -69,6 +69,15 @@ def has_twin(id: str) -> bool:
     return ALIASES.get(id, id) in TWINS
 
 
+def only_runs_compiled(spec: EnvironmentSpec) -> bool:
+    """Whether there is no gymnasium environment of this spec, or none is wanted."""
+    if spec.backend != "auto" or not has_twin(spec.id):
+        return spec.backend == "compiled"
+    import gymnasium
+
+    return ALIASES.get(spec.id, spec.id) not in gymnasium.registry
+
+
 def plays_atari(spec: EnvironmentSpec) -> bool:
     """Whether this is an Atari game with the standard preprocessing; on the gymnasium backend it gives whole frames."""
     return spec.backend == "auto" and spec.id.startswith(ATARI)

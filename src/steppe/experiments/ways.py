@@ -20,6 +20,7 @@ class Ways:
     stop: str
     show: str
     logs: str
+    serve: str
     replace: str
     """What to do where there is an experiment of that name already."""
 
@@ -38,6 +39,7 @@ def commands(reference: str) -> Ways:
         stop=command("stop"),
         show=command("show"),
         logs=command("logs"),
+        serve=f"steppe serve -e {reference}",
         replace="choose another name with -n, or use --force",
     )
 
@@ -50,6 +52,7 @@ CALLS = Ways(
     stop="experiment.stop()",
     show="experiment.status",
     logs='experiment.folder / "log.txt"',
+    serve="load_endpoint(experiment.folder)",
     replace="choose another name or folder, or give force=True",
 )
 """In Python, where the experiment is an object."""

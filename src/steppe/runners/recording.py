@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from steppe.envs.host import HostEnvs, Step
-from steppe.envs.registry import make_jax
 from steppe.errors import UserError
 from steppe.records.demonstrations import ARRAYS, Demonstrations, form
 from steppe.records.policy import Policy
 from steppe.runners.setup import DEFAULT_EPISODE_LIMIT, is_compiled
+from steppe.runners.single_environment import Host, Twin
 from steppe.specs.experiment import ExperimentSpec
 
 TRIES = 20
@@ -132,82 +131,13 @@ def _check_fit(policy: Policy, env: Any, id: str) -> None:
             )
 
 
-def _environment(spec: ExperimentSpec) -> Any:
-    """One environment that takes actions as policies give them, compiled or not as training would have it."""
+def _environment(spec: ExperimentSpec) -> Host | Twin:
+    """The experiment's environment, compiled or not as training would have it; every episode has an end."""
+    environment, limit, repeat = spec.environment, spec.max_timesteps_per_episode, spec.repeat_actions
     if is_compiled(spec):
-        return _Twin(spec)
-    limit = spec.max_timesteps_per_episode
-    envs = _Host(spec.environment, 1, limit, spec.repeat_actions)
-    if limit is None and envs.max_episode_steps is None:
-        envs.close()
-        envs = _Host(spec.environment, 1, DEFAULT_EPISODE_LIMIT, spec.repeat_actions)
-    return envs
-
-
-class _Host(HostEnvs):
-    """A gymnasium environment, whose actions otherwise count from 0."""
-
-    def step(self, actions: np.ndarray) -> Step:
-        """One decision; actions: [1, ...]."""
-        return super().step(actions - getattr(self.action_space, "start", 0))
-
-
-class _Twin:
-    """One compiled environment with the interface of `HostEnvs`."""
-
-    def __init__(self, spec: ExperimentSpec) -> None:
-        import jax
-
-        from steppe.runners.compilation import prepare_jax
-
-        prepare_jax()
-        self._env = make_jax(spec.environment)
-        self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
-        limits = [limit for limit in (spec.max_timesteps_per_episode, self._env.max_episode_steps) if limit is not None]
-        self._limit = min(limits, default=DEFAULT_EPISODE_LIMIT)
-        self._repeat = spec.repeat_actions
-        self._state: Any = None
-        self._length = 0
-        self._reset, self._step = jax.jit(self._env.reset), jax.jit(self._stepped)
-        self._observe = jax.jit(self._env.observe)
-
-    def reset(self, seed: int) -> np.ndarray:
-        """The first observation, [1, ...]."""
-        import jax
-
-        self._key = jax.random.key(seed)
-        return self._begin()
-
-    def step(self, actions: np.ndarray) -> Step:
-        """One decision; actions: [1, ...]."""
-        reward, terminated = 0.0, False
-        for _ in range(self._repeat):
-            self._state, shown, gained, over = self._step(self._state, actions[0])
-            reward, terminated = reward + float(gained), bool(over)
-            if terminated:
-                break
-        self._length += 1
-        truncated = not terminated and self._length >= self._limit
-        following = np.asarray(shown)[None]
-        observations = self._begin() if terminated or truncated else following
-        rewards = np.array([reward], np.float32)
-        ended, cut, finished = (np.array([flag]) for flag in (terminated, truncated, terminated or truncated))
-        return Step(observations, rewards, ended, cut, following, rewards, finished)
-
-    def __enter__(self) -> _Twin:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def _begin(self) -> np.ndarray:
-        import jax
-
-        self._key, key = jax.random.split(self._key)
-        self._state, self._length = self._reset(key), 0
-        return np.asarray(self._observe(self._state))[None]
-
-    def _stepped(self, state: Any, action: Any) -> tuple[Any, Any, Any, Any]:
-        """(state, observation, reward, terminated), in one call."""
-        state, reward, terminated = self._env.step(state, action)
-        return state, self._env.observe(state), reward, terminated
+        return Twin(environment, limit, repeat, DEFAULT_EPISODE_LIMIT)
+    env = Host(environment, limit, repeat)
+    if limit is None and env.max_episode_steps is None:
+        env.close()
+        env = Host(environment, DEFAULT_EPISODE_LIMIT, repeat)
+    return env

@@ -18,6 +18,7 @@ from steppe.specs.experiment import OLD_FIELDS, ExperimentSpec
 from steppe.specs.frequency import Frequency
 from steppe.specs.inlining import SUB_SPECS
 from steppe.specs.network import NetworkSpec
+from steppe.specs.serving import GraphSpec
 from steppe.specs.validation import unknown_word
 
 KINDS: dict[str, type[BaseModel]] = {
@@ -26,6 +27,7 @@ KINDS: dict[str, type[BaseModel]] = {
     "agent": AgentSpec,
     "network": NetworkSpec,
     "cluster": ClusterSpec,
+    "graph": GraphSpec,
 }
 Json = dict[str, Any]
 _GIVEN_OTHERWISE = {"name", "agent"}
@@ -50,6 +52,9 @@ def schema_of(kind: str, agents: Mapping[str, type[Settings]] | None = None) -> 
         schema["properties"]["type"] = {"const": "experiment", "description": "Old files say it; it may be left out."}
         for old, new in OLD_FIELDS.items():
             schema["properties"][old] = schema["properties"][new] | {"description": f"The same as {new}."}
+    if kind == "graph":
+        # Only the node at the top may name its schema; those below it are referred to by their names.
+        schema["anyOf"] = [_referred(option, schema["$defs"]) for option in schema["anyOf"]]
     if kind == "network":
         schema = spellings.or_wrapped(schema)
     elif "NetworkSpec" in (definitions := schema.get("$defs", {})):
@@ -131,6 +136,11 @@ def _or_name(kind: str, schema: Json) -> Json:
     name = spellings.name_of(kind)
     description = {"description": schema.pop("description")} if "description" in schema else {}
     return description | {"anyOf": [name, *schema.get("anyOf", [schema])]}
+
+
+def _referred(schema: Json, definitions: Json) -> Json:
+    """What a reference refers to, or the schema itself."""
+    return definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
 
 
 def _naming_its_schema(schema: Json) -> Json:

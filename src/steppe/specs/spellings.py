@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from steppe.specs import baseline, environment, layer_words, old_environments, optimizer, preprocessing
+from steppe.specs import baseline, environment, layer_words, old_environments, optimizer, preprocessing, serving
 from steppe.specs.baseline import NetworkBaseline
 from steppe.specs.connections import CONNECTIONS, Ue4Settings
 from steppe.specs.environment import EnvironmentSpec
@@ -19,12 +19,17 @@ Json = dict[str, Any]
 
 _RATE: Json = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, RATE, {"type": "null"}]}
 _NULL: Json = {"type": "null"}
+_POLICY: Json = {
+    "type": "string",
+    "minLength": 1,
+    "description": "A policy: an experiment's name, or the path of a run folder or a policy folder.",
+}
 
 
 def of_model(model: type[BaseModel], schema: Json) -> Json:
     """The schema of a model, and of what else it is written as."""
     properties: Json = schema.get("properties", {})
-    if model in _optimizers():
+    if model in _members(optimizer.OptimizerSpec):
         old = optimizer._OLD_OPTIONS.get(model.model_fields["type"].default, {})
         options = {name: {"enum": [harmless, None]} for name, harmless in old.items()}
         schema = schema | {"properties": properties | options | {"learning_rate": _RATE}}
@@ -38,6 +43,10 @@ def of_model(model: type[BaseModel], schema: Json) -> Json:
     if model is NetworkBaseline:
         layers = {"anyOf": [name_of("network"), properties["network"]]}
         return schema | {"properties": properties | {"network": layers}}
+    if model in _members(serving.BanditSpec):
+        return _bandit(schema, model.model_fields["type"].default)
+    if model in _members(serving.Node):
+        return _node(schema, model)
     kind = model.model_fields.get("type")
     if kind is not None and not kind.is_required() and get_args(kind.annotation):
         return _or_word(schema, get_args(kind.annotation))
@@ -70,8 +79,9 @@ def _old_memory(options: Json) -> Json:
     }
 
 
-def _optimizers() -> tuple[type[BaseModel], ...]:
-    return get_args(get_args(optimizer.OptimizerSpec)[0])
+def _members(union: Any) -> tuple[type[BaseModel], ...]:
+    """The models between which a field called type or kind decides."""
+    return get_args(get_args(union)[0])
 
 
 def _or_word(schema: Json, words: tuple[str, ...]) -> Json:
@@ -93,10 +103,9 @@ def _stages(schema: Json, keyed: bool) -> Json:
 
 
 def _simple_stages() -> list[type[BaseModel]]:
-    stages = get_args(get_args(preprocessing.Stage)[0])
     return [
         stage
-        for stage in stages
+        for stage in _members(preprocessing.Stage)
         if not any(field.is_required() for name, field in stage.model_fields.items() if name != "type")
     ]
 
@@ -133,6 +142,38 @@ def _or_keyed(schema: Json) -> Json:
     return {"anyOf": [schema, keyed | {"minProperties": 1, "maxProperties": 1}]}
 
 
+def _bandit(schema: Json, name: str) -> Json:
+    """The word alone, where it needs no settings; in upper or lower case, and with - for _."""
+    word = {"type": "string", "pattern": f"^{''.join(_in_any_case(char) for char in name)}$"}
+    kind = {"description": "Which bandit.", "anyOf": [{"const": name}, word]}
+    whole = schema | {"properties": schema["properties"] | {"type": kind}, "required": ["type"]}
+    return {"anyOf": [{"const": name}, word, whole]}
+
+
+def _in_any_case(char: str) -> str:
+    return f"[{char}{char.upper()}]" if char.isalpha() else "[-_]" if char == "_" else char
+
+
+def _node(schema: Json, model: type[BaseModel]) -> Json:
+    """A node of a graph, which only where it has a policy need not say what kind it is."""
+    properties = dict(schema["properties"])
+    properties["name"] = properties["name"] | {"pattern": f"^{serving.NAME.pattern}$", "not": {"pattern": r"\.\."}}
+    if model is serving.ModelSpec:
+        # It follows from the policy.
+        properties["name"].pop("default")
+    if model is serving.AbTestSpec:
+        weights = properties["weights"]["anyOf"][0] | {"minItems": 2, "contains": {"exclusiveMinimum": 0}}
+        properties["weights"] = properties["weights"] | {"anyOf": [weights, _NULL]}
+    required = [*([] if model is serving.ModelSpec else ["kind"]), *schema["required"]]
+    return schema | {"properties": properties, "required": required}
+
+
+def _or_policy(schema: Json) -> Json:
+    """A node of a graph, or the text that names its policy."""
+    outer = {name: schema[name] for name in ("title", "description") if name in schema}
+    return outer | {"anyOf": [_POLICY, *schema.get("oneOf", [schema])]}
+
+
 _BEFORE: dict[Any, Callable[[Json], Json]] = {
     baseline._one_state: lambda schema: schema | {"maxProperties": 1},
     baseline._understood: _or_keyed,
@@ -142,6 +183,7 @@ _BEFORE: dict[Any, Callable[[Json], Json]] = {
     layer_words.one_or_two: _or_pair,
     layer_words.usual_spelling: _also(**layer_words.OTHER_SPELLINGS),
     preprocessing._on_last_axis: lambda schema: {"anyOf": [schema, {"const": -1}]},
+    serving._understood_node: _or_policy,
 }
 """Validator -> what it makes of the schema of what it turns values into."""
 

@@ -1,0 +1,278 @@
+"""`steppe play`: the remote agent, which plays through an endpoint and tells it what came of its answers."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from steppe.serve.clients import Access
+    from steppe.serve.remote_play import Played
+    from steppe.specs.environment import EnvironmentSpec
+
+PLAYS = "steppe-plays"
+SUMMARY = "play.json"
+INTERRUPTED = 130
+
+URL = Annotated[str, typer.Option("--url", metavar="URL", help="The endpoint, such as http://127.0.0.1:8000.")]
+TOKEN = Annotated[
+    str | None,
+    typer.Option("--token", metavar="TOKEN", help="The endpoint's token; better in a file, or in STEPPE_SERVE_TOKEN."),
+]
+TOKEN_FILE = Annotated[
+    Path | None,
+    typer.Option("--token-file", metavar="FILE", help="A file with the token; also taken from STEPPE_SERVE_TOKEN."),
+]
+TLS_CA = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", metavar="FILE", help="Certificates to trust in place of the system's (PEM)."),
+]
+AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def play(
+    url: URL,
+    environment: Annotated[
+        str | None,
+        typer.Option(
+            "-E",
+            "--environment",
+            metavar="ENV",
+            help="What is played: a gymnasium id, module:callable, a name in configs/environments/ or a file; without "
+            "it what the endpoint's policy was trained in.",
+        ),
+    ] = None,
+    runners: Annotated[int, typer.Option("--runners", metavar="N", min=1, help="How many play at once.")] = 1,
+    episodes: Annotated[
+        int, typer.Option("--episodes", metavar="N", min=1, help="How many episodes are played in all.")
+    ] = 100,
+    protocol: Annotated[
+        str, typer.Option("--protocol", metavar="PROTOCOL", help="How to talk to it: v2, v2-grpc or seldon.")
+    ] = "v2",
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Which model of the server; needed if it has several.")
+    ] = None,
+    feedback: Annotated[
+        str,
+        typer.Option(
+            "--feedback", metavar="WHEN", help="Tell the return of each episode, the reward of each step, or none."
+        ),
+    ] = "episode",
+    stochastic: Annotated[
+        bool, typer.Option("--stochastic", help="Ask for drawn actions instead of the best.")
+    ] = False,
+    max_timesteps: Annotated[
+        int | None,
+        typer.Option("--max-timesteps-per-episode", metavar="N", min=1, help="Cut episodes off after N timesteps."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="S", min=0, help="What the environments' randomness follows from.")
+    ] = 0,
+    token: TOKEN = None,
+    token_file: TOKEN_FILE = None,
+    tls_ca: TLS_CA = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long one answer may take.")
+    ] = 30.0,
+    patience: Annotated[
+        float,
+        typer.Option(
+            "--patience", metavar="SECONDS", min=0.0, help="For how long an endpoint that is away is tried again."
+        ),
+    ] = 60.0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help=f"Where metrics.jsonl goes; without it a new folder in ./{PLAYS}/."),
+    ] = None,
+    as_json: AS_JSON = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")] = False,
+) -> int:
+    """Play an environment through an endpoint, tell it the rewards, and show the scores of each route.
+
+    For example: steppe play --url http://127.0.0.1:8000 --runners 5 --episodes 200
+
+    Ctrl-C ends it with a summary of what was played.
+    """
+    from steppe.cli.scores import display
+    from steppe.experiments.project import let_user_modules_import
+    from steppe.serve.clients import check_protocol
+    from steppe.serve.remote_play import Plan
+    from steppe.serve.remote_play import play as play_remotely
+
+    let_user_modules_import(Path.cwd())
+    check_protocol(protocol)
+    access = access_to(url, token, token_file, tls_ca, timeout=timeout, model=model)
+    when = _feedback(feedback)
+    try:
+        spec = _environment(environment) if environment is not None else _its_own(protocol, access, patience)
+    except KeyboardInterrupt:
+        return _interrupted()
+    plan = Plan(
+        spec,
+        episodes,
+        runners,
+        when,
+        deterministic=False if stochastic else None,
+        seed=seed,
+        max_timesteps=max_timesteps,
+        patience=patience,
+    )
+    folder = _folder(out, plan.environment.id)
+    shows = display(f"{plan.environment.id} through {access.url}", quiet=quiet or as_json)
+    try:
+        with shows:
+            played = play_remotely(plan, protocol, access, folder, shows.update, shows.announce)
+    except BaseException as error:
+        # One in which nothing was written helps nobody.
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        return _interrupted()
+    summary = _write_summary(folder, played, plan.environment.id, access)
+    if as_json:
+        from steppe.cli.console import print_json
+
+        print_json(summary)
+    elif not quiet:
+        _print_end(played, folder, plan.feedback)
+    return INTERRUPTED if played.was_stopped else 0
+
+
+def access_to(url: str, token: str | None, token_file: Path | None, tls_ca: Path | None, **more: Any) -> Access:
+    """Where an endpoint is and what it wants to see; the address is checked at once."""
+    from steppe.serve.clients import Access
+
+    access = Access(url, given_token(token, token_file), None if tls_ca is None else str(tls_ca), **more)
+    access.tls()
+    return access
+
+
+def given_token(token: str | None, file: Path | None) -> str | None:
+    """The token of a command: its own word, a file, or STEPPE_SERVE_TOKEN."""
+    from steppe.envs.remote.credentials import read_token
+    from steppe.errors import UserError
+
+    if token is not None and file is not None:
+        raise UserError("two tokens are given; leave out --token or --token-file")
+    return token if token is not None else read_token(file, "STEPPE_SERVE_TOKEN")
+
+
+def _environment(name: str) -> EnvironmentSpec:
+    from steppe.cli.running import say
+    from steppe.specs.environment import EnvironmentSpec
+    from steppe.specs.files import folders_for, locate_config, read_spec_file, shown_path
+    from steppe.specs.validation import validate
+
+    path = locate_config(name, folders_for("environment", Path.cwd()))
+    data = {"id": name} if path is None else read_spec_file(path)
+    spec = validate(EnvironmentSpec, data, source="" if path is None else shown_path(path))
+    say(list(spec.notices))
+    return spec
+
+
+def _its_own(protocol: str, access: Access, patience: float) -> EnvironmentSpec:
+    """The environment in which the endpoint says that its policy was trained."""
+    from steppe.cli.scores import Display
+    from steppe.errors import UserError
+    from steppe.serve.remote_play import describe
+    from steppe.specs.environment import EnvironmentSpec
+    from steppe.specs.validation import validate
+
+    described = describe(protocol, access, patience, Display("").announce)
+    name = described.environment
+    if name is None:
+        raise UserError(f"{access.url} does not say in which environment it was trained; give one by --environment")
+    if ":" in name or name == "remote":
+        # What runs code of this machine, or talks to others, is for its user to choose.
+        raise UserError(
+            f'{access.url} was trained in "{name[:100]}", which is not started just because an endpoint says so; give '
+            "it by --environment"
+        )
+    return validate(EnvironmentSpec, {"id": name}, source=f"the metadata of {access.url}")
+
+
+def _interrupted() -> int:
+    print("error: ended by Ctrl-C before anything was played", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _feedback(word: str) -> Any:
+    from steppe.errors import UserError
+    from steppe.specs.words import did_you_mean
+
+    words = ("episode", "step", "none")
+    if word not in words:
+        raise UserError(f'unknown --feedback "{word}"{did_you_mean(word, words)}; it is episode, step or none')
+    return word
+
+
+def _folder(out: Path | None, environment: str) -> Path:
+    """Where the metrics go: a folder that holds none yet."""
+    from steppe.errors import UserError
+    from steppe.experiments.store import Store
+    from steppe.records.metrics import FILE
+
+    if out is None:
+        stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in environment).strip("-.")
+        return Store(Path.cwd() / PLAYS).new_folder(stem or "play").path
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give --out a folder")
+    if (out / FILE).exists():
+        raise UserError(f"{out} holds the metrics of something else already; give --out another folder")
+    return out
+
+
+def _write_summary(folder: Path, played: Played, environment: str, access: Access) -> dict[str, Any]:
+    import json
+
+    from steppe.records.durable import write_atomically
+
+    summary = {
+        "url": access.url,
+        "model": played.described.model,
+        "environment": environment,
+        "stopped": played.was_stopped,
+        "folder": str(folder),
+        "sent_again": played.tries,
+        "uncounted_rewards": played.uncounted,
+        **played.scores.to_json(),
+    }
+    write_atomically(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def _print_end(played: Played, folder: Path, feedback: str) -> None:
+    from steppe.cli.console import console
+    from steppe.cli.running import say
+    from steppe.cli.scores import route_table
+    from steppe.cli.text import duration, score
+    from steppe.specs.files import shown_path
+
+    out, scores = console(), played.scores
+    how = "ended by Ctrl-C after" if played.was_stopped else "played"
+    mean = scores.total / scores.episodes if scores.episodes else None
+    plural = "" if scores.episodes == 1 else "s"
+    out.print(
+        f"{how} {scores.episodes:,} episode{plural} ({scores.timesteps:,} timesteps) with mean return {score(mean)} in "
+        f"{duration(scores.seconds)}",
+        markup=False,
+        style="bold",
+    )
+    if scores.episodes:
+        out.print(route_table(scores))
+    notes = []
+    if feedback != "none" and not played.described.takes_feedback:
+        notes.append("this server takes no feedback, so none was sent")
+    if played.uncounted:
+        notes.append(
+            f"{played.uncounted} rewards may not have been counted: the endpoint was away or had forgotten them"
+        )
+    if scores.abandoned:
+        notes.append(f"{scores.abandoned} episodes were cut off and played anew")
+    say(notes)
+    out.print(f"metrics are in {shown_path(folder)}/", markup=False)

@@ -1,0 +1,382 @@
+"""`steppe serve`: an endpoint for trained policies, and what an operator does with one that runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from steppe.cli.play import AS_JSON, TLS_CA, TOKEN, TOKEN_FILE
+
+if TYPE_CHECKING:
+    from steppe.serve.clients.operating import Operator
+    from steppe.serve.endpoint import Endpoint
+    from steppe.serve.ledger import Ledger
+    from steppe.serve.server import Listening, Server
+
+DATABASE_VARIABLE = "STEPPE_SERVE_DATABASE"
+WATCH_SECONDS = 2.0
+START = "start"
+ENDPOINT_URL = Annotated[
+    str, typer.Option("--url", metavar="URL", help="The endpoint; http://127.0.0.1:8000 without it.")
+]
+DEFAULT_URL = "http://127.0.0.1:8000"
+POLICY_NAME = Annotated[
+    str | None, typer.Option("--policy", metavar="NAME", help="Which policy; needed if it serves several.")
+]
+DATABASE = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="Where decisions and rewards are kept: postgresql://..., or a file; without it a file in serving/NAME/. "
+        f"Also taken from {DATABASE_VARIABLE}.",
+    ),
+]
+
+
+class ServeGroup(TyperGroup):
+    """`steppe serve X` is short for `steppe serve start X`, and the help shows what both take."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts in the command that was left out."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [START, *args]
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The options of `start`, then the other commands."""
+        start = self.commands[START]
+        start.format_options(start.context_class(start, info_name=START, parent=ctx), formatter)
+        self.format_commands(ctx, formatter)
+
+
+app = typer.Typer(cls=ServeGroup, no_args_is_help=True, rich_markup_mode=None, subcommand_metavar="[POLICY | COMMAND]")
+
+
+@app.callback()
+def _serve() -> None:
+    """Serve policies over HTTP and gRPC, with A/B tests and routers that learn from rewards.
+
+    For example: steppe serve -e first
+    """
+
+
+@app.command(START)
+def start(
+    policy: Annotated[
+        str | None, typer.Argument(metavar="POLICY", help="A policy folder, or a run folder.", show_default=False)
+    ] = None,
+    experiment: Annotated[
+        str | None,
+        typer.Option("-e", "--experiment", metavar="NAME", help="Whose policy is served: its name, or its run folder."),
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("-f", "--file", metavar="GRAPH", help="A graph of policies: a name in configs/graphs/ or a file."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("-n", "--name", metavar="NAME", help="The endpoint's name; without it that of what it serves."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", metavar="HOST", help="The address to listen at; 0.0.0.0 is every one.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", metavar="P", min=0, max=65535, help="Where to listen; 0 takes any that is free.")
+    ] = 8000,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option("--grpc-port", metavar="P", min=0, max=65535, help="Where to listen for gRPC; 0 takes any."),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Take a newer policy into service as soon as its training saves one.")
+    ] = False,
+    token: TOKEN = None,
+    token_file: TOKEN_FILE = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Encrypt with this certificate (PEM).")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key (PEM).")
+    ] = None,
+    database: DATABASE = None,
+    max_episodes: Annotated[
+        int, typer.Option("--max-episodes", metavar="N", min=1, help="How many episodes may be open at once.")
+    ] = 10_000,
+    episode_timeout: Annotated[
+        float,
+        typer.Option("--episode-timeout", metavar="SECONDS", min=0.001, help="How long an episode may be silent."),
+    ] = 3600.0,
+    max_concurrent: Annotated[
+        int, typer.Option("--max-concurrent", metavar="N", min=1, help="How many requests may be under way at once.")
+    ] = 1024,
+    max_body: Annotated[
+        float, typer.Option("--max-body", metavar="MB", min=0.001, help="How long one request may be.")
+    ] = 16.0,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", metavar="R", min=0.001, help="How many requests a second one client may send."),
+    ] = None,
+    access_log: Annotated[
+        str | None,
+        typer.Option("--access-log", metavar="FILE", help="One line of JSON for each request; - is standard output."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="S", min=0, help="What routes and drawn actions follow from.")
+    ] = None,
+) -> int:
+    """Serve a policy, or a graph of them, until Ctrl-C or SIGTERM.
+
+    For example: steppe serve -e first --watch
+
+    Without a token it only listens on this machine. Requests under way are answered before it ends.
+    """
+    from steppe.serve.endpoint import Limits
+
+    limits = Limits(max_episodes, episode_timeout, watch_seconds=WATCH_SECONDS if watch else None)
+    listening = _listening(host, port, grpc_port, _server_token(token, token_file), tls_cert, tls_key)
+    listening = _limited(listening, access_log, max_concurrent, max_body, rate)
+    endpoint = _endpoint((policy, experiment, file), name, _database(database), limits, seed)
+    return _run(endpoint, listening, token_file, tls_cert)
+
+
+@app.command()
+def report(
+    endpoint: Annotated[
+        str | None, typer.Argument(metavar="ENDPOINT", help="Its name; not needed if there is only one in serving/.")
+    ] = None,
+    database: DATABASE = None,
+    confidence: Annotated[
+        float,
+        typer.Option("--confidence", metavar="C", min=0.01, max=0.9999, help="How sure the intervals are."),
+    ] = 0.95,
+    as_json: AS_JSON = False,
+) -> None:
+    """Compare the policies of an endpoint by its decisions and rewards, as if each had got all of the traffic.
+
+    Works while it runs, and after. For example: steppe serve report router
+    """
+    import dataclasses
+
+    from steppe.cli.console import print_json
+    from steppe.cli.serve_tables import print_comparison
+    from steppe.serve.report import compare
+
+    ledger = _ledger(endpoint, _database(database))
+    ledger.open()
+    try:
+        comparison = compare(ledger, confidence)
+    finally:
+        ledger.close()
+    print_json(dataclasses.asdict(comparison)) if as_json else print_comparison(comparison, confidence)
+
+
+@app.command()
+def status(
+    url: ENDPOINT_URL = DEFAULT_URL,
+    token: TOKEN = None,
+    token_file: TOKEN_FILE = None,
+    tls_ca: TLS_CA = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """Show how a running endpoint stands: routes, traffic, rewards, policies."""
+    from steppe.cli.console import print_json
+    from steppe.cli.serve_tables import print_standing
+
+    with _operator(url, token, token_file, tls_ca) as operator:
+        standing = operator.standing()
+    print_json(standing) if as_json else print_standing(standing)
+
+
+@app.command()
+def versions(
+    url: ENDPOINT_URL = DEFAULT_URL,
+    token: TOKEN = None,
+    token_file: TOKEN_FILE = None,
+    tls_ca: TLS_CA = None,
+    as_json: AS_JSON = False,
+) -> None:
+    """List the versions of each policy of a running endpoint, and which is in service."""
+    from steppe.cli.console import print_json
+    from steppe.cli.serve_tables import print_versions
+
+    with _operator(url, token, token_file, tls_ca) as operator:
+        policies = operator.standing()["endpoint"]["policies"]
+    print_json(policies) if as_json else print_versions(policies)
+
+
+@app.command()
+def pin(
+    version: Annotated[str, typer.Argument(metavar="VERSION", help='One of "steppe serve versions".')],
+    url: ENDPOINT_URL = DEFAULT_URL,
+    policy: POLICY_NAME = None,
+    token: TOKEN = None,
+    token_file: TOKEN_FILE = None,
+    tls_ca: TLS_CA = None,
+) -> None:
+    """Put one version of a policy into service, whatever comes after it, until it is unpinned."""
+    with _operator(url, token, token_file, tls_ca) as operator:
+        _pin(operator, operator.policy(policy), version)
+
+
+@app.command()
+def rollback(
+    url: ENDPOINT_URL = DEFAULT_URL,
+    policy: POLICY_NAME = None,
+    token: TOKEN = None,
+    token_file: TOKEN_FILE = None,
+    tls_ca: TLS_CA = None,
+) -> None:
+    """Pin the version before the one that is in service."""
+    from steppe.serve.clients.operating import version_before
+
+    with _operator(url, token, token_file, tls_ca) as operator:
+        chosen = operator.policy(policy)
+        _pin(operator, chosen, version_before(chosen))
+
+
+@app.command()
+def unpin(
+    url: ENDPOINT_URL = DEFAULT_URL,
+    policy: POLICY_NAME = None,
+    token: TOKEN = None,
+    token_file: TOKEN_FILE = None,
+    tls_ca: TLS_CA = None,
+) -> None:
+    """Go back to the newest version of a policy, and on with newer ones."""
+    with _operator(url, token, token_file, tls_ca) as operator:
+        _pin(operator, operator.policy(policy), None)
+
+
+@app.command()
+def reload(
+    url: ENDPOINT_URL = DEFAULT_URL,
+    token: TOKEN = None,
+    token_file: TOKEN_FILE = None,
+    tls_ca: TLS_CA = None,
+) -> None:
+    """Let a running endpoint look for newer policies now, also without --watch."""
+    with _operator(url, token, token_file, tls_ca) as operator:
+        news = operator.reload()
+    print("\n".join(news) if news else "nothing is new")
+
+
+def _endpoint(
+    given: tuple[str | None, str | None, str | None],
+    name: str | None,
+    database: str | None,
+    limits: Any,
+    seed: int | None,
+) -> Endpoint:
+    """The endpoint of one of: a policy's folder, an experiment, a graph's file."""
+    from steppe.errors import UserError
+    from steppe.serve.loading import load_endpoint
+    from steppe.specs.serving import load_graph
+
+    policy, experiment, file = given
+    if sum(each is not None for each in given) != 1:
+        raise UserError("give one thing to serve: a policy's folder, -e EXPERIMENT or -f GRAPH")
+    graph: str | Path = load_graph(file, Path.cwd())[1] if file is not None else policy or experiment or ""
+    return load_endpoint(graph, name=name, ledger=database, limits=limits, seed=seed)
+
+
+def _listening(
+    host: str, port: int, grpc_port: int | None, token: str | None, tls_cert: Path | None, tls_key: Path | None
+) -> Listening:
+    from steppe.serve.server import Listening
+
+    return Listening(host, port, grpc_port, token, tls_cert, tls_key)
+
+
+def _limited(
+    listening: Listening, access_log: str | None, max_concurrent: int, max_body: float, rate: float | None
+) -> Listening:
+    import dataclasses
+
+    from steppe.serve.admission import TrafficLimits
+
+    limits = TrafficLimits(body_bytes=int(max_body * 1_000_000), concurrent=max_concurrent, rate=rate)
+    return dataclasses.replace(listening, access_log=access_log, limits=limits)
+
+
+def _run(endpoint: Endpoint, listening: Listening, token_file: Path | None, tls_cert: Path | None) -> int:
+    import logging
+    from importlib.metadata import version
+
+    from steppe.serve.server import Server, is_loopback
+
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+
+    def say(server: Server) -> None:
+        environment = endpoint.metadata().properties.get("environment") or "ENVIRONMENT"
+        words = ["steppe", "play", "--url", server.url, "--environment", environment]
+        words += ["--token-file", str(token_file)] if token_file is not None else []
+        words += ["--tls-ca", str(tls_cert)] if tls_cert is not None else []
+        grpc = "" if server.grpc_port is None else f" (gRPC at port {server.grpc_port})"
+        print(f"serving {endpoint.name} at {server.url}{grpc}; play with: {shlex.join(words)}", flush=True)
+        if tls_cert is None and not is_loopback(listening.host):
+            print("note: nothing is encrypted, the token neither; use --tls-cert and --tls-key", flush=True)
+
+    Server(endpoint, listening, version("steppe")).run(say)
+    return 0
+
+
+def _server_token(token: str | None, file: Path | None) -> str | None:
+    """The token of the command; too short ones, which could be guessed, are refused."""
+    from steppe.cli.play import given_token
+    from steppe.envs.remote.credentials import SHORTEST_TOKEN
+    from steppe.errors import UserError
+
+    found = given_token(token, file)
+    if found is not None and len(found) < SHORTEST_TOKEN:
+        raise UserError(
+            f"the token has only {len(found)} characters; use at least {SHORTEST_TOKEN}, such as from: openssl rand "
+            "-hex 32"
+        )
+    return found
+
+
+def _ledger(endpoint: str | None, database: str | None) -> Ledger:
+    """Where an endpoint has written down what it decided; nothing is made that is not there."""
+    from steppe.errors import UserError
+    from steppe.serve.ledger import make_ledger
+    from steppe.serve.loading import LEDGER_FILE, serving_folder
+    from steppe.specs.files import shown_path
+    from steppe.specs.words import did_you_mean
+
+    shelf = serving_folder("any", Path.cwd()).parent
+    names = sorted(file.parent.name for file in shelf.glob(f"*/{LEDGER_FILE}"))
+    if endpoint is None:
+        if database is not None or len(names) > 1:
+            raise UserError(f"give the endpoint's name{': ' if names else ''}{' or '.join(names)}")
+        if not names:
+            raise UserError(f"no endpoint has written anything into {shown_path(shelf)} yet; start one: steppe serve")
+        (endpoint,) = names
+    place = database or str(serving_folder(endpoint, Path.cwd()) / LEDGER_FILE)
+    if "://" not in place and not Path(place).is_file():
+        way_out = did_you_mean(endpoint, names) or "; give its name, or its --database"
+        raise UserError(f'no decisions of an endpoint "{endpoint}" in {shown_path(place)}{way_out}')
+    return make_ledger(place, endpoint)
+
+
+def _database(given: str | None) -> str | None:
+    return given or os.environ.get(DATABASE_VARIABLE) or None
+
+
+def _operator(url: str, token: str | None, token_file: Path | None, tls_ca: Path | None) -> Operator:
+    from steppe.cli.play import access_to
+    from steppe.serve.clients.operating import Operator
+
+    return Operator(access_to(url, token, token_file, tls_ca))
+
+
+def _pin(operator: Operator, policy: dict[str, Any], version: str | None) -> None:
+    now = operator.pin(policy, version)
+    after = f", after {policy['version']}" if now["version"] != policy["version"] else ""
+    how = "pinned" if now["pinned"] else "not pinned"
+    print(f"policy {now['name']} is served at version {now['version']} ({how}{after})")

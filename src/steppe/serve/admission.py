@@ -1,0 +1,106 @@
+"""Who may ask, and how much at once: the same for every protocol of an endpoint."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from steppe.errors import SteppeError
+
+MOST_CLIENTS = 10_000
+"""How many clients' rates are remembered; the one not seen for the longest time is forgotten first."""
+
+
+@dataclass(frozen=True)
+class TrafficLimits:
+    """What a client, or all of them together, may ask of an endpoint."""
+
+    body_bytes: int = 16 << 20
+    """The longest request, also after it is decompressed."""
+    concurrent: int = 1024
+    """How many requests may be under way at once."""
+    connections: int = 4096
+    """How many connections may be open at once."""
+    rate: float | None = None
+    """How many requests a second one client's address may send in the long run; None sets no limit."""
+    request_seconds: float = 30.0
+    """How long a request may take to arrive, and an answer to be taken."""
+    drain_seconds: float = 30.0
+    """How long requests under way may take when the server ends."""
+
+
+class Refused(SteppeError):
+    """A request that is not taken: `status` is HTTP's word for why; `pause` says after how many seconds it may be."""
+
+    def __init__(self, status: int, message: str, pause: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.pause = pause
+
+
+class Gate:
+    """Lets requests in, one after the other, as long as there is room; used from one thread."""
+
+    def __init__(
+        self, limits: TrafficLimits, token: str | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits
+        self.under_way = 0
+        self.refused = 0
+        self.is_draining = False
+        """Whether the server is ending: requests are still answered, but nobody is told that it is ready."""
+        self._token = None if token is None else token.encode()
+        self._clock = clock
+        self._rates: dict[str, tuple[float, float]] = {}
+        """Client -> (how many more it may send at once, when that was so)."""
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether a token must be shown."""
+        return self._token is not None
+
+    def check_token(self, authorization: bytes | str | None) -> None:
+        """Refuses whoever does not show the token, as `Bearer TOKEN` or by itself."""
+        if self._token is None:
+            return
+        if authorization is None:
+            raise self._refusal(401, "a token is needed; send it as: Authorization: Bearer TOKEN")
+        shown = authorization.encode() if isinstance(authorization, str) else authorization
+        if shown[:7].lower() == b"bearer ":
+            shown = shown[7:]
+        # In constant time, so that no letter of it can be found by measuring.
+        if not hmac.compare_digest(shown.strip(), self._token):
+            raise self._refusal(401, "the token is not the one this endpoint was given")
+
+    def enter(self, client: str) -> None:
+        """Takes a place, which `leave` gives back; refuses where there is none, or this client asks too often."""
+        limits = self.limits
+        if self.under_way >= limits.concurrent:
+            raise self._refusal(
+                503, f"{limits.concurrent} requests are under way already; try again in a moment", pause=1
+            )
+        if limits.rate is not None:
+            self._count(client, limits.rate)
+        self.under_way += 1
+
+    def leave(self) -> None:
+        """Gives a place back."""
+        self.under_way -= 1
+
+    def _count(self, client: str, rate: float) -> None:
+        """Up to a second's worth may come at once."""
+        now, most = self._clock(), max(1.0, rate)
+        left, since = self._rates.pop(client, (most, now))
+        left = min(most, left + (now - since) * rate)
+        self._rates[client] = (left - 1.0 if left >= 1.0 else left, now)
+        if len(self._rates) > MOST_CLIENTS:
+            del self._rates[next(iter(self._rates))]
+        if left < 1.0:
+            pause = max(1, round((1.0 - left) / rate))
+            raise self._refusal(429, f"more than {rate:g} requests a second; try again in {pause} s", pause=pause)
+
+    def _refusal(self, status: int, message: str, pause: int | None = None) -> Refused:
+        self.refused += 1
+        return Refused(status, message, pause)

@@ -1,0 +1,153 @@
+"""What every client of an endpoint does, and how it says that the endpoint is away."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from steppe.errors import SteppeError, UserError
+from steppe.serve.exchange import Answer, Feedback, Question
+
+SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
+"""What an address may begin with -> whether it is encrypted."""
+
+
+class Away(Exception):
+    """The endpoint cannot answer now and may later; `was_sent`: it may have got the message all the same."""
+
+    def __init__(self, reason: str, *, was_sent: bool = False, pause: float | None = None) -> None:
+        super().__init__(reason)
+        self.was_sent = was_sent
+        self.pause = pause
+        """How many seconds the endpoint asks to be left alone."""
+
+
+class EpisodeLost(Exception):
+    """The endpoint does not know this episode any more; a new one can begin."""
+
+
+class EndpointFault(SteppeError):
+    """The endpoint answered something that cannot be played with, or had a fault of its own."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where an endpoint is and what it wants to see."""
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+    tls_ca: str | None = None
+    """A file of certificates that are trusted in place of the system's."""
+    timeout: float = 30.0
+    """How many seconds one answer may take."""
+    model: str | None = None
+    """Which model of the server is asked; None where it has only one."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether it is spoken to by TLS."""
+        return SCHEMES[self._split()[0]]
+
+    @property
+    def host(self) -> str:
+        """Its name or number."""
+        return self._split()[1]
+
+    @property
+    def port(self) -> int:
+        """As it is written, or the usual one."""
+        return self._split()[2]
+
+    @property
+    def prefix(self) -> str:
+        """What comes before every path, where the endpoint is behind a proxy: "" or "/policies"."""
+        return self._split()[3]
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What encrypts a connection and checks the endpoint's certificate; None where nothing is encrypted."""
+        if not self.is_encrypted:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.tls_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise UserError(f"cannot read the certificates in {self.tls_ca}: {reason_of(error)}") from None
+
+    def _split(self) -> tuple[str, str, int, str]:
+        """(scheme, host, port, prefix)."""
+        wrong = UserError(f'"{self.url}" is no address of an endpoint; write it as http://127.0.0.1:8000')
+        url = self.url if "://" in self.url else f"http://{self.url}"
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise wrong from None
+        if parts.scheme not in SCHEMES or not host or parts.query or parts.fragment or parts.username:
+            raise wrong
+        usual = 443 if SCHEMES[parts.scheme] else 80
+        return parts.scheme, host, usual if port is None else port, parts.path.rstrip("/")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a server says of the model that is asked."""
+
+    server: str
+    model: str
+    shape: tuple[int, ...] | None
+    """Of one observation; None where the protocol does not say."""
+    datatype: str | None
+    """Of an observation, as NumPy calls it."""
+    applies_once: bool
+    """Whether feedback that comes twice is counted once, so that it may be sent again after a break."""
+    takes_feedback: bool = True
+    environment: str | None = None
+    """Where it was trained, as its server says."""
+
+
+class Client(Protocol):
+    """One line to one endpoint, for one thread; what cannot be done now is an `Away`."""
+
+    def describe(self) -> Described:
+        """Asks what is served."""
+
+    def answer(self, question: Question) -> Answer:
+        """The actions for observations [B, ...], and who chose them."""
+
+    def feedback(self, feedback: Feedback) -> None:
+        """Tells a reward; when this returns it is counted."""
+
+    def close(self) -> None:
+        """Hangs up; may be called again."""
+
+
+def sequence_parameters(question: Question) -> dict[str, Any]:
+    """The words beside the tensors of a question: those that say something."""
+    words: dict[str, Any] = {}
+    if question.sequence_id is not None:
+        words["sequence_id"] = question.sequence_id
+        words["sequence_start"] = question.sequence_start
+        words["sequence_end"] = question.sequence_end
+    if question.deterministic is not None:
+        words["deterministic"] = question.deterministic
+    return words
+
+
+def checked_rows(actions: np.ndarray, question: Question) -> np.ndarray:
+    """The actions [B, ...], which must be as many as there were observations."""
+    if actions.ndim == 0 or len(actions) != len(question.observations):
+        raise EndpointFault(
+            f"the endpoint sent actions of shape {actions.shape} for {len(question.observations)} observations"
+        )
+    if not np.all(np.isfinite(actions)):
+        raise EndpointFault("the endpoint sent actions that are NaN or infinite")
+    return actions
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a connection failed, in the system's words."""
+    words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return words[:1].lower() + words[1:]

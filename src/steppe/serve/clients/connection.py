@@ -1,0 +1,194 @@
+"""One HTTP connection to an endpoint, kept open between requests and made again when it broke."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+from typing import Any, NamedTuple
+
+from steppe.errors import UserError
+from steppe.serve.clients._base import Access, Away, EndpointFault, EpisodeLost, reason_of
+
+BUSY = {408, 425, 429, 502, 503, 504}
+"""Answers that mean: not now."""
+UNKNOWN = (404, 410)
+"""Answers that mean: no such thing, or not any more."""
+LONGEST_BODY = 1 << 28
+
+
+class Reply(NamedTuple):
+    """What came back: headers have lower-case names."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Connection:
+    """For one thread. What goes wrong is an `Away` where it may go right later, else an error that says what to do."""
+
+    def __init__(self, access: Access) -> None:
+        self._access, self._prefix = access, access.prefix
+        self._tls = access.tls()
+        self._connection: http.client.HTTPConnection | None = None
+        self._headers = {} if access.token is None else {"Authorization": f"Bearer {access.token}"}
+
+    def ask(self, method: str, path: str, message: Any = None) -> dict[str, Any]:
+        """Sends JSON and returns the JSON object that comes back."""
+        body = None if message is None else encoded(message)
+        return self.parsed(self.send(method, path, body, {"Content-Type": "application/json"} if body else {}))
+
+    def listed(self, method: str, path: str) -> list[dict[str, Any]]:
+        """Sends nothing and returns the objects of the JSON list that comes back."""
+        reply = self.send(method, path, b"{}", {"Content-Type": "application/json"})
+        try:
+            data = json.loads(reply.body)
+        except (ValueError, RecursionError):
+            data = None
+        return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
+
+    def tell(self, path: str, message: Any) -> None:
+        """Sends feedback; what it is for may be unknown at the endpoint by now, which is an `EpisodeLost`."""
+        try:
+            self.ask("POST", path, message)
+        except _Unknown as error:
+            raise EpisodeLost(str(error)) from None
+
+    def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Reply:
+        """Sends one request; a refusal is an error in the endpoint's own words."""
+        reply = self._exchange(method, self._prefix + path, body, self._headers | headers)
+        if reply.status < 300:
+            return reply
+        raise self._refusal(reply, path)
+
+    def parsed(self, reply: Reply) -> dict[str, Any]:
+        """The JSON object of an answer; an empty body is an empty one."""
+        try:
+            data = json.loads(reply.body) if reply.body else {}
+        except (ValueError, RecursionError):
+            data = None
+        if not isinstance(data, dict):
+            raise EndpointFault(f"{self._access.url} did not answer with a JSON object; is it an endpoint?")
+        return data
+
+    def close(self) -> None:
+        """Hangs up; the next request connects again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _exchange(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Reply:
+        was_sent = False
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            # From here on nobody can say how much of the message arrived.
+            was_sent = True
+            self._connection.request(method, path, body, headers)
+            response = self._connection.getresponse()
+            data = response.read(LONGEST_BODY)
+            if response.will_close:
+                self.close()
+            return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, data)
+        except ssl.SSLCertVerificationError as error:
+            self.close()
+            raise UserError(
+                f"the certificate of {self._access.url} is not trusted ({error.verify_message}); name the file of its "
+                "authority by --tls-ca"
+            ) from None
+        except TimeoutError:
+            self.close()
+            raise Away(f"no answer within {self._access.timeout:g} s", was_sent=was_sent) from None
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise Away(reason_of(error), was_sent=was_sent) from None
+        except BaseException:
+            # Ctrl-C in the middle of an answer: the rest of it must not be taken for the next one.
+            self.close()
+            raise
+
+    def _connect(self) -> http.client.HTTPConnection:
+        access = self._access
+        connection: http.client.HTTPConnection
+        if self._tls is None:
+            connection = _InOnePiece(access.host, access.port, timeout=access.timeout)
+        else:
+            connection = _Encrypted(access.host, access.port, timeout=access.timeout, context=self._tls)
+        connection.connect()
+        # One small message each way: waiting to fill a packet would cost 40 ms a step.
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _refusal(self, reply: Reply, path: str) -> Exception:
+        words, url = _words(reply), self._access.url
+        if reply.status in BUSY:
+            # The endpoint read the message and says that it did nothing with it.
+            return Away(words, pause=_seconds(reply.headers.get("retry-after")))
+        if reply.status in (401, 403):
+            have = "another token" if self._access.token else "its token"
+            return UserError(f"{url} does not let us in ({words}); give {have} by --token-file or STEPPE_SERVE_TOKEN")
+        if reply.status in UNKNOWN:
+            return _Unknown(f"{url} has no {path} ({words}); check --url, --protocol and --model")
+        if reply.status < 500:
+            return UserError(f"{url} refused what it was sent: {words}")
+        return EndpointFault(f"{url} had a fault of its own ({reply.status}): {words}; look into its log")
+
+
+class _InOnePiece(http.client.HTTPConnection):
+    """Sends head and body together: in two packets they would wake the other side twice."""
+
+    _pieces: list[bytes] | None = None
+
+    def request(self, *args: Any, **more: Any) -> None:
+        """One request."""
+        self._pieces = []
+        try:
+            super().request(*args, **more)
+            whole = b"".join(self._pieces)
+        finally:
+            self._pieces = None
+        self.send(whole)
+
+    def send(self, data: Any) -> None:
+        """Keeps the pieces of a request until all are there."""
+        if self._pieces is None:
+            super().send(data)
+        else:
+            self._pieces.append(data)
+
+
+class _Encrypted(_InOnePiece, http.client.HTTPSConnection):
+    """The same inside TLS."""
+
+
+class _Unknown(UserError):
+    """The endpoint does not have what was asked for."""
+
+
+def encoded(message: Any) -> bytes:
+    """JSON as it goes over the wire."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def _words(reply: Reply) -> str:
+    """The sentence of a refusal, wherever the endpoint has put it."""
+    try:
+        data = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        data = None
+    if isinstance(data, dict):
+        status = data.get("status")
+        for words in (data.get("error"), status.get("info") if isinstance(status, dict) else None, data.get("detail")):
+            if isinstance(words, str) and words:
+                return words
+    return http.client.responses.get(reply.status, f"status {reply.status}").lower()
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds <= 60 else None

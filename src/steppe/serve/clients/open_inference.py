@@ -1,0 +1,196 @@
+"""The Open Inference Protocol V2 by REST: observations as JSON, large ones as bytes after it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+
+from steppe.errors import UserError
+from steppe.serve.clients._base import Access, Described, EndpointFault, checked_rows, sequence_parameters
+from steppe.serve.clients.connection import Connection, encoded
+from steppe.serve.exchange import Answer, Feedback, Question
+from steppe.serve.tensors import DTYPES, from_numbers
+
+BINARY = "binary_tensor_data"
+"""The extension by which tensors are sent as bytes."""
+OWN_SERVER = "steppe"
+SMALL = 64
+"""Observations of at most so many numbers are as quick as JSON, which people can read in a log."""
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+class Model(NamedTuple):
+    """What a question must say, and where its answer is."""
+
+    name: str
+    input: str
+    datatype: str
+    action: str
+    """The name of the output that is the action."""
+    as_bytes: bool
+    """Whether the server takes tensors as bytes."""
+
+
+class OpenInference:
+    """A client of any V2 server; feedback is understood by Steppe's own."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._connection = Connection(access)
+        self._model: Model | None = None
+
+    def describe(self) -> Described:
+        """Asks for the server's and the model's metadata."""
+        server = self._connection.ask("GET", "/v2")
+        is_own = server.get("name") == OWN_SERVER
+        name = self._access.model or self._chosen_model(is_own)
+        metadata = self._connection.ask("GET", f"/v2/models/{quote(name, safe='')}")
+        extensions = server.get("extensions")
+        as_bytes = isinstance(extensions, list) and BINARY in extensions
+        self._model, shape = understood(metadata, name, as_bytes)
+        datatype = str(DTYPES[self._model.datatype])
+        properties = metadata.get("properties")
+        environment = properties.get("environment") if isinstance(properties, dict) else None
+        return Described(
+            str(server.get("name", "")),
+            name,
+            shape,
+            datatype,
+            applies_once=is_own,
+            takes_feedback=is_own,
+            environment=environment if environment and isinstance(environment, str) else None,
+        )
+
+    def answer(self, question: Question) -> Answer:
+        """One `infer`."""
+        model = self._described()
+        body, headers = request(question, model)
+        reply = self._connection.send("POST", f"/v2/models/{quote(model.name, safe='')}/infer", body, headers)
+        return answered(self._connection.parsed(reply), question, model)
+
+    def feedback(self, feedback: Feedback) -> None:
+        """Steppe's addition to the protocol."""
+        path = f"/v2/models/{quote(self._described().name, safe='')}/feedback"
+        self._connection.tell(path, feedback_message(feedback))
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._connection.close()
+
+    def _described(self) -> Model:
+        if self._model is None:
+            self.describe()
+        assert self._model is not None
+        return self._model
+
+    def _chosen_model(self, is_own: bool) -> str:
+        """The name of the one model of a server that has one; Steppe's own names the whole endpoint first."""
+        index = self._connection.listed("POST", "/v2/repository/index")
+        names = list(dict.fromkeys(str(entry["name"]) for entry in index if "name" in entry))
+        if not names or (len(names) > 1 and not is_own):
+            listed = f"has the models {', '.join(names)}" if names else "does not say which models it has"
+            raise UserError(f"{self._access.url} {listed}; choose one by --model")
+        return names[0]
+
+
+def request(question: Question, model: Model) -> tuple[bytes, dict[str, str]]:
+    """(body, headers) of an `infer`."""
+    observations = np.ascontiguousarray(question.observations, DTYPES[model.datatype])
+    tensor: dict[str, Any] = {"name": model.input, "shape": list(observations.shape), "datatype": model.datatype}
+    message: dict[str, Any] = {"id": question.id} if question.id is not None else {}
+    if parameters := sequence_parameters(question):
+        message["parameters"] = parameters
+    message["inputs"] = [tensor]
+    message["outputs"] = [{"name": model.action}]
+    if not model.as_bytes or observations.size <= SMALL:
+        tensor["data"] = observations.ravel().tolist()
+        return encoded(message), {"Content-Type": "application/json"}
+    tensor["parameters"] = {"binary_data_size": observations.nbytes}
+    header = encoded(message)
+    headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+    return header + observations.tobytes(), headers
+
+
+def answered(data: dict[str, Any], question: Question, model: Model) -> Answer:
+    """The answer in an `infer` response."""
+    outputs = data.get("outputs")
+    named = {each.get("name"): each for each in outputs if isinstance(each, dict)} if isinstance(outputs, list) else {}
+    if model.action not in named:
+        raise EndpointFault(f'the endpoint\'s answer has no output "{model.action}"')
+    tensor = named[model.action]
+    actions = read_tensor(tensor, "data", model.action)
+    given = data.get("parameters")
+    return labelled(
+        checked_rows(actions, question),
+        str(data.get("id") or question.id or ""),
+        given if isinstance(given, dict) else {},
+        str(data.get("model_name", model.name)),
+        str(data.get("model_version", "")),
+    )
+
+
+def read_tensor(tensor: dict[str, Any], values: str, name: str) -> np.ndarray:
+    """A tensor of an answer; an `EndpointFault` where its parts do not fit together."""
+    try:
+        return from_numbers(tensor.get(values), tensor.get("shape"), tensor.get("datatype", "FP64"), name)
+    except UserError as error:
+        raise EndpointFault(f"the endpoint sent an answer that cannot be read: {error}") from None
+
+
+def labelled(actions: np.ndarray, id: str, parameters: dict[str, Any], model: str, version: str) -> Answer:
+    """An answer with whatever the endpoint says of who gave it."""
+    propensity = parameters.get("propensity")
+    return Answer(
+        id=id,
+        actions=actions,
+        route=read_route(parameters.get("route")),
+        policy=str(parameters.get("policy", model)),
+        version=str(parameters.get("version", version)),
+        propensity=float(propensity) if isinstance(propensity, int | float) else float("nan"),
+        outputs=None,
+    )
+
+
+def read_route(text: Any) -> tuple[tuple[str, int], ...]:
+    """The route that is written as `router=1/inner=0`; () where there is none."""
+    if not isinstance(text, str) or not text:
+        return ()
+    steps = []
+    for step in text.split("/"):
+        name, _, branch = step.rpartition("=")
+        if not branch.lstrip("-").isdecimal():
+            return ()
+        steps.append((name, int(branch)))
+    return tuple(steps)
+
+
+def feedback_message(feedback: Feedback) -> dict[str, Any]:
+    """Feedback as JSON: the words that say something."""
+    words = {
+        "id": feedback.id,
+        "sequence_id": feedback.sequence_id,
+        "sequence_end": feedback.sequence_end or None,
+        "feedback_id": feedback.feedback_id,
+        "truth": feedback.truth,
+    }
+    return {"reward": feedback.reward} | {name: value for name, value in words.items() if value is not None}
+
+
+def understood(metadata: dict[str, Any], name: str, as_bytes: bool) -> tuple[Model, tuple[int, ...] | None]:
+    """(the model, the shape of one observation) from a model's metadata."""
+    inputs, outputs = metadata.get("inputs"), metadata.get("outputs")
+    if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(outputs, list) or not outputs:
+        raise UserError(f'the model "{name}" must have one input, the observation, and an output, the action')
+    try:
+        seen, datatype, shape = str(inputs[0]["name"]), str(inputs[0]["datatype"]), inputs[0]["shape"]
+        names = [str(each["name"]) for each in outputs]
+        # The first number is how many observations are asked about at once.
+        sizes = tuple(int(size) for size in shape)[1:]
+    except (KeyError, TypeError, ValueError):
+        raise EndpointFault(f'the metadata of the model "{name}" cannot be understood') from None
+    if datatype not in DTYPES:
+        raise UserError(f'the model "{name}" takes {datatype}, which no observation is')
+    action = next((each for each in names if each in ("action", "actions")), names[0])
+    return Model(name, seen, datatype, action, as_bytes), None if -1 in sizes else sizes

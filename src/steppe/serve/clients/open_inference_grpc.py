@@ -1,0 +1,189 @@
+"""The Open Inference Protocol V2 by gRPC: observations as raw bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steppe.errors import MissingExtra, UserError
+from steppe.serve.clients._base import (
+    Access,
+    Away,
+    Described,
+    EndpointFault,
+    EpisodeLost,
+    checked_rows,
+    sequence_parameters,
+)
+from steppe.serve.clients.open_inference import OWN_SERVER, Model, labelled, understood
+from steppe.serve.exchange import Answer, Feedback, Question
+from steppe.serve.tensors import DTYPES, from_bytes, from_numbers
+
+LONGEST_MESSAGE = 1 << 28
+
+
+class OpenInferenceGrpc:
+    """A client of any V2 server that speaks gRPC; feedback is understood by Steppe's own."""
+
+    def __init__(self, access: Access) -> None:
+        try:
+            import grpc
+        except ImportError as error:
+            raise MissingExtra("--protocol v2-grpc", "serve") from error
+        from steppe.serve.grpc import messages
+
+        self._access, self._grpc, self._messages = access, grpc, messages
+        self._channel: Any = None
+        self._calls: dict[str, Any] = {}
+        self._model: Model | None = None
+        self._identity = [] if access.token is None else [("authorization", f"Bearer {access.token}")]
+
+    def describe(self) -> Described:
+        """Asks for the server's and the model's metadata."""
+        server = self._call("ServerMetadata")
+        is_own = server.name == OWN_SERVER
+        if self._access.model is None and not is_own:
+            raise UserError(f"{self._access.url} does not say which models it has; choose one by --model")
+        # Steppe's own takes no name for the whole endpoint's.
+        metadata = self._call("ModelMetadata", name=self._access.model or "")
+        name = self._access.model or metadata.name
+        tensors = {
+            part: [
+                {"name": each.name, "datatype": each.datatype, "shape": list(each.shape)}
+                for each in getattr(metadata, part)
+            ]
+            for part in ("inputs", "outputs")
+        }
+        self._model, shape = understood(tensors, name, as_bytes=True)
+        datatype = str(DTYPES[self._model.datatype])
+        return Described(server.name, name, shape, datatype, applies_once=is_own, takes_feedback=is_own)
+
+    def answer(self, question: Question) -> Answer:
+        """One `ModelInfer`."""
+        model = self._described()
+        observations = np.ascontiguousarray(question.observations, DTYPES[model.datatype])
+        words = sequence_parameters(question)
+        tensor = {"name": model.input, "datatype": model.datatype, "shape": list(observations.shape)}
+        reply = self._call(
+            "ModelInfer",
+            model_name=model.name,
+            id=question.id or "",
+            parameters={name: self._parameter(value) for name, value in words.items()},
+            inputs=[tensor],
+            outputs=[{"name": model.action}],
+            raw_input_contents=[observations.tobytes()],
+        )
+        parameters = {name: _value(each) for name, each in reply.parameters.items()}
+        id = reply.id or question.id or ""
+        actions = checked_rows(self._action(reply, model), question)
+        return labelled(actions, id, parameters, reply.model_name or model.name, reply.model_version)
+
+    def feedback(self, feedback: Feedback) -> None:
+        """Steppe's own service beside the protocol's."""
+        self._call(
+            "SendFeedback",
+            reward=feedback.reward,
+            id=feedback.id or "",
+            sequence_id=feedback.sequence_id or "",
+            sequence_end=feedback.sequence_end,
+            feedback_id=feedback.feedback_id or "",
+            truth="" if feedback.truth is None else json.dumps(feedback.truth),
+        )
+
+    def close(self) -> None:
+        """Hangs up; the next request connects again."""
+        channel, self._channel = self._channel, None
+        self._calls = {}
+        if channel is not None:
+            channel.close()
+
+    def _described(self) -> Model:
+        if self._model is None:
+            self.describe()
+        assert self._model is not None
+        return self._model
+
+    def _action(self, reply: Any, model: Model) -> np.ndarray:
+        names = [each.name for each in reply.outputs]
+        if model.action not in names:
+            raise EndpointFault(f'the endpoint\'s answer has no output "{model.action}"')
+        number = names.index(model.action)
+        tensor = reply.outputs[number]
+        try:
+            if number < len(reply.raw_output_contents):
+                return from_bytes(reply.raw_output_contents[number], list(tensor.shape), tensor.datatype, model.action)
+            filled = [list(values) for _, values in tensor.contents.ListFields()]
+            return from_numbers(filled[0] if filled else [], list(tensor.shape), tensor.datatype, model.action)
+        except UserError as error:
+            raise EndpointFault(f"the endpoint sent an action that cannot be read: {error}") from None
+
+    def _parameter(self, value: Any) -> Any:
+        kind = "bool_param" if isinstance(value, bool) else "string_param"
+        return self._messages.InferParameter(**{kind: value})
+
+    def _call(self, method: str, /, **fields: Any) -> Any:
+        """Calls a method by its name."""
+        if self._channel is None:
+            self._connect()
+        call, request = self._calls[method]
+        try:
+            return call(request(**fields), timeout=self._access.timeout, metadata=self._identity)
+        except self._grpc.RpcError as error:
+            raise self._refusal(error, method) from None
+
+    def _connect(self) -> None:
+        grpc, access = self._grpc, self._access
+        host = f"[{access.host}]" if ":" in access.host else access.host
+        options = [
+            ("grpc.max_receive_message_length", LONGEST_MESSAGE),
+            ("grpc.max_send_message_length", LONGEST_MESSAGE),
+            # Channels to the same address share one connection otherwise, and runners would wait for each other.
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+        ]
+        if access.is_encrypted:
+            identity = grpc.ssl_channel_credentials(_certificates(access))
+            self._channel = grpc.secure_channel(f"{host}:{access.port}", identity, options)
+        else:
+            self._channel = grpc.insecure_channel(f"{host}:{access.port}", options)
+        for service in (self._messages.INFERENCE, self._messages.FEEDBACK):
+            for each in self._messages.methods(service):
+                call = self._channel.unary_unary(
+                    f"/{service}/{each.name}",
+                    request_serializer=each.request.SerializeToString,
+                    response_deserializer=each.response.FromString,
+                )
+                self._calls[each.name] = (call, each.request)
+
+    def _refusal(self, error: Any, method: str) -> Exception:
+        code, words, url = error.code(), error.details() or "no reason given", self._access.url
+        codes = self._grpc.StatusCode
+        if code in (codes.UNAVAILABLE, codes.DEADLINE_EXCEEDED, codes.RESOURCE_EXHAUSTED, codes.CANCELLED):
+            # A channel that has failed waits longer and longer by itself; a new one tries at once.
+            self.close()
+            return Away(words, was_sent=code is not codes.RESOURCE_EXHAUSTED)
+        if code in (codes.UNAUTHENTICATED, codes.PERMISSION_DENIED):
+            have = "another token" if self._access.token else "its token"
+            return UserError(f"{url} does not let us in ({words}); give {have} by --token-file or STEPPE_SERVE_TOKEN")
+        if code is codes.NOT_FOUND and method == "SendFeedback":
+            return EpisodeLost(words)
+        if code in (codes.NOT_FOUND, codes.UNIMPLEMENTED):
+            return UserError(f"{url} has no such model or method ({words}); check --url, --protocol and --model")
+        if code in (codes.INVALID_ARGUMENT, codes.FAILED_PRECONDITION, codes.OUT_OF_RANGE):
+            return UserError(f"{url} refused what it was sent: {words}")
+        return EndpointFault(f"{url} had a fault of its own ({code.name}): {words}; look into its log")
+
+
+def _value(parameter: Any) -> Any:
+    chosen = parameter.WhichOneof("parameter_choice")
+    return None if chosen is None else getattr(parameter, chosen)
+
+
+def _certificates(access: Access) -> bytes | None:
+    if access.tls_ca is None:
+        return None
+    access.tls()  # says what is wrong with the file
+    return Path(access.tls_ca).read_bytes()

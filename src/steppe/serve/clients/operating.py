@@ -1,0 +1,80 @@
+"""What an operator asks of a running endpoint: how it stands, which versions it has, which one is in service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from steppe.errors import SteppeError, UserError
+from steppe.serve.clients._base import Access, Away, EndpointFault
+from steppe.serve.clients.connection import Connection
+from steppe.specs.words import did_you_mean
+
+Value = TypeVar("Value")
+
+
+class Operator:
+    """Talks to one of Steppe's own endpoints; what cannot be done is an error at once."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._connection = Connection(access)
+
+    def __enter__(self) -> Operator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def standing(self) -> dict[str, Any]:
+        """`endpoint` (routers, policies, shadows, episodes, the ledger) and `server`, in plain values."""
+        data = self._now(lambda: self._connection.ask("GET", "/standing"))
+        if not isinstance(data.get("endpoint"), dict):
+            raise EndpointFault(f"{self._access.url} did not say how it stands; is it one of Steppe's endpoints?")
+        return data
+
+    def policy(self, name: str | None) -> dict[str, Any]:
+        """One policy of the endpoint; the only one where none is named."""
+        policies = {each["name"]: each for each in self.standing()["endpoint"]["policies"]}
+        if name is None:
+            if len(policies) > 1:
+                raise UserError(f"{self._access.url} serves {', '.join(policies)}; choose one by --policy")
+            return next(iter(policies.values()))
+        if name not in policies:
+            way_out = did_you_mean(name, policies) or f"; it serves {', '.join(policies)}"
+            raise UserError(f'{self._access.url} serves no policy "{name}"{way_out}')
+        return policies[name]
+
+    def pin(self, policy: dict[str, Any], version: str | None) -> dict[str, Any]:
+        """Puts a version into service until further notice (None: the newest); how the policy stands then."""
+        known = policy["versions"]
+        if version is not None and version not in known:
+            way_out = did_you_mean(version, known) or f"; there are {', '.join(known)}"
+            raise UserError(f'policy "{policy["name"]}" has no version "{version}"{way_out}')
+        self._load(policy["name"], {"parameters": {"version": version}})
+        return self.policy(policy["name"])
+
+    def reload(self) -> list[str]:
+        """Lets it look for newer policies; what is new."""
+        news = self._load(self.standing()["endpoint"]["name"], {}).get("news")
+        return [str(each) for each in news] if isinstance(news, list) else []
+
+    def _load(self, name: str, message: dict[str, Any]) -> dict[str, Any]:
+        path = f"/v2/repository/models/{quote(name, safe='')}/load"
+        return self._now(lambda: self._connection.ask("POST", path, message))
+
+    def _now(self, attempt: Callable[[], Value]) -> Value:
+        try:
+            return attempt()
+        except Away as away:
+            raise SteppeError(f"cannot reach the endpoint at {self._access.url} ({away}); is it running?") from None
+
+
+def version_before(policy: dict[str, Any]) -> str:
+    """The version that was in service before the one that is."""
+    known, current = policy["versions"], policy["version"]
+    position = known.index(current) if current in known else 0
+    if position == 0:
+        raise UserError(f'policy "{policy["name"]}" has no version before {current}, so there is nothing to go back to')
+    return known[position - 1]

@@ -1,0 +1,109 @@
+"""Tries again while an endpoint is away, and never tells a reward twice to one that would count it twice."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from steppe.serve.clients._base import Access, Away, Client, Described, EndpointFault, EpisodeLost
+from steppe.serve.exchange import Answer, Feedback, Question
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between two tries: doubled each time."""
+
+Value = TypeVar("Value")
+
+
+class Stopped(Exception):
+    """Whoever plays has been asked to stop while the endpoint was away."""
+
+
+class Patience:
+    """How long an endpoint may be away, for all who play through it; says once that it is, and once that it is back."""
+
+    def __init__(
+        self, access: Access, seconds: float, stop: threading.Event, tell: Callable[[str], None] = lambda sentence: None
+    ) -> None:
+        self._url, self._seconds, self._stop, self._tell = access.url, seconds, stop, tell
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        self.tries = 0
+        """How often something was sent again."""
+
+    def during(self, attempt: Callable[[], Value], may_repeat: Callable[[Away], bool] = lambda away: True) -> Value:
+        """What `attempt` returns at last; the `Away` itself where that may not be repeated."""
+        pause, deadline = FIRST_PAUSE, 0.0
+        while True:
+            try:
+                value = attempt()
+            except Away as away:
+                self._note(away)
+                deadline = deadline or time.monotonic() + self._seconds
+                if not may_repeat(away):
+                    raise
+                wanted = max(pause, away.pause or 0.0)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise self._gave_up(away) from None
+                # Many may wait for one endpoint: they should not come all at once.
+                if self._stop.wait(min(left, wanted * random.uniform(0.5, 1.0))):
+                    raise Stopped from None
+                with self._lock:
+                    self.tries += 1
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                if self._since is not None:
+                    self._note(None)
+                return value
+
+    def _note(self, away: Away | None) -> None:
+        with self._lock:
+            if away is not None and self._since is None:
+                self._since = time.monotonic()
+                self._tell(f"the endpoint at {self._url} is away ({away}); trying again for up to {self._seconds:g} s")
+            elif away is None and self._since is not None:
+                self._tell(f"the endpoint at {self._url} is back after {time.monotonic() - self._since:.1f} s")
+                self._since = None
+
+    def _gave_up(self, away: Away) -> EndpointFault:
+        return EndpointFault(
+            f"the endpoint at {self._url} was away for {self._seconds:g} s ({away}); start it with: steppe serve, or "
+            "give another --url or more --patience"
+        )
+
+
+class Patient:
+    """A client that waits for its endpoint."""
+
+    def __init__(self, client: Client, patience: Patience) -> None:
+        self._client, self._patience = client, patience
+        self._described: Described | None = None
+        self.uncounted = 0
+        """How many rewards may be lost: not sent again, or for something that the endpoint has forgotten."""
+
+    def describe(self) -> Described:
+        """What is served."""
+        if self._described is None:
+            self._described = self._patience.during(self._client.describe)
+        return self._described
+
+    def answer(self, question: Question) -> Answer:
+        """The actions for observations [B, ...]."""
+        return self._patience.during(lambda: self._client.answer(question))
+
+    def feedback(self, feedback: Feedback) -> None:
+        """Tells a reward; where it is open whether it arrived, it is told again only if it then counts once."""
+        applies_once = self.describe().applies_once
+        try:
+            self._patience.during(
+                lambda: self._client.feedback(feedback), lambda away: applies_once or not away.was_sent
+            )
+        except (Away, EpisodeLost):
+            self.uncounted += 1
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._client.close()

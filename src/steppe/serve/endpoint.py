@@ -1,0 +1,409 @@
+"""An endpoint: the one place where a question becomes an answer and feedback a receipt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steppe.errors import UserError
+from steppe.serve import checking, reading
+from steppe.serve.episodes import Episode, OpenEpisodes
+from steppe.serve.exchange import Answer, Feedback, Metadata, NotFound, Question, Receipt, Standing, Unavailable
+from steppe.serve.graph import Graph, Leaf, Node
+from steppe.serve.ledger._base import Decision, Difference, Ended, Ledger, Named, OpenEpisode, Outcome, Reward
+from steppe.serve.ledger.writer import TICK_SECONDS, Writer
+from steppe.serve.versions import Version
+from steppe.specs.words import did_you_mean
+
+log = logging.getLogger("steppe.serve")
+
+FEEDBACK_SECONDS = 20.0
+"""How long a reward may take to be on the disk."""
+SHARING_SECONDS = 1.0
+"""How long a question or a reward waits for what other replicas know of its episode."""
+EXPIRY_SECONDS = 5.0
+"""How often silent episodes are looked for."""
+PRUNE_SECONDS = 60.0
+"""How often what need not be kept any longer is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an endpoint keeps in memory, and how often it looks around."""
+
+    episodes: int = 10_000
+    """Open episodes; where there are more, those silent for longest expire."""
+    idle_seconds: float = 3600.0
+    """How long an episode may be silent."""
+    queue: int = 100_000
+    """Decisions that wait for the ledger; what is more is counted and dropped."""
+    watch_seconds: float | None = None
+    """How often newer policies are looked for; never without it."""
+    keep_days: float | None = None
+    """For how long a decision is kept after it is over, with its rewards; for ever without it."""
+
+
+class Endpoint:
+    """A served graph of policies; `answer` is for the thread of the event loop in which `start` was called.
+
+    Errors: UserError (and its NotFound) is the asker's mistake, Unavailable passes.
+    """
+
+    def __init__(
+        self, name: str, graph: Graph, ledger: Ledger, limits: Limits | None = None, *, seed: int | None = None
+    ) -> None:
+        self.name = name
+        self.graph = graph
+        self.limits = limits or Limits()
+        self.is_shared = ledger.is_shared
+        """Whether other replicas use the same ledger: then `await ask(question)` takes the place of `answer`."""
+        self.notices: list[str] = []
+        """What happened to policies since the start, the newest last; the last hundred."""
+        self._ledger = ledger
+        self._writer: Writer | None = None
+        self._episodes = OpenEpisodes(self.limits.episodes, self.limits.idle_seconds)
+        self._draw = random.Random(seed).random
+        self._rng = np.random.default_rng(seed)
+        self._form = reading.form_of(graph)
+        # Keys must differ from those of other replicas and of earlier lives.
+        self._prefix = secrets.token_hex(6)
+        self._numbers = itertools.count(1)
+        self._arms: dict[Any, Any] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Opens the ledger and, where asked for, begins to watch for newer policies."""
+        await asyncio.to_thread(self._ledger.open)
+        arms = await asyncio.to_thread(self._ledger.arms)
+        episodes = await asyncio.to_thread(self._ledger.open_episodes, self.limits.episodes)
+        self._learn(arms)
+        for episode in episodes:
+            self._restore(episode)
+        self._writer = Writer(self._ledger, self.limits.queue, self._learn)
+        self._tasks = [asyncio.create_task(self._expire())]
+        if self.limits.watch_seconds is not None:
+            self._tasks.append(asyncio.create_task(self._watch(self.limits.watch_seconds)))
+        if self.limits.keep_days is not None:
+            self._tasks.append(asyncio.create_task(self._prune(self.limits.keep_days)))
+
+    async def close(self) -> None:
+        """Writes down what is queued and closes the ledger."""
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.close()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has been started and not yet closed."""
+        return self._writer is not None
+
+    def models(self) -> tuple[str, ...]:
+        """The names that can be asked for: the endpoint's own first, then the nodes of its graph."""
+        return tuple(dict.fromkeys([self.name, *self.graph.nodes]))
+
+    def metadata(self, model: str | None = None, version: str | None = None) -> Metadata:
+        """What a client must know of the endpoint, or of one node of its graph, before it asks."""
+        node = self._node(model)
+        if version is not None:
+            checking.leaf_with_versions(node).versions.get(version)
+        return reading.metadata(model or self.name, node, version, self._form, self.is_ready)
+
+    def check(self, observations: Any, model: str | None = None) -> np.ndarray:
+        """[B, ...] in the policies' type, of an array or nested lists [B, ...] or one observation.
+
+        UserError for a wrong shape or type, NaN, infinity or a choice that does not exist.
+        """
+        return self._form.check(observations)
+
+    def answer(self, question: Question) -> Answer:
+        """What to do; never touches the disk. The same question again (its answer was lost) has the same answer."""
+        if (before := self._episodes.answered(question)) is not None:
+            return before
+        episode = self._episode_for(question)
+        version = episode.version
+        actions, outputs = self._act(question, episode, episode.path.leaf, version)
+        return self._record(question, episode, actions, outputs)
+
+    def answers(self, questions: Sequence[Question]) -> list[Answer | Exception]:
+        """Several at once, each by itself but with one forward pass for all that go to the same policy."""
+        results: list[Answer | Exception | None] = [None] * len(questions)
+        groups: dict[tuple[int, bool], list[tuple[int, Episode]]] = {}
+        alone, sequences = [], set()
+        for index, question in enumerate(questions):
+            if question.sequence_id is not None and question.sequence_id in sequences:
+                # What came before it in its episode has not been answered yet.
+                alone.append(index)
+                continue
+            sequences.add(question.sequence_id)
+            if (before := self._episodes.answered(question)) is not None:
+                results[index] = before
+                continue
+            try:
+                episode = self._episode_for(question)
+            except UserError as error:
+                results[index] = error
+                continue
+            if episode.version.is_recurrent or question.outputs:
+                alone.append(index)
+            else:
+                greedy = _greedy(question, episode.path.leaf)
+                groups.setdefault((id(episode.version), greedy), []).append((index, episode))
+        for (_, greedy), members in groups.items():
+            together = np.concatenate([questions[index].observations for index, _ in members])
+            actions, _ = members[0][1].version.policy.advance(together, {}, greedy, self._rng)
+            start = 0
+            for index, episode in members:
+                end = start + len(questions[index].observations)
+                results[index] = self._record(questions[index], episode, actions[start:end], None)
+                start = end
+        for index in alone:
+            try:
+                results[index] = self.answer(questions[index])
+            except UserError as error:
+                results[index] = error
+        return results  # type: ignore[return-value]
+
+    async def ask(self, question: Question) -> Answer:
+        """`answer`, but for an episode that another replica may have begun; the same where the ledger is not shared."""
+        sequence = question.sequence_id
+        if not self.is_shared or sequence is None or (not question.sequence_start and self._episodes.get(sequence)):
+            return self.answer(question)
+        writer = self._writing()
+        # Without a ledger this replica goes on by itself.
+        if not question.sequence_start:
+            with contextlib.suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout(SHARING_SECONDS):
+                    found = await writer.find_episode(sequence)
+                # Another question of this episode may have been first.
+                if found is not None and self._episodes.get(sequence) is None:
+                    self._restore(found)
+        answer = self.answer(question)
+        with contextlib.suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(SHARING_SECONDS):
+                await writer.settle()
+        return answer
+
+    async def feedback(self, feedback: Feedback) -> Receipt:
+        """Returns when the reward is on the disk; NotFound for an unknown id, Unavailable without a ledger."""
+        reward = checking.reward_of(feedback, self._episodes)
+        try:
+            async with asyncio.timeout(FEEDBACK_SECONDS):
+                outcome = await self._rewarded(reward)
+        except TimeoutError:
+            raise Unavailable("the ledger does not answer; send the same again later, it is applied once") from None
+        if feedback.sequence_end and outcome.sequence is not None:
+            self._episodes.close(outcome.sequence, outcome.key)
+        route = tuple(step for step in outcome.steps if step[1])
+        return Receipt(outcome.applied, outcome.key, outcome.policy, route, outcome.total)
+
+    def standing(self) -> Standing:
+        """For the page and the metrics."""
+        writer = self._writer
+        return Standing(
+            name=self.name,
+            routers=tuple(reading.router_standing(choice) for choice in self.graph.choices),
+            policies=tuple(reading.policy_standing(leaf, self._arms) for leaf in self.graph.leaves),
+            shadows=tuple(
+                reading.shadow_standing(shadow, leaf, self._arms)
+                for shadow in self.graph.shadows
+                for leaf in shadow.shadows
+            ),
+            open_episodes=len(self._episodes),
+            expired_episodes=self._episodes.expired,
+            queued=writer.queued if writer is not None else 0,
+            dropped=writer.dropped if writer is not None else 0,
+            ledger_problem=writer.problem if writer is not None else None,
+        )
+
+    async def reload(self) -> list[str]:
+        """Looks for newer policies; sentences that say what is new, or why it could not be taken into service."""
+        sentences = [await asyncio.to_thread(leaf.versions.refresh) for leaf in self.graph.leaves]
+        news = [sentence for sentence in sentences if sentence is not None]
+        for sentence in news:
+            log.warning("%s", sentence)
+        self.notices = [*self.notices, *news][-100:]
+        return news
+
+    async def pin(self, policy: str, version: str | None) -> None:
+        """Puts one version of a policy into service until further notice; None goes back to the newest."""
+        leaf = checking.leaf_with_versions(self._node(policy))
+        await asyncio.to_thread(leaf.versions.pin, version)
+
+    async def settle(self) -> None:
+        """Returns when everything that was decided so far is on the disk."""
+        await self._writing().settle()
+
+    def _writing(self) -> Writer:
+        if self._writer is None:
+            raise Unavailable("the endpoint is not running; ask again when it is")
+        return self._writer
+
+    def _node(self, model: str | None) -> Node:
+        if model is None or model == self.name:
+            return self.graph.root
+        node = self.graph.nodes.get(model)
+        if node is None:
+            way_out = did_you_mean(model, self.models()) or f"; there are {', '.join(self.models())}"
+            raise NotFound(f'there is no model "{model}" here{way_out}')
+        return node
+
+    def _episode_for(self, question: Question) -> Episode:
+        """The question's open episode, or a new one that is not open yet."""
+        sequence = question.sequence_id
+        checking.check_id(question.id, "id")
+        node = self._node(question.model)
+        if sequence is not None:
+            checking.check_id(sequence, "sequence_id")
+            episode = self._episodes.get(sequence)
+            if episode is not None and not question.sequence_start:
+                checking.check_same(question, episode, node)
+                return episode
+        path, propensity = self.graph.choose(node, self._draw)
+        version = path.leaf.versions.current
+        if question.version is not None:
+            version = checking.leaf_with_versions(node).versions.get(question.version)
+        return Episode(f"{self._prefix}-{next(self._numbers):x}", sequence, path, version, propensity)
+
+    def _act(
+        self, question: Question, episode: Episode, leaf: Leaf, version: Version
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """(actions [B, ...], the head's outputs [B, outputs] where they are wanted)."""
+        observations, policy, greedy = question.observations, version.policy, _greedy(question, leaf)
+        if not version.is_recurrent:
+            outputs = policy.outputs(observations) if question.outputs else None
+            return policy.advance(observations, {}, greedy, self._rng)[0], outputs
+        if episode.rows not in (0, len(observations)):
+            raise UserError(
+                f'episode "{episode.sequence}" has {episode.rows} observations in each question, not '
+                f"{len(observations)}; a recurrent policy remembers each row"
+            )
+        state = episode.states.get(leaf.name)
+        if state is None:
+            state = policy.initial_state((len(observations),))
+        outputs = policy.outputs_after(observations, state)[0] if question.outputs else None
+        actions, episode.states[leaf.name] = policy.advance(observations, state, greedy, self._rng)
+        return actions, outputs
+
+    def _record(self, question: Question, episode: Episode, actions: np.ndarray, outputs: np.ndarray | None) -> Answer:
+        """Puts down what was answered, for the ledger and for the episode's next question."""
+        path, writer, sequence = episode.path, self._writing(), episode.sequence
+        if episode.requests == 0:
+            if sequence is not None and (before := self._episodes.get(sequence)) not in (None, episode):
+                self._end(before, "ended")
+            writer.put(
+                Decision(
+                    episode.key,
+                    sequence,
+                    time.time(),
+                    path.leaf.name,
+                    episode.version.name,
+                    episode.propensity,
+                    path.steps,
+                    path.is_routed,
+                )
+            )
+            name = episode.key
+        else:
+            name = f"{episode.key}.{episode.label}{episode.requests}"
+        if question.id is not None:
+            name = question.id
+            writer.put(Named(name, episode.key))
+        writer.put(path.steps)
+        if path.shadows:
+            self._compare(question, episode, actions)
+        episode.requests += 1
+        episode.rows = len(actions)
+        answer = Answer(name, actions, path.route, path.leaf.name, episode.version.name, episode.propensity, outputs)
+        if sequence is not None:
+            if question.sequence_end:
+                self._end(episode, "ended")
+            else:
+                self._episodes.remember(episode, question, answer)
+                for gone in self._episodes.touch(episode):
+                    self._end(gone, "expired")
+        return answer
+
+    def _end(self, episode: Episode, how: str) -> None:
+        assert episode.sequence is not None
+        self._episodes.close(episode.sequence, episode.key)
+        self._writing().put(Ended(episode.key, time.time(), how))
+
+    def _compare(self, question: Question, episode: Episode, actions: np.ndarray) -> None:
+        """Asks the policies in the shadow, and puts down how far they are from what was answered."""
+        for step, leaf in episode.path.shadows:
+            try:
+                others, _ = self._act(question, episode, leaf, leaf.versions.current)
+                value = self._form.difference(actions, others)
+            except Exception:
+                # Whatever a policy in the shadow does, the answer stands.
+                value = None
+            self._writing().put(Difference(step, value))
+
+    async def _rewarded(self, reward: Reward) -> Outcome:
+        """What became of a reward; what it is for may still be on its way from another replica to the ledger."""
+        patience_ends = time.monotonic() + (SHARING_SECONDS if self.is_shared else 0.0)
+        while True:
+            try:
+                return await self._writing().reward(reward)
+            except NotFound:
+                if time.monotonic() >= patience_ends:
+                    raise
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _learn(self, arms: dict[Any, Any]) -> None:
+        self._arms = arms
+        self.graph.learn(arms)
+
+    def _restore(self, found: OpenEpisode) -> None:
+        """Goes on with an episode that was begun before the start, or by another replica."""
+        path = self.graph.find(found.policy, found.steps)
+        if path is None:
+            return
+        try:
+            version = path.leaf.versions.get(found.version)
+        except NotFound:
+            version = path.leaf.versions.current
+        label = f"{self._prefix}-{next(self._numbers):x}-"
+        episode = Episode(found.key, found.sequence, path, version, found.propensity, label, requests=1)
+        self._episodes.touch(episode)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(min(EXPIRY_SECONDS, self.limits.idle_seconds))
+            for episode in self._episodes.expire():
+                self._end(episode, "expired")
+
+    async def _prune(self, days: float) -> None:
+        while True:
+            # While the ledger is away nothing can be forgotten either; the next time will do.
+            with contextlib.suppress(Unavailable):
+                while await self._writing().prune(time.time() - 86_400 * days):
+                    pass
+            await asyncio.sleep(PRUNE_SECONDS)
+
+    async def _watch(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self.reload()
+            except Exception:
+                # Whatever stands in a folder, what is in service stays there, and the next look may find better.
+                log.exception("looking for newer policies failed")
+
+
+def _greedy(question: Question, leaf: Leaf) -> bool:
+    return leaf.deterministic if question.deterministic is None else question.deterministic

@@ -1,0 +1,111 @@
+"""Open episodes: which route each took, and what a recurrent policy remembers of it."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from steppe.records.forward import State
+from steppe.serve.exchange import Answer, Question
+from steppe.serve.graph import Path
+from steppe.serve.versions import Version
+
+
+@dataclass(slots=True, eq=False)
+class Episode:
+    """One open episode, or one request without an episode."""
+
+    key: str
+    """The decision's own name."""
+    sequence: str | None
+    path: Path
+    version: Version
+    propensity: float
+    label: str = ""
+    """What stands before the numbers of its requests, where an earlier life or another replica gave some too."""
+    requests: int = 0
+    rows: int = 0
+    """How many observations each of its questions has; 0 before the first."""
+    states: dict[str, State] = field(default_factory=dict)
+    """What recurrent policies remember, by policy: the one that answers and those in its shadow."""
+    last: tuple[tuple[Any, ...], Answer] | None = None
+    """What tells its last question from others, and the answer; None where that had no id."""
+    touched: float = 0.0
+
+
+class OpenEpisodes:
+    """A bounded number of them, by sequence_id; where there is no room the one silent for longest goes."""
+
+    def __init__(self, limit: int, idle_seconds: float) -> None:
+        self.expired = 0
+        """How many went for want of room or after a long silence."""
+        self._limit = limit
+        self._idle_seconds = idle_seconds
+        self._episodes: OrderedDict[str, Episode] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def get(self, sequence: str) -> Episode | None:
+        """The open episode of that name."""
+        return self._episodes.get(sequence)
+
+    def answered(self, question: Question) -> Answer | None:
+        """The answer to the last question of its episode, if it is asked again: it was lost on the way."""
+        if question.id is None or question.sequence_id is None:
+            return None
+        episode = self._episodes.get(question.sequence_id)
+        if episode is None or episode.last is None or episode.last[0][0] != question.id:
+            return None
+        if episode.last[0] != _mark(question):
+            return None
+        self.touch(episode)
+        return episode.last[1]
+
+    def remember(self, episode: Episode, question: Question, answer: Answer) -> None:
+        """Keeps what was answered last, for whoever asks again."""
+        episode.last = None if question.id is None else (_mark(question), answer)
+
+    def touch(self, episode: Episode) -> list[Episode]:
+        """Counts a question to an episode, opening it where it is new; those that had to go for it."""
+        assert episode.sequence is not None
+        episode.touched = time.monotonic()
+        self._episodes[episode.sequence] = episode
+        self._episodes.move_to_end(episode.sequence)
+        gone = []
+        while len(self._episodes) > self._limit:
+            gone.append(self._episodes.popitem(last=False)[1])
+        self.expired += len(gone)
+        return gone
+
+    def close(self, sequence: str, key: str) -> Episode | None:
+        """Forgets that episode, unless its name belongs to another one by now."""
+        episode = self._episodes.get(sequence)
+        return self._episodes.pop(sequence) if episode is not None and episode.key == key else None
+
+    def expire(self) -> list[Episode]:
+        """Forgets those that have been silent for too long."""
+        earliest, gone = time.monotonic() - self._idle_seconds, []
+        while self._episodes and next(iter(self._episodes.values())).touched < earliest:
+            gone.append(self._episodes.popitem(last=False)[1])
+        self.expired += len(gone)
+        return gone
+
+
+def _mark(question: Question) -> tuple[Any, ...]:
+    """What tells a question from others; some clients give each the same id, so that alone is not enough."""
+    # The hash of pictures, since thousands of episodes may be open.
+    observations = question.observations
+    return (
+        question.id,
+        question.sequence_start,
+        question.sequence_end,
+        question.deterministic,
+        question.model,
+        question.version,
+        question.outputs,
+        observations.shape,
+        hash(observations.tobytes()),
+    )

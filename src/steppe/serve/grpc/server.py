@@ -1,0 +1,44 @@
+"""The gRPC server beside the HTTP one, in the same event loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steppe.errors import UserError
+from steppe.serve.admission import Gate
+from steppe.serve.batching import Batcher
+from steppe.serve.endpoint import Endpoint
+from steppe.serve.grpc.service import Service, grpc
+from steppe.serve.http.observing import Observer
+
+if TYPE_CHECKING:
+    from steppe.serve.server import Listening
+
+
+async def start(
+    endpoint: Endpoint, gate: Gate, batcher: Batcher, observer: Observer, listening: Listening, version: str
+) -> tuple[Any, int]:
+    """(a server that answers, the port it really listens at)."""
+    options = [
+        ("grpc.max_receive_message_length", gate.limits.body_bytes),
+        # Else two servers could listen at one port, and each would get a part of the questions.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_connection_idle_ms", 600_000),
+    ]
+    server = grpc.aio.server(options=options)
+    server.add_generic_rpc_handlers(Service(endpoint, gate, batcher, observer, version).handlers())
+    host = f"[{listening.host}]" if ":" in listening.host else listening.host
+    where = f"{host}:{listening.grpc_port}"
+    try:
+        if listening.tls_cert is None or listening.tls_key is None:
+            port = server.add_insecure_port(where)
+        else:
+            pair = (Path(listening.tls_key).read_bytes(), Path(listening.tls_cert).read_bytes())
+            port = server.add_secure_port(where, grpc.ssl_server_credentials([pair]))
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise UserError(f"cannot listen for gRPC at {where}; choose another --grpc-port")
+    await server.start()
+    return server, port

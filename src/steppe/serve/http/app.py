@@ -1,0 +1,300 @@
+"""The endpoint as a raw ASGI application: routing table, token, limits, bodies, errors as JSON."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from steppe.serve.admission import Gate, Refused
+from steppe.serve.batching import Batcher
+from steppe.serve.endpoint import Endpoint
+from steppe.serve.http import openapi, seldon
+from steppe.serve.http.observing import Metrics, Observer, standing
+from steppe.serve.http.open_inference import OpenInference, no_such_path
+from steppe.serve.http.replies import Handler, Headers, Reply, Request, as_json, status_of
+
+MOST_KNOWN_PATHS = 1024
+"""How many paths are remembered with what they lead to."""
+OVERLENGTH = 4
+"""A body that is longer than allowed, but not by more than this, is read to its end, so that its sender hears why."""
+PAGE_HEADERS: Headers = [
+    (b"content-type", b"text/html; charset=utf-8"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+        b"frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    ),
+    (b"referrer-policy", b"no-referrer"),
+]
+NOT_SNIFFED = (b"x-content-type-options", b"nosniff")
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+
+
+class Route(NamedTuple):
+    """Where a method and a path lead to."""
+
+    operation: str
+    """What it is called in metrics and logs."""
+    handler: Handler
+    is_open: bool = False
+    """Whether it needs neither a token nor a place: probes must be answered when nothing else is."""
+    model: str | None = None
+    version: str | None = None
+
+
+class Disconnected(Exception):
+    """The client hung up before its request was whole."""
+
+
+class App:
+    """One endpoint under HTTP; runs in one event loop."""
+
+    def __init__(
+        self, endpoint: Endpoint, gate: Gate, batcher: Batcher, observer: Observer, version: str = "unknown"
+    ) -> None:
+        self._endpoint, self._gate, self._observer = endpoint, gate, observer
+        self._batcher, self._version = batcher, version
+        self._page = Path(__file__).with_name("page.html").read_bytes()
+        self._metrics: Metrics | None = None
+        self._open_inference = OpenInference(endpoint, batcher, gate, version)
+        self._seldon = seldon.Seldon(endpoint, batcher)
+        self._fixed = self._table()
+        self._known: dict[tuple[str, str], Route] = {}
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if scope["type"] != "http":
+            return
+        started = perf_counter()
+        path, method, client = scope["path"], scope["method"], scope["client"]
+        operation, address = "unknown", client[0] if client else ""
+        try:
+            route = self._known.get((method, path)) or self._resolve(method, path)
+            operation = route.operation
+            reply = await self._answer(route, scope["headers"], address, receive)
+        except Disconnected:
+            return
+        except Exception as error:
+            reply = self._failure(error, path)
+        headers = reply.headers
+        if self._gate.is_draining:
+            headers = [*headers, (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+        self._observer.record(operation, reply, perf_counter() - started, address, path)
+
+    def quick_route(self, method: bytes, url: bytes) -> Route | None:
+        """The route of a question that `answer_now` can answer at this moment, None for anything else."""
+        if method != b"POST" or self._gate.is_draining or self._endpoint.is_shared or self._batcher.gathers:
+            return None
+        route = self._known.get(("POST", url.decode("latin-1")))
+        return route if route is not None and route.operation == "infer" else None
+
+    def answer_now(self, route: Route, path: str, headers: Headers, body: bytes, address: str) -> Reply:
+        """The reply to a question that is whole, without a turn of the event loop."""
+        started = perf_counter()
+        try:
+            encoding = self._admitted(headers)[1]
+            self._gate.enter(address)
+            try:
+                body = body if encoding is None else _decompressed(body, encoding, self._gate.limits.body_bytes)
+                reply = route.handler(Request(headers, body, route.model, route.version))
+            finally:
+                self._gate.leave()
+        except Exception as error:
+            reply = self._failure(error, path)
+        assert type(reply) is Reply
+        self._observer.record(route.operation, reply, perf_counter() - started, address, path)
+        return reply
+
+    async def _answer(self, route: Route, headers: Headers, address: str, receive: Receive) -> Reply:
+        gate = self._gate
+        if route.is_open:
+            reply = route.handler(Request(headers, b"", route.model, route.version))
+            return reply if type(reply) is Reply else await reply  # type: ignore[misc]
+        length, encoding = self._admitted(headers)
+        gate.enter(address)
+        try:
+            body = await self._body(receive, length)
+            body = body if encoding is None else _decompressed(body, encoding, gate.limits.body_bytes)
+            reply = route.handler(Request(headers, body, route.model, route.version))
+            return reply if type(reply) is Reply else await reply  # type: ignore[misc]
+        finally:
+            gate.leave()
+
+    def _admitted(self, headers: Headers) -> tuple[bytes | None, bytes | None]:
+        """(the body's length, how it is compressed) of a request that may come in, going by its headers."""
+        token = origin = host = length = encoding = None
+        for name, value in headers:
+            if name == b"authorization" or (name == b"x-auth-token" and token is None):
+                token = value
+            elif name == b"content-length":
+                length = value
+            elif name == b"content-encoding" and value != b"identity":
+                encoding = value
+            elif name == b"origin":
+                origin = value
+            elif name == b"host":
+                host = value
+        if self._gate.needs_token:
+            self._gate.check_token(token)
+        if origin is not None and origin.partition(b"://")[2] != host:
+            raise Refused(403, "a page of another site asked; only programs and the page at / may")
+        return length, encoding
+
+    async def _body(self, receive: Receive, length: bytes | None) -> bytes:
+        most = self._gate.limits.body_bytes
+        if length is not None and int(length) > most * OVERLENGTH:
+            raise _too_long(most)
+        pieces: list[bytes] = []
+        size, is_more = 0, True
+        while is_more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            size, is_more = size + len(message["body"]), message["more_body"]
+            if size > most * OVERLENGTH:
+                raise _too_long(most)
+            # What is beyond the limit is thrown away as it comes.
+            if size <= most:
+                pieces.append(message["body"])
+        if size > most:
+            raise _too_long(most)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _failure(self, error: Exception, path: str) -> Reply:
+        status, message = status_of(error), str(error)
+        if status == 500:
+            log.error("a request of %s failed", path[:200], exc_info=error)
+            message = "the endpoint had a fault of its own; its log says more"
+        is_seldon = path.startswith(("/api/", "/seldon/"))
+        reply = as_json(seldon.failure(status, message) if is_seldon else {"error": message}, status)
+        if isinstance(error, Refused) and error.pause is not None:
+            reply.headers.append((b"retry-after", b"%d" % error.pause))
+        if status == 401:
+            reply.headers.append((b"www-authenticate", b"Bearer"))
+        elif status == 413:
+            reply.headers.append((b"connection", b"close"))
+        elif status == 405:
+            allowed = [each for each in ("GET", "POST") if self._find(each, path) is not None]
+            reply.headers.append((b"allow", ", ".join(allowed).encode()))
+        return reply
+
+    def _resolve(self, method: str, path: str) -> Route:
+        """The route, remembered where it is sure to exist."""
+        route = self._find("GET" if method == "HEAD" else method, path)
+        if route is None:
+            if self._find("GET", path) is not None or self._find("POST", path) is not None:
+                raise Refused(405, f"{method} cannot be used here")
+            raise no_such_path(path)
+        if len(self._known) < MOST_KNOWN_PATHS and (route.model is None or route.model in self._endpoint.models()):
+            self._known[method, path] = route
+        return route
+
+    def _find(self, method: str, path: str) -> Route | None:
+        fixed = self._fixed.get((method, path))
+        if fixed is not None:
+            return fixed
+        first, *words = path.split("/")
+        if first or not words:
+            return None
+        if words[0] == "v2":
+            return self._find_model(method, words[1:])
+        # Seldon's gateways put a namespace, and a deployment's name, before the path.
+        if words[0] == "seldon" and "api" in words[2:4]:
+            return self._fixed.get((method, "/" + "/".join(words[words.index("api", 2) :])))
+        return None
+
+    def _find_model(self, method: str, words: list[str]) -> Route | None:
+        """The words after /v2 of a path with a model's name, and perhaps a version, in it."""
+        protocol = self._open_inference
+        version: str | None = None
+        match method, words:
+            case "POST", ["repository", "models", name, "load"] if name:
+                return Route("load", protocol.load, model=name)
+            case _, ["models", name, "versions", version, *rest] if name and version:
+                pass
+            case _, ["models", name, *rest] if name:
+                pass
+            case _:
+                return None
+        match method, rest:
+            case "POST", ["infer"]:
+                return Route("infer", protocol.infer, False, name, version)
+            case "POST", ["feedback"] if version is None:
+                return Route("feedback", protocol.feedback, False, name)
+            case "GET", []:
+                return Route("metadata", protocol.model, False, name, version)
+            case "GET", ["ready"]:
+                return Route("health", protocol.model_ready, False, name, version)
+        return None
+
+    def _table(self) -> dict[tuple[str, str], Route]:
+        protocol, dialect = self._open_inference, self._seldon
+        table = {
+            ("GET", "/"): Route("page", self._show_page, is_open=True),
+            ("GET", "/favicon.ico"): Route("page", _no_icon, is_open=True),
+            ("GET", "/standing"): Route("standing", self._standing),
+            ("GET", "/metrics"): Route("metrics", self._show_metrics),
+            ("GET", "/openapi.json"): Route("openapi", self._openapi),
+            ("GET", "/v2"): Route("metadata", protocol.server),
+            ("GET", "/v2/"): Route("metadata", protocol.server),
+            ("POST", "/v2/repository/index"): Route("metadata", protocol.index),
+        }
+        for path in ("/v2/health/live", "/live"):
+            table["GET", path] = Route("health", protocol.live, is_open=True)
+        for path in ("/v2/health/ready", "/ready"):
+            table["GET", path] = Route("health", protocol.ready, is_open=True)
+        table["GET", "/ping"] = Route("health", dialect.ping, is_open=True)
+        for version in ("v0.1", "v1.0"):
+            table["POST", f"/api/{version}/predictions"] = Route("infer", dialect.predictions)
+            table["POST", f"/api/{version}/feedback"] = Route("feedback", dialect.feedback)
+        return table
+
+    def _show_page(self, request: Request) -> Reply:
+        length = (b"content-length", b"%d" % len(self._page))
+        return Reply(200, self._page, [*PAGE_HEADERS, NOT_SNIFFED, length])
+
+    def _standing(self, request: Request) -> Reply:
+        return as_json(standing(self._endpoint, self._observer, self._gate))
+
+    def _show_metrics(self, request: Request) -> Reply:
+        if self._metrics is None:
+            self._metrics = Metrics(self._endpoint, self._observer, self._gate)
+        body = self._metrics.text()
+        kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+        return Reply(200, body, [kind, (b"content-length", b"%d" % len(body))])
+
+    def _openapi(self, request: Request) -> Reply:
+        return as_json(openapi.document(self._endpoint, self._version, self._gate.needs_token))
+
+
+def _no_icon(request: Request) -> Reply:
+    return Reply(204, b"", [])
+
+
+def _too_long(most: int) -> Refused:
+    return Refused(413, f"a request may have at most {most} bytes; send fewer observations at once")
+
+
+def _decompressed(body: bytes, encoding: bytes, most: int) -> bytes:
+    if encoding not in (b"gzip", b"deflate"):
+        raise Refused(415, "a request may be compressed by gzip or deflate only")
+    inflate = zlib.decompressobj(wbits=47)
+    try:
+        data = inflate.decompress(body, most + 1)
+    except zlib.error:
+        raise Refused(400, f"the request is not compressed by {encoding.decode()} as its header says") from None
+    if len(data) > most:
+        raise _too_long(most)
+    if not inflate.eof:
+        raise Refused(400, "the compressed request is cut off")
+    return data

@@ -1,0 +1,58 @@
+"""The binary tensor extension: tensors as bytes after the JSON, whose length a header gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+
+from steppe.errors import UserError
+from steppe.serve.http.replies import Reply, parsed
+from steppe.serve.tensors import from_bytes
+
+LENGTH = b"inference-header-content-length"
+
+
+def split(body: bytes, length: bytes) -> tuple[dict[str, Any], memoryview]:
+    """(the JSON object, the bytes after it)."""
+    size = int(length) if length.isdigit() and len(length) < 12 else -1
+    if not 0 <= size <= len(body):
+        raise UserError(f"Inference-Header-Content-Length must be a number from 0 to the body's length, {len(body)}")
+    view = memoryview(body)
+    return parsed(view[:size]), view[size:]
+
+
+class Bytes:
+    """The bytes after the JSON, handed out to one tensor after the other."""
+
+    def __init__(self, rest: memoryview) -> None:
+        self._rest = rest
+
+    def take(self, tensor: dict[str, Any], size: Any, name: str) -> np.ndarray:
+        """The next tensor, which says that it has `size` bytes."""
+        if type(size) is not int or not 0 <= size <= len(self._rest):
+            raise UserError(
+                f'"binary_data_size" of "{name}" must be a number of bytes, of which {len(self._rest)} are left'
+            )
+        if "data" in tensor:
+            raise UserError(f'"{name}" has both "data" and "binary_data_size"')
+        mine, self._rest = self._rest[:size], self._rest[size:]
+        return from_bytes(mine, tensor.get("shape"), tensor.get("datatype"), name)
+
+    def end(self) -> None:
+        """Refuses bytes that belong to no tensor."""
+        if len(self._rest):
+            raise UserError(f"the request has {len(self._rest)} bytes more than its tensors take")
+
+
+def reply(message: dict[str, Any], blobs: list[bytes], label: str) -> Reply:
+    """JSON followed by the bytes of those outputs that say so."""
+    head = orjson.dumps(message)
+    body = b"".join([head, *blobs])
+    headers = [
+        (b"content-type", b"application/octet-stream"),
+        (LENGTH, b"%d" % len(head)),
+        (b"content-length", b"%d" % len(body)),
+    ]
+    return Reply(200, body, headers, label)

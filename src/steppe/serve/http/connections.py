@@ -1,0 +1,166 @@
+"""Connections: questions are answered as soon as their last byte is there, and no client is waited for for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from steppe.serve.admission import TrafficLimits
+from steppe.serve.http.app import App, Route
+from steppe.serve.http.replies import Reply
+
+LONGEST_HEAD = 1 << 16
+"""How many bytes the first line and the headers of a request may have."""
+LONGEST_QUICK = 1 << 16
+"""Up to how many bytes a question may be answered at once; larger ones are read with back-pressure."""
+MOST_PIPELINED = 256
+"""How many requests may be sent on one connection before the first of them is answered."""
+MOST_QUICK = 32
+"""How many questions that came in one piece are answered before other connections have their turn."""
+IDLE_SECONDS = 75.0
+"""How long a connection may be open without a request."""
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection; `own_app` and `limits` are set on a subclass for each server.
+
+    A question takes a short cut past ASGI: a task, an event and two more turns of the event loop would cost as much as
+    its answer. Everything else, and whatever is unusual about a request, goes the common way.
+    """
+
+    own_app: App
+    limits: TrafficLimits
+    _since: float | None = None
+    """When the first byte came of a request that is not whole yet."""
+    _stuck_since: float | None = None
+    """When an answer was first not taken."""
+    _idle_since: float | None = None
+    """When the last question was answered by the short cut; uvicorn itself times what went its own way."""
+    _head = 0
+    """How many bytes came of a request whose headers are not complete."""
+    _route: Route | None = None
+    """Of a question on the short cut, until it is answered."""
+    _body = b""
+    _quick_left = MOST_QUICK
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuses more connections than there may be."""
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._address = self.client[0] if self.client else ""
+        if len(self.connections) > self.limits.connections:
+            self._hang_up(503, "there are too many connections; try again in a moment")
+
+    def data_received(self, data: bytes) -> None:
+        """Takes what came, and notes whether a request is whole."""
+        self._idle_since, self._quick_left = None, MOST_QUICK
+        super().data_received(data)
+        if self._idle_since is not None:
+            return
+        if len(self.pipeline) > MOST_PIPELINED:
+            self._hang_up(503, f"more than {MOST_PIPELINED} requests came before the first was answered")
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            self._head = 0
+            if not cycle.more_body:
+                self._since = None
+                return
+        elif self._route is None:
+            self._head += len(data)
+            if self._head > LONGEST_HEAD:
+                self._hang_up(431, f"the headers of a request may have at most {LONGEST_HEAD} bytes")
+        if self._since is None:
+            self._since = self.loop.time()
+
+    def on_headers_complete(self) -> None:
+        """Decides which way a request goes."""
+        cycle = self.cycle
+        if (
+            (cycle is None or cycle.response_complete)
+            and self._quick_left
+            and not self.flow.write_paused
+            and not self.expect_100_continue
+        ):
+            route = self.own_app.quick_route(self.parser.get_method(), self.url)
+            if route is not None and self._is_short() and self.parser.should_keep_alive():
+                self._route, self._body = route, b""
+                return
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Keeps a question's body until it is whole."""
+        if self._route is None:
+            super().on_body(body)
+        else:
+            self._body += body
+
+    def on_message_complete(self) -> None:
+        """Answers a question."""
+        route = self._route
+        if route is None:
+            super().on_message_complete()
+            return
+        self._route = None
+        self._quick_left -= 1
+        path = self.url.decode("latin-1")
+        reply = self.own_app.answer_now(route, path, self.headers, self._body, self._address)
+        self.transport.write(self._response(reply))
+        if reply.status == 413:
+            self.transport.close()
+        self.server_state.total_requests += 1
+        self._head, self._since, self._idle_since = 0, None, self.loop.time()
+
+    def check(self, now: float) -> None:
+        """Ends the connection where its client takes too long; called now and then."""
+        if self.transport.is_closing():
+            return
+        if self._idle_since is not None and now - self._idle_since > IDLE_SECONDS:
+            self.transport.close()
+            return
+        patience = self.limits.request_seconds
+        if not self.flow.write_paused:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = now
+        elif now - self._stuck_since > patience:
+            self.transport.abort()
+            return
+        if self._since is None or now - self._since < patience:
+            return
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            self._hang_up(408, f"the request did not arrive within {patience:g} s")
+
+    def _is_short(self) -> bool:
+        """Whether the body's length is known and small."""
+        for name, value in self.headers:
+            if name == b"content-length":
+                return int(value) <= min(LONGEST_QUICK, self.limits.body_bytes)
+        return False
+
+    def _response(self, reply: Reply) -> bytes:
+        pieces = [STATUS_LINES[reply.status]]
+        for name, value in self.server_state.default_headers:
+            pieces += (name, b": ", value, b"\r\n")
+        for name, value in reply.headers:
+            pieces += (name, b": ", value, b"\r\n")
+        pieces += (b"\r\n", reply.body)
+        return b"".join(pieces)
+
+    def _hang_up(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        body = orjson.dumps({"error": message})
+        reply = Reply(status, body, [(b"content-length", b"%d" % len(body)), (b"connection", b"close")])
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            self.transport.write(self._response(reply))
+        self.transport.close()
+
+
+def connection_class(app: App, limits: TrafficLimits) -> Any:
+    """The class of a server's connections."""
+    return type("Connection", (Connection,), {"own_app": app, "limits": limits})

@@ -1,0 +1,261 @@
+"""What a server tells of itself: metrics for Prometheus, a line of JSON for each request, and how it stands."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from steppe.errors import MissingExtra, UserError
+from steppe.serve.admission import Gate
+from steppe.serve.endpoint import Endpoint
+from steppe.serve.http.replies import Reply
+
+BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Seconds: a policy answers in the first few, feedback waits for the disk."""
+RECENT = 4096
+"""How many requests the page's latencies are taken of."""
+MOST_LINES = 100_000
+"""How many lines of the access log may wait for the disk."""
+WRITE_SECONDS = 0.2
+
+
+class Observer:
+    """Counts requests; used from one thread, and cheap, since every request comes by."""
+
+    def __init__(self, log: AccessLog | None = None) -> None:
+        self.started = time.time()
+        self.durations: dict[tuple[str, int], list[float]] = {}
+        """(operation, status) -> how many took at most as long as each of BUCKETS, and longer; last the sum."""
+        self.requests: dict[tuple[str, str, int], int] = {}
+        """(operation, policy, status) -> how many."""
+        self.recent: deque[float] = deque(maxlen=RECENT)
+        self._log = log
+
+    def record(self, operation: str, reply: Reply, seconds: float, client: str, path: str) -> None:
+        """One request that was answered after so many seconds."""
+        status = reply.status
+        counts = self.durations.get((operation, status))
+        if counts is None:
+            counts = self.durations[operation, status] = [0] * (len(BUCKETS) + 1) + [0.0]
+        counts[bisect_left(BUCKETS, seconds)] += 1
+        counts[-1] += seconds
+        key = (operation, reply.label, status)
+        self.requests[key] = self.requests.get(key, 0) + 1
+        if operation == "infer" and status == 200:
+            self.recent.append(seconds)
+        if self._log is not None:
+            self._log.lines.append((time.time(), client, operation, path, status, seconds, reply.label))
+
+    def latency(self) -> dict[str, float | None]:
+        """Of the last few thousand answers, in seconds."""
+        ordered = sorted(self.recent)
+        return {
+            name: ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else None
+            for name, part in (("p50", 0.5), ("p99", 0.99))
+        }
+
+
+class AccessLog:
+    """Writes lines from a thread of its own, a few times a second, so that no request waits for the disk."""
+
+    def __init__(self, path: Path | str) -> None:
+        """`-` is standard output."""
+        self.lines: deque[tuple[Any, ...]] = deque(maxlen=MOST_LINES)
+        self._file = _opened(str(path))
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="access log", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self._ending.set()
+        self._thread.join()
+        if self._file is not sys.stdout.buffer:
+            self._file.close()
+
+    def _run(self) -> None:
+        while not self._ending.wait(WRITE_SECONDS):
+            self._write()
+        self._write()
+
+    def _write(self) -> None:
+        text = b"".join(_line(self.lines.popleft()) for _ in range(len(self.lines)))
+        if text:
+            try:
+                self._file.write(text)
+                self._file.flush()
+            except OSError as error:
+                print(f"error: the access log cannot be written: {error}", file=sys.stderr)
+
+
+def standing(endpoint: Endpoint, observer: Observer, gate: Gate) -> dict[str, Any]:
+    """How the endpoint and its server stand, in plain values."""
+    answered = sum(count for (operation, _, _), count in observer.requests.items() if operation == "infer")
+    return {
+        "endpoint": asdict(endpoint.standing()),
+        "server": {
+            "started": observer.started,
+            "now": time.time(),
+            "answers": answered,
+            "failed": sum(count for (_, _, status), count in observer.requests.items() if status >= 500),
+            "refused": gate.refused,
+            "under_way": gate.under_way,
+            "is_draining": gate.is_draining,
+            "latency": observer.latency(),
+        },
+    }
+
+
+class Metrics:
+    """Everything that is counted, as Prometheus reads it."""
+
+    def __init__(self, endpoint: Endpoint, observer: Observer, gate: Gate) -> None:
+        self._endpoint, self._observer, self._gate = endpoint, observer, gate
+        try:
+            from prometheus_client import CollectorRegistry, ProcessCollector
+        except ImportError as error:
+            raise MissingExtra("metrics for Prometheus", "serve") from error
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)  # type: ignore[arg-type]
+        ProcessCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        """The body of GET /metrics."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Any]:
+        """Nothing, so that registering asks for nothing."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Called by the registry."""
+        yield from self._requests()
+        yield from self._routes()
+        yield from self._policies()
+        yield from self._ledger()
+
+    def _requests(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        seconds = HistogramMetricFamily(
+            "steppe_serve_request_duration_seconds",
+            "From the first byte of a request to its answer",
+            labels=["operation", "status"],
+        )
+        for (operation, status), counts in self._observer.durations.items():
+            so_far, buckets = 0.0, []
+            for bound, count in zip((*map(str, BUCKETS), "+Inf"), counts[:-1], strict=True):
+                so_far += count
+                buckets.append((bound, so_far))
+            seconds.add_metric([operation, str(status)], buckets, sum_value=counts[-1])
+        yield seconds
+        requests = CounterMetricFamily(
+            "steppe_serve_requests", "Requests that were answered", labels=["operation", "policy", "status"]
+        )
+        for (operation, policy, status), count in self._observer.requests.items():
+            requests.add_metric([operation, policy, str(status)], count)
+        yield requests
+        yield CounterMetricFamily(
+            "steppe_serve_refused", "Requests refused for their token, rate or number", value=self._gate.refused
+        )
+        yield GaugeMetricFamily(
+            "steppe_serve_requests_under_way", "Requests that wait for their answer", value=self._gate.under_way
+        )
+
+    def _routes(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        names = ["router", "branch"]
+        requests = CounterMetricFamily("steppe_serve_route_requests", "Requests by route", labels=names)
+        decisions = CounterMetricFamily("steppe_serve_route_decisions", "Episodes and lone requests", labels=names)
+        feedback = CounterMetricFamily("steppe_serve_route_feedback", "Decisions that were rewarded", labels=names)
+        rewards = GaugeMetricFamily("steppe_serve_route_reward_sum", "Sum of all rewards by route", labels=names)
+        mean = GaugeMetricFamily("steppe_serve_route_mean_reward", "Mean return by route", labels=names)
+        chance = GaugeMetricFamily(
+            "steppe_serve_route_probability", "Probability that the next episode goes there", labels=names
+        )
+        best = GaugeMetricFamily("steppe_serve_route_best", "1 for the best route of a router, else 0", labels=names)
+        for router in self._endpoint.standing().routers:
+            for branch in router.branches:
+                key = [router.name, branch.name]
+                requests.add_metric(key, branch.requests)
+                decisions.add_metric(key, branch.decisions)
+                feedback.add_metric(key, branch.feedback)
+                chance.add_metric(key, branch.probability)
+                best.add_metric(key, float(branch.is_best))
+                if branch.mean_reward is not None:
+                    mean.add_metric(key, branch.mean_reward)
+                    rewards.add_metric(key, branch.mean_reward * branch.feedback)
+        yield from (requests, decisions, feedback, rewards, mean, chance, best)
+
+    def _policies(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        requests = CounterMetricFamily("steppe_serve_policy_requests", "Requests by policy", labels=["policy"])
+        feedback = CounterMetricFamily("steppe_serve_policy_feedback", "Rewards by policy", labels=["policy"])
+        mean = GaugeMetricFamily("steppe_serve_policy_mean_reward", "Mean return by policy", labels=["policy"])
+        version = GaugeMetricFamily(
+            "steppe_serve_policy_version", "1 for the version in service", labels=["policy", "version"]
+        )
+        problem = GaugeMetricFamily(
+            "steppe_serve_policy_problem", "1 where the newest file could not be taken", labels=["policy"]
+        )
+        for policy in self._endpoint.standing().policies:
+            requests.add_metric([policy.name], policy.requests)
+            feedback.add_metric([policy.name], policy.feedback)
+            version.add_metric([policy.name, policy.version], 1)
+            problem.add_metric([policy.name], float(policy.problem is not None))
+            if policy.mean_reward is not None:
+                mean.add_metric([policy.name], policy.mean_reward)
+        yield from (requests, feedback, mean, version, problem)
+
+    def _ledger(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        stands = self._endpoint.standing()
+        yield GaugeMetricFamily("steppe_serve_open_episodes", "Episodes that are open", value=stands.open_episodes)
+        yield CounterMetricFamily(
+            "steppe_serve_expired_episodes", "Episodes that were forgotten", value=stands.expired_episodes
+        )
+        yield GaugeMetricFamily("steppe_serve_ledger_queued", "What is not on the disk yet", value=stands.queued)
+        yield CounterMetricFamily(
+            "steppe_serve_ledger_dropped", "Decisions that were never written", value=stands.dropped
+        )
+        yield GaugeMetricFamily(
+            "steppe_serve_ledger_up", "1 while rewards can be written", value=float(stands.ledger_problem is None)
+        )
+
+
+def _opened(path: str) -> IO[bytes]:
+    if path == "-":
+        return sys.stdout.buffer
+    try:
+        return Path(path).open("ab")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"cannot write the access log {path}: {reason}; choose another file") from None
+
+
+def _line(entry: tuple[Any, ...]) -> bytes:
+    when, client, operation, path, status, seconds, policy = entry
+    fields = {
+        "time": when,
+        "client": client,
+        "operation": operation,
+        "path": path[:200],
+        "status": status,
+        "milliseconds": round(seconds * 1000, 3),
+        "policy": policy or None,
+    }
+    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)

@@ -1,0 +1,295 @@
+"""The Open Inference Protocol, version 2, by REST: health, metadata, versions, infer, tensors as JSON or as bytes.
+
+Beside the protocol: parameters of a question (`sequence_id`, `sequence_start`, `sequence_end`, `deterministic`) and of
+an answer (`route`, written as `router=1/inner=0`, `policy`, `propensity`), and `POST /v2/models/NAME/feedback`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from steppe.errors import UserError
+from steppe.serve.admission import Gate, Refused
+from steppe.serve.batching import Batcher
+from steppe.serve.endpoint import Endpoint
+from steppe.serve.exchange import Answer, Feedback, Metadata, Question, Receipt
+from steppe.serve.http import binary_tensors
+from steppe.serve.http.replies import (
+    Reply,
+    Request,
+    as_json,
+    flag_field,
+    object_field,
+    optional_flag,
+    parsed,
+    reward_field,
+    text_field,
+)
+from steppe.serve.tensors import from_numbers, one_small, word_of
+
+EXTENSIONS = ["binary_tensor_data", "sequence", "model_repository", "feedback"]
+ACTION, OUTPUTS = "action", "outputs"
+"""The two outputs of a policy: what it does, and, only where it is asked for by name, what its head computed."""
+
+
+class Form(NamedTuple):
+    """What a model takes and gives."""
+
+    input: str
+    outputs: tuple[str, ...]
+    is_vector: bool
+    """Whether an observation is `size` numbers, any finite ones."""
+    size: int
+
+
+class OpenInference:
+    """The handlers of /v2."""
+
+    def __init__(self, endpoint: Endpoint, batcher: Batcher, gate: Gate, version: str) -> None:
+        self._endpoint, self._batcher, self._gate = endpoint, batcher, gate
+        self._server = {"name": "steppe", "version": version, "extensions": EXTENSIONS}
+        self._forms: dict[str | None, Form] = {}
+        """Of the models that exist."""
+
+    def server(self, request: Request) -> Reply:
+        """GET /v2"""
+        return as_json(self._server)
+
+    def live(self, request: Request) -> Reply:
+        """GET /v2/health/live"""
+        return as_json({"live": True})
+
+    def ready(self, request: Request) -> Reply:
+        """GET /v2/health/ready: not before the endpoint has started, and not once it is ending."""
+        is_ready = self._endpoint.is_ready and not self._gate.is_draining
+        return as_json({"ready": is_ready}, 200 if is_ready else 503)
+
+    def model(self, request: Request) -> Reply:
+        """GET /v2/models/NAME"""
+        return as_json(described(self._endpoint.metadata(request.model, request.version)))
+
+    def model_ready(self, request: Request) -> Reply:
+        """GET /v2/models/NAME/ready"""
+        metadata = self._endpoint.metadata(request.model, request.version)
+        is_ready = metadata.ready and not self._gate.is_draining
+        return as_json({"name": metadata.name, "ready": is_ready}, 200 if is_ready else 503)
+
+    def index(self, request: Request) -> Reply:
+        """POST /v2/repository/index: what can be asked for, the endpoint itself first."""
+        wants_ready = optional_flag(parsed(request.body), "ready") if request.body else None
+        models = []
+        for name in self._endpoint.models():
+            metadata = self._endpoint.metadata(name)
+            state = "READY" if metadata.ready else "UNAVAILABLE"
+            versions = metadata.versions or ("",)
+            models += [{"name": name, "version": version, "state": state, "reason": ""} for version in versions[-1:]]
+        return as_json([each for each in models if not wants_ready or each["state"] == "READY"])
+
+    async def load(self, request: Request) -> Reply:
+        """POST /v2/repository/models/NAME/load: looks for newer versions, or puts the one in `version` into service."""
+        given = object_field(parsed(request.body), "parameters") if request.body else {}
+        version, model = text_field(given, "version"), request.model or ""
+        self._endpoint.metadata(model)
+        if "version" in given:
+            await self._endpoint.pin(model, version)
+            return as_json({"news": []})
+        return as_json({"news": await self._endpoint.reload()})
+
+    def infer(self, request: Request) -> Reply | Awaitable[Reply]:
+        """POST /v2/models/NAME/infer"""
+        length = request.header(binary_tensors.LENGTH)
+        if length is None:
+            message, rest = parsed(request.body), None
+        else:
+            message, rest = binary_tensors.split(request.body, length)
+        question, wanted = self._read(message, rest, request)
+        if self._endpoint.is_shared or self._batcher.gathers:
+            return self._infer_later(question, wanted)
+        return self._reply(self._batcher.answer(question), question, wanted)
+
+    async def feedback(self, request: Request) -> Reply:
+        """POST /v2/models/NAME/feedback"""
+        feedback = read_feedback(parsed(request.body))
+        self._form_of(request.model)
+        receipt = await self._endpoint.feedback(feedback)
+        return as_json(receipted(receipt), label=receipt.policy)
+
+    async def _infer_later(self, question: Question, wanted: dict[str, bool]) -> Reply:
+        if self._endpoint.is_shared:
+            return self._reply(await self._endpoint.ask(question), question, wanted)
+        return self._reply(await self._batcher.gathered(question), question, wanted)
+
+    def _read(
+        self, message: dict[str, Any], rest: memoryview | None, request: Request
+    ) -> tuple[Question, dict[str, bool]]:
+        """(the question, the names of the outputs it wants -> whether as bytes)."""
+        model = request.model
+        form = self._forms.get(model) or self._form_of(model)
+        inputs = message.get("inputs")
+        if type(inputs) is not list or len(inputs) != 1 or type(inputs[0]) is not dict:
+            raise UserError(f'"inputs" must be a list of one tensor, "{form.input}"')
+        observations = self._observations(inputs[0], rest, form, model)
+        id = text_field(message, "id")
+        parameters = object_field(message, "parameters")
+        wanted = _wanted(message, parameters, form.outputs)
+        if not parameters:
+            return Question(observations, id, model=model, version=request.version, outputs=OUTPUTS in wanted), wanted
+        sequence = parameters.get("sequence_id")
+        question = Question(
+            observations=observations,
+            id=id,
+            # Clients of this protocol that have no episodes may say so by a zero.
+            sequence_id=None if sequence is None or sequence == 0 else text_field(parameters, "sequence_id"),
+            sequence_start=flag_field(parameters, "sequence_start"),
+            sequence_end=flag_field(parameters, "sequence_end"),
+            deterministic=optional_flag(parameters, "deterministic"),
+            model=model,
+            version=request.version,
+            outputs=OUTPUTS in wanted,
+        )
+        return question, wanted
+
+    def _observations(
+        self, tensor: dict[str, Any], rest: memoryview | None, form: Form, model: str | None
+    ) -> np.ndarray:
+        if rest is None and form.is_vector and tensor.get("name") == form.input and "parameters" not in tensor:
+            quick = one_small(tensor.get("data"), tensor.get("shape"), tensor.get("datatype"))
+            # It is what `check` would make of it.
+            if quick is not None and quick.shape[1] == form.size:
+                return quick
+        return self._endpoint.check(_tensor(tensor, form.input, rest), model)
+
+    def _form_of(self, model: str | None) -> Form:
+        metadata = self._endpoint.metadata(model)
+        observation, outputs = metadata.inputs[0], tuple(each.name for each in metadata.outputs)
+        is_vector = observation.datatype == "FP32" and len(observation.shape) == 2
+        form = Form(observation.name, outputs, is_vector, observation.shape[-1])
+        self._forms[model] = form
+        return form
+
+    def _reply(self, answer: Answer, question: Question, wanted: dict[str, bool]) -> Reply:
+        outputs: list[dict[str, Any]] = []
+        blobs: list[bytes] = []
+        for name, as_bytes in wanted.items():
+            array = answer.actions if name == ACTION else answer.outputs
+            if array is None:
+                continue
+            tensor: dict[str, Any] = {"name": name, "shape": array.shape, "datatype": word_of(array.dtype)}
+            if as_bytes:
+                blobs.append(raw(array))
+                tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
+            else:
+                tensor["data"] = array.tolist() if array.ndim == 1 else array.ravel().tolist()
+            outputs.append(tensor)
+        message = {
+            "model_name": question.model or self._endpoint.name,
+            "model_version": answer.version,
+            "id": answer.id,
+            "parameters": labels(answer),
+            "outputs": outputs,
+        }
+        if blobs:
+            return binary_tensors.reply(message, blobs, answer.policy)
+        return as_json(message, label=answer.policy)
+
+
+def described(metadata: Metadata) -> dict[str, Any]:
+    """A model's metadata in the protocol's words, and the rest under "properties"."""
+
+    def tensors(side: Any) -> list[dict[str, Any]]:
+        return [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in side]
+
+    return {
+        "name": metadata.name,
+        "versions": list(metadata.versions),
+        "platform": metadata.platform,
+        "inputs": tensors(metadata.inputs),
+        "outputs": tensors(metadata.outputs),
+        "properties": metadata.properties,
+    }
+
+
+def labels(answer: Answer) -> dict[str, Any]:
+    """Who answered and why, as parameters, which hold no lists."""
+    route = "/".join([f"{name}={branch}" for name, branch in answer.route])
+    return {"route": route, "policy": answer.policy, "propensity": answer.propensity}
+
+
+def read_feedback(message: dict[str, Any]) -> Feedback:
+    """A reward of /v2."""
+    return Feedback(
+        reward=reward_field(message),
+        id=text_field(message, "id"),
+        sequence_id=text_field(message, "sequence_id"),
+        sequence_end=flag_field(message, "sequence_end"),
+        feedback_id=text_field(message, "feedback_id"),
+        truth=message.get("truth"),
+    )
+
+
+def receipted(receipt: Receipt) -> dict[str, Any]:
+    """What a client hears of its reward."""
+    return {
+        "applied": receipt.applied,
+        "id": receipt.id,
+        "policy": receipt.policy,
+        "route": "/".join(f"{name}={branch}" for name, branch in receipt.route),
+        "episode_return": receipt.episode_return,
+    }
+
+
+def raw(array: np.ndarray) -> bytes:
+    """Its bytes as the protocol has them: little-endian, in row order."""
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _tensor(tensor: dict[str, Any], expected: str, rest: memoryview | None) -> np.ndarray:
+    name = tensor.get("name")
+    if name != expected:
+        raise UserError(f'there is no input {_shown(name)}; the input is "{expected}"')
+    size = object_field(tensor, "parameters").get("binary_data_size")
+    if size is None:
+        if rest:
+            raise UserError(f'bytes come after the JSON, but "{name}" has no "binary_data_size"')
+        return from_numbers(tensor.get("data"), tensor.get("shape"), tensor.get("datatype"), expected)
+    if rest is None:
+        raise UserError(
+            f'"{name}" is sent as bytes; the header Inference-Header-Content-Length must say where they begin'
+        )
+    given = binary_tensors.Bytes(rest)
+    array = given.take(tensor, size, expected)
+    given.end()
+    return array
+
+
+def _wanted(message: dict[str, Any], parameters: dict[str, Any], names: tuple[str, ...]) -> dict[str, bool]:
+    """The names of the outputs that are asked for, the action where none is named -> whether they are to be bytes."""
+    as_bytes = optional_flag(parameters, "binary_data_output") is True
+    outputs = message.get("outputs")
+    if outputs is None or outputs == []:
+        return {ACTION: as_bytes}
+    if type(outputs) is not list:
+        raise UserError('"outputs" must be a list of the outputs that are wanted')
+    wanted = {}
+    for each in outputs:
+        name = each.get("name") if type(each) is dict else None
+        if name not in names:
+            raise UserError(f"there is no output {_shown(name)}; there are {', '.join(names)}")
+        own = optional_flag(object_field(each, "parameters"), "binary_data")
+        wanted[str(name)] = as_bytes if own is None else own
+    return wanted
+
+
+def _shown(name: Any) -> str:
+    """A name that a client gave, in an error."""
+    if type(name) is not str:
+        return "without a name"
+    return f'"{name[:100]}"'
+
+
+def no_such_path(path: str) -> Refused:
+    """What is said of anything else."""
+    return Refused(404, f'there is no "{path[:100]}" here; /openapi.json lists what there is')

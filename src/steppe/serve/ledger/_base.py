@@ -1,0 +1,186 @@
+"""What a ledger keeps: every decision, every reward once, and what the arms learned from them.
+
+One thread writes, in batches that are on the disk as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from steppe.errors import UserError
+from steppe.serve.bandits import Arm
+from steppe.serve.exchange import Unavailable
+
+Step = tuple[str, str]
+"""(a node's name, the name of the branch that was taken there); a policy's own step has no branch: (name, "")."""
+Arms = dict[Step, Arm]
+
+
+class LedgerAway(Unavailable):
+    """The database does not answer; what was to be written is not."""
+
+
+class Decision(NamedTuple):
+    """A route that was chosen, for an episode or for a request without one."""
+
+    key: str
+    """Its own name, never used before."""
+    sequence: str | None
+    made: float
+    """When, in seconds since 1970."""
+    policy: str
+    version: str
+    propensity: float
+    steps: tuple[Step, ...]
+    is_routed: bool
+    """Whether the whole graph was asked, and not a part of it by name."""
+
+
+class Named(NamedTuple):
+    """A request that its sender gave a name to."""
+
+    request: str
+    key: str
+    """The decision it belongs to."""
+
+
+class Ended(NamedTuple):
+    """An episode that is over, apart from rewards that come late."""
+
+    key: str
+    made: float
+    how: str
+    """ended or expired."""
+
+
+class Difference(NamedTuple):
+    """How far the answer of a policy in the shadow was from the one that was given; None where it had none."""
+
+    step: Step
+    value: float | None
+
+
+class Reward(NamedTuple):
+    """What is to be added to a decision's return, found by its key, its request or its episode."""
+
+    reward: float
+    made: float
+    key: str | None = None
+    request: str | None = None
+    sequence: str | None = None
+    is_end: bool = False
+    feedback_id: str | None = None
+    truth: str | None = None
+
+
+class Outcome(NamedTuple):
+    """What became of a reward."""
+
+    applied: bool
+    key: str
+    sequence: str | None
+    policy: str
+    steps: tuple[Step, ...]
+    total: float
+    """The decision's return so far."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is written together."""
+
+    writer: str = ""
+    """Who writes it, in this life."""
+    number: int = 0
+    """Counts a writer's batches: one that was written already, though nobody was told, is not written again."""
+    decisions: list[Decision] = field(default_factory=list)
+    named: list[Named] = field(default_factory=list)
+    requests: dict[tuple[Step, ...], int] = field(default_factory=dict)
+    """How many requests were answered on which way."""
+    differences: list[Difference] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    rewards: list[Reward] = field(default_factory=list)
+
+
+class Written(NamedTuple):
+    """What a batch came to."""
+
+    outcomes: list[Outcome | UserError]
+    """One for each reward: UserError where there is no such decision."""
+    arms: Arms
+    """All arms as they now are."""
+
+
+class OpenEpisode(NamedTuple):
+    """An episode that has not ended."""
+
+    key: str
+    sequence: str
+    policy: str
+    version: str
+    propensity: float
+    steps: tuple[Step, ...]
+    is_routed: bool
+
+
+class Logged(NamedTuple):
+    """A decision and what came of it, for comparisons off-line."""
+
+    policy: str
+    version: str
+    propensity: float
+    is_routed: bool
+    is_over: bool
+    feedback: int
+    """How many rewards it got."""
+    total: float
+    """Their sum."""
+
+
+class Ledger(ABC):
+    """One endpoint's part of a database; used by one thread at a time."""
+
+    is_shared = False
+    """Whether other replicas may write into it too."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Connects, and makes the tables where there are none; LedgerAway where there is no database."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Disconnects; whatever is asked next connects again."""
+
+    @abstractmethod
+    def write(self, batch: Batch) -> Written:
+        """Writes all of it, or nothing: LedgerAway. If the database fell silent at the very end, who knows.
+
+        A batch with the number of one that was written is only looked through for rewards, of which each counts once.
+        """
+
+    @abstractmethod
+    def prune(self, before: float, now: float) -> int:
+        """Forgets decisions that were over before a time, with their rewards; how many, and 0 when none is left.
+
+        At most so many at once that nobody who writes waits for long. Arms keep what they learned. An episode that
+        was begun before that time and never ended is taken to be over `now`.
+        """
+
+    @abstractmethod
+    def arms(self) -> Arms:
+        """All arms as they now are."""
+
+    @abstractmethod
+    def open_episodes(self, limit: int) -> list[OpenEpisode]:
+        """The newest episodes that have not ended, the oldest first."""
+
+    @abstractmethod
+    def find_episode(self, sequence: str) -> OpenEpisode | None:
+        """The newest episode of that name, if it has not ended."""
+
+    @abstractmethod
+    def decisions(self) -> Iterator[Logged]:
+        """Everything that was ever decided, in order."""

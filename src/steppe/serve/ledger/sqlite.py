@@ -1,0 +1,73 @@
+"""A ledger in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from steppe.records.durable import storing
+from steppe.serve.ledger._base import LedgerAway
+from steppe.serve.ledger.tables import SqlLedger
+
+
+class SqliteLedger(SqlLedger):
+    """SQLite, with a write-ahead log so that a report can be made while an endpoint writes."""
+
+    number = "INTEGER PRIMARY KEY AUTOINCREMENT"
+
+    def __init__(self, path: Path | str, endpoint: str) -> None:
+        super().__init__(endpoint)
+        self.path = Path(path).absolute()
+        self._file: tuple[int, int] | None = None
+        self._is_made = False
+
+    def open(self) -> None:
+        """Opens the file, and makes it where there is none."""
+        with storing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        super().open()
+        self._is_made = True
+
+    def _connect(self) -> Any:
+        # A file that was there and is gone must come back, not begin anew: its rewards were promised to be kept.
+        mode = "rw" if self._is_made else "rwc"
+        connection = sqlite3.connect(
+            f"file:{quote(str(self.path))}?mode={mode}",
+            uri=True,
+            timeout=5.0,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            # In a write-ahead log the default would promise a reward that a power cut can still take away.
+            connection.execute("PRAGMA synchronous = FULL")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+            raise
+        self._file = self._identity()
+        return connection
+
+    def _begin(self, cursor: Any) -> None:
+        if self._file is None or self._identity() != self._file:
+            # What is written into a file that was moved or deleted would be found by no one.
+            raise sqlite3.OperationalError("its file was moved or deleted; put it back")
+        cursor.execute("BEGIN IMMEDIATE")
+
+    def _away(self, error: Exception) -> LedgerAway | None:
+        if isinstance(error, (sqlite3.OperationalError, sqlite3.DatabaseError)) and not isinstance(
+            error, (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
+        ):
+            return LedgerAway(f"the ledger {self.path} cannot be used: {error}; rewards are refused until it can")
+        return None
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino

@@ -1,0 +1,252 @@
+"""The one thread that writes into a ledger: everything in order, and many commits as one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from steppe.serve.exchange import Unavailable
+from steppe.serve.ledger._base import (
+    Arms,
+    Batch,
+    Decision,
+    Difference,
+    Ended,
+    Ledger,
+    LedgerAway,
+    Named,
+    OpenEpisode,
+    Outcome,
+    Reward,
+    Step,
+)
+
+log = logging.getLogger("steppe.serve")
+
+TICK_SECONDS = 0.05
+"""How long a decision waits for others before it is written; a reward does not wait."""
+REFRESH_SECONDS = 0.5
+"""How often a replica looks at what others have learned."""
+MOST_AT_ONCE = 2000
+CLOSE_SECONDS = 20.0
+"""How long the last records may take."""
+SILENT_SECONDS = 5.0
+"""How long a write may take before new rewards are refused."""
+_PAUSES = (0.1, 0.2, 0.5, 1.0)
+"""Between attempts to reach a database that is away, in seconds."""
+
+
+class _Wish(NamedTuple):
+    """What somebody waits for."""
+
+    what: Reward | str | float | None
+    """A reward to be written, an episode's name to be looked up, a time before which all may be forgotten, or nothing
+    but that all before it is written."""
+    future: asyncio.Future[Any]
+
+
+Record = Decision | Named | Ended | Difference | tuple[Step, ...]
+
+
+class Writer:
+    """Takes records at once and writes them soon; while the ledger is away it keeps so many of them, and no rewards."""
+
+    def __init__(self, ledger: Ledger, limit: int, learned: Callable[[Arms], None]) -> None:
+        self.dropped = 0
+        """Records that there was no room for."""
+        self._ledger = ledger
+        self._limit = limit
+        self._learned = learned
+        self._name, self._number = secrets.token_hex(8), 0
+        self._queue: deque[Record | _Wish] = deque()
+        self._kept: list[Record] = []
+        self._is_awake = threading.Event()
+        self._is_closing = False
+        self._loop = asyncio.get_running_loop()
+        self._refreshed = time.monotonic()
+        self._problem: str | None = None
+        self._began: float | None = None
+        self._thread = threading.Thread(target=self._run, name="steppe-ledger", daemon=True)
+        self._thread.start()
+
+    @property
+    def problem(self) -> str | None:
+        """Why rewards are refused at the moment."""
+        began = self._began
+        if self._problem is None and began is not None and time.monotonic() - began > SILENT_SECONDS:
+            silence = time.monotonic() - began
+            return f"the ledger has not answered for {silence:.0f} seconds; rewards are refused until it does"
+        return self._problem
+
+    @property
+    def queued(self) -> int:
+        """How many records are not on the disk yet."""
+        return len(self._queue) + len(self._kept)
+
+    def put(self, record: Record) -> None:
+        """Has a record written soon."""
+        if len(self._queue) + len(self._kept) >= self._limit:
+            self.dropped += 1
+        else:
+            self._queue.append(record)
+
+    async def reward(self, reward: Reward) -> Outcome:
+        """Returns when a reward is on the disk."""
+        return await self._wish(reward)
+
+    async def find_episode(self, sequence: str) -> OpenEpisode | None:
+        """An episode that another replica may have begun."""
+        return await self._wish(sequence)
+
+    async def settle(self) -> None:
+        """Returns when everything that was put before is on the disk."""
+        await self._wish(None)
+
+    async def prune(self, before: float) -> int:
+        """Forgets some of what was over before a time; how many decisions, and 0 when none is left."""
+        return await self._wish(before)
+
+    async def close(self) -> None:
+        """Writes the rest, once more even if the ledger is away, and ends the thread."""
+        self._is_closing = True
+        self._is_awake.set()
+        await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+        if self._thread.is_alive():
+            # It is a daemon, so that it cannot keep the process alive.
+            log.error("the ledger does not answer; %d records may never be written down", self.queued)
+
+    async def _wish(self, what: Reward | str | float | None) -> Any:
+        if self._is_closing:
+            raise Unavailable("the endpoint is closing; ask again when it is back")
+        if (problem := self.problem) is not None:
+            raise Unavailable(problem)
+        if len(self._queue) >= self._limit:
+            raise Unavailable("more rewards wait than can be written; send them again later")
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._queue.append(_Wish(what, future))
+        self._is_awake.set()
+        return await future
+
+    def _run(self) -> None:
+        failures = 0
+        while True:
+            self._is_awake.wait(TICK_SECONDS if not failures else _PAUSES[min(failures, len(_PAUSES)) - 1])
+            is_last = self._is_closing
+            self._is_awake.clear()
+            while True:
+                done = self._round()
+                failures = 0 if done else failures + 1
+                if not done or not self._queue:
+                    break
+            if is_last:
+                self._give_up()
+                return
+
+    def _give_up(self) -> None:
+        """Closes the ledger, whatever could not be written."""
+        rest = [*self._kept, *self._queue]
+        wishes = [each for each in rest if isinstance(each, _Wish)]
+        if lost := len(rest) - len(wishes):
+            self.dropped += lost
+            log.error("%d records were never written down: %s", lost, self._problem)
+        self._answer(wishes, [Unavailable(self._problem or "the endpoint is closed")] * len(wishes), None)
+        self._ledger.close()
+
+    def _round(self) -> bool:
+        """Writes one batch; False when the ledger is away."""
+        records, wishes = self._take()
+        must_refresh = self._problem is not None or (
+            self._ledger.is_shared and time.monotonic() - self._refreshed > REFRESH_SECONDS
+        )
+        if not records and not wishes and not must_refresh:
+            return True
+        results: list[Any]
+        self._began = time.monotonic()
+        try:
+            results, arms = self._write(records, wishes)
+        except LedgerAway as error:
+            if self._problem is None:
+                log.error("%s", error)
+            self._problem = str(error)
+            self._answer(wishes, [Unavailable(self._problem)] * len(wishes), None)
+            return False
+        except Exception as error:
+            # Nothing known can bring this about; one batch that cannot be written must not stop all that follow.
+            log.exception("the ledger refused %d records", len(records))
+            self.dropped += len(records)
+            results, arms = [Unavailable(f"the ledger refused this: {error}")] * len(wishes), None
+        else:
+            if self._problem is not None:
+                log.warning("the ledger is back; %d records that had waited are written", len(records))
+            self._problem = None
+        finally:
+            self._began = None
+        self._kept = []
+        self._refreshed = time.monotonic()
+        self._answer(wishes, results, arms)
+        return True
+
+    def _take(self) -> tuple[list[Record], list[_Wish]]:
+        """What is written next: after a failure the same records and nothing else, for they may have been written."""
+        wishes: list[_Wish] = []
+        if not self._kept:
+            self._number += 1
+            while self._queue and len(self._kept) + len(wishes) < MOST_AT_ONCE:
+                each = self._queue.popleft()
+                if isinstance(each, _Wish):
+                    wishes.append(each)
+                else:
+                    self._kept.append(each)
+        return self._kept, wishes
+
+    def _write(self, records: list[Record], wishes: list[_Wish]) -> tuple[list[Any], Arms]:
+        rewards = [wish.what for wish in wishes if isinstance(wish.what, Reward)]
+        written = self._ledger.write(_batch(records, rewards, self._name, self._number))
+        outcomes = iter(written.outcomes)
+        results: list[Any] = []
+        for wish in wishes:
+            match wish.what:
+                case Reward():
+                    results.append(next(outcomes))
+                case str():
+                    results.append(self._ledger.find_episode(wish.what))
+                case float():
+                    results.append(self._ledger.prune(wish.what, time.time()))
+                case None:
+                    results.append(None)
+        return results, written.arms
+
+    def _answer(self, wishes: list[_Wish], results: list[Any], arms: Arms | None) -> None:
+        def answer() -> None:
+            if arms is not None:
+                self._learned(arms)
+            for wish, result in zip(wishes, results, strict=True):
+                # Whoever asked may have given up meanwhile.
+                if not wish.future.done():
+                    (wish.future.set_exception if isinstance(result, Exception) else wish.future.set_result)(result)
+
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(answer)
+
+
+def _batch(records: list[Record], rewards: list[Reward], writer: str, number: int) -> Batch:
+    batch = Batch(writer, number, rewards=rewards)
+    for record in records:
+        match record:
+            case Decision():
+                batch.decisions.append(record)
+            case Named():
+                batch.named.append(record)
+            case Ended():
+                batch.ended.append(record)
+            case Difference():
+                batch.differences.append(record)
+            case _:
+                batch.requests[record] = batch.requests.get(record, 0) + 1
+    return batch

@@ -1,0 +1,81 @@
+"""From a file, a folder or an experiment's name to an endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from steppe.errors import UserError
+from steppe.experiments.project import find_experiment
+from steppe.records.policy_files import DESCRIPTION_FILE, TENSORS_FILE
+from steppe.serve.endpoint import Endpoint, Limits
+from steppe.serve.graph import build
+from steppe.serve.ledger import make_ledger
+from steppe.serve.versions import Versions
+from steppe.specs.files import SUFFIXES, find_project
+from steppe.specs.serving import GraphSpec, ModelSpec, load_graph
+
+FOLDER = "serving"
+"""Where endpoints keep what they know, in a project or in the current folder."""
+LEDGER_FILE = "ledger.sqlite"
+
+
+def load_endpoint(
+    graph: GraphSpec | str | Path,
+    *,
+    name: str | None = None,
+    folder: Path | str | None = None,
+    ledger: str | Path | None = None,
+    start: Path | str | None = None,
+    limits: Limits | None = None,
+    seed: int | None = None,
+) -> Endpoint:
+    """The endpoint of a graph: a GraphSpec, a graph's file, a policy or run folder, or an experiment's name.
+
+    `folder` is where it keeps what it knows, serving/<name> by default; `ledger` is another file, or a postgresql://
+    URL that several replicas share.
+    Names and paths are looked up from `start`; those in a file from there too, if not beside the file.
+    """
+    here = Path.cwd() if start is None else Path(start).absolute()
+    spec, beside = _spec(graph, here)
+    name = name or spec.name
+    folder = serving_folder(name, here) if folder is None else Path(folder).absolute()
+    built = build(spec, _loader(folder, [*([beside] if beside else []), here]))
+    return Endpoint(name, built, make_ledger(ledger or folder / LEDGER_FILE, name), limits, seed=seed)
+
+
+def serving_folder(name: str, start: Path) -> Path:
+    """Where an endpoint of that name keeps what it knows."""
+    return (find_project(start) or start) / FOLDER / name
+
+
+def find_policy(name: str, folders: list[Path]) -> Path:
+    """The policy folder that a name or a path means, seen from several folders."""
+    for start in folders:
+        path = (start / Path(name).expanduser()).absolute()
+        path = path.parent if path.name in (TENSORS_FILE, DESCRIPTION_FILE) else path
+        for candidate in (path, path / "policy"):
+            if (candidate / TENSORS_FILE).is_file():
+                return candidate
+    found = find_experiment(name, folders[-1]).path / "policy"
+    if not (found / TENSORS_FILE).is_file():
+        raise UserError(f'experiment "{name}" has not saved a policy yet; serve it once it has trained for a while')
+    return found
+
+
+def _spec(graph: GraphSpec | str | Path, start: Path) -> tuple[GraphSpec, Path | None]:
+    """(the graph, the folder of the file it stands in)."""
+    if isinstance(graph, GraphSpec):
+        return graph, None
+    path = Path(graph)
+    if path.suffix in SUFFIXES and path.name != DESCRIPTION_FILE:
+        spec, file = load_graph(graph, start)
+        return spec, file.parent
+    return GraphSpec.model_validate(str(graph)), None
+
+
+def _loader(folder: Path, places: list[Path]) -> Callable[[ModelSpec], Versions]:
+    def load(spec: ModelSpec) -> Versions:
+        return Versions(spec.name, find_policy(spec.policy, places), folder / "policies" / spec.name, spec.version)
+
+    return load

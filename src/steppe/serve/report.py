@@ -1,0 +1,171 @@
+"""What each policy would have brought on all of the traffic, from a ledger: estimates by inverse propensity.
+
+An episode that went to a policy with probability p stands for 1 / p episodes (Horvitz and Thompson 1952). Dividing by
+the sum of these weights instead of the number of episodes gives up a little bias for much less variance (Hajek 1971).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+from steppe.serve.ledger._base import Ledger, Logged
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and where the truth probably lies; of too few decisions the ends are None."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyEstimate:
+    """One policy, or one version of it."""
+
+    policy: str
+    version: str | None
+    """None for all versions together."""
+    decisions: int
+    """How many episodes, and requests without one, it got."""
+    rewarded: int
+    """How many of them are over and had a reward: only they count below."""
+    mean: float | None
+    """Of the returns it had, whatever traffic it was given."""
+    inverse_propensity: Interval | None
+    """The mean return if all traffic had gone to it."""
+    self_normalised: Interval | None
+    """The same, by the sum of the weights."""
+    effective: float
+    """How many evenly weighted returns these are worth (Kish 1965)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All policies of an endpoint, the best estimate first."""
+
+    policies: tuple[PolicyEstimate, ...]
+    versions: tuple[PolicyEstimate, ...]
+    """The same for each version; only those policies that had several."""
+    decisions: int
+    rewarded: int
+    mean: float | None
+    """Of all returns, as the traffic was."""
+    notices: tuple[str, ...]
+    """What makes the figures doubtful."""
+
+
+def compare(ledger: Ledger, confidence: float = 0.95) -> Comparison:
+    """Estimates from everything that an open ledger holds; requests that named a policy themselves are left out."""
+    return estimate(ledger.decisions(), confidence)
+
+
+def estimate(decisions: Iterable[Logged], confidence: float = 0.95) -> Comparison:
+    """Estimates with intervals of that confidence, in one pass over the decisions."""
+    policies: dict[str, _Sums] = {}
+    versions: dict[tuple[str, str], _Sums] = {}
+    everything = _Sums()
+    for logged in decisions:
+        if not logged.is_routed:
+            continue
+        for sums in (
+            everything,
+            policies.setdefault(logged.policy, _Sums()),
+            versions.setdefault((logged.policy, logged.version), _Sums()),
+        ):
+            sums.add(logged)
+    reach = NormalDist().inv_cdf(0.5 + confidence / 2)
+    estimates = [_estimate(name, None, sums, everything.rewarded, reach) for name, sums in policies.items()]
+    by_version = [
+        _estimate(name, version, sums, everything.rewarded, reach)
+        for (name, version), sums in versions.items()
+        if sum(other == name for other, _ in versions) > 1
+    ]
+    return Comparison(
+        tuple(sorted(estimates, key=_rank)),
+        tuple(by_version),
+        everything.decisions,
+        everything.rewarded,
+        everything.mean,
+        tuple(_notices(policies, everything)),
+    )
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What is added up over decisions: weights w = 1 / propensity and returns r."""
+
+    decisions: int = 0
+    rewarded: int = 0
+    least_propensity: float = math.inf
+    greatest_propensity: float = 0.0
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("r", "w", "ww", "wr", "wwr", "wwrr"), 0.0))
+
+    def add(self, logged: Logged) -> None:
+        self.decisions += 1
+        self.least_propensity = min(self.least_propensity, logged.propensity)
+        self.greatest_propensity = max(self.greatest_propensity, logged.propensity)
+        if not logged.is_over or not logged.feedback:
+            return
+        self.rewarded += 1
+        w, r = 1.0 / logged.propensity, logged.total
+        for name, value in (("r", r), ("w", w), ("ww", w * w), ("wr", w * r), ("wwr", w * w * r)):
+            self.sums[name] += value
+        self.sums["wwrr"] += w * w * r * r
+
+    @property
+    def mean(self) -> float | None:
+        return self.sums["r"] / self.rewarded if self.rewarded else None
+
+
+def _estimate(policy: str, version: str | None, sums: _Sums, total: int, reach: float) -> PolicyEstimate:
+    """The estimates of one policy, out of `total` decisions that were rewarded."""
+    if not sums.rewarded:
+        return PolicyEstimate(policy, version, sums.decisions, 0, None, None, None, 0.0)
+    s = sums.sums
+    plain = s["wr"] / total
+    # Decisions for other policies count as 0 in this mean.
+    error = math.sqrt(max(0.0, s["wwrr"] / total - plain**2) / (total - 1)) if total > 1 else None
+    hajek = s["wr"] / s["w"]
+    # By linearisation: sum w^2 (r - estimate)^2 / (sum w)^2.
+    residual = max(0.0, s["wwrr"] - 2.0 * hajek * s["wwr"] + hajek**2 * s["ww"])
+    spread = math.sqrt(residual) / s["w"] if sums.rewarded > 1 else None
+    return PolicyEstimate(
+        policy=policy,
+        version=version,
+        decisions=sums.decisions,
+        rewarded=sums.rewarded,
+        mean=sums.mean,
+        inverse_propensity=_interval(plain, error, reach),
+        self_normalised=_interval(hajek, spread, reach),
+        effective=s["w"] ** 2 / s["ww"],
+    )
+
+
+def _interval(value: float, error: float | None, reach: float) -> Interval:
+    return (
+        Interval(value, None, None) if error is None else Interval(value, value - reach * error, value + reach * error)
+    )
+
+
+def _rank(estimate: PolicyEstimate) -> float:
+    return -estimate.self_normalised.value if estimate.self_normalised is not None else math.inf
+
+
+def _notices(policies: dict[str, _Sums], everything: _Sums) -> Iterable[str]:
+    if not everything.decisions:
+        yield "nothing has been decided yet; ask the endpoint, and send it feedback"
+    elif not everything.rewarded:
+        yield "no decision has been rewarded yet; send feedback, and end episodes with sequence_end"
+    for name, sums in policies.items():
+        if sums.decisions and sums.rewarded < 0.9 * sums.decisions and everything.rewarded:
+            share = 100 * (1 - sums.rewarded / sums.decisions)
+            yield f'{share:.0f}% of the decisions for "{name}" have no return; unless by accident, it is not comparable'
+        if sums.least_propensity < 0.001:
+            yield f'"{name}" was chosen with a probability of only {sums.least_propensity:.2g}: its intervals are wide'
+    if len(policies) > 1 and everything.greatest_propensity > 0.9999:
+        yield "some routes were chosen for certain, where other policies had no chance; give the bandit a floor"

@@ -1,0 +1,304 @@
+"""Runs an endpoint: HTTP and gRPC in one event loop, until a signal; requests under way are answered first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import ipaddress
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steppe.errors import MissingExtra, UserError
+from steppe.serve.admission import Gate, TrafficLimits
+from steppe.serve.batching import Batcher
+from steppe.serve.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from steppe.serve.http.observing import AccessLog
+
+LINGER_SECONDS = 0.3
+"""After a signal, for how long requests still come in on open connections before those that are idle are closed."""
+SWITCH_SECONDS = 1e-4
+"""How long the ledger's thread may keep the interpreter when a request waits for it. The event loop hands it over
+between any two requests, so that Python's own 5 ms would be added to each of them while rewards are written."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where an endpoint listens and whom it lets in."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes any that is free."""
+    grpc_port: int | None = None
+    """None: no gRPC."""
+    token: str | None = field(default=None, repr=False)
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    access_log: Path | str | None = None
+    """One line of JSON for each request; `-` is standard output."""
+    limits: TrafficLimits = field(default_factory=TrafficLimits)
+
+
+class Server:
+    """Listens from its making on; `run` answers until a signal, or until `stop` is called from another thread."""
+
+    def __init__(self, endpoint: Endpoint, listening: Listening, version: str = "unknown") -> None:
+        _check_packages()
+        _check_access(listening)
+        self._endpoint, self._listening, self._version = endpoint, listening, version
+        self._tls = _server_tls(listening)
+        self._socket = _listen(listening.host, listening.port)
+        self.grpc_port: int | None = None
+        """Where gRPC really listens, once `run` is ready."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Event | None = None
+        self._http: Any = None
+
+    @property
+    def port(self) -> int:
+        """Where HTTP really listens."""
+        return int(self._socket.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        """The address as a client writes it."""
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://{_shown(self._listening.host)}:{self.port}"
+
+    def run(self, on_ready: Callable[[Server], None] | None = None) -> None:
+        """Answers until it is told to end; `on_ready` is called when the first request can come."""
+        import uvloop
+
+        patience = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._run(on_ready))
+        finally:
+            sys.setswitchinterval(patience)
+            self._socket.close()
+
+    def stop(self) -> None:
+        """Ends it as a signal does; may be called from another thread, and again."""
+        loop, ending = self._loop, self._ending
+        if loop is not None and ending is not None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(ending.set)
+
+    async def _run(self, on_ready: Callable[[Server], None] | None) -> None:
+        from steppe.serve.http.app import App
+        from steppe.serve.http.observing import AccessLog, Observer
+
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        listening, endpoint = self._listening, self._endpoint
+        gate, batcher = Gate(listening.limits, listening.token), Batcher(endpoint)
+        access_log = None if listening.access_log is None else AccessLog(listening.access_log)
+        observer = Observer(access_log)
+        app = App(endpoint, gate, batcher, observer, self._version)
+        try:
+            await endpoint.start()
+            try:
+                rpc = await self._start_grpc(gate, batcher, observer)
+                await self._serve(app, gate, rpc, on_ready)
+            finally:
+                await endpoint.close()
+        finally:
+            _close(access_log)
+
+    async def _serve(self, app: Any, gate: Gate, rpc: Any, on_ready: Callable[[Server], None] | None) -> None:
+        """From the first request to the last."""
+        assert self._ending is not None
+        self._http = http = _http_server(app, self._listening.limits, self._tls)
+        serving = asyncio.create_task(http.serve(sockets=[self._socket]))
+        watching = asyncio.create_task(_watch(http, self._listening.limits))
+        try:
+            with _signals(self._signal):
+                await http.ready.wait()
+                # What is there now stays: a collector that goes through it again and again would hold requests up.
+                gc.collect()
+                gc.freeze()
+                if on_ready is not None:
+                    on_ready(self)
+                await asyncio.wait([serving, asyncio.create_task(self._ending.wait())], return_when="FIRST_COMPLETED")
+                gate.is_draining = True
+                stopping = None if rpc is None else asyncio.create_task(rpc.stop(self._listening.limits.drain_seconds))
+                await _linger(http)
+                http.should_exit = True
+                await serving
+                if stopping is not None:
+                    await stopping
+        finally:
+            gc.unfreeze()
+            watching.cancel()
+
+    def _signal(self) -> None:
+        """The first ends it once requests under way are answered, the second at once."""
+        assert self._ending is not None
+        if self._ending.is_set():
+            self._http.should_exit = self._http.force_exit = True
+        self._ending.set()
+
+    async def _start_grpc(self, gate: Gate, batcher: Batcher, observer: Any) -> Any:
+        listening = self._listening
+        if listening.grpc_port is None:
+            return None
+        from steppe.serve.grpc.server import start
+
+        server, self.grpc_port = await start(self._endpoint, gate, batcher, observer, listening, self._version)
+        return server
+
+
+def is_loopback(host: str) -> bool:
+    """Whether every address of a host can only be reached from this machine."""
+    return all(ipaddress.ip_address(entry[4][0].split("%")[0]).is_loopback for entry in _resolve(host, 0))
+
+
+def _check_packages() -> None:
+    try:
+        import httptools  # noqa: F401
+        import orjson  # noqa: F401
+        import uvicorn  # noqa: F401
+        import uvloop  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra("serving", "serve") from error
+
+
+def _check_access(listening: Listening) -> None:
+    if listening.token is None and not is_loopback(listening.host):
+        raise UserError(
+            f"whoever reaches {listening.host} could ask this endpoint and reward it; give a token by --token-file or "
+            "STEPPE_SERVE_TOKEN, or serve at --host 127.0.0.1"
+        )
+
+
+def _server_tls(listening: Listening) -> Any:
+    """What encrypts connections; None without files."""
+    import ssl
+
+    cert, key = listening.tls_cert, listening.tls_key
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise UserError("TLS needs both the certificate and its key; give --tls-cert and --tls-key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        reason = getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error)
+        raise UserError(f"cannot use the certificate {cert} with the key {key}: {str(reason).lower()}") from None
+    return context
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, _, _, _, address = _resolve(host, port)[0]
+    try:
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        raise UserError(f"cannot listen at {host}:{port}: {reason}; choose another --host or --port") from None
+
+
+def _resolve(host: str, port: int) -> list[Any]:
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise UserError(
+            f'there is no host "{host}" here to serve at; use --host 127.0.0.1 or an address of this machine'
+        ) from None
+
+
+def _http_server(app: Any, limits: TrafficLimits, tls: Any) -> Any:
+    import uvicorn
+
+    from steppe.serve.http.connections import IDLE_SECONDS, connection_class
+
+    class HttpServer(uvicorn.Server):
+        """uvicorn without its signals, which are ours, and with a word when it is ready."""
+
+        def __init__(self, config: uvicorn.Config) -> None:
+            super().__init__(config)
+            self.ready = asyncio.Event()
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+            """Leaves them alone."""
+            yield
+
+        async def startup(self, sockets: Any = None) -> None:
+            """Says so when connections are taken."""
+            await super().startup(sockets)
+            self.ready.set()
+
+    config = uvicorn.Config(
+        app,
+        http=connection_class(app, limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=2048,
+        timeout_keep_alive=round(IDLE_SECONDS),
+        timeout_graceful_shutdown=max(1, round(limits.drain_seconds)),
+    )
+    config.load()
+    config.ssl = tls
+    return HttpServer(config)
+
+
+@contextlib.contextmanager
+def _signals(handler: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and Ctrl-C go to the handler, where this is the main thread, to which alone they can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _watch(http: Any, limits: TrafficLimits) -> None:
+    """Ends connections whose clients take too long."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(min(1.0, limits.request_seconds / 4))
+        now = loop.time()
+        for connection in list(http.server_state.connections):
+            connection.check(now)
+
+
+async def _linger(http: Any) -> None:
+    """Answers what comes in on open connections, each of which is told to close, for a moment."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + LINGER_SECONDS
+    while http.server_state.connections and loop.time() < end:
+        await asyncio.sleep(0.02)
+
+
+def _close(access_log: AccessLog | None) -> None:
+    if access_log is not None:
+        access_log.close()
+
+
+def _shown(host: str) -> str:
+    """A host as a client writes it."""
+    if host in ("0.0.0.0", "::", ""):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host

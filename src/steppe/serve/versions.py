@@ -1,0 +1,182 @@
+"""The versions of one policy: which is in service, which are kept, and whether there is a newer one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from steppe.errors import SteppeError, UserError
+from steppe.records.durable import storing, write_atomically
+from steppe.records.policy import Policy, load_policy
+from steppe.records.policy_files import TENSORS_FILE
+from steppe.records.tensors import checksum
+from steppe.serve.exchange import NotFound
+from steppe.serve.fitting import difference
+from steppe.specs.words import did_you_mean
+
+KEPT = 5
+"""How many versions of a policy can be asked for or pinned."""
+PIN_FILE = "pinned"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Version:
+    """One policy as it was saved at one time."""
+
+    name: str
+    """Its timestep and the beginning of its checksum, such as 50000-9f31c0aa."""
+    policy: Policy
+    is_recurrent: bool
+
+
+class Versions:
+    """The policy of one folder, and copies of what it was before; `current` is replaced as a whole, in any thread."""
+
+    def __init__(self, name: str, folder: Path, archive: Path | None = None, pinned: str | None = None) -> None:
+        """Loads the newest, and what `archive` keeps; UserError where there is nothing to serve.
+
+        `pinned` puts one version into service, whatever was pinned before.
+        """
+        self.name = name
+        self.problem: str | None = None
+        """Why the newest file could not be taken into service."""
+        self._folder = folder
+        self._archive = archive
+        self._lock = threading.Lock()
+        self._versions: dict[str, Version] = {}
+        self._seen: tuple[int, ...] | None = None
+        for version in self._archived():
+            self._versions[version.name] = version
+        try:
+            newest = self._take_newest()
+        except (SteppeError, OSError) as error:
+            if not self._versions:
+                raise
+            newest = list(self._versions)[-1]
+            self.problem = f"{error}; version {newest} is served instead"
+        self._newest = newest
+        self.pinned = pinned if pinned is not None else self._read_pin()
+        self.current = self.get(self.pinned or newest)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that can be asked for or pinned, the newest last."""
+        return tuple(self._versions)
+
+    def get(self, name: str) -> Version:
+        """The version of that name."""
+        version = self._versions.get(name)
+        if version is None:
+            way_out = did_you_mean(name, self._versions) or f"; there are {', '.join(self._versions)}"
+            raise NotFound(f'policy "{self.name}" has no version "{name}"{way_out}')
+        return version
+
+    def refresh(self) -> str | None:
+        """Takes a newer policy into service, if there is one; a sentence says what was new, or what is wrong."""
+        with self._lock:
+            try:
+                if self._signature() == self._seen:
+                    return None
+                newest = self._take_newest()
+            except (SteppeError, OSError) as error:
+                if isinstance(error, OSError):
+                    self._seen = None
+                problem = f'policy "{self.name}" stays at version {self.current.name}: {error}'
+                is_known, self.problem = problem == self.problem, problem
+                return None if is_known else problem
+            self.problem = None
+            if newest == self._newest:
+                return None
+            self._newest = newest
+            if self.pinned is not None:
+                return f'policy "{self.name}" has a new version {newest}, but version {self.pinned} is pinned'
+            self.current = self._versions[newest]
+            self._forget_old()
+            return f'policy "{self.name}" is now served at version {newest}'
+
+    def pin(self, name: str | None) -> None:
+        """Puts one version into service until further notice, also after a restart; None goes back to the newest."""
+        with self._lock:
+            version = self.get(name or self._newest)
+            if self._archive is not None:
+                with storing(self._archive):
+                    self._archive.mkdir(parents=True, exist_ok=True)
+                write_atomically(self._archive / PIN_FILE, name or "")
+            self.pinned, self.current = name, version
+
+    def _take_newest(self) -> str:
+        """Loads and checks the policy in the folder; its version's name."""
+        signature = self._signature()
+        # Seen even if it cannot be used: once is often enough to say so.
+        self._seen = signature
+        version = _checked(load_policy(self._folder))
+        self._check_fit(version)
+        known = self._versions.get(version.name)
+        # A new mapping, since others may be looking at this one; a version that comes back is the newest again.
+        others = {name: each for name, each in self._versions.items() if name != version.name}
+        self._versions = others | {version.name: known or version}
+        if known is None and self._archive is not None:
+            version.policy.save(self._archive / version.name)
+        return version.name
+
+    def _check_fit(self, version: Version) -> None:
+        """Clients have been told what to send and what comes back: a newer version may not change that."""
+        if not self._versions:
+            return
+        before = next(reversed(self._versions.values())).policy.description
+        if (what := difference(before, version.policy.description)) is not None:
+            raise UserError(
+                f"version {version.name} has other {what} than the versions before it; serve it as another policy"
+            )
+
+    def _forget_old(self) -> None:
+        kept = {self._newest, self.current.name, self.pinned}
+        spare = [name for name in self._versions if name not in kept]
+        for name in spare[: max(0, len(self._versions) - KEPT)]:
+            self._versions = {other: each for other, each in self._versions.items() if other != name}
+            if self._archive is not None:
+                shutil.rmtree(self._archive / name, ignore_errors=True)
+
+    def _archived(self) -> list[Version]:
+        """What the archive keeps, the oldest first; a damaged copy is as good as none."""
+        if self._archive is None or not self._archive.is_dir():
+            return []
+        files = [folder / TENSORS_FILE for folder in self._archive.iterdir() if (folder / TENSORS_FILE).is_file()]
+        versions = []
+        for file in sorted(files, key=lambda file: file.stat().st_mtime_ns):
+            with contextlib.suppress(SteppeError, OSError):
+                versions.append(_checked(load_policy(file.parent)))
+        return versions
+
+    def _read_pin(self) -> str | None:
+        with contextlib.suppress(OSError):
+            if self._archive is not None:
+                pinned = (self._archive / PIN_FILE).read_text().strip()
+                return pinned if pinned in self._versions else None
+        return None
+
+    def _signature(self) -> tuple[int, ...]:
+        """What changes when the file does."""
+        found = (self._folder / TENSORS_FILE).stat()
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _checked(policy: Policy) -> Version:
+    """The version that a policy is, once it has been seen to act."""
+    description = policy.description
+    text = json.dumps(description.to_json(), sort_keys=True)
+    name = f"{description.timestep}-{checksum(text, policy.tensors)[:8]}"
+    for tensor, values in policy.tensors.items():
+        if not np.all(np.isfinite(values)):
+            raise UserError(f'the tensor "{tensor}" of version {name} has numbers that are not finite; train it again')
+    shown = description.shown
+    first = getattr(shown, "start", 0)
+    observations = np.full((1, *shown.shape), first, "float32" if shown.dtype == "float64" else shown.dtype)
+    policy.advance(observations, policy.initial_state((1,)))
+    return Version(name, policy, policy.is_recurrent)

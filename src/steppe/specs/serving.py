@@ -1,0 +1,214 @@
+"""A graph of policies to serve: one policy, an A/B test, a router that learns, a shadow, or any of them nested."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, RootModel, model_validator
+
+from steppe.specs._base import Count, Flag, NonNegative, Positive, Spec, Unit
+from steppe.specs.files import find_config, read_spec_file, shown_path
+from steppe.specs.validation import Origins, validate
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+"""What a name looks like; beside that it has no two dots in a row."""
+
+
+def _is_name(text: str) -> bool:
+    # Names stand in addresses, in labels of metrics and in folders.
+    return NAME.fullmatch(text) is not None and ".." not in text
+
+
+def _checked_name(name: str) -> str:
+    if not _is_name(name):
+        raise ValueError(
+            'a name is made of letters, digits, ".", "_" and "-", does not start with "." or "-", '
+            'and has no ".." and at most 100 characters'
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(_checked_name)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class EpsilonGreedy(Spec):
+    """Mostly the branch with the highest mean reward, now and then any."""
+
+    type: Literal["epsilon_greedy"] = "epsilon_greedy"
+    epsilon: Unit = 0.1
+    """The share of episodes that go to any branch."""
+    patience: Count = 100
+    """How often a branch is tried first although no reward ever came back from it."""
+
+
+class Ucb1(Spec):
+    """The branch whose mean reward may be highest, by an upper confidence bound (Auer et al. 2002)."""
+
+    type: Literal["ucb1"] = "ucb1"
+    exploration: NonNegative = 1.0
+    """How wide the bound is: a multiple of that in the paper."""
+    reward_range: Positive | None = None
+    """The distance between the lowest and the highest reward there can be; without it, of those seen."""
+    floor: Unit = 0.01
+    """The least probability of every branch; without any, branches cannot be compared off-line."""
+    patience: Count = 100
+    """How often a branch is tried first although no reward ever came back from it."""
+
+
+class Thompson(Spec):
+    """Each branch as often as its mean reward is likely to be the highest (Thompson 1933), for normal rewards."""
+
+    type: Literal["thompson"] = "thompson"
+    floor: Unit = 0.01
+    """The least probability of every branch; without any, branches cannot be compared off-line."""
+    patience: Count = 100
+    """How often a branch is tried first although no reward ever came back from it."""
+
+
+def _understood_bandit(value: Any) -> Any:
+    value = {"type": value} if isinstance(value, str) else value
+    if isinstance(value, dict) and isinstance(value.get("type"), str):
+        value = value | {"type": value["type"].replace("-", "_").lower()}
+    return value
+
+
+BanditSpec = Annotated[
+    Annotated[EpsilonGreedy | Ucb1 | Thompson, Field(discriminator="type", title="bandit")],
+    BeforeValidator(_understood_bandit),
+]
+
+
+class ModelSpec(Spec):
+    """One policy."""
+
+    kind: Literal["model"] = "model"
+    name: Name = ""
+    """What it is called; without it, like its experiment or folder."""
+    policy: Text
+    """An experiment's name, or the path of a run folder or a policy folder (seen from the graph's file)."""
+    version: Text | None = None
+    """The one version to serve; without it the newest."""
+    deterministic: Flag = True
+    """Whether it takes its best action, where a question does not say."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_named_like_its_policy(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "name" not in data and isinstance(data.get("policy"), str):
+            parts = [part for part in PurePath(data["policy"]).parts if part not in ("policy", "/", ".", "..")]
+            words = re.sub(r"[^A-Za-z0-9._-]+", "-", parts[-1] if parts else "policy")
+            return data | {"name": re.sub(r"\.+", ".", words).lstrip(".-")[:100] or "policy"}
+        return data
+
+
+class AbTestSpec(Spec):
+    """Each episode goes to one of several branches, by fixed weights."""
+
+    kind: Literal["abtest"] = "abtest"
+    name: Name = "abtest"
+    """What it is called."""
+    branches: Annotated[tuple[Node, ...], Field(min_length=2)]
+    """What it chooses from."""
+    weights: tuple[NonNegative, ...] | None = None
+    """How much of the traffic each branch gets, in any unit; without them all get the same."""
+
+    @model_validator(mode="after")
+    def _has_a_weight_for_each(self) -> AbTestSpec:
+        if self.weights is not None:
+            if len(self.weights) != len(self.branches):
+                raise ValueError(f"{len(self.branches)} branches need as many weights, not {len(self.weights)}")
+            if not sum(self.weights):
+                raise ValueError("at least one weight must be more than 0")
+        return self
+
+
+class RouterSpec(Spec):
+    """Each episode goes to one of several branches, and rewards teach which is best."""
+
+    kind: Literal["router"] = "router"
+    name: Name = "router"
+    """What it is called."""
+    branches: Annotated[tuple[Node, ...], Field(min_length=2)]
+    """What it chooses from."""
+    bandit: BanditSpec = EpsilonGreedy()
+    """How it chooses: epsilon_greedy, ucb1 or thompson, with its settings."""
+
+    @model_validator(mode="after")
+    def _has_room_for_the_floor(self) -> RouterSpec:
+        floor = getattr(self.bandit, "floor", 0.0)
+        if floor * len(self.branches) > 1.0:
+            raise ValueError(f"{len(self.branches)} branches cannot each have a probability of at least {floor:g}")
+        return self
+
+
+class ShadowSpec(Spec):
+    """One branch answers; policies in its shadow are asked too, and only compared with it."""
+
+    kind: Literal["shadow"] = "shadow"
+    name: Name = "shadow"
+    """What it is called."""
+    live: Node
+    """What answers."""
+    shadows: Annotated[tuple[ShadowedModel, ...], Field(min_length=1)]
+    """The policies that are only asked."""
+
+
+def _understood_node(value: Any) -> Any:
+    """A bare text is a policy, and what names a policy need not say that it is a model."""
+    if isinstance(value, str):
+        return {"kind": "model", "policy": value}
+    if isinstance(value, dict) and "kind" not in value and "policy" in value:
+        return {"kind": "model", **value}
+    return value
+
+
+Node = Annotated[
+    Annotated[
+        ModelSpec | AbTestSpec | RouterSpec | ShadowSpec, Field(discriminator="kind", title="kind of graph node")
+    ],
+    BeforeValidator(_understood_node),
+]
+ShadowedModel = Annotated[ModelSpec, BeforeValidator(_understood_node)]
+
+
+class GraphSpec(RootModel[Node]):
+    """A whole graph: its root, with everything below it."""
+
+    @model_validator(mode="after")
+    def _has_a_name_for_each(self) -> GraphSpec:
+        names = [node.name for node in self.nodes()]
+        if repeated := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f'two nodes are called "{repeated}"; give each a "name" of its own')
+        return self
+
+    @property
+    def name(self) -> str:
+        """The root's."""
+        return self.root.name
+
+    def nodes(self) -> Iterator[ModelSpec | AbTestSpec | RouterSpec | ShadowSpec]:
+        """Every node, each before those below it."""
+        yield from _below(self.root)
+
+
+def load_graph(file: str | Path, start: Path) -> tuple[GraphSpec, Path]:
+    """(the graph in a file, the file): a path, or a name in the project's configs/graphs/."""
+    path = find_config(file, "graph", start)
+    data = _understood_node(read_spec_file(path))
+    if isinstance(data, dict) and "name" not in data and _is_name(path.stem):
+        data = {"name": path.stem} | data
+    return validate(GraphSpec, data, source=Origins(shown_path(path))), path
+
+
+def _below(node: Any) -> Iterator[Any]:
+    yield node
+    for branch in (*getattr(node, "branches", ()), *([node.live, *node.shadows] if node.kind == "shadow" else ())):
+        yield from _below(branch)
+
+
+for _model in (AbTestSpec, RouterSpec, ShadowSpec, GraphSpec):
+    _model.model_rebuild()

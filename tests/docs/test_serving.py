@@ -1,0 +1,38 @@
+"""docs/serving.md: its graphs are valid, and it names every field of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steppe.specs.serving import AbTestSpec, GraphSpec, ModelSpec, RouterSpec, ShadowSpec
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+BLOCKS = [json.loads(text) for text in re.findall(r"^```json\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)]
+GRAPHS = [block for block in BLOCKS if "kind" in block]
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph["kind"])
+def test_graphs_are_valid(graph: dict[str, Any]) -> None:
+    GraphSpec.model_validate(graph)
+
+
+def test_there_is_a_graph_of_every_kind() -> None:
+    assert {graph["kind"] for graph in GRAPHS} == {"model", "abtest", "router", "shadow"}
+
+
+def test_every_field_of_a_graph_is_named() -> None:
+    fields = {name for spec in (ModelSpec, AbTestSpec, RouterSpec, ShadowSpec) for name in spec.model_fields}
+    assert {name for name in fields - {"kind"} if f"`{name}`" not in PAGE} == set()
+
+
+@pytest.mark.parametrize("module", ["observing.py"])
+def test_metrics_that_are_named_exist(module: str) -> None:
+    source = (Path(__file__).parents[2] / "src" / "steppe" / "serve" / "http" / module).read_text(encoding="utf-8")
+    named = set(re.findall(r"`(steppe_serve_\w+)`", PAGE))
+    assert named
+    assert {name for name in named if f'"{name.removesuffix("_total")}"' not in source} == set()

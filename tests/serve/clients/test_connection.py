@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import make_certificate
+from scripted_http import HANG_UP, Heard, Say, answering
+
+from steppe.errors import UserError
+from steppe.serve.clients import Access, Away, EndpointFault, EpisodeLost
+from steppe.serve.clients.connection import Connection
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def refused(said: Any, path: str = "/v2", **access: Any) -> Exception:
+    with answering(lambda heard: said) as url, contextlib.closing(Connection(Access(url, **access))) as connection:
+        with pytest.raises(Exception) as caught:
+            connection.ask("GET", path)
+        return caught.value
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "prefix", "is_encrypted"),
+    [
+        ("http://127.0.0.1:8000", "127.0.0.1", 8000, "", False),
+        ("127.0.0.1:8000", "127.0.0.1", 8000, "", False),
+        ("https://policies.example/", "policies.example", 443, "", True),
+        ("http://[::1]:80/team/policies/", "::1", 80, "/team/policies", False),
+        ("grpcs://policies.example:9000", "policies.example", 9000, "", True),
+    ],
+)
+def test_an_address_is_understood(url: str, host: str, port: int, prefix: str, is_encrypted: bool) -> None:
+    access = Access(url)
+    assert (access.host, access.port, access.prefix, access.is_encrypted) == (host, port, prefix, is_encrypted)
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://x:99999", "http://x?a=1", "http://me:secret@x"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(UserError, match="is no address of an endpoint"):
+        _ = Access(url).host
+
+
+def test_a_token_is_never_shown() -> None:
+    assert "secret" not in repr(Access("http://x", token="secret"))
+
+
+def test_one_connection_carries_many_requests_and_the_token() -> None:
+    heard: list[Heard] = []
+
+    def script(request: Heard) -> Any:
+        heard.append(request)
+        return {"path": request.path}
+
+    with answering(script) as url:
+        connection = Connection(Access(f"{url}/policies", token="t" * 16))
+        assert connection.ask("GET", "/v2") == {"path": "/policies/v2"}
+        first = connection._connection
+        assert connection.ask("POST", "/v2/a", {"x": 1}) == {"path": "/policies/v2/a"}
+        assert connection._connection is first
+        connection.close()
+        assert connection.ask("GET", "/v2") == {"path": "/policies/v2"}
+        connection.close()
+    assert [request.headers["authorization"] for request in heard] == ["Bearer " + "t" * 16] * 3
+    assert heard[1].data == {"x": 1}
+
+
+def test_nobody_there_is_away_and_nothing_was_sent() -> None:
+    with pytest.raises(Away, match="connection refused") as caught:
+        Connection(Access(f"http://127.0.0.1:{free_port()}")).ask("GET", "/v2")
+    assert not caught.value.was_sent
+
+
+def test_a_line_that_breaks_before_the_answer_is_away_and_something_may_have_been_sent() -> None:
+    error = refused(HANG_UP)
+    assert isinstance(error, Away)
+    assert error.was_sent
+
+
+def test_an_answer_that_does_not_come_is_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        connection = Connection(Access(f"http://127.0.0.1:{deaf.getsockname()[1]}", timeout=0.05))
+        with pytest.raises(Away, match=r"no answer within 0\.05 s") as caught:
+            connection.ask("GET", "/v2")
+    assert caught.value.was_sent
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_busy_endpoint_is_away_and_says_for_how_long(status: int) -> None:
+    error = refused(Say({"error": "not now"}, status, (("retry-after", "2"),)))
+    assert isinstance(error, Away)
+    assert (str(error), error.pause, error.was_sent) == ("not now", 2.0, False)
+
+
+@pytest.mark.parametrize("pause", ["soon", "-1", "nan", "86400"])
+def test_pauses_that_make_no_sense_are_passed_over(pause: str) -> None:
+    error = refused(Say({}, 503, (("retry-after", pause),)))
+    assert isinstance(error, Away)
+    assert error.pause is None
+
+
+def test_a_refusal_is_told_in_the_endpoints_own_words() -> None:
+    seldon = {"status": {"code": 400, "info": "the shape is wrong", "status": "FAILURE"}}
+    for said in ({"error": "the shape is wrong"}, seldon, {"detail": "the shape is wrong"}):
+        error = refused(Say(said, 400))
+        assert isinstance(error, UserError)
+        assert str(error).endswith("refused what it was sent: the shape is wrong")
+
+
+def test_a_missing_and_a_wrong_token_are_told_apart() -> None:
+    said = Say({"error": "a token is needed"}, 401)
+    assert "give its token by --token-file or STEPPE_SERVE_TOKEN" in str(refused(said))
+    assert "give another token" in str(refused(said, token="x" * 16))
+
+
+def test_a_path_that_is_not_there_is_a_mistake_of_the_user() -> None:
+    error = refused(Say(b"<html>", 404), path="/v2/models/x")
+    assert isinstance(error, UserError)
+    assert "has no /v2/models/x (not found); check --url, --protocol and --model" in str(error)
+
+
+def test_feedback_for_something_unknown_is_an_episode_lost() -> None:
+    with (
+        answering(lambda heard: Say({"error": "no such episode"}, 404)) as url,
+        contextlib.closing(Connection(Access(url))) as connection,
+        pytest.raises(EpisodeLost, match="no such episode"),
+    ):
+        connection.tell("/feedback", {"reward": 1})
+
+
+def test_a_fault_of_the_endpoint_is_not_tried_again() -> None:
+    error = refused(Say({"error": "division by zero"}, 500))
+    assert isinstance(error, EndpointFault)
+    assert "had a fault of its own (500): division by zero; look into its log" in str(error)
+
+
+@pytest.mark.parametrize("body", [b"hello", b"[1, 2]", b"[" * 100_000])
+def test_what_is_no_json_object_is_no_endpoint(body: bytes) -> None:
+    error = refused(Say(body))
+    assert isinstance(error, EndpointFault)
+    assert "is it an endpoint?" in str(error)
+
+
+def test_a_certificate_that_nobody_signed_is_refused(tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for _ in range(2):
+            sock, _ = listener.accept()
+            try:
+                with context.wrap_socket(sock, server_side=True) as line:
+                    line.recv(10_000)
+                    body = json.dumps({"name": "x"}).encode()
+                    line.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            except OSError:
+                sock.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    url = f"https://localhost:{listener.getsockname()[1]}"
+    with pytest.raises(UserError, match=r"is not trusted .* by --tls-ca"):
+        Connection(Access(url)).ask("GET", "/v2")
+    connection = Connection(Access(url, tls_ca=certificate[0]))
+    assert connection.ask("GET", "/v2") == {"name": "x"}
+    connection.close()
+    thread.join(30)
+    listener.close()
+
+
+def test_a_file_that_holds_no_certificates_is_named() -> None:
+    with pytest.raises(UserError, match=r"cannot read the certificates in nowhere\.pem"):
+        Access("https://x", tls_ca="nowhere.pem").tls()

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from steppe.serve.admission import MOST_CLIENTS, Gate, Refused, TrafficLimits
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def gate(**limits):
+    clock = Clock()
+    return Gate(TrafficLimits(**limits), clock=clock), clock
+
+
+def test_a_rate_is_held_in_the_long_run_and_a_seconds_worth_may_come_at_once():
+    door, clock = gate(rate=10.0)
+    taken = 0
+    for _ in range(1000):
+        clock.now += 0.01
+        with contextlib.suppress(Refused):
+            door.enter("x")
+            door.leave()
+            taken += 1
+    assert 100 <= taken <= 111
+
+
+def test_one_client_does_not_use_up_anothers_rate():
+    door, _ = gate(rate=1.0)
+    door.enter("x")
+    with pytest.raises(Refused, match="try again in 1 s"):
+        door.enter("x")
+    door.enter("y")
+
+
+def test_a_slow_rate_says_how_long_to_wait():
+    door, _ = gate(rate=0.1)
+    door.enter("x")
+    with pytest.raises(Refused, match="10 s") as caught:
+        door.enter("x")
+    assert caught.value.pause == 10
+
+
+def test_only_so_many_clients_are_remembered():
+    door, _ = gate(rate=1.0)
+    for number in range(MOST_CLIENTS + 100):
+        door.enter(str(number))
+        door.leave()
+    assert len(door._rates) == MOST_CLIENTS
+
+
+def test_places_are_given_back():
+    door, _ = gate(concurrent=2)
+    door.enter("x")
+    door.enter("x")
+    with pytest.raises(Refused) as caught:
+        door.enter("x")
+    assert (caught.value.status, caught.value.pause) == (503, 1)
+    door.leave()
+    door.enter("x")
+    assert door.refused == 1
+
+
+@pytest.mark.parametrize("shown", [b"Bearer open-sesame", b"bearer open-sesame ", "Bearer open-sesame", b"open-sesame"])
+def test_the_token_opens(shown):
+    Gate(TrafficLimits(), "open-sesame").check_token(shown)
+
+
+@pytest.mark.parametrize("shown", [None, b"", b"Bearer ", b"Bearer open-sesam", b"Basic open-sesame", b"\xff"])
+def test_nothing_else_opens(shown):
+    with pytest.raises(Refused) as caught:
+        Gate(TrafficLimits(), "open-sesame").check_token(shown)
+    assert caught.value.status == 401
+    assert "open-sesame" not in str(caught.value)

@@ -1,0 +1,81 @@
+"""Endpoints of files, folders and experiments."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from served_graphs import save_constant
+
+from steppe.errors import StateError, UserError
+from steppe.experiments.project import init_project, templates
+from steppe.serve import load_endpoint
+from steppe.serve.loading import serving_folder
+from steppe.specs.serving import load_graph
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "steppe.json").write_text('{"name": "demo"}')
+    return tmp_path
+
+
+def make_experiment(project, name, action=None):
+    folder = project / "experiments" / name
+    folder.mkdir(parents=True)
+    (folder / "experiment.json").write_text("{}")
+    if action is not None:
+        save_constant(folder / "policy", action)
+    return folder
+
+
+def test_an_experiment_is_served_by_its_name_or_its_folder(project):
+    folder = make_experiment(project, "cartpole", 3)
+    for graph in ("cartpole", folder, folder / "policy", folder / "policy" / "policy.json"):
+        endpoint = load_endpoint(graph, start=project)
+        assert endpoint.name == "cartpole" or str(graph).endswith("policy.json")
+        assert len(endpoint.graph.leaves) == 1
+
+
+def test_what_an_endpoint_knows_is_kept_in_the_project(project):
+    make_experiment(project, "cartpole", 3)
+    (project / "deep").mkdir()
+    load_endpoint("cartpole", start=project / "deep")
+    assert serving_folder("cartpole", project / "deep") == project / "serving" / "cartpole"
+    assert len(list((project / "serving" / "cartpole" / "policies" / "cartpole").iterdir())) == 1
+
+
+def test_policies_in_a_file_are_found_beside_it_and_by_name(project):
+    make_experiment(project, "trained", 1)
+    (project / "graphs").mkdir()
+    save_constant(project / "graphs" / "local", 2)
+    graph = {"kind": "router", "branches": ["trained", "local", {"policy": "../experiments/trained", "name": "again"}]}
+    (project / "graphs" / "mine.json").write_text(json.dumps(graph))
+    endpoint = load_endpoint(project / "graphs" / "mine.json", start=project)
+    assert endpoint.name == "mine"
+    assert [leaf.name for leaf in endpoint.graph.leaves] == ["trained", "local", "again"]
+    assert load_endpoint("graphs/mine.json", start=project, name="other").models()[0] == "other"
+
+
+@pytest.mark.parametrize("graph", [path.stem for path, _ in templates() if path.parts[0] == "graphs"])
+def test_every_shipped_graph_serves_the_shipped_experiments(tmp_path, graph):
+    init_project(tmp_path)
+    names = [path.stem for path, _ in templates() if path.parts[0] == "experiments"]
+    for name in names:
+        make_experiment(tmp_path, name, 1)
+    spec, file = load_graph(graph, tmp_path)
+    assert load_endpoint(file, start=tmp_path).name == graph
+    policies = {node.policy for node in spec.nodes() if node.kind == "model"}
+    assert policies <= {name for name in names if name.startswith("cartpole")}
+
+
+def test_an_experiment_without_a_policy_says_so(project):
+    make_experiment(project, "young")
+    with pytest.raises(UserError, match='experiment "young" has not saved a policy yet'):
+        load_endpoint("young", start=project)
+
+
+def test_an_unknown_name_is_an_error_that_helps(project):
+    make_experiment(project, "cartpole", 1)
+    with pytest.raises(StateError, match='did you mean "cartpole"'):
+        load_endpoint("cartpol", start=project)

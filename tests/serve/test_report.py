@@ -1,0 +1,106 @@
+"""Estimates from a log against what is known to be true."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from served_graphs import question, run, serving
+
+from steppe.serve import Feedback
+from steppe.serve.ledger import make_ledger
+from steppe.serve.ledger._base import Logged
+from steppe.serve.report import compare, estimate
+
+TRUTH = {"a": 10.0, "b": 12.0, "c": 30.0}
+
+
+def log_of(rng, number, noise=8.0):
+    """Decisions by probabilities that change on the way, as a bandit's do."""
+    names = list(TRUTH)
+    for index in range(number):
+        propensities = np.array([0.4, 0.4, 0.2]) if index < number / 2 else np.array([0.05, 0.15, 0.8])
+        chosen = rng.choice(3, p=propensities)
+        reward = rng.normal(TRUTH[names[chosen]], noise)
+        yield Logged(names[chosen], "1-x", float(propensities[chosen]), True, True, 1, reward)
+
+
+def test_estimates_are_near_the_truth_and_intervals_cover_it_as_often_as_they_say():
+    rng = np.random.default_rng(0)
+    covered, total, errors = {"plain": 0, "normalised": 0}, 0, []
+    for _ in range(150):
+        for found in estimate(log_of(rng, 400), confidence=0.9).policies:
+            truth = TRUTH[found.policy]
+            plain, normalised = found.inverse_propensity, found.self_normalised
+            covered["plain"] += plain.low <= truth <= plain.high
+            covered["normalised"] += normalised.low <= truth <= normalised.high
+            errors.append((plain.value - truth, normalised.value - truth))
+            total += 1
+    bias = np.mean(errors, 0)
+    spread = np.std(errors, 0)
+    assert np.abs(bias).max() < 0.35
+    assert spread[1] < 0.6 * spread[0]
+    for share in (covered["plain"] / total, covered["normalised"] / total):
+        assert 0.84 < share < 0.95
+
+
+def test_policies_are_ranked_and_the_naive_mean_is_kept_beside():
+    comparison = estimate(log_of(np.random.default_rng(1), 2000))
+    assert [found.policy for found in comparison.policies] == ["c", "b", "a"]
+    assert (comparison.decisions, comparison.rewarded, comparison.versions) == (2000, 2000, ())
+    best = comparison.policies[0]
+    assert best.mean == pytest.approx(30.0, abs=1.0)
+    assert 0 < best.effective <= best.rewarded
+    assert comparison.mean < 28.0
+
+
+def test_what_was_asked_for_by_name_and_what_is_not_over_does_not_count():
+    log = [
+        Logged("a", "1", 0.5, True, True, 1, 4.0),
+        Logged("b", "1", 0.5, True, True, 1, 8.0),
+        Logged("a", "1", 1.0, False, True, 1, 1e6),
+        Logged("a", "1", 0.5, True, False, 3, 1e6),
+        Logged("b", "1", 0.5, True, True, 0, 0.0),
+    ]
+    comparison = estimate(log)
+    values = {found.policy: found.inverse_propensity.value for found in comparison.policies}
+    assert values == {"a": 4.0, "b": 8.0}
+    assert comparison.rewarded == 2
+    assert any("have no return" in notice for notice in comparison.notices)
+
+
+def test_versions_are_compared_where_there_are_several():
+    log = [Logged("a", version, 0.5, True, True, 1, value) for version, value in (("1", 1.0), ("2", 3.0))]
+    versions = estimate([*log, Logged("b", "9", 0.5, True, True, 1, 0.0)]).versions
+    assert [(found.policy, found.version, found.mean) for found in versions] == [("a", "1", 1.0), ("a", "2", 3.0)]
+
+
+def test_too_little_is_said_and_never_divided_by_zero():
+    assert "nothing has been decided" in estimate([]).notices[0]
+    assert "no decision has been rewarded" in estimate([Logged("a", "1", 1.0, True, True, 0, 0.0)]).notices[0]
+    (one,) = estimate([Logged("a", "1", 1.0, True, True, 1, 2.0)]).policies
+    assert (one.self_normalised.value, one.self_normalised.low, one.inverse_propensity.high) == (2.0, None, None)
+    certain = [Logged(name, "1", 1.0, True, True, 1, 2.0) for name in "ab"]
+    assert any("for certain" in notice for notice in estimate(certain).notices)
+
+
+def test_a_served_router_s_own_log_gives_the_truth(tmp_path):
+    graph = {"kind": "router", "bandit": {"type": "epsilon_greedy", "epsilon": 0.5}, "branches": ["p0", "p1", "p2"]}
+    truth = [1.0, 2.0, 5.0]
+
+    async def play():
+        rng = np.random.default_rng(3)
+        async with serving(tmp_path, graph) as endpoint:
+            for number in range(400):
+                sequence = str(number)
+                action = int(endpoint.answer(question(sequence_id=sequence)).actions[0])
+                reward = float(rng.normal(truth[action], 0.5))
+                await endpoint.feedback(Feedback(reward, sequence_id=sequence, sequence_end=True))
+
+    run(play())
+    ledger = make_ledger(tmp_path / "serving" / "ledger.sqlite", "router")
+    ledger.open()
+    for found in compare(ledger).policies:
+        expected = truth[int(found.policy[1])]
+        assert found.self_normalised.value == pytest.approx(expected, abs=0.3)
+        assert found.inverse_propensity.value == pytest.approx(expected, rel=0.35)
+    ledger.close()

@@ -1,0 +1,77 @@
+"""A real PostgreSQL that can be killed and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+
+class PostgresServer:
+    """On a free port of loopback, with a folder of its own."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="steppe-postgres-"))
+        # PostgreSQL refuses to run as root.
+        self._user = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
+        if self._user:
+            shutil.chown(self.folder, "postgres", "postgres")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self._process: subprocess.Popen | None = None
+        arguments = ["-D", str(self.folder / "data"), "-U", "steppe", "-A", "trust", "-N", "--no-locale", "-E", "UTF8"]
+        subprocess.run([program("initdb"), *arguments], check=True, capture_output=True, cwd="/", **self._user)
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://steppe@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> None:
+        """Returns when it takes connections."""
+        import psycopg
+
+        arguments = ["-D", str(self.folder / "data"), "-p", str(self.port), "-h", "127.0.0.1", "-k", str(self.folder)]
+        with (self.folder / "log.txt").open("ab") as log:
+            command = [program("postgres"), *arguments]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **self._user)
+        for _ in range(600):
+            with contextlib.suppress(psycopg.OperationalError):
+                psycopg.connect(self.url, connect_timeout=2).close()
+                return
+            time.sleep(0.05)
+        raise AssertionError((self.folder / "log.txt").read_text())
+
+    def stop(self, how: int = signal.SIGQUIT) -> None:
+        """Ends it at once, as a crash does."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(30)
+            self._process = None
+
+    def remove(self) -> None:
+        """Ends it and deletes its folder."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def missing_postgres() -> str | None:
+    """Why there can be no PostgreSQL here."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        return 'psycopg is not installed (pip install "steppe[postgres]")'
+    return None if program("initdb") and program("postgres") else "PostgreSQL is not installed (apt: postgresql)"
+
+
+def program(name: str) -> str | None:
+    """PostgreSQL's own programs are not on the path everywhere."""
+    found = [shutil.which(name), *(str(path) for path in sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}")))]
+    return next((path for path in found if path), None)

@@ -1,0 +1,144 @@
+"""Real endpoints on loopback for tests: in a thread of this process, or in one of their own that can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from policies import make_policy
+
+from steppe.serve import load_endpoint
+from steppe.serve.admission import TrafficLimits
+from steppe.serve.server import Listening, Server
+from steppe.specs.serving import GraphSpec
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from steppe.serve import load_endpoint
+from steppe.serve.admission import TrafficLimits
+from steppe.serve.server import Listening, Server
+from steppe.specs.serving import GraphSpec
+graph, folder, listening, limits = map(json.loads, sys.argv[1:])
+endpoint = load_endpoint(GraphSpec.model_validate(graph), folder=folder)
+server = Server(endpoint, Listening(limits=TrafficLimits(**limits), **listening))
+server.run(lambda ready: print(ready.port, ready.grpc_port, flush=True))
+print("ended", flush=True)
+"""
+
+
+class Reply(NamedTuple):
+    """What came back; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Served:
+    """An endpoint that is being served."""
+
+    def __init__(self, port: int, grpc_port: int | None = None, server: Server | None = None) -> None:
+        self.port, self.grpc_port, self.server = port, grpc_port, server
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
+        """One request on a connection of its own; a body that is not bytes is sent as JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+            answer = connection.getresponse()
+            return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Reply:
+        return self.ask("GET", path, **headers)
+
+    def post(self, path: str, body: Any, **headers: str) -> Reply:
+        return self.ask("POST", path, body, **headers)
+
+    def infer(self, model: str = "pole", **more: Any) -> Reply:
+        return self.post(f"/v2/models/{model}/infer", question(**more))
+
+
+def question(data: Any = (0.1, -0.2, 0.3, 0.0), shape: Any = (1, 4), **more: Any) -> dict[str, Any]:
+    """An infer request of the Open Inference Protocol."""
+    tensor = {"name": "observation", "shape": list(shape), "datatype": "FP32", "data": list(data)}
+    return {"inputs": [tensor | more.pop("tensor", {})], **more}
+
+
+def save_policy(folder: Path, *args: Any, **settings: Any) -> Path:
+    """A policy of four numbers and three choices, unless others are given."""
+    return make_policy(*args, **settings).save(folder)
+
+
+def one_policy(folder: Path, *args: Any, **settings: Any) -> dict[str, Any]:
+    """A graph of one policy called "pole"."""
+    return {"kind": "model", "name": "pole", "policy": str(save_policy(folder / "pole", *args, **settings))}
+
+
+def router(folder: Path, bandit: str = "epsilon_greedy") -> dict[str, Any]:
+    """A graph of a router called "pole" over the policies "a" and "b"."""
+    names = ("a", "b")
+    branches = [{"kind": "model", "name": name, "policy": str(save_policy(folder / name))} for name in names]
+    return {"kind": "router", "name": "pole", "bandit": bandit, "branches": branches}
+
+
+@contextlib.contextmanager
+def serving(
+    graph: dict[str, Any], folder: Path, limits: TrafficLimits | None = None, **listening: Any
+) -> Iterator[Served]:
+    """The graph served from a thread of this process at free ports."""
+    endpoint = load_endpoint(GraphSpec.model_validate(graph), folder=folder / "state", seed=1)
+    with serving_endpoint(endpoint, limits, **listening) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def serving_endpoint(endpoint: Any, limits: TrafficLimits | None = None, **listening: Any) -> Iterator[Served]:
+    """An endpoint served from a thread of this process at free ports."""
+    settings = {"port": 0, "limits": limits or TrafficLimits()} | listening
+    server, ready = Server(endpoint, Listening(**settings), "test"), threading.Event()
+    thread = threading.Thread(target=server.run, args=(lambda _: ready.set(),))
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield Served(server.port, server.grpc_port, server)
+    finally:
+        server.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+class ServedProcess(Served):
+    """The graph served from a process of its own."""
+
+    def __init__(
+        self, graph: dict[str, Any], folder: Path, limits: dict[str, Any] | None = None, **listening: Any
+    ) -> None:
+        words = [json.dumps(each) for each in (graph, str(folder), {"port": 0} | listening, limits or {})]
+        self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        port, grpc_port = self.process.stdout.readline().split()
+        super().__init__(int(port), None if grpc_port == "None" else int(grpc_port))
+
+    def close(self) -> None:
+        """Ends it, whatever it does."""
+        self.process.kill()
+        self.process.communicate()

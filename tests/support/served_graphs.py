@@ -1,0 +1,66 @@
+"""Endpoints of made-up policies, inside the test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from policies import describe, tensors_for
+
+from steppe.records import Policy
+from steppe.serve import Limits, Question, load_endpoint
+from steppe.specs.serving import GraphSpec
+from steppe.specs.spaces import Box, Discrete
+
+
+def save_policy(folder, seed=0, timestep=7, **settings):
+    """A policy of four numbers and three choices, saved."""
+    description = replace(describe(**settings), timestep=timestep)
+    return Policy(description, tensors_for(description, seed)).save(folder)
+
+
+def save_constant(folder, action, observation=None, space=None, timestep=1):
+    """A policy that always does the same, saved."""
+    description = describe(observation or Box((4,)), space or Discrete(10), layers=None, kind="constant")
+    return Policy(replace(description, timestep=timestep), {"constant/action": np.asarray(action)}).save(folder)
+
+
+def cart_pole(backend):
+    """What CartPole-v1 shows; compiled, its bounds are not rounded to 32 bits."""
+    position, angle = (4.8, 0.41887902047863906) if backend == "compiled" else (4.800000190734863, 0.41887903213500977)
+    high = (position, np.inf, angle, np.inf)
+    return Box((4,), tuple(-each for each in high), high)
+
+
+def make_endpoint(root, graph, **settings):
+    """An endpoint of a graph whose policies p0, p1, ... lie in `root`; those missing are made: pN always does N."""
+    spec = GraphSpec.model_validate(graph)
+    for node in spec.nodes():
+        if node.kind == "model" and not (Path(root) / node.policy).exists():
+            save_constant(Path(root) / node.policy, int(node.policy.removeprefix("p")))
+    limits = Limits(**settings.pop("limits", {}))
+    return load_endpoint(spec, start=root, limits=limits, **{"folder": Path(root) / "serving", "seed": 1} | settings)
+
+
+def question(rows=1, **fields):
+    """A question about nothing but zeros."""
+    return Question(np.zeros((rows, 4), np.float32), **fields)
+
+
+@contextlib.asynccontextmanager
+async def serving(*arguments, **settings):
+    """A started endpoint, closed at the end."""
+    endpoint = make_endpoint(*arguments, **settings)
+    await endpoint.start()
+    try:
+        yield endpoint
+    finally:
+        await endpoint.close()
+
+
+def run(coroutine):
+    """Runs it to its end."""
+    return asyncio.run(coroutine)
