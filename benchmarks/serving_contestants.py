@@ -118,16 +118,28 @@ def running(served: Served, folder: Path) -> Iterator[int]:
             stderr=output,
             cwd=folder,
             env=environment,
-            start_new_session=True,
         )
     try:
         wait_for(port, served.request, process, log)
         yield port
     finally:
-        # Some servers have processes of their own, which are in the same group.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        # Some servers have processes of their own, not all of which end when the first one does.
+        for pid in [*descendants(process.pid), process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that were started by a process, and by those."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for parent in found:
+        found += [child for child, own in parents.items() if own == parent]
+    return found[1:]
 
 
 def wait_for(port: int, request: Request, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import onnxruntime
+import ray
 from ray import serve
 from starlette.requests import Request
 
@@ -25,6 +26,7 @@ class OnnxPolicy:
 
 
 if __name__ == "__main__":
+    ray.init(namespace="serve", include_dashboard=False)
     serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1]), "access_log": False})
     serve.run(OnnxPolicy.bind(sys.argv[2]), route_prefix="/")
     print("ready", flush=True)
