@@ -13,6 +13,7 @@ from steppe.envs.registry import make_jax
 from steppe.errors import UserError
 from steppe.records.demonstrations import ARRAYS, Demonstrations, form
 from steppe.records.policy import Policy
+from steppe.runners import keys
 from steppe.runners.setup import DEFAULT_EPISODE_LIMIT, is_compiled
 from steppe.specs.experiment import ExperimentSpec
 
@@ -173,9 +174,8 @@ class _Twin:
 
     def reset(self, seed: int) -> np.ndarray:
         """The first observation, [1, ...]."""
-        import jax
 
-        self._key = jax.random.key(seed)
+        self._key = keys.make(seed)
         return self._begin()
 
     def step(self, actions: np.ndarray) -> Step:
