@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 ENVS_PER_SHARD = 256
 """Fewer environments than this on a device, and talking between devices costs more than it brings."""
 
+PLAIN_PRODUCTS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+
 
 def cache_folder() -> Path:
     """Where compiled programs are kept: $STEPPE_CACHE, or the user's cache folder."""
@@ -71,12 +73,11 @@ def _plain_products() -> dict[str, Any]:
     """What tells XLA so; nothing where it knows no such option."""
     import jax
 
-    options = {"xla_cpu_experimental_ynn_fusion_type": ""}
     try:
-        jax.jit(lambda number: number, compiler_options=options)(0)
+        jax.jit(lambda number: number, compiler_options=PLAIN_PRODUCTS)(0)
     except (jax.errors.JaxRuntimeError, ValueError):
         return {}
-    return options
+    return PLAIN_PRODUCTS
 
 
 def _share_heaps() -> None:
