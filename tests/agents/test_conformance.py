@@ -103,6 +103,14 @@ def test_actions_reach_the_environment_in_its_shape_and_bounds(bench):
             assert np.all((taken >= 0) & (taken < np.array(nvec)))
 
 
+@pytest.mark.parametrize("case", {agent: (agent, *rest) for agent, *rest in CASES}.values(), ids=named)
+def test_cut_parameters_act_as_the_vector_does(case):
+    bench = bench_of(*case)
+    noise = bench.agent.draw_noise(jax.random.key(3), (SAMPLES,))
+    cut = bench.agent.cut(bench.agent.acting(bench.state))
+    assert same(bench.act(cut, bench.observations, noise, 5, bench.internals), bench.draw())
+
+
 def test_actions_drawn_with_the_same_noise_are_the_same(bench):
     first, again, other = (bench.draw(seed)[0] for seed in (3, 3, 4))
     np.testing.assert_array_equal(first, again)

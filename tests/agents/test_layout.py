@@ -27,6 +27,11 @@ def test_joining_and_splitting_gives_the_same_parameters_back():
     jax.tree.map(np.testing.assert_array_equal, split, expected)
 
 
+def test_what_is_split_already_stays_as_it_is():
+    split = LAYOUT.split(LAYOUT.join(PARAMETERS))
+    assert LAYOUT.split(split) is split
+
+
 def test_splitting_and_joining_gives_the_same_vector_back():
     vector = np.arange(14, dtype=np.float32)
     np.testing.assert_array_equal(LAYOUT.join(LAYOUT.split(vector)), vector)

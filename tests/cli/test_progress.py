@@ -84,12 +84,15 @@ def test_lines_are_few_where_there_is_no_terminal(
 
 def test_training_survives_a_reader_that_went_away(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = progress.Lines(_spec())
+    tried = []
 
-    def gone(*_: object, **__: object) -> None:
+    def gone(*words: object, **__: object) -> None:
+        tried.append(words)
         raise BrokenPipeError
 
     monkeypatch.setattr("builtins.print", gone)
     lines.update(TRAINING)
+    assert len(tried) == 1
 
 
 def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,9 +152,12 @@ def test_a_notice_that_was_printed_lasts(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_training_survives_a_ctrl_c_while_a_line_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = progress.Lines(_spec())
+    tried = []
 
-    def reentrant(*_: object, **__: object) -> None:
+    def reentrant(*words: object, **__: object) -> None:
+        tried.append(words)
         raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
 
     monkeypatch.setattr("builtins.print", reentrant)
     lines.announce("pausing")
+    assert len(tried) == 1

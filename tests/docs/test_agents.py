@@ -27,7 +27,7 @@ def test_examples_are_valid(example: dict[str, Any]) -> None:
     spec = AgentSpec.model_validate(example) if "type" in example else None
     if spec is None:
         spec = ExperimentSpec.model_validate({"name": "x", **example}).agent
-    spec.settings_as(agents.agent_class(spec).Settings)
+    assert isinstance(spec.settings_as(agents.agent_class(spec).Settings), agents.agent_class(spec).Settings)
 
 
 OLD_WORDS = {

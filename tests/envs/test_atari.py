@@ -204,6 +204,6 @@ def test_it_runs_on_after_being_closed_and_made_again() -> None:
     for _ in range(3):
         envs = HostEnvs(spec(), 2)
         envs.reset(0)
-        envs.step(np.array([0, 0]))
+        assert envs.step(np.array([0, 0])).observations.shape[0] == 2
         envs.close()
         envs.close()

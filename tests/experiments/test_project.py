@@ -75,7 +75,9 @@ def test_every_shipped_environment_can_be_made(path: Path) -> None:
     environment = EnvironmentSpec.model_validate(json.loads(TEMPLATES[path]))
     skip_without_its_package(environment.id)
     spec = ExperimentSpec(name="x", environment=environment, agent=AgentSpec(type="random"), num_envs=1)
-    make_engine(spec, shards=1).close()
+    engine = make_engine(spec, shards=1)
+    assert engine.timesteps_per_iteration >= 1
+    engine.close()
 
 
 @pytest.mark.parametrize("path", [path for path in TEMPLATES if path.parts[0] == "agents"], ids=str)

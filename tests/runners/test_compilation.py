@@ -6,7 +6,11 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
+
+from steppe.runners import compilation
+from steppe.runners.compilation import jit_for_few
 
 COMPILES = """
 import jax
@@ -52,3 +56,19 @@ def test_a_cache_folder_that_cannot_be_made_is_only_a_pity(tmp_path):
     (tmp_path / "file").write_text("")
     finished = compile_something(tmp_path / "file" / "cache")
     assert "not kept" in finished.stderr
+
+
+def test_what_is_compiled_for_few_rows_has_plain_products():
+    rows, matrix = jax.numpy.ones((8, 64)), jax.numpy.ones((64, 64))
+    program = jit_for_few(lambda rows, matrix: jax.numpy.tanh(rows @ matrix))
+    assert program(rows, matrix).shape == (8, 64)
+    assert "ynn" not in program.lower(rows, matrix).compile().as_text()
+
+
+def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
+    monkeypatch.setattr(compilation, "PLAIN_PRODUCTS", {"xla_cpu_no_such_option": ""})
+    compilation._plain_products.cache_clear()
+    try:
+        assert jit_for_few(lambda number: number + 1)(1) == 2
+    finally:
+        compilation._plain_products.cache_clear()

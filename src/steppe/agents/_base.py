@@ -51,7 +51,8 @@ class TrainState(NamedTuple):
 class Acting(NamedTuple):
     """What is needed to act, and nothing more: what a worker fetches."""
 
-    params: Array
+    params: Any
+    """The vector, or its named arrays once it is cut."""
     observations: Statistics
 
 
@@ -164,6 +165,11 @@ class Agent(ABC, Generic[S]):
     def acting(self, state: TrainState) -> Acting:
         """The part of the state that `act` needs."""
         return Acting(state.params, state.observations)
+
+    def cut(self, acting: Acting) -> Acting:
+        """The same with parameters as named arrays, which `act` would otherwise cut out of the vector at every call."""
+        layout = getattr(self, "layout", None)
+        return acting if layout is None else acting._replace(params=layout.split(acting.params))
 
     @property
     def perturbs_parameters(self) -> bool:

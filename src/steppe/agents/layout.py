@@ -45,8 +45,10 @@ class Layout:
         """The same inside a compiled program."""
         return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
-    def split(self, vector: Array) -> dict[str, Any]:
-        """Vector [P] -> nested dict."""
+    def split(self, vector: Any) -> dict[str, Any]:
+        """Vector [P] -> nested dict; what is split already is handed back."""
+        if isinstance(vector, dict):
+            return vector
         return jax.tree.unflatten(self._tree, self._cut(vector))
 
     def named(self, vector: np.ndarray) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ from steppe.envs.host import HostEnvs
 from steppe.envs.interruption import EpisodesCut
 from steppe.records import heads
 from steppe.records.policy import Policy
+from steppe.runners.compilation import jit_for_few
 from steppe.runners.learning import LARGEST_TIMESTEP, each_reward
 from steppe.specs.spaces import Box, Space
 
@@ -47,12 +48,14 @@ class Collector:
         network = self._actor.description.network
         layers = {layer.type for layer in network.root} if network else set()
         is_compiled = bool(layers & SLOW_IN_NUMPY) or not agent.acts_in_numpy
-        self._act = jax.jit(agent.act) if is_compiled else None
         has_values = is_compiled and getattr(agent, "values_while_acting", False)
-        if has_values:
-            self._act = jax.jit(agent.act_and_value)  # type: ignore[attr-defined]
-        # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
-        self._acting = jax.jit(agent.acting) if agent.perturbs_parameters else agent.acting
+        self._act, self._acting = None, agent.acting
+        if is_compiled:
+            self._act = jit_for_few(agent.act_and_value if has_values else agent.act)  # type: ignore[attr-defined]
+            self._acting = jax.jit(lambda state: agent.cut(agent.acting(state)))
+        elif agent.perturbs_parameters:
+            # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
+            self._acting = jax.jit(agent.acting)
         self._buffers = _allocate(agent, self._actor, agent.situation.observation, agent.situation.action)
         if has_values:
             self._buffers = self._buffers._replace(values=np.zeros_like(self._buffers.rewards))

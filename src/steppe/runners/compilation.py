@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ log = logging.getLogger(__name__)
 
 ENVS_PER_SHARD = 256
 """Fewer environments than this on a device, and talking between devices costs more than it brings."""
+
+PLAIN_PRODUCTS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 
 def cache_folder() -> Path:
@@ -55,6 +59,25 @@ def prepare_jax(shards: int = 1) -> int:
             log.debug("JAX was in use before the number of host devices could be set")
     devices = jax.devices()
     return min(shards, len(devices)) if devices[0].platform == "cpu" else 1
+
+
+def jit_for_few(function: Callable[..., Any]) -> Any:
+    """Compiled for batches of a few rows, for which XLA's fused matrix products take longer than plain ones."""
+    import jax
+
+    return jax.jit(function, compiler_options=_plain_products())
+
+
+@cache
+def _plain_products() -> dict[str, Any]:
+    """What tells XLA so; nothing where it knows no such option."""
+    import jax
+
+    try:
+        jax.jit(lambda number: number, compiler_options=PLAIN_PRODUCTS)(0)
+    except (jax.errors.JaxRuntimeError, ValueError):
+        return {}
+    return PLAIN_PRODUCTS
 
 
 def _share_heaps() -> None:

@@ -14,6 +14,7 @@ from steppe.agents._base import Acting, Agent
 from steppe.envs._base import JaxEnv
 from steppe.records.policy import Policy
 from steppe.runners import episodes as episode_window
+from steppe.runners import keys
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.episodes import Window, empty_window
@@ -98,7 +99,7 @@ class CompiledEngine:
         acting = Acting(state.params, state.observations)
         if self.shards > 1:
             acting = jax.device_put(jax.tree.map(np.asarray, acting), jax.devices()[0])
-        returns, lengths = self._play(acting, jax.random.key(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
+        returns, lengths = self._play(acting, keys.make(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
         return float(np.mean(returns)), float(np.mean(lengths))
 
     def policy(self, timestep: int) -> Policy:
@@ -115,7 +116,7 @@ class CompiledEngine:
 
     def _begun(self, words: Array) -> tuple[Array, Envs]:
         """The agent's key and fresh episodes, from the words of the seed's key: one small program instead of many."""
-        agent_key, env_key = jax.random.split(jax.random.wrap_key_data(words))
+        agent_key, env_key = jax.random.split(keys.wrap(words))
         return agent_key, self.rollout.begin(env_key, self.num_envs, self.shards)
 
     def _chunk(

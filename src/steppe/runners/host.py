@@ -15,6 +15,7 @@ from steppe.agents._base import Agent, Metrics, Trajectory
 from steppe.envs.host import HostEnvs
 from steppe.errors import EnvironmentFault
 from steppe.records.policy import Policy
+from steppe.runners import keys
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.collecting import Collector
@@ -50,7 +51,7 @@ class HostEngine:
 
     def begin(self, seed: int) -> None:
         """Fresh parameters and fresh episodes."""
-        self._learner = begin(self.agent, jax.random.key(seed))
+        self._learner = begin(self.agent, keys.make(seed))
         self._collector = Collector(self.agent, self.envs, self._learner.agent, np.random.default_rng(seed))
         self._collector.start(seed)
 
@@ -61,7 +62,7 @@ class HostEngine:
         rng.bit_generator.state = json.loads(arrays.pop("host/rng").tobytes())
         self._returns.extend(arrays.pop("host/returns").tolist())
         self._lengths.extend(arrays.pop("host/lengths").tolist())
-        template = begin(self.agent, jax.random.key(seed), pretrains=False)
+        template = begin(self.agent, keys.make(seed), pretrains=False)
         self._learner = self._cut_off(from_arrays(template, arrays))
         self._collector = Collector(self.agent, self.envs, self._learner.agent, rng)
         self._collector.start(int(rng.integers(2**31)))

@@ -11,6 +11,7 @@ from jax import Array
 from steppe.agents._base import Acting, Agent, Internals, Trajectory
 from steppe.envs._base import JaxEnv
 from steppe.runners.learning import each_reward
+from steppe.runners.packing import Packing
 
 
 class Envs(NamedTuple):
@@ -67,8 +68,11 @@ class Rollout:
         # Of all devices, also where this one has only some of the environments.
         timesteps = timestep + self.agent.situation.num_envs * jnp.arange(horizon)
         initial = self._initial_internals(num_envs)
+        acting = self.agent.cut(acting)
+        packing = Packing(envs)
 
-        def step(envs: Envs, at: tuple[Any, Any, Array]) -> tuple[Envs, tuple[Trajectory, Finished]]:
+        def step(packed: Any, at: tuple[Any, Any, Array]) -> tuple[Any, tuple[Trajectory, Array, Array]]:
+            envs: Envs = packing.unpack(packed)
             fresh, noise, timestep = at
             observations = self._observe(envs.states)
             actions, outputs, internals = self.agent.act(acting, observations, noise, timestep, envs.internals)
@@ -98,10 +102,11 @@ class Rollout:
                 lengths=jnp.where(ended, 0, lengths),
                 internals=jax.tree.map(lambda new, old: _where(ended, new, old), initial, internals),
             )
-            return going, (trajectory, Finished(ended, returns, lengths))
+            return packing.pack(going), (trajectory, returns, lengths)
 
-        envs, (trajectory, finished) = jax.lax.scan(step, envs, (fresh, noise, timesteps))
-        return envs._replace(keys=key[None]), trajectory, finished
+        packed, (trajectory, returns, lengths) = jax.lax.scan(step, packing.pack(envs), (fresh, noise, timesteps))
+        finished = Finished(trajectory.terminated | trajectory.truncated, returns, lengths)
+        return packing.unpack(packed)._replace(keys=key[None]), trajectory, finished
 
     def play(self, acting: Acting, key: Array, episodes: int, greedy: bool, timestep: Array) -> tuple[Array, Array]:
         """Returns and lengths [episodes] of one episode in each of `episodes` environments."""

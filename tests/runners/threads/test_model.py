@@ -12,8 +12,8 @@ from steppe import agents
 from steppe.agents import normalizers
 from steppe.agents._base import Situation
 from steppe.errors import CheckpointError
+from steppe.runners.packing import Packing
 from steppe.runners.threads.model import SharedModel, SharedStatistics
-from steppe.runners.threads.packing import Packing
 from steppe.runners.threads.plan import plan_for
 from steppe.specs.agent import AgentSpec
 from steppe.specs.network import NetworkSpec

@@ -9,6 +9,7 @@ from typing import Any
 from steppe.agents import agent_class
 from steppe.agents.optimizers import steps_of
 from steppe.errors import UserError
+from steppe.runners import keys
 from steppe.runners.asynchronous.board import Spaces
 from steppe.runners.asynchronous.cores import Core
 from steppe.runners.asynchronous.replaying import BLOCK, ReplayCore
@@ -90,7 +91,7 @@ def _task(spec: ExperimentSpec, agent: Any) -> Task:
     if agent.experience == "trajectories":
         keeps, rows = (*keeps, "outputs", *(("internals",) if agent.is_recurrent else ())), agent.horizon
     preprocessing = agent.situation.preprocessing
-    state = agent.init(_any_key())
+    state = agent.init(keys.make(0))
     return Task(
         policy=agent.actor(state).description.to_json(),
         preprocessing=None if preprocessing is None else preprocessing.to_json(),
@@ -114,9 +115,3 @@ def _batch_size(spec: ExperimentSpec) -> tuple[int, int, int | None]:
     if wanted == "episode":
         return 1, LONGEST_EPISODE, None
     return wanted or TIMESTEPS, wanted or TIMESTEPS, None
-
-
-def _any_key() -> Any:
-    import jax
-
-    return jax.random.key(0)

@@ -18,6 +18,7 @@ from jax import Array
 
 from steppe.agents._base import Metrics, TrainState, Trajectory, Transitions
 from steppe.memories import Timesteps
+from steppe.runners import keys
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.asynchronous.agent_core import AgentCore
 from steppe.runners.asynchronous.batches import Batch
@@ -44,11 +45,11 @@ class ReplayCore(AgentCore):
 
     def begin(self, seed: int) -> None:
         """Fresh parameters and an empty memory."""
-        self._start(begin(self.agent, jax.random.key(seed)))
+        self._start(begin(self.agent, keys.make(seed)))
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
         """Everything, the memory included."""
-        template = begin(self.agent, jax.random.key(seed), pretrains=False)
+        template = begin(self.agent, keys.make(seed), pretrains=False)
         self._start(from_arrays(template, arrays))
         self._staged = int(arrays["staged/count"])
         self._pace.owed = float(arrays["staged/owed"])
@@ -121,7 +122,7 @@ class ReplayCore(AgentCore):
         leaves = timesteps._asdict() | {"running_returns": timesteps.rewards}
         self._staging = {name: np.zeros((BLOCK, *leaf.shape[2:]), leaf.dtype) for name, leaf in leaves.items()}
         # Compiled before the first worker comes, with a memory that is thrown away: nobody should have to wait for it.
-        self._learner = begin(self.agent, jax.random.key(0), pretrains=False)
+        self._learner = begin(self.agent, keys.make(0), pretrains=False)
         self._write()
         self._learner = jax.tree.map(jnp.asarray, learner)
         self._call_update(0)

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from steppe.agents._base import Metrics, Trajectory
+from steppe.runners import keys
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.asynchronous.agent_core import AgentCore
 from steppe.runners.asynchronous.batches import Batch, Form
@@ -37,11 +38,11 @@ class StackingCore(AgentCore):
 
     def begin(self, seed: int) -> None:
         """Fresh parameters."""
-        self._start(begin(self.agent, jax.random.key(seed)))
+        self._start(begin(self.agent, keys.make(seed)))
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
         """The agent; trajectories that were not learned from yet are too old by now."""
-        self._start(from_arrays(begin(self.agent, jax.random.key(seed), pretrains=False), arrays))
+        self._start(from_arrays(begin(self.agent, keys.make(seed), pretrains=False), arrays))
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """The agent."""
@@ -74,7 +75,7 @@ class StackingCore(AgentCore):
 
     def _start(self, learner: Learner) -> None:
         # Compiled before the first worker comes, with parameters that are thrown away.
-        self._learn(begin(self.agent, jax.random.key(0)), self._stack)
+        self._learn(begin(self.agent, keys.make(0)), self._stack)
         self._learner = jax.tree.map(jnp.asarray, learner)
         self._columns, self._rest = 0, None
         self.updates = int(learner.agent.updates)

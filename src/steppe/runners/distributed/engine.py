@@ -15,6 +15,7 @@ import numpy as np
 from steppe.agents._base import Acting, TrainState
 from steppe.errors import EnvironmentFault
 from steppe.records.policy import Policy
+from steppe.runners import keys
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.distributed import servers as server_places
 from steppe.runners.distributed.counting import Count
@@ -127,7 +128,7 @@ class DistributedEngine:
         if self._rollout is None:
             rules = Rules(self.spec.environment, situation.episode_limit, self.spec.repeat_actions)
             return play(self.policy(0), rules, situation.num_envs, episodes, greedy, seed)
-        state, key = self._newest(), jax.random.key(seed)
+        state, key = self._newest(), keys.make(seed)
         # As the saved policy acts: without the noise that some agents explore with.
         acting = Acting(state.params, state.observations)
         returns, lengths = self._play(acting, key, episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
@@ -158,9 +159,9 @@ class DistributedEngine:
     def _fresh(self, seed: int, pretrains: bool) -> TrainState:
         """The agent before its first timestep; kept as what policies are made from."""
         if pretrains and getattr(self.agent, "pretraining_updates", False):
-            state = begin(self.agent, jax.random.key(seed)).agent
+            state = begin(self.agent, keys.make(seed)).agent
         else:
-            state = self.agent.init(jax.random.key(seed))
+            state = self.agent.init(keys.make(seed))
         self._template = state
         if self._rollout is not None:
             self._play = jax.jit(self._rollout.play, static_argnums=(2, 3))

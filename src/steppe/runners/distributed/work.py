@@ -16,6 +16,7 @@ from steppe.agents import normalizers
 from steppe.agents._base import Agent, TrainState, Trajectory
 from steppe.agents.normalizers import Statistics
 from steppe.runners import episodes as episode_window
+from steppe.runners import keys
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.collecting import Collector
 from steppe.runners.distributed.moments import Moments, Seen, all_together, moments, of_values
@@ -309,7 +310,7 @@ class HostWork(Work):
 
 def worker_key(seed: int, number: int) -> Array:
     """The stream of one worker."""
-    return jax.random.fold_in(jax.random.key(seed), number)
+    return jax.random.fold_in(keys.make(seed), number)
 
 
 def statistics(values: Moments) -> Statistics:

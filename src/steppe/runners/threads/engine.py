@@ -12,6 +12,7 @@ import numpy as np
 from steppe.agents._base import Agent
 from steppe.errors import CheckpointError, EnvironmentFault
 from steppe.records.policy import Policy
+from steppe.runners import keys
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.learning import LARGEST_TIMESTEP, begin
@@ -107,7 +108,7 @@ class ThreadsEngine:
         if self._play is None:
             return play(self.policy(0), self._rules, self.agent.situation.num_envs, episodes, greedy, seed)
         acting = self.agent.acting(self.model.state())
-        returns, lengths = self._play(acting, jax.random.key(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
+        returns, lengths = self._play(acting, keys.make(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
         return float(np.mean(returns)), float(np.mean(lengths))
 
     def policy(self, timestep: int) -> Policy:
@@ -124,7 +125,7 @@ class ThreadsEngine:
     def _build(self, seed: int, pretrains: bool) -> None:
         """The model and the workers, before anything has happened."""
         agent = self.agent
-        learner = begin(agent, jax.random.key(seed), pretrains)
+        learner = begin(agent, keys.make(seed), pretrains)
         self.model = SharedModel(agent, self.plan, learner.agent)
         self.window = Window()
         self._program = Program(

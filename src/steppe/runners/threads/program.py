@@ -17,10 +17,10 @@ from steppe.agents._base import Agent, TrainState, Trajectory, Transitions
 from steppe.agents.actor_critic import ActorCritic
 from steppe.agents.optimizers import subsample
 from steppe.runners.learning import timesteps_of
+from steppe.runners.packing import Packing
 from steppe.runners.rollout import Finished, Rollout
 from steppe.runners.threads.exploration import with_final_epsilon
 from steppe.runners.threads.model import Reading
-from steppe.runners.threads.packing import Packing
 from steppe.runners.threads.plan import Phase, Plan
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from steppe.agents._base import TrainState, Trajectory
 from steppe.agents.normalizers import empty
+from steppe.runners import keys
 from steppe.runners.collecting import Collected, Collector
 from steppe.runners.learning import LARGEST_TIMESTEP
 from steppe.runners.threads.exploration import final_epsilon_of, with_final_epsilon
@@ -46,7 +47,7 @@ class Worker:
         self._program, self._model = program, model
         self._words = np.zeros(program.reading.words, np.uint32)
         self._reading: Reading = program.reading.views(self._words)
-        self._carry = program.begin(jax.random.fold_in(jax.random.key(seed), index), memory)
+        self._carry = program.begin(jax.random.fold_in(keys.make(seed), index), memory)
         self._timesteps = program.agent.horizon * program.agent.situation.num_envs
         self._collector: Collector | None = None
         final_epsilon = final_epsilon_of(seed, index)

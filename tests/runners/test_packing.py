@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from steppe.runners.threads.packing import LARGEST, Packing
+from steppe.runners.packing import LARGEST, Packing
 
 TREE = {
     "numbers": np.array([1.5, -0.0, np.nan, np.inf], np.float32),

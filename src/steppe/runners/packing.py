@@ -1,5 +1,7 @@
-"""Many small arrays as one vector of 32-bit words: each array that crosses into or out of a program costs microseconds
-in which no other thread can run Python.
+"""Many small arrays as one vector of 32-bit words.
+
+Each array that crosses into or out of a program costs microseconds in which no other thread can run Python, and each
+array that goes round a compiled loop is copied by a step of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from steppe.runners import keys
 
 LARGEST = 16_384
 """Arrays of more numbers than this cross alone: copying them would cost more than it saves."""
@@ -31,7 +35,7 @@ class Packing:
 
     def __init__(self, example: Any, largest: int | None = LARGEST) -> None:
         leaves, self._tree = jax.tree.flatten(jax.tree.map(_plain_shape, example))
-        self._keys = [_is_key(leaf) for leaf in jax.tree.leaves(example)]
+        self._keys = [keys.is_key(leaf) for leaf in jax.tree.leaves(example)]
         self._places: list[Place] = []
         self.words = 0
         for leaf in leaves:
@@ -42,7 +46,9 @@ class Packing:
 
     def pack(self, tree: Any) -> tuple[Array, ...]:
         """(words [W], arrays that cross alone...), inside a compiled program."""
-        leaves = [jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        leaves = [
+            jax.random.key_data(leaf) if keys.is_key(leaf) else jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)
+        ]
         pairs = list(zip(leaves, self._places, strict=True))
         words = [jax.lax.bitcast_convert_type(leaf, jnp.uint32).reshape(-1) for leaf, at in pairs if at.start >= 0]
         packed = jnp.concatenate(words) if words else jnp.zeros(0, jnp.uint32)
@@ -59,7 +65,7 @@ class Packing:
             else:
                 part = words[at.start : at.start + at.size].reshape(at.shape)
                 leaf = jax.lax.bitcast_convert_type(part, at.dtype)
-            leaves.append(jax.random.wrap_key_data(leaf) if is_key else leaf)
+            leaves.append(keys.wrap(leaf) if is_key else leaf)
         return jax.tree.unflatten(self._tree, leaves)
 
     def views(self, words: np.ndarray) -> Any:
@@ -73,10 +79,6 @@ class Packing:
 
 
 def _plain_shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    if _is_key(leaf):
+    if keys.is_key(leaf):
         return jax.eval_shape(jax.random.key_data, leaf)
     return jax.ShapeDtypeStruct(np.shape(leaf), np.dtype(leaf.dtype))
-
-
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
