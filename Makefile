@@ -56,7 +56,7 @@ layers: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-dev $(PEERS)/.installed $(RLLIB)/.installed $(SERVING)/.installed  ## Steppe against its peers, interleaved (about an hour and a half)
-	STEPPE_PEERS_VENV=$(PEERS) STEPPE_RLLIB_VENV=$(RLLIB) STEPPE_SERVING_VENV=$(SERVING) $(BIN)/python benchmarks/run_all.py
+	STEPPE_PEERS_VENV=$(PEERS) STEPPE_RLLIB_VENV=$(RLLIB) STEPPE_SERVING_PEERS_VENV=$(SERVING) $(BIN)/python benchmarks/run_all.py
 
 clean:  ## Removes what the other targets made, but no results of yours
 	rm -rf $(VENV) $(PEERS) $(RLLIB) $(SERVING) $(CLIENTS) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

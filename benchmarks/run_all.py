@@ -22,6 +22,9 @@ SCRIPTS = (
     "hogwild",
     "async_workers",
     "rllib",
+    "serving_latency",
+    "serving_concurrency",
+    "serving_bookkeeping",
 )
 
 

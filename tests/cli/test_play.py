@@ -93,6 +93,15 @@ def test_without_a_word_it_plays_what_the_policy_was_trained_in(shell: Steppe) -
     assert "does not say in which environment it was trained; give one by --environment" in answer.err
 
 
+def test_the_port_of_the_other_protocol_is_told_at_once(shell: Steppe) -> None:
+    save_policy(shell.folder / "walk")
+    served = serve(shell, "walk", "--grpc-port", "0")
+    answer = shell("play", "--url", f"127.0.0.1:{served.grpc_port}", *SHORT)
+    assert (answer.code, "does not speak HTTP; give the endpoint's HTTP port" in answer.err) == (2, True), answer
+    answer = shell("play", "--url", served.url, "--protocol", "v2-grpc", *SHORT)
+    assert (answer.code, "speaks HTTP and not gRPC; give the endpoint's gRPC port" in answer.err) == (2, True), answer
+
+
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [

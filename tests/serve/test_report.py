@@ -65,7 +65,7 @@ def test_what_was_asked_for_by_name_and_what_is_not_over_does_not_count():
     values = {found.policy: found.inverse_propensity.value for found in comparison.policies}
     assert values == {"a": 4.0, "b": 8.0}
     assert comparison.rewarded == 2
-    assert any("have no return" in notice for notice in comparison.notices)
+    assert any("were not rewarded" in notice for notice in comparison.notices)
 
 
 def test_versions_are_compared_where_there_are_several():

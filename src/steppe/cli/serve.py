@@ -157,9 +157,9 @@ def report(
     ] = 0.95,
     as_json: AS_JSON = False,
 ) -> None:
-    """Compare the policies of an endpoint by its decisions and rewards, as if each had got all of the traffic.
+    """Compare the policies of an endpoint by their rewards.
 
-    Works while it runs, and after. For example: steppe serve report router
+    Each is judged as if it had got all of the traffic. Works while it runs, and after. For example: steppe serve report router
     """
     import dataclasses
 
@@ -184,7 +184,7 @@ def status(
     tls_ca: TLS_CA = None,
     as_json: AS_JSON = False,
 ) -> None:
-    """Show how a running endpoint stands: routes, traffic, rewards, policies."""
+    """Show routes, traffic and rewards of a running endpoint."""
     from steppe.cli.console import print_json
     from steppe.cli.serve_tables import print_standing
 
@@ -201,7 +201,7 @@ def versions(
     tls_ca: TLS_CA = None,
     as_json: AS_JSON = False,
 ) -> None:
-    """List the versions of each policy of a running endpoint, and which is in service."""
+    """List the versions of its policies, and which are in service."""
     from steppe.cli.console import print_json
     from steppe.cli.serve_tables import print_versions
 
@@ -219,7 +219,7 @@ def pin(
     token_file: TOKEN_FILE = None,
     tls_ca: TLS_CA = None,
 ) -> None:
-    """Put one version of a policy into service, whatever comes after it, until it is unpinned."""
+    """Serve one version of a policy, whatever comes after it."""
     with _operator(url, token, token_file, tls_ca) as operator:
         _pin(operator, operator.policy(policy), version)
 
@@ -248,7 +248,7 @@ def unpin(
     token_file: TOKEN_FILE = None,
     tls_ca: TLS_CA = None,
 ) -> None:
-    """Go back to the newest version of a policy, and on with newer ones."""
+    """Go back to the newest version, and on with newer ones."""
     with _operator(url, token, token_file, tls_ca) as operator:
         _pin(operator, operator.policy(policy), None)
 
@@ -260,7 +260,7 @@ def reload(
     token_file: TOKEN_FILE = None,
     tls_ca: TLS_CA = None,
 ) -> None:
-    """Let a running endpoint look for newer policies now, also without --watch."""
+    """Look for newer policies now, also without --watch."""
     with _operator(url, token, token_file, tls_ca) as operator:
         news = operator.reload()
     print("\n".join(news) if news else "nothing is new")

@@ -64,6 +64,10 @@ class MetricsWriter:
                 self._events = _EventFile(self._path.parent / TENSORBOARD, self._resume_from)
             self._events.write(scalars, int(plain["timestep"]), plain["time"])
 
+    def prepare(self) -> None:
+        """Load what events are written with, which takes seconds on some machines, before the first record needs it."""
+        import tensorboardX.proto.event_pb2  # noqa: F401
+
     def close(self) -> None:
         """Close the files; nothing can be written afterwards."""
         self._file.close()

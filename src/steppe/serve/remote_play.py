@@ -84,14 +84,21 @@ def play(
     """Plays all episodes, or those that are over before Ctrl-C; a record of each goes to metrics.jsonl in `folder`."""
     crew = _Crew(plan, protocol, access, tell)
     scores = Scores(plan.episodes)
-    with MetricsWriter(folder) as metrics, crew, _heeding_ctrl_c(crew.stop):
+    with MetricsWriter(folder) as metrics:
+        # Later it would have to share the processor with the runners, and nothing would be shown meanwhile.
+        metrics.prepare()
+        _play(crew, metrics, scores, show)
+    return Played(scores, crew.described, scores.episodes < plan.episodes, crew.patience.tries, crew.uncounted)
+
+
+def _play(crew: _Crew, metrics: MetricsWriter, scores: Scores, show: Callable[[Scores], None]) -> None:
+    with crew, _heeding_ctrl_c(crew.stop):
         for event in crew.events():
             if isinstance(event, Episode):
                 metrics.write(scores.add(event))
             elif isinstance(event, _Abandoned):
                 scores.abandoned += 1
             show(scores)
-    return Played(scores, crew.described, scores.episodes < plan.episodes, crew.patience.tries, crew.uncounted)
 
 
 @contextlib.contextmanager

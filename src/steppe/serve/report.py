@@ -164,7 +164,7 @@ def _notices(policies: dict[str, _Sums], everything: _Sums) -> Iterable[str]:
     for name, sums in policies.items():
         if sums.decisions and sums.rewarded < 0.9 * sums.decisions and everything.rewarded:
             share = 100 * (1 - sums.rewarded / sums.decisions)
-            yield f'{share:.0f}% of the decisions for "{name}" have no return; unless by accident, it is not comparable'
+            yield f'{share:.0f}% of the decisions for "{name}" were not rewarded; unless by chance, its mean misleads'
         if sums.least_propensity < 0.001:
             yield f'"{name}" was chosen with a probability of only {sums.least_propensity:.2g}: its intervals are wide'
     if len(policies) > 1 and everything.greatest_propensity > 0.9999:

@@ -101,6 +101,15 @@ class Connection:
         except TimeoutError:
             self.close()
             raise Away(f"no answer within {self._access.timeout:g} s", was_sent=was_sent) from None
+        except http.client.BadStatusLine as error:
+            self.close()
+            # One that was cut off is nobody's mistake.
+            if isinstance(error, http.client.RemoteDisconnected) or "HTTP/1.1".startswith(error.line[:8]):
+                raise Away(reason_of(error), was_sent=was_sent) from None
+            raise UserError(
+                f"what answers at {self._access.url} does not speak HTTP; give the endpoint's HTTP port, or --protocol "
+                "v2-grpc for its gRPC port"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise Away(reason_of(error), was_sent=was_sent) from None

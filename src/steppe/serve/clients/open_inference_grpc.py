@@ -164,6 +164,11 @@ class OpenInferenceGrpc:
         if code in (codes.UNAVAILABLE, codes.DEADLINE_EXCEEDED, codes.RESOURCE_EXHAUSTED, codes.CANCELLED):
             # A channel that has failed waits longer and longer by itself; a new one tries at once.
             self.close()
+            if "http1.x server" in words:
+                return UserError(
+                    f"what answers at {url} speaks HTTP and not gRPC; give the endpoint's gRPC port (its --grpc-port), "
+                    "or --protocol v2"
+                )
             return Away(words, was_sent=code is not codes.RESOURCE_EXHAUSTED)
         if code in (codes.UNAUTHENTICATED, codes.PERMISSION_DENIED):
             have = "another token" if self._access.token else "its token"
