@@ -335,7 +335,8 @@ def test_a_question_that_is_asked_again_has_the_same_answer_and_is_no_other_deci
                 first = endpoint.answer(question(id=f"{n}-0", sequence_id=str(n), sequence_start=True))
                 again = endpoint.answer(question(id=f"{n}-0", sequence_id=str(n), sequence_start=True))
                 (together,) = endpoint.answers([question(id=f"{n}-0", sequence_id=str(n), sequence_start=True)])
-                assert again is first and together is first
+                assert again is first
+                assert together is first
                 endpoint.answer(question(id=f"{n}-1", sequence_id=str(n)))
                 endpoint.answer(question(id=f"{n}-1", sequence_id=str(n)))
                 await endpoint.feedback(Feedback(1.0, sequence_id=str(n), sequence_end=True))
@@ -374,7 +375,8 @@ def test_only_the_same_question_counts_as_asked_again(tmp_path):
         async with serving(tmp_path, "p0") as endpoint:
             asked = [Question(np.full((1, 4), t, np.float32), "same", "a", outputs=True) for t in (1.0, 2.0, 1.0)]
             outputs = [endpoint.answer(each).outputs.tolist() for each in asked]
-            assert outputs[0] != outputs[1] and outputs[0] != outputs[2]
+            assert outputs[0] != outputs[1]
+            assert outputs[0] != outputs[2]
             start = Question(asked[-1].observations, "same", "a", sequence_start=True, outputs=True)
             assert endpoint.answer(start).outputs.tolist() == outputs[0]
             with pytest.raises(UserError, match="was begun with"):

@@ -146,6 +146,26 @@ def test_a_newer_policy_of_the_same_environment_in_another_program_is_taken_into
     run(check())
 
 
+def test_a_run_that_is_started_anew_is_served_once_it_has_learned_something(tmp_path):
+    async def check():
+        save_constant(tmp_path / "p", 1, timestep=50)
+        async with serving(tmp_path, "p") as endpoint:
+            shutil.rmtree(tmp_path / "p")
+            (sentence,) = await endpoint.reload()
+            assert sentence.startswith('policy "p" stays at version 50-')
+            assert sentence.endswith("policy.safetensors: no such file or directory")
+            save_constant(tmp_path / "p", 2, timestep=0)
+            (sentence,) = await endpoint.reload()
+            assert "has not been trained yet" in sentence
+            assert (action(endpoint), len(endpoint.standing().policies[0].versions)) == (1, 1)
+            save_constant(tmp_path / "p", 3, timestep=10)
+            (sentence,) = await endpoint.reload()
+            assert "is now served at version 10-" in sentence
+            assert (action(endpoint), endpoint.standing().policies[0].problem) == (3, None)
+
+    run(check())
+
+
 def test_only_so_many_versions_are_kept_but_never_the_one_in_service(tmp_path):
     save_constant(tmp_path / "p", 0)
     versions = Versions("p", tmp_path / "p", tmp_path / "kept")

@@ -112,6 +112,10 @@ def start(
         float,
         typer.Option("--episode-timeout", metavar="SECONDS", min=0.001, help="How long an episode may be silent."),
     ] = 3600.0,
+    keep_days: Annotated[
+        float | None,
+        typer.Option("--keep-days", metavar="D", min=0.01, help="Forget decisions D days after they are over."),
+    ] = None,
     max_concurrent: Annotated[
         int, typer.Option("--max-concurrent", metavar="N", min=1, help="How many requests may be under way at once.")
     ] = 1024,
@@ -138,7 +142,8 @@ def start(
     """
     from steppe.serve.endpoint import Limits
 
-    limits = Limits(max_episodes, episode_timeout, watch_seconds=WATCH_SECONDS if watch else None)
+    watch_seconds = WATCH_SECONDS if watch else None
+    limits = Limits(max_episodes, episode_timeout, watch_seconds=watch_seconds, keep_days=keep_days)
     listening = _listening(host, port, grpc_port, _server_token(token, token_file), tls_cert, tls_key)
     listening = _limited(listening, access_log, max_concurrent, max_body, rate)
     endpoint = _endpoint((policy, experiment, file), name, _database(database), limits, seed)
@@ -159,7 +164,9 @@ def report(
 ) -> None:
     """Compare the policies of an endpoint by their rewards.
 
-    Each is judged as if it had got all of the traffic. Works while it runs, and after. For example: steppe serve report router
+    Each is judged as if it had got all of the traffic. Works while it runs, and after.
+
+    For example: steppe serve report router
     """
     import dataclasses
 

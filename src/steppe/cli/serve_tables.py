@@ -25,7 +25,7 @@ def print_standing(standing: dict[str, Any]) -> None:
     )
     if endpoint["routers"]:
         _print_routers(endpoint["routers"])
-    print_versions(endpoint["policies"])
+    _print_policies(endpoint["policies"])
     if endpoint["shadows"]:
         _print_shadows(endpoint["shadows"])
     if endpoint["ledger_problem"] is not None:
@@ -36,18 +36,13 @@ def print_standing(standing: dict[str, Any]) -> None:
 
 def print_versions(policies: list[dict[str, Any]]) -> None:
     """Every version of every policy, the newest last."""
-    columns = ("POLICY", "VERSION", "IN SERVICE", "REQUESTS", "REWARDED", "MEAN RETURN")
-    rows = table(*columns, right=columns[3:])
+    rows = table("POLICY", "VERSION", "IN SERVICE")
     for policy in policies:
         for version in policy["versions"]:
-            is_current = version == policy["version"]
-            how = ("pinned" if policy["pinned"] else "yes") if is_current else ""
-            figures = (f"{policy['requests']:,}", f"{policy['feedback']:,}", score(policy["mean_reward"]))
-            rows.add_row(policy["name"], version, how, *(figures if is_current else ("", "", "")))
+            how = "pinned" if policy["pinned"] else "yes"
+            rows.add_row(policy["name"], version, how if version == policy["version"] else "")
     console().print(rows)
-    for policy in policies:
-        if policy["problem"] is not None:
-            console().print(f"note: {policy['problem']}", markup=False)
+    _print_problems(policies)
 
 
 def print_comparison(comparison: Comparison, confidence: float) -> None:
@@ -63,6 +58,24 @@ def print_comparison(comparison: Comparison, confidence: float) -> None:
         out.print(rows)
     for notice in comparison.notices:
         out.print(f"note: {notice}", markup=False)
+
+
+def _print_policies(policies: list[dict[str, Any]]) -> None:
+    """One row for each policy, with what came of all of its versions."""
+    columns = ("POLICY", "IN SERVICE", "REQUESTS", "REWARDED", "MEAN RETURN")
+    rows = table(*columns, right=columns[2:])
+    for policy in policies:
+        version = f"{policy['version']}{' (pinned)' if policy['pinned'] else ''}"
+        figures = (f"{policy['requests']:,}", f"{policy['feedback']:,}", score(policy["mean_reward"]))
+        rows.add_row(policy["name"], version, *figures)
+    console().print(rows)
+    _print_problems(policies)
+
+
+def _print_problems(policies: list[dict[str, Any]]) -> None:
+    for policy in policies:
+        if policy["problem"] is not None:
+            console().print(f"note: {policy['problem']}", markup=False)
 
 
 def _estimated(estimate: PolicyEstimate) -> tuple[str, ...]:

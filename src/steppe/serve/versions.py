@@ -18,6 +18,7 @@ from steppe.records.policy_files import TENSORS_FILE
 from steppe.records.tensors import checksum
 from steppe.serve.exchange import NotFound
 from steppe.serve.fitting import difference
+from steppe.specs.files import shown_path
 from steppe.specs.words import did_you_mean
 
 KEPT = 5
@@ -59,7 +60,7 @@ class Versions:
             if not self._versions:
                 raise
             newest = list(self._versions)[-1]
-            self.problem = f"{error}; version {newest} is served instead"
+            self.problem = f"{_reason(error)}; version {newest} is served instead"
         self._newest = newest
         self.pinned = pinned if pinned is not None else self._read_pin()
         self.current = self.get(self.pinned or newest)
@@ -87,7 +88,7 @@ class Versions:
             except (SteppeError, OSError) as error:
                 if isinstance(error, OSError):
                     self._seen = None
-                problem = f'policy "{self.name}" stays at version {self.current.name}: {error}'
+                problem = f'policy "{self.name}" stays at version {self.current.name}: {_reason(error)}'
                 is_known, self.problem = problem == self.problem, problem
                 return None if is_known else problem
             self.problem = None
@@ -130,6 +131,9 @@ class Versions:
         if not self._versions:
             return
         before = next(reversed(self._versions.values())).policy.description
+        if version.policy.description.timestep == 0 < before.timestep:
+            # A run that is started anew saves its policy before it has learned anything.
+            raise UserError(f"version {version.name} has not been trained yet")
         if (what := difference(before, version.policy.description)) is not None:
             raise UserError(
                 f"version {version.name} has other {what} than the versions before it; serve it as another policy"
@@ -165,6 +169,13 @@ class Versions:
         """What changes when the file does."""
         found = (self._folder / TENSORS_FILE).stat()
         return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _reason(error: Exception) -> str:
+    """Why a policy cannot be read; the system's own words name the whole path twice."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot read {shown_path(Path(error.filename))}: {(error.strerror or str(error)).lower()}"
+    return str(error)
 
 
 def _checked(policy: Policy) -> Version:
