@@ -16,7 +16,8 @@ def print_standing(standing: dict[str, Any]) -> None:
     """How an endpoint stands: `endpoint` and `server` as plain values."""
     endpoint, server, out = standing["endpoint"], standing["server"], console()
     up = duration(max(0.0, server["now"] - server["started"]))
-    out.print(f"endpoint {endpoint['name']}: {count(server['answers'])} answers in {up}", markup=False, style="bold")
+    answers = f"{count(server['answers'])} answer{'' if server['answers'] == 1 else 's'}"
+    out.print(f"endpoint {endpoint['name']}: {answers} in {up}", markup=False, style="bold")
     if server["latency"]["p50"] is not None:
         p50, p99 = (latency(server["latency"][name]) for name in ("p50", "p99"))
         out.print(f"  latency    p50 {p50}, p99 {p99}", markup=False)

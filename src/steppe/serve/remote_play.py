@@ -83,15 +83,15 @@ def play(
 ) -> Played:
     """Plays all episodes, or those that are over before Ctrl-C; a record of each goes to metrics.jsonl in `folder`."""
     crew = _Crew(plan, protocol, access, tell)
-    scores = Scores(plan.episodes)
     with MetricsWriter(folder) as metrics:
         # Later it would have to share the processor with the runners, and nothing would be shown meanwhile.
         metrics.prepare()
-        _play(crew, metrics, scores, show)
+        scores = _play(crew, metrics, Scores(plan.episodes), show)
     return Played(scores, crew.described, scores.episodes < plan.episodes, crew.patience.tries, crew.uncounted)
 
 
-def _play(crew: _Crew, metrics: MetricsWriter, scores: Scores, show: Callable[[Scores], None]) -> None:
+def _play(crew: _Crew, metrics: MetricsWriter, scores: Scores, show: Callable[[Scores], None]) -> Scores:
+    """The scores, once the last runner has ended."""
     with crew, _heeding_ctrl_c(crew.stop):
         for event in crew.events():
             if isinstance(event, Episode):
@@ -99,6 +99,7 @@ def _play(crew: _Crew, metrics: MetricsWriter, scores: Scores, show: Callable[[S
             elif isinstance(event, _Abandoned):
                 scores.abandoned += 1
             show(scores)
+    return scores
 
 
 @contextlib.contextmanager

@@ -182,3 +182,25 @@ def test_a_certificate_that_nobody_signed_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_certificates_is_named() -> None:
     with pytest.raises(UserError, match=r"cannot read the certificates in nowhere\.pem"):
         Access("https://x", tls_ca="nowhere.pem").tls()
+
+
+@pytest.mark.parametrize(
+    ("bytes_said", "kind"), [(b"\x00\x00\x12\x04 settings\r\n", UserError), (b"HTTP/1\r\n", Away), (b"", Away)]
+)
+def test_what_does_not_speak_http_is_no_endpoint_that_is_away(bytes_said: bytes, kind: type[Exception]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def say() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(bytes_said)
+
+        thread = threading.Thread(target=say)
+        thread.start()
+        client = Connection(Access(f"http://127.0.0.1:{server.getsockname()[1]}"))
+        with contextlib.closing(client), pytest.raises(kind) as caught:
+            client.ask("GET", "/v2")
+        thread.join()
+    assert type(caught.value) is kind
+    assert kind is Away or "does not speak HTTP" in str(caught.value)

@@ -104,7 +104,7 @@ class Connection:
         except http.client.BadStatusLine as error:
             self.close()
             # One that was cut off is nobody's mistake.
-            if isinstance(error, http.client.RemoteDisconnected) or "HTTP/1.1".startswith(error.line[:8]):
+            if isinstance(error, http.client.RemoteDisconnected) or "HTTP/1.1".startswith(str(error).strip()[:8]):
                 raise Away(reason_of(error), was_sent=was_sent) from None
             raise UserError(
                 f"what answers at {self._access.url} does not speak HTTP; give the endpoint's HTTP port, or --protocol "
