@@ -37,10 +37,13 @@ class Seldon:
             server = ""
         self._is_own = server == OWN_SERVER
         model = self._access.model or "seldon"
+        described = Described(str(server), model, None, None, applies_once=self._is_own)
         if self._is_own:
-            with contextlib.closing(OpenInference(replace(self._access, model=None))) as other:
-                return replace(other.describe(), model=model)
-        return Described(str(server), model, None, None, applies_once=False)
+            # Shape and environment only spare the user some words: without them it can be played too.
+            other = OpenInference(replace(self._access, model=None))
+            with contextlib.closing(other), contextlib.suppress(SteppeError):
+                described = replace(other.describe(), model=model)
+        return described
 
     def answer(self, question: Question) -> Answer:
         """One prediction."""
