@@ -192,8 +192,8 @@ class App:
         """The route, remembered where it is sure to exist."""
         route = self._find("GET" if method == "HEAD" else method, path)
         if route is None:
-            if self._find("GET", path) is not None or self._find("POST", path) is not None:
-                raise Refused(405, f"{method} cannot be used here")
+            if known := [each for each in ("GET", "POST") if self._find(each, path) is not None]:
+                raise Refused(405, f"{method} cannot be used here; use {' or '.join(known)}")
             raise no_such_path(path)
         if len(self._known) < MOST_KNOWN_PATHS and (route.model is None or route.model in self._endpoint.models()):
             self._known[method, path] = route

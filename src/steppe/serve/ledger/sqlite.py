@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +12,9 @@ from urllib.parse import quote
 from steppe.records.durable import storing
 from steppe.serve.ledger._base import LedgerAway
 from steppe.serve.ledger.tables import SqlLedger
+
+ROWS = (64, 8, 1)
+"""How many rows one statement inserts; few sizes, so that statements are prepared once. SQLite allows 999 values."""
 
 
 class SqliteLedger(SqlLedger):
@@ -57,6 +61,21 @@ class SqliteLedger(SqlLedger):
             # What is written into a file that was moved or deleted would be found by no one.
             raise sqlite3.OperationalError("its file was moved or deleted; put it back")
         cursor.execute("BEGIN IMMEDIATE")
+
+    def _all(self, cursor: Any, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        # Around every step the driver lets go of the interpreter, and a thread that is busy with answers hands it back
+        # late, each time: many rows are one step.
+        if not statement.startswith("INSERT"):
+            super()._all(cursor, statement, rows)
+            return
+        head, _, rest = statement.partition("VALUES ")
+        group, bracket, tail = rest.partition(")")
+        start = 0
+        for size in ROWS:
+            while len(rows) - start >= size:
+                values = [value for row in rows[start : start + size] for value in row]
+                cursor.execute(f"{head}VALUES {', '.join([group + bracket] * size)}{tail}", values)
+                start += size
 
     def _away(self, error: Exception) -> LedgerAway | None:
         if isinstance(error, (sqlite3.OperationalError, sqlite3.DatabaseError)) and not isinstance(
