@@ -8,6 +8,7 @@ draws those in a loop of many small steps, which costs a rollout of few environm
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -59,10 +60,12 @@ def _seed(seed: Array) -> Array:
     return jax.random.key_data(jax.random.key(seed))
 
 
+@partial(jax.jit, static_argnums=1, inline=True)
 def _split(key: Array, shape: tuple[int, ...]) -> Array:
     return _once(jnp.stack(_counted(key, shape), axis=-1))
 
 
+@partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _bits(key: Array, width: int, shape: tuple[int, ...]) -> Array:
     high, low = _counted(key, shape)
     if width == 64:
@@ -70,6 +73,7 @@ def _bits(key: Array, width: int, shape: tuple[int, ...]) -> Array:
     return _once((high ^ low).astype(jnp.dtype(f"uint{width}")))
 
 
+@partial(jax.jit, inline=True)
 def _fold_in(key: Array, number: Any) -> Array:
     return _once(jnp.stack(_threefry(key, jnp.uint32(0), jnp.asarray(number).astype(jnp.uint32))))
 
