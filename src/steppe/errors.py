@@ -51,3 +51,9 @@ class TrainingDiverged(SteppeError):
 
 class StorageError(SteppeError):
     """The disk is full, read-only or gone."""
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says, in a clause: `connection refused`."""
+    text = getattr(error, "reason", None) or error.strerror or str(error) or type(error).__name__
+    return str(text).replace("_", " ").lower()

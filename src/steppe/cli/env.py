@@ -65,7 +65,8 @@ def serve(
     Ctrl-C or SIGTERM end it. Without a token it only listens on this machine.
     """
     from steppe.envs.remote.credentials import server_tls, server_token
-    from steppe.envs.remote.server import Server, is_loopback
+    from steppe.envs.remote.listening import is_loopback
+    from steppe.envs.remote.server import Server
     from steppe.experiments.project import let_user_modules_import
 
     let_user_modules_import(Path.cwd())

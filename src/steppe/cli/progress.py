@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from steppe.cli.console import console
+from steppe.cli.live import LivePanel, print_line
 from steppe.cli.text import count, duration, score
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Lines(Display):
         self._compiling = False
 
     def __enter__(self) -> Lines:
-        self._print(self.title)
+        print_line(self.title)
         return self
 
     def update(self, progress: Progress) -> None:
@@ -129,44 +129,29 @@ class Lines(Display):
         now = time.monotonic()
         if progress.phase == "compiling":
             if not self._compiling:
-                self._print(self.doing())
+                print_line(self.doing())
             self._compiling = True
         elif progress.timestep and now >= self._next:
             self._next = now + LINE_SECONDS
             speed = f"{count(progress.steps_per_second)} steps/s, " if progress.steps_per_second else ""
             crew = "".join(f"{much} {what}, " for what, much in self.crew())
-            self._print(
+            print_line(
                 f"{self.counted()} ({self.done():.0%}), mean return {score(progress.mean_return)}, "
                 f"{speed}{crew}{duration(now - self.began)}"
             )
 
     def announce(self, sentence: str) -> None:
         """A line of its own."""
-        self._print(sentence)
-
-    def _print(self, line: str) -> None:
-        # Training must survive a reader that went away, and a signal that comes while a line is being printed.
-        with contextlib.suppress(OSError, RuntimeError):
-            print(line, flush=True)
+        print_line(sentence)
 
 
-class Panel(Display):
+class Panel(LivePanel, Display):
     """A live panel: the bar, the return, the speed, the times."""
 
     def __init__(self, spec: ExperimentSpec) -> None:
-        from rich.live import Live
-
-        super().__init__(spec)
+        Display.__init__(self, spec)
         self._announced: list[str] = []
-        self._live = Live(get_renderable=self.render, console=console(), refresh_per_second=5, transient=True)
-
-    def __enter__(self) -> Panel:
-        self._live.start(refresh=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._live.stop()
+        LivePanel.__init__(self)
 
     def announce(self, sentence: str) -> None:
         """Below the figures until the end."""

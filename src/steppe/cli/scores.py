@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING
 
 from steppe.cli.console import console, table
+from steppe.cli.live import LivePanel, print_line
 from steppe.cli.text import count, duration, score
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Lines(Display):
         self._next = time.monotonic() + LINE_SECONDS
 
     def __enter__(self) -> Lines:
-        self._print(f"playing {self.title}")
+        print_line(f"playing {self.title}")
         return self
 
     def update(self, scores: Scores) -> None:
@@ -98,35 +98,20 @@ class Lines(Display):
         if scores.episodes and time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_SECONDS
             routes = ", ".join(f"{route.name} {score(route.mean_return)} ({route.episodes})" for route in scores.routes)
-            self._print(f"{self.counted()}: {routes}")
+            print_line(f"{self.counted()}: {routes}")
 
     def announce(self, sentence: str) -> None:
         """A line of its own."""
-        self._print(f"note: {sentence}")
-
-    def _print(self, line: str) -> None:
-        # Playing must survive a reader that went away.
-        with contextlib.suppress(OSError, RuntimeError):
-            print(line, flush=True)
+        print_line(f"note: {sentence}")
 
 
-class Panel(Display):
+class Panel(LivePanel, Display):
     """A live table of the routes."""
 
     def __init__(self, title: str) -> None:
-        from rich.live import Live
-
-        super().__init__(title)
+        Display.__init__(self, title)
         self._announced: list[str] = []
-        self._live = Live(get_renderable=self.render, console=console(), refresh_per_second=5, transient=True)
-
-    def __enter__(self) -> Panel:
-        self._live.start(refresh=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._live.stop()
+        LivePanel.__init__(self)
 
     def announce(self, sentence: str) -> None:
         """Below the scores until the end; only the last few."""

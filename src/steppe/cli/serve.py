@@ -315,7 +315,8 @@ def _run(endpoint: Endpoint, listening: Listening, token_file: Path | None, tls_
     import logging
     from importlib.metadata import version
 
-    from steppe.serve.server import Server, is_loopback
+    from steppe.envs.remote.listening import is_loopback
+    from steppe.serve.server import Server
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
 

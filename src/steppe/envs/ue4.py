@@ -18,8 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from steppe.envs.remote.packing import Malformed, pack, unpack
-from steppe.envs.remote.protocol import reason_of
-from steppe.errors import UserError
+from steppe.errors import UserError, reason_of
 from steppe.specs.connections import UE4_ADDRESS, Ue4Settings, split_address
 
 DIGITS = 8

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import ipaddress
-import os
 import signal
 import socket
 import sys
@@ -16,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steppe.envs.remote.credentials import server_tls
+from steppe.envs.remote.listening import is_loopback, listen
 from steppe.errors import MissingExtra, UserError
 from steppe.serve.admission import Gate, TrafficLimits
 from steppe.serve.batching import Batcher
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LINGER_SECONDS = 0.3
 """After a signal, for how long requests still come in on open connections before those that are idle are closed."""
+BACKLOG = 2048
+"""How many connections may wait to be taken."""
 SWITCH_SECONDS = 1e-4
 """How long the ledger's thread may keep the interpreter when a request waits for it. The event loop hands it over
 between any two requests, so that Python's own 5 ms would be added to each of them while rewards are written."""
@@ -55,8 +57,8 @@ class Server:
         _check_packages()
         _check_access(listening)
         self._endpoint, self._listening, self._version = endpoint, listening, version
-        self._tls = _server_tls(listening)
-        self._socket = _listen(listening.host, listening.port)
+        self._tls = server_tls(listening.tls_cert, listening.tls_key)
+        self._socket = listen(listening.host, listening.port, BACKLOG)
         self.grpc_port: int | None = None
         """Where gRPC really listens, once `run` is ready."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -157,11 +159,6 @@ class Server:
         return server
 
 
-def is_loopback(host: str) -> bool:
-    """Whether every address of a host can only be reached from this machine."""
-    return all(ipaddress.ip_address(entry[4][0].split("%")[0]).is_loopback for entry in _resolve(host, 0))
-
-
 def _check_packages() -> None:
     try:
         import httptools  # noqa: F401
@@ -178,42 +175,6 @@ def _check_access(listening: Listening) -> None:
             f"whoever reaches {listening.host} could ask this endpoint and reward it; give a token by --token-file or "
             "STEPPE_SERVE_TOKEN, or serve at --host 127.0.0.1"
         )
-
-
-def _server_tls(listening: Listening) -> Any:
-    """What encrypts connections; None without files."""
-    import ssl
-
-    cert, key = listening.tls_cert, listening.tls_key
-    if cert is None and key is None:
-        return None
-    if cert is None or key is None:
-        raise UserError("TLS needs both the certificate and its key; give --tls-cert and --tls-key")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        reason = getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error)
-        raise UserError(f"cannot use the certificate {cert} with the key {key}: {str(reason).lower()}") from None
-    return context
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family, _, _, _, address = _resolve(host, port)[0]
-    try:
-        return socket.create_server(address[:2], family=family, backlog=2048)
-    except OSError as error:
-        reason = os.strerror(error.errno).lower() if error.errno else str(error)
-        raise UserError(f"cannot listen at {host}:{port}: {reason}; choose another --host or --port") from None
-
-
-def _resolve(host: str, port: int) -> list[Any]:
-    try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError):
-        raise UserError(
-            f'there is no host "{host}" here to serve at; use --host 127.0.0.1 or an address of this machine'
-        ) from None
 
 
 def _http_server(app: Any, limits: TrafficLimits, tls: Any) -> Any:
@@ -248,7 +209,7 @@ def _http_server(app: Any, limits: TrafficLimits, tls: Any) -> Any:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=2048,
+        backlog=BACKLOG,
         timeout_keep_alive=round(IDLE_SECONDS),
         timeout_graceful_shutdown=max(1, round(limits.drain_seconds)),
     )

@@ -6,7 +6,7 @@ import os
 import ssl
 from pathlib import Path
 
-from steppe.errors import UserError
+from steppe.errors import UserError, reason_of
 from steppe.specs.connections import RemoteSettings
 
 TOKEN_VARIABLE = "STEPPE_ENV_TOKEN"
@@ -48,8 +48,6 @@ def server_tls(cert: str | Path | None, key: str | Path | None) -> ssl.SSLContex
     try:
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        from steppe.envs.remote.protocol import reason_of  # needs MessagePack, which tokens do not
-
         raise UserError(f"cannot use the certificate {cert} with the key {key}: {reason_of(error)}") from None
     return context
 
@@ -61,6 +59,4 @@ def client_tls(settings: RemoteSettings) -> ssl.SSLContext | None:
     try:
         return ssl.create_default_context(cafile=settings.tls_ca)
     except (OSError, ssl.SSLError) as error:
-        from steppe.envs.remote.protocol import reason_of
-
         raise UserError(f"cannot read the certificates in {settings.tls_ca}: {reason_of(error)}") from None

@@ -26,11 +26,10 @@ from steppe.envs.remote.protocol import (
     read_count,
     read_space,
     read_text,
-    reason_of,
     to_wire,
 )
 from steppe.envs.spaces import action_dtype
-from steppe.errors import EnvironmentFault, UserError
+from steppe.errors import EnvironmentFault, UserError, reason_of
 from steppe.specs.connections import split_address
 from steppe.specs.spaces import Box
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from steppe.envs.remote.packing import Malformed, pack, unpack
 from steppe.envs.spaces import action_dtype
+from steppe.errors import reason_of
 from steppe.specs.spaces import Box, Space, from_json
 
 NAME = "steppe-env"
@@ -204,12 +205,6 @@ def limits_for(observation: Space, action: Space, count: int) -> tuple[int, int]
     seen = count * math.prod(observation.shape) * DTYPES[observation.dtype].itemsize
     # Each environment's successor, and the first observation of its next episode; reward and score, and three flags.
     return taken + ROOM, 2 * seen + 11 * count + ROOM
-
-
-def reason_of(error: OSError) -> str:
-    """What the system says, in a clause: `connection refused`."""
-    text = getattr(error, "reason", None) or error.strerror or str(error) or type(error).__name__
-    return str(text).replace("_", " ").lower()
 
 
 def _is_sound(space: Space) -> bool:

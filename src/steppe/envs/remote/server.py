@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import os
 import select
 import socket
 import ssl
 import threading
 import time
-from typing import Any
 
 from steppe.envs.host import HostEnvs
+from steppe.envs.remote.listening import is_loopback, listen
 from steppe.envs.remote.session import Session
 from steppe.errors import UserError
 from steppe.specs.environment import EnvironmentSpec
@@ -121,29 +119,10 @@ class Places:
             self._taken -= count
 
 
-def is_loopback(host: str) -> bool:
-    """Whether every address of a host can only be reached from this machine."""
-    return all(ipaddress.ip_address(entry[4][0].split("%")[0]).is_loopback for entry in _resolve(host, 0))
-
-
 def _listen(host: str, port: int, *, must_be_local: bool) -> socket.socket:
     if must_be_local and not is_loopback(host):
         raise UserError(
             f"whoever reaches {host} could run this environment; give a token by --token-file or STEPPE_ENV_TOKEN, or "
             "serve at --host 127.0.0.1"
         )
-    family, _, _, _, address = _resolve(host, port)[0]
-    try:
-        return socket.create_server(address[:2], family=family, backlog=64)
-    except OSError as error:
-        reason = os.strerror(error.errno).lower() if error.errno else str(error)
-        raise UserError(f"cannot listen at {host}:{port}: {reason}; choose another --host or --port") from None
-
-
-def _resolve(host: str, port: int) -> list[Any]:
-    try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError):
-        raise UserError(
-            f'there is no host "{host}" here to serve at; use --host 127.0.0.1 or an address of this machine'
-        ) from None
+    return listen(host, port)

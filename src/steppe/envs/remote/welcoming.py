@@ -8,7 +8,8 @@ import ssl
 from typing import Any
 
 from steppe.envs.remote.packing import Malformed
-from steppe.envs.remote.protocol import Channel, Disconnected, Message, reason_of
+from steppe.envs.remote.protocol import Channel, Disconnected, Message
+from steppe.errors import reason_of
 
 
 class Refused(Exception):

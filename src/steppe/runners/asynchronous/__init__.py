@@ -122,7 +122,7 @@ def _check_environment(spec: ExperimentSpec) -> None:
 
 def _check_address(spec: ExperimentSpec) -> None:
     from steppe.envs.remote.credentials import read_token
-    from steppe.envs.remote.server import is_loopback
+    from steppe.envs.remote.listening import is_loopback
     from steppe.runners.asynchronous.words import TOKEN_VARIABLE
     from steppe.specs.connections import split_address
 

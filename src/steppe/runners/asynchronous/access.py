@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steppe.envs.remote.credentials import server_tls, server_token
-from steppe.envs.remote.protocol import reason_of
-from steppe.errors import UserError
+from steppe.errors import UserError, reason_of
 from steppe.runners.asynchronous.words import TOKEN_VARIABLE
 
 File = str | Path | None

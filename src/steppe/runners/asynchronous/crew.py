@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from steppe.envs.remote.server import is_loopback
+from steppe.envs.remote.listening import is_loopback
 from steppe.errors import EnvironmentFault, UserError
 from steppe.runners.asynchronous.actor import Placement, WorkerActor
 from steppe.runners.asynchronous.membership import Membership

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 
-from steppe.envs.remote.server import is_loopback
+from steppe.envs.remote.listening import is_loopback
 from steppe.errors import UserError
 from steppe.runners.asynchronous.access import Access
 from steppe.runners.asynchronous.board import Board
