@@ -213,6 +213,7 @@ def test_serving_imports_no_jax(tmp_path):
 
 def test_questions_that_wait_for_a_dear_policy_are_answered_together(tmp_path, monkeypatch):
     monkeypatch.setattr(batching, "DEAR", 0.0)
+    monkeypatch.setattr(batching, "WORTH", float("inf"))
     sizes, several, is_sent = [], Endpoint.answers, threading.Event()
 
     def slow(self, questions):
