@@ -34,11 +34,11 @@ def train(
     return runners.run(spec, folder, resume=resume, request=request, on_progress=show)
 
 
-def evaluated(folder: Path, environment="CartPole-v1", episodes=20, seed=100) -> float:
-    """The mean return of the saved policy, played greedily by NumPy in gymnasium's own environment."""
+def evaluated(folder: Path, environment="CartPole-v1", episodes=20, seed=100, which="policy") -> float:
+    """The mean return of a saved policy, played greedily by NumPy in gymnasium's own environment."""
     import gymnasium
 
-    policy, env, total = load_policy(folder / "policy"), gymnasium.make(environment), 0.0
+    policy, env, total = load_policy(folder / which), gymnasium.make(environment), 0.0
     for episode in range(episodes):
         observation, _ = env.reset(seed=seed + episode)
         over = False
