@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from endpoints import commands_in
+from processes import Steppe
 
 from steppe import runners
 from steppe.cli import main
@@ -31,6 +33,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STEPPE_DEBUG", raising=False)
     return tmp_path
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steppe]:
+    """Real commands in an empty folder."""
+    with commands_in(tmp_path, monkeypatch) as commands:
+        yield commands
 
 
 @pytest.fixture

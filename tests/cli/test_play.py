@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,18 +20,6 @@ from steppe.specs.environment import EnvironmentSpec
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
 SHORT = ("-E", "CartPole-v1", "--max-timesteps-per-episode", "20")
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steppe]:
-    """Real commands in an empty folder."""
-    for name in ("STEPPE_SERVE_TOKEN", "STEPPE_SERVE_DATABASE"):
-        monkeypatch.delenv(name, raising=False)
-    folder = tmp_path / "here"
-    folder.mkdir()
-    steppe = Steppe(folder, tmp_path / "outputs")
-    yield steppe
-    steppe.end()
 
 
 def wait_for_episodes(playing: Command, metrics: Path, count: int) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,18 +15,6 @@ from processes import Steppe
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
 TOKEN = "0123456789abcdef-secret"
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steppe]:
-    """Real commands in an empty folder."""
-    for name in ("STEPPE_SERVE_TOKEN", "STEPPE_SERVE_DATABASE"):
-        monkeypatch.delenv(name, raising=False)
-    folder = tmp_path / "here"
-    folder.mkdir()
-    steppe = Steppe(folder, tmp_path / "outputs")
-    yield steppe
-    steppe.end()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

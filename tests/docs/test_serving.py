@@ -18,7 +18,7 @@ GRAPHS = [block for block in BLOCKS if "kind" in block]
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph["kind"])
 def test_graphs_are_valid(graph: dict[str, Any]) -> None:
-    GraphSpec.model_validate(graph)
+    assert GraphSpec.model_validate(graph).root.kind == graph["kind"]
 
 
 def test_there_is_a_graph_of_every_kind() -> None:

@@ -93,7 +93,8 @@ def test_every_shipped_agent_shows_the_real_defaults(path: Path) -> None:
 )
 def test_every_other_shipped_config_is_valid(path: Path) -> None:
     kinds = {"networks": NetworkSpec, "environments": EnvironmentSpec, "clusters": ClusterSpec, "graphs": GraphSpec}
-    kinds[path.parts[0]].model_validate(json.loads(TEMPLATES[path]))
+    kind = kinds[path.parts[0]]
+    assert isinstance(kind.model_validate(json.loads(TEMPLATES[path])), kind)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ledgers import contents
 from postgres_server import PostgresServer, missing_postgres
 from served_graphs import make_endpoint
 
@@ -122,23 +123,14 @@ def _lives(root: Path, place: str, number: int) -> set[tuple[str, str]]:
 
 
 def _check(place: str, kept: set[tuple[str, str]]) -> None:
-    ledger = make_ledger(place, "best")
-    ledger.open()
-    with ledger._answering() as cursor:
-        rows = ledger._rows(cursor, "SELECT key, identity, reward FROM steppe_rewards", ())
-        decisions = ledger._rows(
-            cursor, "SELECT key, sequence, feedback, total, learned, ended, policy FROM steppe_decisions", ()
-        )
-    arms = ledger.arms()
-    ledger.close()
-    sequences = {key: sequence for key, sequence, *_ in decisions}
-    written = [(sequences[key], identity.split()[-1]) for key, identity, _ in rows]
+    rewards, decisions, arms = contents(make_ledger(place, "best"))
+    written = [(sequence, identity) for _, sequence, identity in rewards]
     assert len(written) == len(set(written))
     assert kept <= set(written)
     # What was never acknowledged may be there or not, but only what was on its way when the process died.
     assert len(written) - len(kept) <= 8
     by_key: dict[str, int] = {}
-    for key, *_ in rows:
+    for key, *_ in rewards:
         by_key[key] = by_key.get(key, 0) + 1
     for key, _, feedback, total, learned, ended, _ in decisions:
         assert feedback == by_key.get(key, 0)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoints import Served, serve, write_router
+from endpoints import Served, commands_in, serve, write_router
+from ledgers import contents
 from postgres_server import PostgresServer, missing_postgres
 from processes import SECONDS, Steppe, wait_until
 
@@ -125,14 +126,9 @@ class Player(threading.Thread):
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steppe]:
     """Real commands in a folder with a graph of three policies."""
-    for name in ("STEPPE_SERVE_TOKEN", "STEPPE_SERVE_DATABASE"):
-        monkeypatch.delenv(name, raising=False)
-    folder = tmp_path / "here"
-    folder.mkdir()
-    write_router(folder)
-    steppe = Steppe(folder, tmp_path / "outputs")
-    yield steppe
-    steppe.end()
+    with commands_in(tmp_path, monkeypatch) as steppe:
+        write_router(steppe.folder)
+        yield steppe
 
 
 @pytest.fixture
@@ -272,16 +268,8 @@ def ledger_of(shell: Steppe) -> Ledger:
 
 def check(ledger: Any, players: list[Player]) -> Any:
     """Every acknowledged reward is there once and no other, and the arms learned exactly that; the arms."""
-    ledger.open()
-    with ledger._answering() as cursor:
-        rewards = ledger._rows(cursor, "SELECT key, identity, reward FROM steppe_rewards", ())
-        decisions = ledger._rows(
-            cursor, "SELECT key, sequence, feedback, total, learned, ended, policy FROM steppe_decisions", ()
-        )
-    arms = ledger.arms()
-    ledger.close()
-    sequences = {key: sequence for key, sequence, *_ in decisions}
-    written = [(sequences[key], identity.split()[-1]) for key, identity, _ in rewards]
+    rewards, decisions, arms = contents(ledger)
+    written = [(sequence, identity) for _, sequence, identity in rewards]
     kept = [reward for player in players for reward in player.kept]
     assert len(kept) == len(set(kept))
     assert sorted(map(str, written)) == sorted(map(str, kept))

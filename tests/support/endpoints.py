@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from policies import describe, tensors_for
 from processes import Command, Steppe, wait_until
 
@@ -47,6 +50,18 @@ def write_router(folder: Path, **bandit: Any) -> Path:
     file = folder / "router.json"
     file.write_text(json.dumps(graph))
     return file
+
+
+@contextlib.contextmanager
+def commands_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steppe]:
+    """Real commands in an empty folder, without what the environment says of endpoints; all ended afterwards."""
+    for name in ("STEPPE_SERVE_TOKEN", "STEPPE_SERVE_DATABASE"):
+        monkeypatch.delenv(name, raising=False)
+    folder = place / "here"
+    folder.mkdir()
+    steppe = Steppe(folder, place / "outputs")
+    yield steppe
+    steppe.end()
 
 
 class Served:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Self
 
 from steppe.cli.console import console
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-class LivePanel:
+class LivePanel(ABC):
     """Draws what `render` gives, five times a second, until it is left."""
 
     def __init__(self) -> None:
@@ -27,9 +28,9 @@ class LivePanel:
         with contextlib.suppress(OSError):
             self._live.stop()
 
+    @abstractmethod
     def render(self) -> RenderableType:
         """The panel as of now."""
-        raise NotImplementedError
 
 
 def print_line(line: str) -> None:

@@ -272,9 +272,11 @@ def test_a_checkpoint_of_another_run_mode_is_refused():
 
 
 def test_closing_twice_and_before_the_beginning_is_fine():
+    before = set(threading.enumerate())
     engine = async_engine(world())
     engine.close()
     engine.close()
+    assert set(threading.enumerate()) <= before
 
 
 def test_the_meter_measures_the_last_seconds():

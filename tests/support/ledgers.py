@@ -1,0 +1,28 @@
+"""What a ledger holds, read past its interface."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Contents(NamedTuple):
+    """Every row that an endpoint has written."""
+
+    rewards: list[tuple[str, str | None, str]]
+    """(the decision's key, its episode, what tells the reward from others) of each."""
+    decisions: list[tuple[Any, ...]]
+    """(key, sequence, feedback, total, learned, ended, policy) of each."""
+    arms: Any
+
+
+def contents(ledger: Any) -> Contents:
+    """All of a ledger that nobody writes into."""
+    ledger.open()
+    with ledger._answering() as cursor:
+        rewards = ledger._rows(cursor, "SELECT key, identity FROM steppe_rewards", ())
+        columns = "key, sequence, feedback, total, learned, ended, policy"
+        decisions = ledger._rows(cursor, f"SELECT {columns} FROM steppe_decisions", ())
+    arms = ledger.arms()
+    ledger.close()
+    sequences = {key: sequence for key, sequence, *_ in decisions}
+    return Contents([(key, sequences[key], identity.split()[-1]) for key, identity in rewards], decisions, arms)
