@@ -27,8 +27,8 @@ def a_ray() -> Iterator[None]:
         ("a2c", 2_000_000, 450, {}),
         ("impala", 2_000_000, 450, {"overlap": True}),
         ("pqn", 2_000_000, 400, {}),
-        # With gradients that are four updates old its return goes up and down; 400 is reached by some runs only.
-        ("dqn", 250_000, 195, {}),
+        # With gradients that are four updates old its return goes up and down, less so with small steps.
+        ({"type": "dqn", "learning_rate": 2.5e-4}, 300_000, 300, {}),
     ],
 )
 def test_cartpole_is_learned_by_two_workers_and_two_servers(tmp_path, agent, budget, enough, settings):

@@ -37,13 +37,14 @@ def test_cartpole_is_solved_by_two_threads(tmp_path, agent, budget, goal):
 
 def test_workers_that_explore_to_different_degrees_learn_cartpole_together(tmp_path):
     spec = experiment(
-        agent="dqn_nstep",
+        # Sums of rewards run over the random actions of those who explore most, so each step is a small one.
+        agent={"type": "dqn_nstep", "learning_rate": 2.5e-4},
         run_mode="multi-threaded",
         num_workers=4,
         num_envs=None,
         seed=1,
-        total_timesteps=400_000,
+        total_timesteps=300_000,
     )
     train(tmp_path, spec)
     # The last policy of Q-learning may be a bad moment; how threads take turns differs from run to run.
-    assert evaluated(tmp_path, which="policy/best") >= 195
+    assert evaluated(tmp_path, which="policy/best") >= 300
