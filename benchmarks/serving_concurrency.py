@@ -17,7 +17,7 @@ def main() -> int:
     quick = is_quick(__doc__)
     count, rounds = (1000, 1) if quick else (20_000, 5)
 
-    def measure(port: int, request: Request) -> dict[str, float]:
+    def measure(port: int, request: Request, count: int) -> dict[str, float]:
         seconds, elapsed = concurrent(port, request, CLIENTS, count, warm_up=count // 5)
         ordered = sorted(seconds)
         middle, tail = percentile(ordered, 0.5), percentile(ordered, 0.99)
@@ -25,7 +25,7 @@ def main() -> int:
         return {"requests_per_second": speed, "p50_ms": middle * 1e3, "p99_ms": tail * 1e3, "tail": tail / middle}
 
     chosen = servers(quick, HELLO, STEPPE, ROUTER, MLSERVER, BENTOML, RAY)
-    runs = interleave([contestant(each, measure) for each in chosen], rounds)
+    runs = interleave([contestant(each, count, measure) for each in chosen], rounds)
     tails = [run["tail"] for run in runs[STEPPE]]
     verdicts = [
         Verdict(

@@ -49,14 +49,16 @@ class Served(NamedTuple):
     """Of a folder with policy/, policy.onnx and router.json, and a port."""
     request: Request = QUESTION
     environment: Callable[[Path], dict[str, str]] = lambda folder: {}
+    times_fewer: int = 1
+    """How many times fewer requests it is asked, where each takes long and no bar depends on it."""
 
 
-def contestant(served: Served, measure: Callable[[int, Request], dict[str, float]]) -> Contestant:
-    """Starts the server, measures it, and ends it with all its processes."""
+def contestant(served: Served, count: int, measure: Callable[[int, Request, int], dict[str, float]]) -> Contestant:
+    """Starts the server, measures it by so many requests, and ends it with all its processes."""
 
     def run(seed: int) -> Run:
         with tempfile.TemporaryDirectory() as folder, running(served, Path(folder)) as port:
-            return {"version": served.version} | measure(port, served.request)
+            return {"version": served.version} | measure(port, served.request, count // served.times_fewer)
 
     return Contestant(served.name, run)
 
@@ -88,6 +90,7 @@ def servers(quick: bool, *names: str) -> list[Served]:
             Request("/infer", {"observation": OBSERVATION}),
             lambda folder: {"POLICY_ONNX": str(folder / "policy.onnx"), "BENTOML_HOME": str(folder / "bentoml")}
             | {"BENTOML_DO_NOT_TRACK": "True"},
+            times_fewer=5,
         ),
         RAY: Served(
             RAY,
@@ -95,6 +98,7 @@ def servers(quick: bool, *names: str) -> list[Served]:
             lambda folder, port: [peers, f"{HERE}/peers/serving_ray.py", str(port), str(folder / "policy.onnx")],
             plain,
             lambda _: {"RAY_USAGE_STATS_ENABLED": "0"},
+            times_fewer=10,
         ),
     }  # fmt: skip
     chosen = [every[name] for name in names if not (quick and name in (BENTOML, RAY))]

@@ -16,13 +16,13 @@ def main() -> int:
     quick = is_quick(__doc__)
     count, rounds = (300, 1) if quick else (5000, 5)
 
-    def measure(port: int, request: Request) -> dict[str, float]:
+    def measure(port: int, request: Request, count: int) -> dict[str, float]:
         ordered = sorted(sequential(port, request, count, warm_up=count // 5))
         parts = {"p50_us": 0.5, "p90_us": 0.9, "p99_us": 0.99}
         return {name: percentile(ordered, part) * 1e6 for name, part in parts.items()}
 
     chosen = servers(quick, HELLO, STEPPE, ROUTER, MLSERVER, BENTOML, RAY)
-    runs = interleave([contestant(each, measure) for each in chosen], rounds)
+    runs = interleave([contestant(each, count, measure) for each in chosen], rounds)
     times = [1 / ratio for ratio in ratios(runs, HELLO, STEPPE, "p50_us")]
     verdicts = [
         Verdict(

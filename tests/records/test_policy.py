@@ -46,6 +46,26 @@ def test_outputs_equal_the_jax_network(normalizer):
     np.testing.assert_allclose(policy.outputs(x), apply_head(head_of(policy), by_jax(policy, x)), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("space", "fields"),
+    [
+        (Box((4,)), {}),
+        (Box((4,)), {"normalizer": {"clip": 0.5}}),
+        (Box((4,)), {"kind": "q_values", "dueling": True}),
+        (Box((4,), (0.0,), (255.0,), "uint8"), {}),
+        (Box((2, 2)), {}),
+        (Discrete(4), {}),
+    ],
+)
+def test_an_observation_by_itself_has_the_outputs_it_has_among_others(space, fields):
+    policy = make_policy(observation=space, **fields)
+    x = np.random.default_rng(2).integers(0, 4, (6, *space.shape))
+    together = policy.outputs(x)
+    alone = np.concatenate([policy.outputs(x[index : index + 1]) for index in range(6)])
+    np.testing.assert_allclose(alone, together, rtol=1e-5, atol=1e-6)
+    assert alone.dtype == np.float32
+
+
 def test_a_dueling_head_adds_the_value_to_centred_advantages():
     policy = make_policy(kind="q_values", dueling=True)
     x = floats(5, 4)

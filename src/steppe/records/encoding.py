@@ -36,6 +36,14 @@ class Encoding:
     part: Part | None = None
     """The part that is read; None reads all."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the first layer gets an observation of float32 as it is."""
+        space = self.space
+        is_vector = isinstance(space, Box) and space.shape == self.shape and len(self.shape) == 1
+        is_scaled = isinstance(space, Box) and (space.dtype == "uint8" or part_scales(space) is not None)
+        return is_vector and not is_scaled and not self.is_integer and self.part is None
+
     def __call__(self, observations: Any, xp: Any = np, *, keeps_bytes: bool = False) -> Any:
         """Encoded observations [..., *shape] as float32, or int32 before an embedding; `xp` is numpy or jax.numpy.
 

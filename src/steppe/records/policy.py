@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ class Policy:
     def __init__(self, description: PolicyDescription, tensors: Mapping[str, Any]) -> None:
         self.description = description
         self._rng = np.random.default_rng()
+        self._dtype = _input_dtype(description.shown)
         self._shapes = tensor_shapes(description)
         network = None if self.kind in ("random", "constant") else description.network
         self._forward = None if network is None else Forward(plan(network, description.observation))
@@ -142,7 +143,10 @@ class Policy:
         if self.description.normalizer is not None and "normalizer/mean" in copies:
             scale = np.float32(1) / np.sqrt(copies["normalizer/var"] + np.float32(1e-8))
             normalizer = (copies["normalizer/mean"], scale, np.float32(self.description.normalizer["clip"]))
-        return _Weights(copies, layers, normalizer)
+        shortcut = None
+        if self._forward is not None and "head/kernel" in copies:
+            shortcut = self._forward.shortcut(layers, (copies["head/kernel"], copies["head/bias"]))
+        return _Weights(copies, layers, normalizer, shortcut)
 
     def _act(
         self, observations: np.ndarray, state: State, deterministic: bool, rng: np.random.Generator | None
@@ -172,6 +176,8 @@ class Policy:
         if weights.normalizer is not None:
             mean, scale, clip = weights.normalizer
             observations = np.clip((observations - mean) * scale, -clip, clip)
+        if weights.shortcut is not None and len(observations) == 1 and observations.dtype == np.float32:
+            return weights.shortcut(observations[0])[None], state
         if self._forward.plan.states:
             self._check_state(state, len(observations))
             features, after = self._forward.advance(weights.layers, observations, state)
@@ -221,7 +227,7 @@ class Policy:
     def _coerce(self, observation: Any) -> tuple[np.ndarray, bool]:
         """(observations [B, *shape], whether a batch was given)."""
         space = self.description.shown
-        dtype = _input_dtype(space)
+        dtype = self._dtype
         try:
             given = np.asarray(observation)
             array = given if given.dtype == dtype else _cast(given, dtype)
@@ -242,6 +248,7 @@ class _Weights(NamedTuple):
     tensors: dict[str, np.ndarray]
     layers: Layers | None
     normalizer: tuple[np.ndarray, np.ndarray, np.float32] | None
+    shortcut: Callable[[np.ndarray], np.ndarray] | None
 
 
 def load_policy(path: Path | str) -> Policy:

@@ -21,7 +21,7 @@ from steppe.serve.episodes import Episode, OpenEpisodes
 from steppe.serve.exchange import Answer, Feedback, Metadata, NotFound, Question, Receipt, Standing, Unavailable
 from steppe.serve.graph import Graph, Leaf, Node
 from steppe.serve.ledger._base import Decision, Difference, Ended, Ledger, Named, OpenEpisode, Outcome, Reward
-from steppe.serve.ledger.writer import TICK_SECONDS, Writer
+from steppe.serve.ledger.writer import Writer
 from steppe.serve.versions import Version
 from steppe.specs.words import did_you_mean
 
@@ -31,6 +31,8 @@ FEEDBACK_SECONDS = 20.0
 """How long a reward may take to be on the disk."""
 SHARING_SECONDS = 1.0
 """How long a question or a reward waits for what other replicas know of its episode."""
+LOOK_SECONDS = 0.05
+"""How often it looks again."""
 EXPIRY_SECONDS = 5.0
 """How often silent episodes are looked for."""
 PRUNE_SECONDS = 60.0
@@ -319,10 +321,10 @@ class Endpoint:
             name = episode.key
         else:
             name = f"{episode.key}.{episode.label}{episode.requests}"
+            writer.put(path.steps)
         if question.id is not None:
             name = question.id
             writer.put(Named(name, episode.key))
-        writer.put(path.steps)
         if path.shadows:
             self._compare(question, episode, actions)
         episode.requests += 1
@@ -362,7 +364,7 @@ class Endpoint:
             except NotFound:
                 if time.monotonic() >= patience_ends:
                     raise
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
 
     def _learn(self, arms: dict[Any, Any]) -> None:
         self._arms = arms

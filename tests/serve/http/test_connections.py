@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
+import random
 import select
 import socket
+import time
 
 import pytest
 from served import one_policy, serving
@@ -99,3 +103,75 @@ def test_what_is_not_http_is_refused(one, sent):
         sock.sendall(sent)
         assert sock.recv(4096).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 404 "))
     assert one.infer().status == 200
+
+
+def question(name, path="/v2/models/pole/infer"):
+    tensor = {"name": "observation", "shape": [1, 4], "datatype": "FP32", "data": [0.1, 0.2, 0.3, 0.4]}
+    body = json.dumps({"id": name, "inputs": [tensor]}).encode()
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def answers(sock, count):
+    """(status, id) of so many responses, in their order."""
+    stream, found = sock.makefile("rb"), []
+    for _ in range(count):
+        status = int(stream.readline().split()[1])
+        headers = dict(line.split(b": ") for line in iter(stream.readline, b"\r\n"))
+        found.append((status, json.loads(stream.read(int(headers[b"content-length"]))).get("id")))
+    return found
+
+
+def in_pieces(sock, data, rng):
+    """Sends data so that it arrives in pieces, cut anywhere."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    cuts = sorted(rng.sample(range(1, len(data)), rng.randrange(6)))
+    for start, end in itertools.pairwise([0, *cuts, len(data)]):
+        sock.sendall(data[start:end])
+        time.sleep(0.003)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_however_requests_are_cut_each_has_its_answer(one, seed):
+    rng = random.Random(seed)
+    with socket.create_connection(("127.0.0.1", one.port), timeout=20) as sock:
+        # From here on the connection knows the head of such questions.
+        for _ in range(2):
+            sock.sendall(question("q00"))
+            assert answers(sock, 1) == [(200, "q00")]
+        sent, expected = b"", []
+        for number in range(8):
+            kind = rng.choice(["known", "known", "other", "health", "lost"])
+            name = f"q{seed % 10}{number}" if kind == "known" else f"another {number}"
+            if kind == "health":
+                sent, name = sent + b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n", None
+            else:
+                sent += question(name) if kind != "lost" else question(name, "/v2/models/nobody/infer")
+            expected.append((404, None) if kind == "lost" else (200, name))
+        in_pieces(sock, sent, rng)
+        assert answers(sock, len(expected)) == expected
+
+
+def test_a_known_head_in_the_middle_of_a_request_is_no_request(one):
+    known = question("q00")
+    with socket.create_connection(("127.0.0.1", one.port), timeout=20) as sock:
+        for _ in range(2):
+            sock.sendall(known)
+            assert answers(sock, 1) == [(200, "q00")]
+        # What is a body to the parser must not be a question to the short cut, wherever it is cut.
+        head = f"POST /v2/models/pole/feedback HTTP/1.1\r\nHost: x\r\nContent-Length: {len(known)}\r\n\r\n".encode()
+        sock.sendall(known + head)
+        time.sleep(0.05)
+        sock.sendall(known)
+        time.sleep(0.05)
+        sock.sendall(known)
+        assert answers(sock, 3) == [(200, "q00"), (400, None), (200, "q00")]
+
+
+def test_a_known_head_is_no_way_round_the_limits(tmp_path):
+    with serving(one_policy(tmp_path), tmp_path, TrafficLimits(rate=2)) as served:
+        with socket.create_connection(("127.0.0.1", served.port), timeout=20) as sock:
+            statuses = []
+            for _ in range(4):
+                sock.sendall(question("q00"))
+                statuses += [status for status, _ in answers(sock, 1)]
+        assert statuses == [200, 200, 429, 429]

@@ -91,11 +91,11 @@ class App:
         await send({"type": "http.response.body", "body": reply.body})
         self._observer.record(operation, reply, perf_counter() - started, address, path)
 
-    def quick_route(self, method: bytes, url: bytes) -> Route | None:
+    def quick_route(self, method: bytes, url: str) -> Route | None:
         """The route of a question that `answer_now` can answer at this moment, None for anything else."""
         if method != b"POST" or self._gate.is_draining or self._endpoint.is_shared or self._batcher.gathers:
             return None
-        route = self._known.get(("POST", url.decode("latin-1")))
+        route = self._known.get(("POST", url))
         return route if route is not None and route.operation == "infer" else None
 
     def answer_now(self, route: Route, path: str, headers: Headers, body: bytes, address: str) -> Reply:

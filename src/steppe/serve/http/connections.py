@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from steppe.serve.admission import TrafficLimits
 from steppe.serve.http.app import App, Route
-from steppe.serve.http.replies import Reply
+from steppe.serve.http.replies import Headers, Reply
 
 LONGEST_HEAD = 1 << 16
 """How many bytes the first line and the headers of a request may have."""
@@ -19,18 +19,33 @@ LONGEST_QUICK = 1 << 16
 """Up to how many bytes a question may be answered at once; larger ones are read with back-pressure."""
 MOST_PIPELINED = 256
 """How many requests may be sent on one connection before the first of them is answered."""
+MOST_HEADS = 32
+"""How many heads of requests a connection knows again; a client's requests differ in their length at most."""
+LONGEST_KNOWN_HEAD = 1 << 12
 MOST_QUICK = 32
 """How many questions that came in one piece are answered before other connections have their turn."""
 IDLE_SECONDS = 75.0
 """How long a connection may be open without a request."""
+END_OF_HEAD = b"\r\n\r\n"
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class Head(NamedTuple):
+    """What the first line and the headers of a question said."""
+
+    route: Route
+    path: str
+    headers: Headers
+    length: int
+    """Of the body."""
 
 
 class Connection(HttpToolsProtocol):
     """uvicorn's connection; `own_app` and `limits` are set on a subclass for each server.
 
     A question takes a short cut past ASGI: a task, an event and two more turns of the event loop would cost as much as
-    its answer. Everything else, and whatever is unusual about a request, goes the common way.
+    its answer. If its head came before on this connection, byte for byte, it is not even parsed again. Everything else,
+    and whatever is unusual about a request, goes the common way.
     """
 
     own_app: App
@@ -47,10 +62,15 @@ class Connection(HttpToolsProtocol):
     """Of a question on the short cut, until it is answered."""
     _body = b""
     _quick_left = MOST_QUICK
+    _is_between = True
+    """Whether nothing of the next request has come yet."""
+    _data = b""
+    """What came last, if the request that is being parsed is the first in it, from its first byte."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuses more connections than there may be."""
         super().connection_made(transport)
+        self._heads: dict[bytes, Head] = {}
         self._since = self.loop.time()
         self._address = self.client[0] if self.client else ""
         if len(self.connections) > self.limits.connections:
@@ -58,9 +78,13 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes what came, and notes whether a request is whole."""
-        self._idle_since, self._quick_left = None, MOST_QUICK
+        if self._heads and self._answer_known(data):
+            return
+        self._idle_since, self._quick_left, self._data = None, MOST_QUICK, data if self._is_between else b""
         super().data_received(data)
         if self._idle_since is not None:
+            if not self._is_between:
+                self._since = self.loop.time()
             return
         if len(self.pipeline) > MOST_PIPELINED:
             self._hang_up(503, f"more than {MOST_PIPELINED} requests came before the first was answered")
@@ -77,6 +101,11 @@ class Connection(HttpToolsProtocol):
         if self._since is None:
             self._since = self.loop.time()
 
+    def on_message_begin(self) -> None:
+        """Notes the first byte of a request."""
+        super().on_message_begin()
+        self._is_between = False
+
     def on_headers_complete(self) -> None:
         """Decides which way a request goes."""
         cycle = self.cycle
@@ -86,7 +115,7 @@ class Connection(HttpToolsProtocol):
             and not self.flow.write_paused
             and not self.expect_100_continue
         ):
-            route = self.own_app.quick_route(self.parser.get_method(), self.url)
+            route = self.own_app.quick_route(self.parser.get_method(), self.url.decode("latin-1"))
             if route is not None and self._is_short() and self.parser.should_keep_alive():
                 self._route, self._body = route, b""
                 return
@@ -101,19 +130,16 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Answers a question."""
-        route = self._route
+        route, data = self._route, self._data
+        self._is_between, self._data = True, b""
         if route is None:
             super().on_message_complete()
             return
         self._route = None
         self._quick_left -= 1
         path = self.url.decode("latin-1")
-        reply = self.own_app.answer_now(route, path, self.headers, self._body, self._address)
-        self.transport.write(self._response(reply))
-        if reply.status == 413:
-            self.transport.close()
-        self.server_state.total_requests += 1
-        self._head, self._since, self._idle_since = 0, None, self.loop.time()
+        self._learn_head(data, Head(route, path, self.headers, len(self._body)))
+        self._reply(route, path, self.headers, self._body)
 
     def check(self, now: float) -> None:
         """Ends the connection where its client takes too long; called now and then."""
@@ -134,6 +160,38 @@ class Connection(HttpToolsProtocol):
             return
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
             self._hang_up(408, f"the request did not arrive within {patience:g} s")
+
+    def _answer_known(self, data: bytes) -> bool:
+        """Answers one whole question whose head is known; False where it is anything else."""
+        end = data.find(END_OF_HEAD) + len(END_OF_HEAD)
+        head = self._heads.get(data[:end])
+        if head is None or len(data) != end + head.length or not self._is_between:
+            return False
+        is_owed = self.cycle is not None and not self.cycle.response_complete
+        if is_owed or self.flow.write_paused or self.transport.is_closing():
+            return False
+        if self.own_app.quick_route(b"POST", head.path) is None:
+            return False
+        self._unset_keepalive_if_required()
+        self._reply(head.route, head.path, head.headers, data[end:])
+        return True
+
+    def _learn_head(self, data: bytes, head: Head) -> None:
+        """Keeps the head of a question that is all of `data`."""
+        end = len(data) - head.length
+        if (
+            len(self._heads) < MOST_HEADS
+            and data.find(END_OF_HEAD, 0, LONGEST_KNOWN_HEAD) == end - len(END_OF_HEAD) > 0
+        ):
+            self._heads[data[:end]] = head
+
+    def _reply(self, route: Route, path: str, headers: Headers, body: bytes) -> None:
+        reply = self.own_app.answer_now(route, path, headers, body, self._address)
+        self.transport.write(self._response(reply))
+        if reply.status == 413:
+            self.transport.close()
+        self.server_state.total_requests += 1
+        self._head, self._since, self._idle_since = 0, None, self.loop.time()
 
     def _is_short(self) -> bool:
         """Whether the body's length is known and small."""

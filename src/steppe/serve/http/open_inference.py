@@ -33,6 +33,7 @@ from steppe.serve.tensors import from_numbers, one_small, word_of
 EXTENSIONS = ["binary_tensor_data", "sequence", "model_repository", "feedback"]
 ACTION, OUTPUTS = "action", "outputs"
 """The two outputs of a policy: what it does, and, only where it is asked for by name, what its head computed."""
+JUST_THE_ACTION = {ACTION: False}
 
 
 class Form(NamedTuple):
@@ -132,6 +133,8 @@ class OpenInference:
         if type(inputs) is not list or len(inputs) != 1 or type(inputs[0]) is not dict:
             raise UserError(f'"inputs" must be a list of one tensor, "{form.input}"')
         observations = self._observations(inputs[0], rest, form, model)
+        if len(message) == 1:
+            return Question(observations, model=model, version=request.version), JUST_THE_ACTION
         id = text_field(message, "id")
         parameters = object_field(message, "parameters")
         wanted = _wanted(message, parameters, form.outputs)

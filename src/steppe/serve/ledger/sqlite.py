@@ -13,9 +13,6 @@ from steppe.records.durable import storing
 from steppe.serve.ledger._base import LedgerAway
 from steppe.serve.ledger.tables import SqlLedger
 
-ROWS = (64, 8, 1)
-"""How many rows one statement inserts; few sizes, so that statements are prepared once. SQLite allows 999 values."""
-
 
 class SqliteLedger(SqlLedger):
     """SQLite, with a write-ahead log so that a report can be made while an endpoint writes."""
@@ -62,20 +59,15 @@ class SqliteLedger(SqlLedger):
             raise sqlite3.OperationalError("its file was moved or deleted; put it back")
         cursor.execute("BEGIN IMMEDIATE")
 
-    def _all(self, cursor: Any, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    def _insert(self, cursor: Any, table: str, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> None:
         # Around every step the driver lets go of the interpreter, and a thread that is busy with answers hands it back
-        # late, each time: many rows are one step.
-        if not statement.startswith("INSERT"):
-            super()._all(cursor, statement, rows)
-            return
-        head, _, rest = statement.partition("VALUES ")
-        group, bracket, tail = rest.partition(")")
-        start = 0
-        for size in ROWS:
-            while len(rows) - start >= size:
-                values = [value for row in rows[start : start + size] for value in row]
-                cursor.execute(f"{head}VALUES {', '.join([group + bracket] * size)}{tail}", values)
-                start += size
+        # late, each time: many rows are one step, in which SQLite reads them by itself.
+        if rows:
+            import orjson
+
+            values = ", ".join(f"json_extract(value, '$[{index}]')" for index in range(len(columns)))
+            statement = f"INSERT INTO {table} ({', '.join(columns)}) SELECT {values} FROM json_each(?)"
+            cursor.execute(statement, (orjson.dumps(rows).decode(),))
 
     def _away(self, error: Exception) -> LedgerAway | None:
         if isinstance(error, (sqlite3.OperationalError, sqlite3.DatabaseError)) and not isinstance(

@@ -182,11 +182,11 @@ class SqlLedger(Ledger):
         return False
 
     def _insert_decisions(self, cursor: Any, batch: Batch) -> None:
-        columns = "endpoint, key, sequence, made, policy, version, propensity, steps, is_routed, ended"
         texts = {steps: json.dumps(steps) for steps in {decision.steps for decision in batch.decisions}}
-        self._all(
+        self._insert(
             cursor,
-            f"INSERT INTO steppe_decisions ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "steppe_decisions",
+            ("endpoint", "key", "sequence", "made", "policy", "version", "propensity", "steps", "is_routed", "ended"),
             [
                 (self.endpoint, d.key, d.sequence, d.made, d.policy, d.version, d.propensity, texts[d.steps])
                 # A request without an episode is over as soon as it is answered.
@@ -195,7 +195,7 @@ class SqlLedger(Ledger):
             ],
         )
         rows = [(self.endpoint, named.request, named.key) for named in batch.named]
-        self._all(cursor, "INSERT INTO steppe_requests (endpoint, request, key) VALUES (?, ?, ?)", rows)
+        self._insert(cursor, "steppe_requests", ("endpoint", "request", "key"), rows)
 
     def _apply(self, found: _Found, reward: Reward) -> Outcome | UserError:
         """Adds a reward to its decision, unless it was added before."""
@@ -248,6 +248,11 @@ class SqlLedger(Ledger):
         for start in range(0, len(every), _MANY):
             some = every[start : start + _MANY]
             yield from self._rows(cursor, f"{statement} ({', '.join('?' * len(some))})", (self.endpoint, *some))
+
+    def _insert(self, cursor: Any, table: str, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> None:
+        """Puts many new rows into a table."""
+        marks = ", ".join("?" * len(columns))
+        self._all(cursor, f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
 
     def _all(self, cursor: Any, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:

@@ -29,11 +29,12 @@ from steppe.serve.ledger._base import (
 
 log = logging.getLogger("steppe.serve")
 
-TICK_SECONDS = 0.05
-"""How long a decision waits for others before it is written; a reward does not wait."""
+GATHERING_SECONDS = 0.25
+"""How long a decision waits for others before it is written; a reward does not wait. Each writing takes the interpreter
+from the event loop a dozen times, so that few and large ones hold fewer requests up."""
 REFRESH_SECONDS = 0.5
 """How often a replica looks at what others have learned."""
-MOST_AT_ONCE = 2000
+MOST_AT_ONCE = 5000
 CLOSE_SECONDS = 20.0
 """How long the last records may take."""
 SILENT_SECONDS = 5.0
@@ -136,7 +137,7 @@ class Writer:
     def _run(self) -> None:
         failures = 0
         while True:
-            self._is_awake.wait(TICK_SECONDS if not failures else _PAUSES[min(failures, len(_PAUSES)) - 1])
+            self._is_awake.wait(GATHERING_SECONDS if not failures else _PAUSES[min(failures, len(_PAUSES)) - 1])
             is_last = self._is_closing
             self._is_awake.clear()
             while True:
@@ -241,6 +242,7 @@ def _batch(records: list[Record], rewards: list[Reward], writer: str, number: in
         match record:
             case Decision():
                 batch.decisions.append(record)
+                batch.requests[record.steps] = batch.requests.get(record.steps, 0) + 1
             case Named():
                 batch.named.append(record)
             case Ended():
