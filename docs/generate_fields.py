@@ -52,7 +52,7 @@ end a little above `total_timesteps` or `episodes`. A timestep is one decision o
 `repeat_actions` 4 the environment itself makes four steps in it.
 
 [Run modes](run-modes.md) explains `run_mode`, `num_workers`, `num_parameter_servers`, `distributed`, `asynchronous` and
-`ray`. Platform `kubernetes` and `cluster` are part of the file format; this version refuses to start them.
+`ray`. [Kubernetes](kubernetes.md) explains platform `kubernetes`, `cluster` and `kubernetes`.
 """,
     "Environment": "See [environments](environments.md).\n",
     "Agent": """\
@@ -85,7 +85,7 @@ and `naf` two of 256 with relu, and `pqn` two of 128 with layer normalisation. F
 the three convolutions of Mnih et al. 2015 and a dense layer of 512, and for smaller images two convolutions and a dense
 layer of 256. What an `input` reads are the parts of a Dict observation.
 """,
-    "Cluster": "Read and checked, but not used by this version, which has no platform `kubernetes` yet.\n",
+    "Cluster": "See [Kubernetes](kubernetes.md).\n",
 }
 
 KINDS: dict[str, Any] = {

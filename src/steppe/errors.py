@@ -49,6 +49,10 @@ class TrainingDiverged(SteppeError):
     """A loss or a parameter became NaN or infinite."""
 
 
+class ClusterError(SteppeError):
+    """A cluster cannot be made, reached or used."""
+
+
 class StorageError(SteppeError):
     """The disk is full, read-only or gone."""
 

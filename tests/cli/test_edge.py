@@ -27,7 +27,10 @@ from steppe.experiments import project as project_module
         (["train", "CartPole-v1", "-E", "Pendulum-v1"], "two environments are given"),
         (["train", "CartPole-v1", "-t", "abc"], 'wrong value "abc" in --total-timesteps'),
         (["train", "CartPole-v1", "-n", "../up"], 'wrong value "../up" in --name'),
-        (["train", "CartPole-v1", "--platform", "kubernetes"], "cannot be started by this version"),
+        (
+            ["train", "CartPole-v1", "--platform", "kubernetes"],
+            'platform "kubernetes" needs a cluster; describe one (-C)',
+        ),
         (["train", "CartPole-v1", "-m", "async", "--address", "far:6379"], "give that (--platform ray)"),
         (["train", "CartPole-v1", "-m", "async", "--platform", "ray"], "(--address host:port)"),
         (["train", "CartPole-v1", "--platform", "ray", "--address", "far:6379"], 'run mode "single" is one process'),

@@ -100,11 +100,11 @@ def test_errors_speak_of_calls_and_not_of_flags(experiment: steppe.Experiment) -
     assert sentences["a wrong value"].startswith("wrong value 0 at total_timesteps; ")
 
 
-def test_what_cannot_be_started_says_so_without_flags() -> None:
+def test_an_experiment_without_its_cluster_says_how_to_name_one() -> None:
     later = steppe.Experiment(environment="CartPole-v1", platform="kubernetes")
     with pytest.raises(UserError) as error:
         later.start()
-    assert str(error.value).endswith('set platform to "local" or "ray", or keep the experiment for a later version')
+    assert str(error.value).endswith("and no cluster; name one: experiment.start(cluster='CLUSTER')")
 
 
 def test_an_opened_experiment_speaks_of_calls_too(experiment: steppe.Experiment, trained: Any) -> None:

@@ -174,10 +174,19 @@ def test_what_leaves_a_decaying_learning_rate_alone_is_not_told(decaying: RunFol
     assert lifecycle.prepare(decaying, resume=True, sets=["total_timesteps=60"]) == []
 
 
-def test_what_this_version_cannot_run_is_made_but_not_started(store: Store, spec: ExperimentSpec) -> None:
+def test_an_experiment_for_a_cluster_that_names_none_is_not_started(store: Store, spec: ExperimentSpec) -> None:
     folder = lifecycle.create(spec.model_copy(update={"platform": "kubernetes"}), store, name="later")
-    with pytest.raises(UserError, match=r'platform "kubernetes" cannot be started.*set platform to'):
-        lifecycle.prepare(folder)
+    lifecycle.prepare(folder)
+    assert lifecycle.is_for_cluster(folder)
+    with pytest.raises(UserError, match=r"no cluster; name one: steppe experiment start -e later -c CLUSTER"):
+        lifecycle.start_on_cluster(folder)
+    assert folder.status().state == "created"
+
+
+def test_what_was_trained_here_is_not_resumed_on_a_cluster(folder: RunFolder, trainer: Any) -> None:
+    run(folder, trainer=trainer())
+    with pytest.raises(StateError, match="are on this machine, so it is resumed here"):
+        lifecycle.start_on_cluster(folder, "anywhere", resume=True)
 
 
 def test_pause_waits_until_it_is_paused(folder: RunFolder, trainer: Any, in_background: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from steppe.cli import catalogue, env, experiment, policy, project, serve
+from steppe.cli import catalogue, cluster, env, experiment, image, policy, project, serve
 from steppe.cli.play import play
 from steppe.cli.record import record
 from steppe.cli.train import train
@@ -26,6 +26,8 @@ app = typer.Typer(
 app.command()(train)
 app.command()(project.init)
 app.add_typer(experiment.app, name="experiment", help="Make, start, watch and end the experiments of a project.")
+app.add_typer(image.app, name="image", help="Build and push the images that experiments run in on a cluster.")
+app.add_typer(cluster.app, name="cluster", help="Make, list, check and delete clusters.")
 app.add_typer(policy.app, name="policy", help="Use trained policies.")
 app.command()(policy.report)
 app.command()(record)

@@ -21,6 +21,16 @@ EXPERIMENT = Annotated[
 TIMEOUT = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for it.")]
 RESTART = Annotated[bool, typer.Option("--force", help="Start anew; the old results are kept beside.")]
 
+CLUSTER = Annotated[
+    str | None,
+    typer.Option(
+        "-c",
+        "--cluster",
+        metavar="CLUSTER",
+        help="Train on this cluster: one of `steppe cluster list`, or of configs/clusters/, which is made first.",
+    ),
+]
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -83,6 +93,7 @@ def show(
 @app.command()
 def start(
     experiment: EXPERIMENT,
+    cluster: CLUSTER = None,
     resume: Annotated[bool, typer.Option("-R", "--resume", help="Train on from the last checkpoint.")] = False,
     force: RESTART = False,
     detach: DETACH = False,
@@ -91,9 +102,9 @@ def start(
 ) -> int:
     """Start an experiment, or resume it.
 
-    Ctrl-C saves a checkpoint and pauses.
+    Ctrl-C saves a checkpoint and pauses; on a cluster it only ends the watching.
     """
-    return _start(experiment, resume=resume, force=force, detach=detach, sets=sets, quiet=quiet)
+    return _start(experiment, cluster, resume=resume, force=force, detach=detach, sets=sets, quiet=quiet)
 
 
 @app.command()
@@ -102,7 +113,7 @@ def resume(experiment: EXPERIMENT, detach: DETACH = False, sets: SETS = None, qu
 
     The same as start --resume.
     """
-    return _start(experiment, resume=True, force=False, detach=detach, sets=sets, quiet=quiet)
+    return _start(experiment, None, resume=True, force=False, detach=detach, sets=sets, quiet=quiet)
 
 
 @app.command()
@@ -155,12 +166,31 @@ def logs(
 
 
 @app.command()
+def manifest(
+    experiment: EXPERIMENT,
+    cluster: CLUSTER = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", metavar="NAMESPACE", help="Where it would run; else the cluster's.")
+    ] = None,
+) -> None:
+    """Print an experiment as Kubernetes manifests (YAML).
+
+    For those who apply them themselves, or keep them in git. The Secret is not among them: its comment says how it is
+    made.
+    """
+    from steppe.experiments import remote
+
+    print(remote.manifest(_find(experiment), cluster, namespace), end="")
+
+
+@app.command()
 def delete(
     experiment: EXPERIMENT,
     force: Annotated[bool, typer.Option("--force", help="Do not ask.")] = False,
 ) -> int:
     """Delete an experiment and all its results."""
     from steppe.errors import StateError
+    from steppe.experiments import remote
     from steppe.experiments.project import known_stores
     from steppe.specs.files import shown_path
 
@@ -172,21 +202,34 @@ def delete(
             "go to the folder it belongs to, or delete it yourself"
         )
     folder.advance(folder.status().state, "delete")
-    if not force and not typer.confirm(f"Delete {shown_path(folder.path)} and everything in it?"):
+    place = remote.place_of(folder)
+    there = f' and its results on cluster "{place.cluster}"' if place is not None else ""
+    if not force and not typer.confirm(f"Delete {shown_path(folder.path)} and everything in it{there}?"):
         print("nothing was deleted")
         return 1
+    if place is not None:
+        remote.delete(folder)
     stores[0].delete(folder)
     print(f'deleted experiment "{folder.name}"')
     return 0
 
 
-def _start(name: str, *, resume: bool, force: bool, detach: bool, sets: list[str] | None, quiet: bool) -> int:
+def _start(
+    name: str,
+    cluster: str | None,
+    *,
+    resume: bool,
+    force: bool,
+    detach: bool,
+    sets: list[str] | None,
+    quiet: bool,
+) -> int:
     from steppe.cli.running import say, start_and_show
     from steppe.experiments import lifecycle
 
     folder = _find(name)
     say(lifecycle.prepare(folder, resume=resume, force=force, sets=sets), quiet)
-    return start_and_show(folder, resume=resume, detach=detach, quiet=quiet)
+    return start_and_show(folder, resume=resume, detach=detach, quiet=quiet, force=force, cluster=cluster)
 
 
 def _find(name: str) -> RunFolder:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ from steppe.cli.text import age, count, duration, last_episodes, score, size
 if TYPE_CHECKING:
     from steppe.experiments.states import State
     from steppe.experiments.store import RunFolder, Status
+
+AT_ONCE = 16
+"""How many experiments are asked for their states at the same time."""
 
 
 def print_list(start: Path, as_json: bool) -> None:
@@ -25,7 +29,9 @@ def print_list(start: Path, as_json: bool) -> None:
     stores = known_stores(start)
     if not stores:
         raise ProjectError(f'no project in {start} or above and no ./steppe-runs/ here; "steppe init" makes a project')
-    rows = [_row(folder) for store in stores for folder in store.folders()]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        # Those on clusters take their time to be asked.
+        rows = list(pool.map(_row, [folder for store in stores for folder in store.folders()]))
     if as_json:
         print_json(rows)
         return
@@ -49,8 +55,8 @@ def print_list(start: Path, as_json: bool) -> None:
         )
     console().print(listing)
     for row in rows:
-        if "error" in row:
-            console().print(f"note: {row['error']}", markup=False)
+        if sentence := row.get("error") or row["note"]:
+            console().print(f"note: {sentence}", markup=False)
 
 
 def print_experiment(folder: RunFolder, as_json: bool) -> None:
@@ -88,7 +94,11 @@ def print_experiment(folder: RunFolder, as_json: bool) -> None:
 def print_log(folder: RunFolder, follow: bool) -> None:
     """log.txt, and with `follow` what is added to it until the experiment ends."""
     from steppe.errors import StateError
+    from steppe.experiments import remote
 
+    if remote.place_of(folder) is not None:
+        _print_remote_log(folder, follow)
+        return
     if not folder.log.exists() and not (follow and folder.status().is_live):
         raise StateError(f'experiment "{folder.name}" has no log yet; it is {folder.status().state}')
     position = 0
@@ -103,6 +113,28 @@ def print_log(folder: RunFolder, follow: bool) -> None:
         if not is_live:
             return
         time.sleep(0.3)
+
+
+def _print_remote_log(folder: RunFolder, follow: bool) -> None:
+    """The same of a run on a cluster."""
+    import sys
+
+    from steppe.errors import ClusterError
+    from steppe.experiments import remote
+
+    position = 0
+    with remote.log_of(folder) as (read, goes_on):
+        while True:
+            is_live = follow and goes_on()
+            # While a Pod is replaced there is nobody to ask.
+            with contextlib.suppress(*([ClusterError] if is_live else [])):
+                text = read(position)
+                position += len(text)
+                sys.stdout.write(text.decode(errors="replace"))
+                sys.stdout.flush()
+            if not is_live:
+                return
+            time.sleep(1.0)
 
 
 def print_ended(folder: RunFolder, status: Status, wanted: State) -> int:
@@ -121,10 +153,16 @@ def print_ended(folder: RunFolder, status: Status, wanted: State) -> int:
 
 
 def _row(folder: RunFolder) -> dict[str, Any]:
-    from steppe.errors import SteppeError
+    from steppe.errors import ClusterError, SteppeError
 
+    note = ""
     try:
-        status, spec = folder.status(), folder.spec_data()
+        spec = folder.spec_data()
+        try:
+            status = folder.status()
+        except ClusterError as error:
+            # What was last seen of it is better than nothing.
+            status, note = folder.read_status(), str(error)
     except SteppeError as error:
         return {"name": folder.name, "error": str(error)}
     environment, agent = spec.get("environment"), spec.get("agent")
@@ -134,6 +172,7 @@ def _row(folder: RunFolder) -> dict[str, Any]:
         "reason": status.reason,
         "run_mode": spec.get("run_mode", "single"),
         "platform": spec.get("platform", "local"),
+        "note": note,
         "environment": environment.get("id") if isinstance(environment, dict) else environment,
         "agent": agent.get("type") if isinstance(agent, dict) else agent,
         "total_timesteps": spec.get("total_timesteps"),

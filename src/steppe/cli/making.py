@@ -34,7 +34,7 @@ def make(spec: ExperimentSpec, store: Store, *, name: str | None, force: bool, s
     from steppe.experiments import lifecycle
 
     if start:
-        lifecycle.check_supported(spec)
+        lifecycle.check_has_cluster(spec)
     say(lifecycle.check(spec, Path.cwd()), quiet)
     folder = lifecycle.create(spec, store, name=name, force=force)
     if start:

@@ -28,15 +28,21 @@ def say(notices: list[str], quiet: bool = False) -> None:
         console().print(f"note: {notice}", markup=False)
 
 
-def start_and_show(folder: RunFolder, *, resume: bool, detach: bool, quiet: bool) -> int:
-    """Trains the prepared experiment; the exit code."""
+def start_and_show(
+    folder: RunFolder, *, resume: bool, detach: bool, quiet: bool, force: bool = False, cluster: str | None = None
+) -> int:
+    """Trains the prepared experiment, here or on a cluster; the exit code."""
     from steppe.experiments import lifecycle
 
+    if lifecycle.is_for_cluster(folder, cluster):
+        from steppe.cli.following import start_on_cluster_and_show
+
+        return start_on_cluster_and_show(folder, cluster, resume=resume, force=force, detach=detach, quiet=quiet)
     if detach:
         pid = lifecycle.start_detached(folder, resume=resume)
         if not quiet:
             console().print(f'experiment "{folder.name}" is training in process {pid}; watch it with:', markup=False)
-            _print_commands([f"{folder.ways.logs} --follow", folder.ways.stop])
+            print_commands([f"{folder.ways.logs} --follow", folder.ways.stop])
         return 0
 
     from steppe.cli.progress import display
@@ -83,15 +89,20 @@ def print_end(folder: RunFolder, status: Status, told: Collection[str] = (), rea
             out.print(f"  {label:<12} {shown_path(path)}{'/' if path.is_dir() else ''}", markup=False)
     say([notice for notice in status.notices if notice not in told])
     out.print("try next:")
-    _print_commands(next_commands(folder, status))
+    print_commands(next_commands(folder, status))
 
 
 def next_commands(folder: RunFolder, status: Status) -> list[str]:
     """Commands that work now."""
+    from steppe.experiments import remote
     from steppe.experiments.lifecycle import has_checkpoint
 
     ways = folder.ways
     commands = [ways.show]
+    if remote.place_of(folder) is not None:
+        if status.state in ("paused", "stopped", "failed"):
+            commands.insert(0, ways.resume if status.timestep else ways.restart)
+        return [*commands, ways.download] if status.timestep else commands
     if status.state in ("paused", "stopped", "failed"):
         commands.insert(0, ways.resume if has_checkpoint(folder) else ways.restart)
     data = folder.spec_data()
@@ -143,6 +154,7 @@ def _print_failure(folder: RunFolder, told: Collection[str]) -> None:
             print_end(folder, status, told, reason=False)
 
 
-def _print_commands(commands: list[str]) -> None:
+def print_commands(commands: list[str]) -> None:
+    """Each on a line of its own, to be copied."""
     for command in commands:
         console().print(f"  {command}", markup=False)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.experiments import lifecycle
+from steppe.experiments import lifecycle, remote
 from steppe.experiments.project import find_experiment, store_for_new_runs
 from steppe.experiments.run import run
 from steppe.experiments.store import RunFolder, Status
@@ -68,6 +68,7 @@ class Experiment:
         *,
         resume: bool = False,
         force: bool = False,
+        cluster: str | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         announce: Callable[[str], None] = lambda sentence: None,
         **fields: Any,
@@ -75,9 +76,17 @@ class Experiment:
         """Trains here and now until it ends; Ctrl-C saves a checkpoint, pauses, and then raises KeyboardInterrupt.
 
         `fields` change the experiment first; on `resume` only those that do not decide what is learned, such as
-        total_timesteps. `announce` gets sentences that must be seen at once.
+        total_timesteps. `announce` gets sentences that must be seen at once. With `cluster`, or where it is on one
+        already, it trains there and is only watched from here: Ctrl-C ends the watching.
         """
         _tell(lifecycle.prepare(self._folder, resume=resume, force=force, fields=fields))
+        if lifecycle.is_for_cluster(self._folder, cluster):
+            lifecycle.start_on_cluster(self._folder, cluster, resume=resume, force=force, tell=announce)
+            status = remote.follow(self._folder, lambda seen: on_progress and on_progress(remote.progress_of(seen)))
+            place = remote.place_of(self._folder)
+            if place is not None and place.owns_cluster and status.state == "completed":
+                remote.bring_home(self._folder, announce)
+            return status
         ended = run(self._folder, resume=resume, on_progress=on_progress, announce=announce)
         if ended.signal == signal.SIGINT:
             raise KeyboardInterrupt
@@ -89,6 +98,10 @@ class Experiment:
         """As `start`, in a process of its own, whose id is returned; its output goes to log.txt."""
         _tell(lifecycle.prepare(self._folder, resume=resume, force=force, fields=fields))
         return lifecycle.start_detached(self._folder, resume=resume)
+
+    def download(self, to: str | Path, *, force: bool = False) -> list[Path]:
+        """Copies what the run left to a folder of your own, from here or from its cluster."""
+        return lifecycle.download(self._folder, Path(to).expanduser(), force=force)
 
     def pause(self, timeout: float = lifecycle.WAIT_SECONDS) -> Status:
         """Asks the process that trains it to save a checkpoint and pause, and waits until it has."""

@@ -8,10 +8,12 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import StateError, SteppeError, UserError
+from steppe.experiments import remote
 from steppe.experiments.project import let_user_modules_import
 from steppe.experiments.states import State
 from steppe.experiments.store import REQUEST_FILE, SPEC_FILE, RunFolder, Status, Store, is_own
@@ -34,6 +36,8 @@ CHANGEABLE = (
     "description",
     "platform",
     "ray",
+    "cluster",
+    "kubernetes",
 )
 """The fields that may change between a run and its resumption: how long, where and what is written, never what is
 learned."""
@@ -87,7 +91,13 @@ def prepare(
 
     Returns what a user should know of the changes.
     """
+    place = remote.place_of(folder)
     status = folder.status()
+    if status.is_live and place is not None:
+        raise StateError(
+            f'experiment "{folder.name}" is {status.state} already on cluster "{place.cluster}"; stop it first: '
+            f"{folder.ways.stop}"
+        )
     if status.is_live:
         with folder.lock("resume" if resume else "start") as status:
             pass  # refused here with the owner's process, unless it ended just now
@@ -95,29 +105,55 @@ def prepare(
         raise UserError("resume trains on and force starts anew; give one of the two")
     before = folder.spec()
     spec, notices = _changed(folder, before, fields or {}, sets or [], resume) if fields or sets else (before, [])
-    check_supported(spec)
     if resume:
-        _check_resumable(folder, spec, status)
-        notices += _moved_decay(folder, before, spec)
+        _check_resumable(folder, spec, status, is_here=place is None)
+        notices += _moved_decay(folder, before, spec) if place is None else []
     elif not force:
         _check_startable(folder, status)
     with folder.lock("resume" if resume else "start") as status:
         if force:
             folder.advance(status.state, "renew")
-            folder.set_aside(status)
+            if place is None:
+                folder.set_aside(status)
             folder.write_status(Status(created=time.time()))
         if spec is not before:
             folder.write_spec(spec)
     return notices
 
 
-def check_supported(spec: ExperimentSpec) -> None:
-    """Refuses what a spec may say and this version cannot start yet."""
-    if spec.platform == "kubernetes":
+def check_has_cluster(spec: ExperimentSpec) -> None:
+    """Refuses to start an experiment at once that is for a cluster and describes none."""
+    if spec.platform == "kubernetes" and spec.cluster is None:
         raise UserError(
-            'platform "kubernetes" cannot be started by this version of Steppe; set platform to "local" or "ray", or '
-            "keep the experiment for a later version"
+            'platform "kubernetes" needs a cluster; describe one (-C), or make the experiment without starting it and '
+            "then start it on a cluster: steppe experiment start -e NAME -c CLUSTER"
         )
+
+
+def is_for_cluster(folder: RunFolder, cluster: str | None = None) -> bool:
+    """Whether the experiment is started on a cluster, where one is named, and not on this machine."""
+    return (
+        cluster is not None or remote.place_of(folder) is not None or folder.spec_data().get("platform") == "kubernetes"
+    )
+
+
+def start_on_cluster(
+    folder: RunFolder,
+    cluster: str | None = None,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> remote.Place:
+    """Starts the prepared experiment on a cluster, which is made first where the experiment describes a new one."""
+    is_new = remote.place_of(folder) is None
+    if is_new and resume:
+        raise StateError(
+            f'the results of experiment "{folder.name}" are on this machine, so it is resumed here; to start it anew '
+            f"on a cluster, stop it, and: {folder.ways.start_on(cluster or 'CLUSTER')}"
+        )
+    place = remote.settle_place(folder, folder.spec(), cluster, tell)
+    return remote.start(folder, place, renew=force and not is_new)
 
 
 def start_detached(folder: RunFolder, *, resume: bool = False) -> int:
@@ -146,6 +182,8 @@ def start_detached(folder: RunFolder, *, resume: bool = False) -> int:
 
 def pause(folder: RunFolder, timeout: float = WAIT_SECONDS) -> Status:
     """Asks the owner to save a checkpoint and pause; the status when it has."""
+    if remote.place_of(folder) is not None:
+        return remote.pause(folder, timeout)
     folder.advance(folder.status().state, "ask_pause")
     folder.ask("pause")
     return wait_until_ended(folder, "paused", timeout)
@@ -153,6 +191,8 @@ def pause(folder: RunFolder, timeout: float = WAIT_SECONDS) -> Status:
 
 def stop(folder: RunFolder, timeout: float = WAIT_SECONDS) -> Status:
     """Asks the owner to save a checkpoint and stop; a paused experiment is marked stopped."""
+    if remote.place_of(folder) is not None:
+        return remote.stop(folder, timeout)
     status = folder.status()
     folder.advance(status.state, "stop")
     if status.is_live:
@@ -186,6 +226,8 @@ def download(folder: RunFolder, to: Path, *, force: bool = False) -> list[Path]:
         raise UserError(f"{to} lies inside the run folder itself; choose another --to")
     if to.exists() and not to.is_dir():
         raise UserError(f"{to} is a file; choose another --to")
+    if remote.place_of(folder) is not None:
+        return remote.download(folder, to, force=force)
     copies = {
         source: to / source.relative_to(folder.path) for source in folder.files() if _is_result(source, folder.path)
     }
@@ -252,7 +294,7 @@ def _moved_decay(folder: RunFolder, before: ExperimentSpec, spec: ExperimentSpec
 
 
 def _check_startable(folder: RunFolder, status: Status) -> None:
-    if status.state in ("failed", "stopped") and not has_checkpoint(folder):
+    if status.state in ("failed", "stopped") and remote.place_of(folder) is None and not has_checkpoint(folder):
         raise StateError(
             f'experiment "{folder.name}" is {status.state} and left no checkpoint; start it anew with: '
             f"{folder.ways.restart} (what it left is kept beside)"
@@ -260,13 +302,13 @@ def _check_startable(folder: RunFolder, status: Status) -> None:
     folder.advance(status.state, "start")
 
 
-def _check_resumable(folder: RunFolder, spec: ExperimentSpec, status: Status) -> None:
+def _check_resumable(folder: RunFolder, spec: ExperimentSpec, status: Status, is_here: bool = True) -> None:
     if status.state == "created":
         raise StateError(
             f'experiment "{folder.name}" has not been started yet, so there is nothing to resume; '
             f"start it with: {folder.ways.start}"
         )
-    if not has_checkpoint(folder):
+    if is_here and not has_checkpoint(folder):
         raise StateError(
             f'experiment "{folder.name}" has no checkpoint to resume from; start it anew with: {folder.ways.restart}'
         )

@@ -134,11 +134,19 @@ class Owner:
                 complained = True
 
 
+class EndedEarly(BaseException):
+    """A signal has come before there was anything to save; not an error, so that nobody takes it for one."""
+
+
 class Requests:
     """What was asked of the running training: by signal in this process, by request.json from another."""
 
-    def __init__(self, folder: RunFolder, announce: Callable[[str], None]) -> None:
+    def __init__(self, folder: RunFolder, announce: Callable[[str], None], on_termination: str = "stop") -> None:
+        """`on_termination` is what SIGTERM asks for."""
         self.signal: signal.Signals | None = None
+        self.may_end_at_once = False
+        """Whether a SIGTERM that asks for a pause ends the run where it is: it has not begun to train."""
+        self._on_termination = on_termination
         self._folder = folder
         self._announce = announce
         self._action: str | None = None
@@ -170,6 +178,9 @@ class Requests:
         if number == signal.SIGINT and self.signal == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        self._action = "stop" if number == signal.SIGTERM else self._action or "pause"
+        if number == signal.SIGTERM and self._on_termination == "pause" and self.may_end_at_once:
+            self.may_end_at_once = False
+            raise EndedEarly
+        self._action = self._on_termination if number == signal.SIGTERM else self._action or "pause"
         if number == signal.SIGINT:
             self._announce("pausing: saving a checkpoint (Ctrl-C again ends at once)")

@@ -16,7 +16,7 @@ from steppe.errors import ProjectError, StateError
 from steppe.experiments.store import SPEC_FILE, RunFolder, Store
 from steppe.experiments.ways import commands
 from steppe.records.durable import storing, write_atomically
-from steppe.specs.files import PROJECT_FILE, find_project
+from steppe.specs.files import PROJECT_FILE, find_project, read_spec_file
 from steppe.specs.words import did_you_mean
 
 EXPERIMENTS, LOOSE_RUNS = "experiments", "steppe-runs"
@@ -34,10 +34,19 @@ class Project:
         return Store(self.root / EXPERIMENTS)
 
 
-def init_project(root: Path, name: str | None = None, remote_id: str | None = None, force: bool = False) -> list[Path]:
+def init_project(
+    root: Path,
+    name: str | None = None,
+    remote_id: str | None = None,
+    force: bool = False,
+    *,
+    service_account_key: str | None = None,
+) -> list[Path]:
     """Writes steppe.json and the default configs; existing files are refused, all before the first is written."""
     root = Path(root).absolute()
     about = {"name": name or root.name, "remote_id": remote_id, "schema_version": 1}
+    if service_account_key is not None:
+        about["service_account_key"] = service_account_key
     files = {root / PROJECT_FILE: json.dumps(about, indent=2) + "\n"}
     files |= {root / "configs" / path: text for path, text in templates()}
     existing = [path for path in files if path.exists()]
@@ -54,6 +63,17 @@ def init_project(root: Path, name: str | None = None, remote_id: str | None = No
     for path, text in files.items():
         write_atomically(path, text)
     return list(files)
+
+
+def link_project(root: Path, remote_id: str, service_account_key: str | None) -> None:
+    """Writes into steppe.json which cloud project it belongs to; all else in it stays."""
+    path = Path(root).absolute() / PROJECT_FILE
+    about = read_spec_file(path)
+    if not isinstance(about, dict):
+        raise ProjectError(f"{path} does not describe a project; write it anew with: steppe init --force")
+    about = {**about, "remote_id": remote_id, "service_account_key": service_account_key}
+    kept = {name: value for name, value in about.items() if name != "service_account_key" or value is not None}
+    write_atomically(path, json.dumps(kept, indent=2) + "\n")
 
 
 def templates() -> Iterator[tuple[Path, str]]:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from steppe.errors import SteppeError
-from steppe.experiments.owner import Owner, Requests, owning
+from steppe.experiments.owner import EndedEarly, Owner, Requests, owning
 from steppe.experiments.project import let_user_modules_import
 from steppe.experiments.states import Event
 from steppe.experiments.store import RunFolder
@@ -47,10 +47,14 @@ def run(
     on_progress: Callable[[Progress], None] | None = None,
     announce: Callable[[str], None] = lambda sentence: None,
     trainer: Trainer | None = None,
+    on_termination: Literal["stop", "pause"] = "stop",
 ) -> Ended:
-    """Owns the folder, trains until an end, writes that end down. Ctrl-C pauses, SIGTERM stops."""
+    """Owns the folder, trains until an end, writes that end down. Ctrl-C pauses, SIGTERM does `on_termination`."""
     # Signals first: one that came after the folder is owned and was not heard would end the run without a word.
-    with Requests(folder, announce) as requests, owning(folder, "resume" if resume else "start") as owner:
+    with (
+        Requests(folder, announce, on_termination) as requests,
+        owning(folder, "resume" if resume else "start") as owner,
+    ):
         try:
             spec = folder.spec()
         except SteppeError as error:
@@ -59,8 +63,12 @@ def run(
         with logging_to(folder.log, spec.debug_logging):
             log.info("%s %s", "resuming" if resume else "starting", folder.path)
             try:
+                requests.may_end_at_once = True
                 outcome = _train(owner, spec, requests, on_progress, resume, trainer)
                 _write_down(owner, outcome)
+            except EndedEarly:
+                _end(owner, "stop" if owner.status.before is None else "fail", "asked to end before it began to train")
+                raise
             except KeyboardInterrupt:
                 if owner.status.is_live:
                     event: Event = "stop" if owner.status.before is None else "fail"
@@ -142,6 +150,7 @@ def _train(
 
     def progressed(progress: Progress) -> None:
         nonlocal next_line
+        requests.may_end_at_once &= progress.phase == "compiling"
         owner.note(progress)
         if owner.status.state == "starting" and progress.phase != "compiling":
             owner.advance("train")

@@ -14,12 +14,15 @@ class Ways:
 
     start: str
     restart: str
+    start_on: Callable[[str], str]
+    """How to start it on a cluster of that name."""
     resume: str
     resume_with: Callable[[str, Any], str]
     """(field, value) -> how to train on with another value of a field."""
     stop: str
     show: str
     logs: str
+    download: str
     serve: str
     replace: str
     """What to do where there is an experiment of that name already."""
@@ -34,11 +37,13 @@ def commands(reference: str) -> Ways:
     return Ways(
         start=command("start"),
         restart=f"{command('start')} --force",
+        start_on=lambda cluster: f"{command('start')} -c {cluster}",
         resume=command("resume"),
         resume_with=lambda field, value: f"{command('resume')} --set {field}={json.dumps(value)}",
         stop=command("stop"),
         show=command("show"),
         logs=command("logs"),
+        download=command("download"),
         serve=f"steppe serve -e {reference}",
         replace="choose another name with -n, or use --force",
     )
@@ -47,11 +52,13 @@ def commands(reference: str) -> Ways:
 CALLS = Ways(
     start="experiment.start()",
     restart="experiment.start(force=True)",
+    start_on=lambda cluster: f"experiment.start(cluster={cluster!r})",
     resume="experiment.start(resume=True)",
     resume_with=lambda field, value: f"experiment.start(resume=True, {field}={value!r})",
     stop="experiment.stop()",
     show="experiment.status",
     logs='experiment.folder / "log.txt"',
+    download="experiment.download(folder)",
     serve="load_endpoint(experiment.folder)",
     replace="choose another name or folder, or give force=True",
 )

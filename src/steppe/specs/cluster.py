@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from steppe.specs._base import Count, Natural, Positive, Spec
+from steppe.specs._base import Count, Flag, Natural, Positive, Spec
+from steppe.specs.kubernetes import KubernetesSpec
 
 Text = Annotated[str, Field(min_length=1)]
+Provider = Literal["kubeconfig", "gke", "eks", "kind", "k3d"]
+WORKERS_PER_GPU = 3
+"""How many share a GPU at most, unless told otherwise."""
 
 
 class ClusterSpec(Spec):
@@ -32,6 +37,33 @@ class ClusterSpec(Spec):
     """The size of each node's disk, in GB."""
     location: Text | None = None
     """The provider's region or zone."""
+    provider: Provider | None = None
+    """Who runs it: `gke`, `eks`, `kind` or `k3d` make clusters, `kubeconfig` is one that is there already."""
+    project: Text | None = None
+    """The cloud project it belongs to (gke); without it the one that `steppe init -r` has noted."""
+    kubeconfig: Text | None = None
+    """The file that says how it is reached (provider kubeconfig); without it KUBECONFIG, or ~/.kube/config."""
+    context: Text | None = None
+    """Which context of that file it is; without it the current one."""
+    namespace: Text | None = None
+    """The namespace for experiments; without it the context's own, or "default"."""
+    gpu_sharing: Flag = False
+    """Whether the provider lets several Pods share a GPU (gke)."""
+    clients_per_gpu: Count = WORKERS_PER_GPU
+    """How many Pods share a GPU where gpu_sharing is on: each asks the cluster for one of so many parts."""
+    spot: Flag = False
+    """Whether nodes are the cheaper kind that the provider may take back; training goes on elsewhere then."""
+    version: Text | None = None
+    """The Kubernetes version; without it the provider's default."""
+    kubernetes: KubernetesSpec = KubernetesSpec()
+    """How Pods are made on it, unless an experiment says otherwise."""
+
+    @field_validator("namespace")
+    @classmethod
+    def _is_a_namespace(cls, namespace: str | None) -> str | None:
+        if namespace is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", namespace):
+            raise ValueError('a namespace is made of lower-case letters, digits and "-", and has at most 63 of them')
+        return namespace
 
     @model_validator(mode="after")
     def _one_kind_of_node(self) -> ClusterSpec:

@@ -19,6 +19,7 @@ from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.files import check_plain, find_config, read_spec_file, shown_path
 from steppe.specs.frequency import Frequency
 from steppe.specs.inlining import MEANT_BY_TEXT, inline
+from steppe.specs.kubernetes import KubernetesSpec
 from steppe.specs.network import NetworkSpec
 from steppe.specs.overrides import parse_override, put
 from steppe.specs.validation import Origins, join_path, validate
@@ -121,6 +122,8 @@ class ExperimentSpec(Spec):
     """What the learner and its workers agree on, in run mode async."""
     ray: RaySpec = RaySpec()
     """The Ray that run modes distributed and async use."""
+    kubernetes: KubernetesSpec = KubernetesSpec()
+    """How its Pods are made, on platform kubernetes; before what the cluster's spec says."""
     saver_frequency: Frequency = Frequency(600, "s")
     """How often a checkpoint is written."""
     summary_frequency: Annotated[Frequency, AfterValidator(_not_in_episodes)] = Frequency(5000, "t")
@@ -151,7 +154,7 @@ class ExperimentSpec(Spec):
 
     @model_validator(mode="after")
     def _has_its_ray(self) -> ExperimentSpec:
-        if self.platform == "local" and self.ray.address is not None:
+        if self.platform != "ray" and self.ray.address is not None:
             raise ValueError(
                 f'a Ray at {self.ray.address} is joined on platform "ray" only; give that (--platform ray)'
             )

@@ -36,7 +36,7 @@ def check(spec: ExperimentSpec) -> list[str]:
     from steppe.agents import agent_class
     from steppe.runners.asynchronous.access import access_from
 
-    _check_packages()
+    _check_packages(spec)
     _check_environment(spec)
     _check_address(spec)
     wishes, algorithm = spec.asynchronous, agent_class(spec.agent)
@@ -66,12 +66,13 @@ def check(spec: ExperimentSpec) -> list[str]:
 
 def make_engine(spec: ExperimentSpec) -> Engine:
     """The learner with its agent; its port is opened and its workers are started when it begins."""
-    _check_packages()
+    _check_packages(spec)
     _check_environment(spec)
     from steppe.runners.asynchronous.building import make_core, refuse
     from steppe.runners.asynchronous.crew import RayCrew
     from steppe.runners.asynchronous.doors import opener
     from steppe.runners.asynchronous.engine import AsyncEngine
+    from steppe.runners.asynchronous.pod_crew import PodCrew, in_pods
     from steppe.runners.compilation import prepare_jax
     from steppe.runners.setup import num_envs_of
 
@@ -80,6 +81,8 @@ def make_engine(spec: ExperimentSpec) -> Engine:
     rules, spaces, limit = _explored(spec)
     core = make_core(spec, spaces, limit)
     num_envs = num_envs_of(spec)
+    if spec.platform == "kubernetes":
+        return AsyncEngine(core, opener(in_pods(spec.asynchronous)), PodCrew(spec, rules, num_envs), rules, num_envs)
     return AsyncEngine(core, opener(spec.asynchronous), RayCrew(spec, rules, num_envs), rules, num_envs)
 
 
@@ -97,8 +100,9 @@ def _explored(spec: ExperimentSpec) -> tuple[Rules, tuple[Space, Space], int | N
         return rules, (envs.observation_space, envs.action_space), envs.max_episode_steps or limit
 
 
-def _check_packages() -> None:
-    if find_spec("ray") is None or find_spec("msgpack") is None:
+def _check_packages(spec: ExperimentSpec) -> None:
+    needs_ray = spec.platform != "kubernetes"
+    if (needs_ray and find_spec("ray") is None) or find_spec("msgpack") is None:
         raise MissingExtra('run mode "async"', "cluster")
 
 

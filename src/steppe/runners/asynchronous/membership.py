@@ -35,6 +35,8 @@ class Membership:
         self._hung: set[str] = set()
         self.batches = 0
         """How many were received."""
+        self.complaint = ""
+        """What the last worker that failed has said."""
 
     def resume(self, next_number: int, lost: int) -> None:
         """Counts on from where an earlier start of the run has ended; who has joined already keeps its number."""

@@ -136,6 +136,7 @@ class Session:
             case "fault":
                 sentence = read_text(request, "message", LONGEST_SENTENCE)
                 log.warning("%s: %s", self._peer, sentence)
+                server.membership.complaint = sentence
                 return {"op": "noted"}
             case op:
                 raise Malformed(f'sent "{op[:50]}", which the protocol does not have')

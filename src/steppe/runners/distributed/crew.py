@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -56,9 +56,16 @@ class Crew:
     """All workers together; a place never stays empty, and a number is never given twice."""
 
     def __init__(
-        self, ray: Any, spec: RaySpec, make_posting: Callable[[int], Posting], timeout: float, first: int
+        self,
+        ray: Any,
+        spec: RaySpec,
+        make_posting: Callable[[int], Posting],
+        timeout: float,
+        first: int,
+        room: Mapping[str, float] | None = None,
     ) -> None:
-        self._ray, self._spec, self._timeout = ray, spec, timeout
+        """`room` is what each worker asks of Ray beside CPUs and GPUs."""
+        self._ray, self._spec, self._timeout, self._room = ray, spec, timeout, dict(room or {})
         self._make_posting = make_posting
         self._places: list[_Place] = []
         self.next_number = first
@@ -198,6 +205,7 @@ class Crew:
         options = {
             "num_cpus": self._spec.cpus_per_worker,
             "num_gpus": self._spec.gpus_per_worker,
+            "resources": self._room,
             "max_restarts": 0,
             "scheduling_strategy": "SPREAD",
         }

@@ -15,7 +15,7 @@ import numpy as np
 from steppe.agents._base import Acting, TrainState
 from steppe.errors import EnvironmentFault
 from steppe.records.policy import Policy
-from steppe.runners import keys
+from steppe.runners import keys, pods
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.distributed import servers as server_places
 from steppe.runners.distributed.counting import Count
@@ -171,7 +171,11 @@ class DistributedEngine:
         spec = self.spec
         cpus = spec.num_workers * spec.ray.cpus_per_worker + spec.num_parameter_servers * server_places.CPUS
         try:
-            session = self._stack.enter_context(ray_session(spec.ray, cpus=cpus))
+            if spec.platform == "kubernetes":
+                session = self._stack.enter_context(ray_session(pods.ray_of(spec), cpus=0))
+                pods.wait_for_pods(spec)
+            else:
+                session = self._stack.enter_context(ray_session(spec.ray, cpus=cpus))
             import ray
 
             check_room(ray, spec.ray, can_grow=not session.is_own or spec.ray.port is not None)
@@ -182,7 +186,7 @@ class DistributedEngine:
                 for start, stop in zip(self._borders, self._borders[1:], strict=False)
             ]
             timeout = spec.distributed.worker_timeout
-            self._servers = Servers(ray, duties, states, timeout)
+            self._servers = Servers(ray, duties, states, timeout, pods.room_for(spec, "server"))
             self._stack.callback(self._servers.close)
 
             def posting(number: int) -> Posting:
@@ -199,7 +203,8 @@ class DistributedEngine:
                     paths=tuple(sys.path),
                 )
 
-            self._crew = Crew(ray, spec.ray, posting, timeout, self._first_worker)
+            room = pods.room_for(spec, "worker")
+            self._crew = Crew(ray, spec.ray, posting, timeout, self._first_worker, room)
             self._stack.callback(self._crew.close)
             self._crew.fill(spec.num_workers, list(self._left))
         except BaseException:

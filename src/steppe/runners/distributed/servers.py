@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -50,8 +50,16 @@ class ParameterServerActor(ParameterServer):
 class Servers:
     """All shards together."""
 
-    def __init__(self, ray: Any, duties: Sequence[Duty], states: Sequence[State], timeout: float) -> None:
-        self._ray, self._timeout = ray, timeout
+    def __init__(
+        self,
+        ray: Any,
+        duties: Sequence[Duty],
+        states: Sequence[State],
+        timeout: float,
+        room: Mapping[str, float] | None = None,
+    ) -> None:
+        """`room` is what each server asks of Ray beside CPUs."""
+        self._ray, self._timeout, self._room = ray, timeout, dict(room or {})
         self._losses, self._version = 0, 0
         now = time.monotonic()
         self._places = [_Place(duty, self._made(duty), state, now) for duty, state in zip(duties, states, strict=True)]
@@ -151,7 +159,7 @@ class Servers:
                 return
 
     def _made(self, duty: Duty) -> Any:
-        options = {"num_cpus": CPUS, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        options = {"num_cpus": CPUS, "resources": self._room, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         return self._ray.remote(ParameterServerActor).options(**options).remote(duty)
 
     def _note_progress(self, version: int) -> None:

@@ -1,0 +1,295 @@
+"""What one worker costs its learner, parameter servers and driver: bytes and CPU time, the base of docs/scaling.md.
+
+Nothing here learns or plays: batches, pushes and orders are the real ones, filled with numbers, and go the real way, so
+that what remains is what grows with the number of workers. CPU time is that of the serving side alone, of its thread or
+its process, so that it hardly depends on how many cores there are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from interleave import Run, Runs, conclude, is_quick
+from steppe import __version__
+from steppe.specs.spaces import Box, Discrete, Space
+
+TICKS = os.sysconf("SC_CLK_TCK")
+CROWD = 1000
+WARM = 20
+"""What is done first and not counted."""
+"""Connections that are held open, to see what one costs that says nothing."""
+DENSE = [{"type": "dense", "size": 256, "activation": "relu"}] * 2
+SHAPES: dict[str, tuple[Space, Space, dict[str, Any]]] = {
+    "4 numbers, 64-64": (
+        Box((4,)),
+        Discrete(2),
+        {"agent": "dqn", "network": [{"type": "dense", "size": 64, "activation": "relu"}] * 2},
+    ),
+    "164 numbers, 256-256": (Box((164,)), Box((2,), (-1.0,), (1.0,)), {"agent": "sac", "network": DENSE}),
+    "84 x 84 x 4 bytes, 256-256": (
+        Box((84, 84, 4), (0.0,), (255.0,), "uint8"),
+        Discrete(6),
+        {"agent": "dqn", "network": [{"type": "flatten"}, {"type": "dense", "size": 16}, *DENSE]},
+    ),
+}
+SIZES = {"10 thousand parameters": 10_000, "100 thousand parameters": 100_000, "2 million parameters": 2_000_000}
+COLUMNS = {
+    "cpu_us": "CPU us each",
+    "bytes_up": "bytes up",
+    "bytes_down": "bytes down",
+    "per_second": "each core, /s",
+    "megabytes": "MB",
+}
+
+
+def main() -> int:
+    quick = is_quick(__doc__)
+    count, seconds = (50, 2.0) if quick else (500, 10.0)
+    runs: Runs = {}
+    # First, since it forks, which JAX does not like.
+    note(runs, "driver's door, a worker asks whether it is over", questions(count))
+    for shape in SHAPES:
+        few = count // 10 if "bytes" in shape else count
+        note(runs, f"learner, a batch of 64 timesteps: {shape}", batches(shape, few))
+    note(runs, "learner, a silent worker, one second", silence(50 if quick else CROWD, seconds))
+    for size in SIZES:
+        note(runs, f"parameter server, a gradient: {size}", gradients(SIZES[size], seconds / 5))
+    ray_runs(runs, count)
+    return conclude(str(__doc__), runs, [], quick, COLUMNS, cost=None)
+
+
+def note(runs: Runs, name: str, run: Run) -> None:
+    print(f"{name}: {run['cpu_us']:.1f} us", file=sys.stderr, flush=True)
+    runs[name] = [run]
+
+
+# One learner. Its worker is a thread of this process, so CPU time is that of the thread that serves.
+
+
+def batches(shape: str, count: int) -> Run:
+    """Batches are received, checked, put into the memory and answered with the policy, as a busy learner does."""
+    from steppe.envs.remote.packing import pack
+    from steppe.envs.remote.protocol import Channel
+    from steppe.runners.asynchronous.batches import Form, from_message, to_message
+    from steppe.runners.asynchronous.board import Board
+
+    observation, action, fields = SHAPES[shape]
+    core = core_of(observation, action, fields)
+    board = Board()
+    board.post(core.weights(), 0)
+    board.note(0, {})
+    form = Form(core.task, observation, action)
+    message = {**to_message(form.allocate(core.task.rows_for(1)[1], 1)), "sequence": 1, "has": -1, "session": ""}
+    here, there = socket.create_server(("127.0.0.1", 0)), socket.socket()
+    there.connect(here.getsockname())
+    worker, served = Channel(there), Channel(here.accept()[0])
+    served.limit = worker.limit = 2**30
+
+    def work() -> None:
+        for _ in range(count + WARM):
+            worker.send(message, 60.0)
+            worker.receive(60.0)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    door = memory = 0.0
+    for number in range(count + WARM):
+        began = time.thread_time()
+        batch = from_message(served.receive(60.0), form, 1)
+        answer = {"op": "taken"} | board.news(-1, "")
+        served.send(answer, 60.0)
+        middle = time.thread_time()
+        core.take_in(batch)
+        if number >= WARM:
+            door += middle - began
+            memory += time.thread_time() - middle
+    thread.join()
+    return figures((door + memory) / count, len(pack(message)), len(pack(answer))) | {"door_us": 1e6 * door / count}
+
+
+def core_of(observation: Space, action: Space, fields: dict[str, Any]) -> Any:
+    from steppe.runners.asynchronous.building import make_core
+    from steppe.runners.compilation import prepare_jax
+    from steppe.specs.experiment import load_experiment
+
+    prepare_jax()
+    agent = {"type": fields["agent"], "learning_starts": 10**8, "memory": {"capacity": 20_000}}
+    given = {"name": "x", "environment": "workers", "run_mode": "async", "total_timesteps": 10**9, "seed": 1}
+    spec = load_experiment(None, {**given, "agent": agent, "network": fields["network"]}, [], Path.cwd(), options=False)
+    core = make_core(spec, (observation, action), None)
+    core.begin(1)
+    return core
+
+
+def silence(crowd: int, seconds: float) -> Run:
+    """Workers that have joined and whose simulators are slow; memory is that of both ends of a connection."""
+    from steppe.runners.asynchronous.access import Access
+    from steppe.runners.asynchronous.doors import open_server
+    from steppe.runners.asynchronous.link import Door, Link
+    from steppe.runners.asynchronous.task import Task
+    from steppe.specs.asynchronous import AsyncSpec
+
+    observation, action, _ = SHAPES["164 numbers, 256-256"]
+    server = open_server(AsyncSpec(), "127.0.0.1", 0, Access(None, None))
+    server.board.offer(Task(), (observation, action))
+    address = "{}:{}".format(*server.address)
+    links = [Link(Door(address), (observation, action), 1) for _ in range(crowd)]
+    links[0].join()
+    before = megabytes_of(os.getpid())
+    for link in links[1:]:
+        link.join()
+    megabytes = (megabytes_of(os.getpid()) - before) / crowd
+    cpu, began = time.process_time(), time.monotonic()
+    time.sleep(seconds)
+    cpu, passed = time.process_time() - cpu, time.monotonic() - began
+    server.close("measured")
+    return figures(cpu / crowd / passed, 0, 0, megabytes)
+
+
+# Parameter servers and the driver.
+
+
+def gradients(size: int, seconds: float) -> Run:
+    """One step of Adam in a server, without any message."""
+    from steppe.runners.distributed.server import Duty, ParameterServer, Push, Segment, fresh_state
+    from steppe.specs.optimizer import Adam
+
+    server = ParameterServer(Duty([Segment(0, size, Adam(type="adam"), 1e-3)]))
+    server.restore(fresh_state(np.zeros(size, np.float32), np.zeros(0, np.float32), 0, None))
+    gradients = np.random.default_rng(0).standard_normal((4, size)).astype(np.float32)
+    began, pushes = time.process_time(), 0
+    while time.process_time() - began < seconds:
+        pushes += 1
+        server.push(Push(worker=0, sequence=pushes, read=0, gradients=gradients))
+    cpu = (time.process_time() - began) / pushes / len(gradients)
+    return figures(cpu, 4 * size, 4 * size)
+
+
+def questions(count: int) -> Run:
+    """The door of a driver's Pod, which every worker's Pod asks now and then."""
+    from steppe.platforms.kubernetes.crew import DriverDoor
+    from steppe.platforms.kubernetes.door import Door
+
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "status.json").write_text(json.dumps({"state": "running", "timestep": 1, "metrics": {}}))
+            door = Door(Path(folder), "token", lambda: {"is_over": False}, takes_requests=False)
+            os.write(writing, str(door.open(0, "127.0.0.1")).encode())
+            time.sleep(1e6)
+    port = int(os.read(reading, 10))
+    asker = DriverDoor("127.0.0.1", "token", 10.0, port)
+    asker.wait()
+    cpu = cpu_of(pid)
+    for _ in range(count):
+        assert asker.ask() is not None
+    run = figures((cpu_of(pid) - cpu) / count, 120, 200, megabytes_of(pid))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return run
+
+
+def ray_runs(runs: Runs, count: int) -> None:
+    """What Ray adds: to a server for each push, to the driver for each order, to a machine for each worker's raylet."""
+    import ray
+
+    from steppe.runners.ray_session import ray_session
+    from steppe.specs.distributed import RaySpec
+
+    with ray_session(RaySpec(), cpus=4.0):
+        for size in (10_000, 100_000):
+            name = f"parameter server, a push of 4 gradients through Ray: {size:,} parameters"
+            note(runs, name, pushes(ray, size, count))
+        note(runs, "driver, an order and its report through Ray", orders(ray, count))
+
+
+def pushes(ray: Any, size: int, count: int) -> Run:
+    from steppe.runners.distributed.server import Duty, ParameterServer, Push, Segment, fresh_state
+    from steppe.specs.optimizer import Adam
+
+    class Server(ParameterServer):
+        def pid(self) -> int:
+            return os.getpid()
+
+    class Pusher:
+        def work(self, server: Any, count: int) -> None:
+            import ray
+
+            gradients = np.ones((4, size), np.float32)
+            for _ in range(count):
+                ray.get(server.push.remote(Push(id(self), time.monotonic_ns(), 0, gradients)))
+
+    server = ray.remote(Server).options(num_cpus=0).remote(Duty([Segment(0, size, Adam(type="adam"), 1e-3)]))
+    ray.get(server.restore.remote(fresh_state(np.zeros(size, np.float32), np.zeros(0, np.float32), 0, None)))
+    pid = ray.get(server.pid.remote())
+    workers = [ray.remote(Pusher).options(num_cpus=0).remote() for _ in range(2)]
+    ray.get([worker.work.remote(server, WARM) for worker in workers])
+    cpu = cpu_of(pid)
+    ray.get([worker.work.remote(server, count // 2) for worker in workers])
+    run = figures((cpu_of(pid) - cpu) / count, 16 * size, 4 * size, megabytes_of(pid))
+    for actor in [server, *workers]:
+        ray.kill(actor)
+    return run
+
+
+def orders(ray: Any, count: int) -> Run:
+    from steppe.runners.distributed.words import Order, Report
+
+    class Worker:
+        def collect(self, order: Order) -> Report:
+            return Report(0, 4, 5_000, 12, 64, [200.0] * 12, [200] * 12, {"loss": 0.1, "entropy": 0.6}, 4)
+
+    workers = [ray.remote(Worker).options(num_cpus=0).remote() for _ in range(4)]
+    order = Order(workers[:2], 1000, 0.2, 1_000_000, len(workers))
+    ray.get([worker.collect.remote(order) for worker in workers])
+    cpu, done = time.process_time(), 0
+    waiting = [worker.collect.remote(order) for worker in workers]
+    while done < count:
+        ready, waiting = ray.wait(waiting, num_returns=1)
+        done += len(ray.get(ready))
+        waiting.append(workers[done % len(workers)].collect.remote(order))
+    run = figures((time.process_time() - cpu) / done, 0, 0, megabytes_of(os.getpid()))
+    for worker in workers:
+        ray.kill(worker)
+    return run
+
+
+# Reading the meters.
+
+
+def figures(cpu: float, bytes_up: int, bytes_down: int, megabytes: float = 0.0) -> Run:
+    return {
+        "version": __version__,
+        "cpu_us": 1e6 * cpu,
+        "bytes_up": bytes_up,
+        "bytes_down": bytes_down,
+        "per_second": 1.0 / cpu if cpu else 0.0,
+        "megabytes": megabytes,
+    }
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds of CPU time that a process has used, in all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def megabytes_of(pid: int) -> float:
+    """The memory that is a process's own."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())

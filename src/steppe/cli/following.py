@@ -1,0 +1,75 @@
+"""Starting an experiment on a cluster from the terminal, and watching it there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steppe.cli.console import console
+
+if TYPE_CHECKING:
+    from steppe.cli.progress import Display
+    from steppe.experiments.store import RunFolder, Status
+
+
+def start_on_cluster_and_show(
+    folder: RunFolder, cluster: str | None, *, resume: bool, force: bool, detach: bool, quiet: bool
+) -> int:
+    """Starts the prepared experiment there, and follows it until it ends; Ctrl-C only ends the watching."""
+    from steppe.cli.running import print_commands, say
+    from steppe.experiments import lifecycle
+
+    def tell(line: str) -> None:
+        say([line], quiet)
+
+    place = lifecycle.start_on_cluster(folder, cluster, resume=resume, force=force, tell=tell)
+    if detach:
+        if not quiet:
+            console().print(
+                f'experiment "{folder.name}" starts on cluster "{place.cluster}" (namespace {place.namespace}); watch '
+                "it with:",
+                markup=False,
+            )
+            print_commands([f"{folder.ways.logs} --follow", folder.ways.show, folder.ways.stop])
+        return 0
+    return follow_and_show(folder, quiet)
+
+
+def follow_and_show(folder: RunFolder, quiet: bool) -> int:
+    """Shows how a run on a cluster goes; 0 where it ended well."""
+    from steppe.cli.progress import display
+    from steppe.cli.running import print_commands, print_end, say
+    from steppe.experiments import remote
+
+    shows = display(folder.spec(), quiet)
+    try:
+        with shows:
+            status = remote.follow(folder, _Watching(shows))
+    except KeyboardInterrupt:
+        if not quiet:
+            console().print(f'\nexperiment "{folder.name}" goes on without you; come back to it with:', markup=False)
+            print_commands([folder.ways.show, f"{folder.ways.logs} --follow", folder.ways.stop])
+        return 130
+    place = remote.place_of(folder)
+    if place is not None and place.owns_cluster and status.state == "completed":
+        remote.bring_home(folder, lambda line: say([line], quiet))
+    if not quiet:
+        print_end(folder, status, told=shows.lasting)
+    return 1 if status.state == "failed" else 0
+
+
+class _Watching:
+    """Hands what is seen of a run to a display."""
+
+    def __init__(self, shows: Display) -> None:
+        self._shows = shows
+        self._said = ""
+
+    def __call__(self, status: Status) -> None:
+        """Called with every look."""
+        from steppe.experiments import remote
+
+        if " " in status.phase and status.phase != self._said:
+            self._said = status.phase
+            self._shows.announce(status.phase)
+        if status.state in ("running", "pausing"):
+            self._shows.update(remote.progress_of(status))

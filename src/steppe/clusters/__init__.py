@@ -1,0 +1,1 @@
+"""Clusters: how each provider makes, finds and deletes them, and which ones Steppe knows."""

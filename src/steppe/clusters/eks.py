@@ -1,0 +1,330 @@
+"""Amazon's Elastic Kubernetes Service, through Amazon's own client library."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from steppe.clusters import eks_steps
+from steppe.clusters._base import ID_LABEL, Record, Request, Seen, State, Tell, wait_for
+from steppe.clusters.eks_steps import NODES, Step
+from steppe.clusters.kubeconfig import with_command
+from steppe.clusters.machines import amazon_machine
+from steppe.errors import ClusterError, MissingExtra, UserError
+from steppe.specs.cluster import ClusterSpec
+
+ROLE_PATIENCE = 120.0
+"""For how many seconds Amazon may not know a role yet that it has just made."""
+TOKEN_SECONDS = 60
+_STATES: dict[str, State] = {
+    "CREATING": "creating",
+    "PENDING": "creating",
+    "ACTIVE": "ready",
+    "UPDATING": "ready",
+    "DELETING": "deleting",
+    "FAILED": "broken",
+}
+
+
+class Eks:
+    """Makes and deletes clusters, with their roles and nodes, in an Amazon account."""
+
+    name = "eks"
+    is_deletable = True
+
+    def __init__(self) -> None:
+        self._opened: dict[tuple[str | None, ...], Callable[[str], Any]] = {}
+        # Several clusters are looked at in threads at once, and Amazon's sessions do not bear that.
+        self._lock = threading.Lock()
+
+    def place(self, spec: ClusterSpec) -> dict[str, str]:
+        """The region, the zone where one is given, and the profile whose credentials open them."""
+        zone = re.fullmatch(r"([a-z]{2}(?:-[a-z]+)+-\d+)[a-z]", spec.location or "")
+        region = zone[1] if zone else spec.location or _session({}).region_name
+        if region is None:
+            raise UserError(
+                'no region is given for provider "eks"; give --location, such as eu-west-1, or set AWS_REGION'
+            )
+        if spec.gpu_sharing:
+            raise UserError(
+                "gpu_sharing is not a setting of eks: leave it out, and set up time-slicing in NVIDIA's device plugin"
+            )
+        amazon_machine(spec)
+        profile = os.environ.get("AWS_PROFILE")
+        return {
+            "region": region,
+            **({"zone": spec.location} if zone and spec.location else {}),
+            **({"profile": profile} if profile else {}),
+        }
+
+    def requests(self, record: Record) -> list[Request]:
+        """The roles, the control plane, the nodes and the disks' driver; asks Amazon only where they would be."""
+        with _in_sentences(f'plan cluster "{record.name}"'):
+            steps = eks_steps.steps(record, self._clients(record.place))
+        return [Request(f"{step.service}:{step.operation}", step.parameters) for step in steps]
+
+    def create(self, record: Record, tell: Tell) -> None:
+        """Takes every step that was not taken yet, and waits after each that takes Amazon long."""
+        client = self._clients(record.place)
+        with _in_sentences(f'make cluster "{record.name}"'):
+            for step in eks_steps.steps(record, client):
+                wait_for(
+                    functools.partial(_take, client(step.service), step),
+                    f"{step.operation} for cluster {record.name}",
+                    tell,
+                    seconds=ROLE_PATIENCE,
+                )
+                if step.waits_for is not None:
+                    wait_for(_asker(client("eks"), record.name, step.waits_for), f"making {step.waits_for}", tell)
+
+    def look(self, record: Record) -> Seen:
+        """The cluster as Amazon describes it."""
+        with _in_sentences(f'look at cluster "{record.name}"'):
+            client = self._clients(record.place)("eks")
+            cluster = _unless_missing(lambda: client.describe_cluster(name=record.name)["cluster"])
+            if cluster is None:
+                return Seen(record.name, "gone", place=record.place)
+            nodes = _unless_missing(
+                lambda: client.describe_nodegroup(clusterName=record.name, nodegroupName=NODES)["nodegroup"]
+            )
+            count = nodes["scalingConfig"]["desiredSize"] if nodes else None
+        return _seen(cluster, count, record.place)
+
+    def discover(self) -> list[Seen]:
+        """All clusters of the account in the region that is set up on this machine."""
+        try:
+            session = _session({})
+        except MissingExtra:
+            return []
+        if session.region_name is None or session.get_credentials() is None:
+            return []
+        place = {"region": session.region_name}
+        if os.environ.get("AWS_PROFILE"):
+            place["profile"] = os.environ["AWS_PROFILE"]
+        with _in_sentences(f"list the clusters in {session.region_name}"):
+            client = self._clients(place)("eks")
+            names = [name for page in client.get_paginator("list_clusters").paginate() for name in page["clusters"]]
+            return [_seen(client.describe_cluster(name=name)["cluster"], None, place) for name in names]
+
+    def delete(self, record: Record, tell: Tell) -> None:
+        """Deletes the nodes, then the control plane, then the roles that were made for them."""
+        client = self._clients(record.place)
+        eks, iam = client("eks"), client("iam")
+        with _in_sentences(f'delete cluster "{record.name}"'):
+            is_there = self.look(record).state != "gone"
+            pools = eks.list_nodegroups(clusterName=record.name)["nodegroups"] if is_there else []
+            for pool in pools:
+                _unless_missing(functools.partial(eks.delete_nodegroup, clusterName=record.name, nodegroupName=pool))
+            for pool in pools:
+                wait_for(functools.partial(_pool_left, eks, record.name, pool), f'deleting the nodes "{pool}"', tell)
+            if self.look(record).state not in ("gone", "deleting"):
+                _unless_missing(lambda: eks.delete_cluster(name=record.name))
+            wait_for(lambda: self._what_is_left(record), f'deleting cluster "{record.name}"', tell)
+            for role in eks_steps.role_names(record) if record.is_owned else ():
+                _delete_role(iam, role)
+
+    def kubeconfig(self, record: Record) -> dict[str, Any]:
+        """Its address and certificate; tokens are made by a command whenever they are needed."""
+        with _in_sentences(f'look at cluster "{record.name}"'):
+            cluster = self._clients(record.place)("eks").describe_cluster(name=record.name)["cluster"]
+        authority = cluster["certificateAuthority"]["data"]
+        return with_command(record.name, cluster["endpoint"], authority, ["cluster", "token", "-c", record.name])
+
+    def token(self, record: Record) -> tuple[str, str | None]:
+        """(a token for the cluster's API, which is a signed question who we are; until when it holds)."""
+        import base64
+        from datetime import UTC, datetime, timedelta
+
+        with _in_sentences(f'open cluster "{record.name}"'):
+            session = _session(record.place)
+            sts = session.client("sts")
+            signer = _signer(session, sts)
+            url = signer.generate_presigned_url(
+                {
+                    "method": "GET",
+                    "url": f"{sts.meta.endpoint_url.rstrip('/')}/?Action=GetCallerIdentity&Version=2011-06-15",
+                    "body": {},
+                    "headers": {"x-k8s-aws-id": record.name},
+                    "context": {},
+                },
+                region_name=record.place["region"],
+                expires_in=TOKEN_SECONDS,
+                operation_name="",
+            )
+        text = base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
+        # The cluster takes it for 15 minutes, whatever the signature says.
+        until = datetime.now(UTC) + timedelta(minutes=14)
+        return f"k8s-aws-v1.{text}", f"{until:%Y-%m-%dT%H:%M:%SZ}"
+
+    def _clients(self, place: dict[str, str]) -> Callable[[str], Any]:
+        """Gives Amazon's client of a service, each made once, which takes a good part of a second."""
+        key = (place.get("profile"), place.get("region"))
+        if key not in self._opened:
+            self._opened[key] = functools.cache(_opener(place))
+        opened = self._opened[key]
+
+        def client(service: str) -> Any:
+            with self._lock:
+                return opened(service)
+
+        return client
+
+    def _what_is_left(self, record: Record) -> str | None:
+        if self.look(record).state == "gone":
+            return None
+        return "Amazon deletes the control plane; this takes a few minutes"
+
+
+def _take(client: Any, step: Step) -> str | None:
+    """Takes one step; one that was taken before is fine, and a role that is not known everywhere yet is waited for."""
+    from botocore.exceptions import ClientError
+
+    try:
+        getattr(client, step.method)(**step.parameters)
+    except ClientError as error:
+        code, message = error.response["Error"]["Code"], error.response["Error"]["Message"]
+        if code in ("EntityAlreadyExists", "ResourceInUseException"):
+            return None
+        if code == "InvalidParameterException" and "role" in message.lower():
+            return "Amazon makes the roles known to all its services"
+        raise
+    return None
+
+
+def _asker(eks: Any, cluster: str, part: str) -> Callable[[], str | None]:
+    """Asks how far a part of a cluster is; None when it is there."""
+
+    def ask() -> str | None:
+        if part == "the control plane":
+            about, took = eks.describe_cluster(name=cluster)["cluster"], "about ten minutes"
+        elif part == "the nodes":
+            about = eks.describe_nodegroup(clusterName=cluster, nodegroupName=NODES)["nodegroup"]
+            took = "a few minutes"
+        else:
+            about = eks.describe_addon(clusterName=cluster, addonName=eks_steps.DISKS)["addon"]
+            took = "a minute"
+        if about["status"] == "ACTIVE":
+            return None
+        issues = "; ".join(issue["message"] for issue in about.get("health", {}).get("issues", []))
+        if about["status"] in ("CREATE_FAILED", "FAILED", "DELETING", "DEGRADED"):
+            raise ClusterError(
+                f'Amazon could not make {part} of cluster "{cluster}"{f" ({issues})" if issues else ""}; remove what '
+                f"there is of it with: steppe cluster delete -c {cluster}"
+            )
+        return f"Amazon makes {part}; this takes {took}{f' ({issues})' if issues else ''}"
+
+    return ask
+
+
+def _seen(cluster: dict[str, Any], num_nodes: int | None, place: dict[str, str]) -> Seen:
+    return Seen(
+        cluster["name"],
+        _STATES.get(cluster["status"], "unknown"),
+        id=cluster.get("tags", {}).get(ID_LABEL, ""),
+        num_nodes=num_nodes,
+        version=cluster.get("version", ""),
+        place=place,
+    )
+
+
+def _pool_left(eks: Any, cluster: str, pool: str) -> str | None:
+    found = _unless_missing(lambda: eks.describe_nodegroup(clusterName=cluster, nodegroupName=pool))
+    return None if found is None else f'Amazon deletes the nodes "{pool}"; this takes a few minutes'
+
+
+def _delete_role(iam: Any, name: str) -> None:
+    policies = _unless_missing(lambda: iam.list_attached_role_policies(RoleName=name)["AttachedPolicies"])
+    if policies is None:
+        return
+    for policy in policies:
+        iam.detach_role_policy(RoleName=name, PolicyArn=policy["PolicyArn"])
+    _unless_missing(lambda: iam.delete_role(RoleName=name))
+
+
+def _unless_missing(ask: Callable[[], Any]) -> Any:
+    """What is asked for, or None where Amazon has no such thing."""
+    from botocore.exceptions import ClientError
+
+    try:
+        return ask()
+    except ClientError as error:
+        if error.response["Error"]["Code"] in ("ResourceNotFoundException", "NoSuchEntity"):
+            return None
+        raise
+
+
+def _session(place: dict[str, str]) -> Any:
+    """The credentials and region that Amazon's library finds on this machine, or those a cluster was made with."""
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        raise MissingExtra('provider "eks"', "eks") from None
+    try:
+        return boto3.Session(profile_name=place.get("profile"), region_name=place.get("region"))
+    except BotoCoreError as error:
+        raise UserError(f"Amazon's credentials cannot be used: {_one_line(error)}") from None
+
+
+def _opener(place: dict[str, str]) -> Callable[[str], Any]:
+    """Opens clients that soon say so when Amazon cannot be reached; by itself one tries for minutes."""
+    session = _session(place)
+    from botocore.config import Config
+
+    config = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard", "total_max_attempts": 3})
+    return lambda service: session.client(service, config=config)
+
+
+def _signer(session: Any, sts: Any) -> Any:
+    from botocore.signers import RequestSigner
+
+    return RequestSigner(
+        sts.meta.service_model.service_id,
+        session.region_name,
+        "sts",
+        "v4",
+        session.get_credentials(),
+        session.events,
+    )
+
+
+@contextlib.contextmanager
+def _in_sentences(what: str) -> Iterator[None]:
+    """Amazon's exceptions as one sentence each."""
+    try:
+        from botocore import exceptions
+    except ImportError:
+        raise MissingExtra('provider "eks"', "eks") from None
+    try:
+        yield
+    except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.TokenRetrievalError) as error:
+        raise UserError(
+            f"cannot {what}: there are no credentials for Amazon's cloud ({_one_line(error)}); run: aws configure"
+        ) from None
+    except exceptions.ClientError as error:
+        about = error.response["Error"]
+        code, message = about.get("Code", ""), _one_line(about.get("Message", "")).rstrip(".")
+        action = f"{error.operation_name}: {message or code}"
+        if "AccessDenied" in code or code == "UnauthorizedOperation":
+            raise ClusterError(
+                f"Amazon does not let these credentials {what} ({action}); allow {error.operation_name} in IAM"
+            ) from None
+        if code in ("UnrecognizedClientException", "InvalidClientTokenId", "ExpiredTokenException", "ExpiredToken"):
+            raise ClusterError(f"Amazon does not take these credentials to {what} ({action}); sign in again") from None
+        if code in ("ResourceLimitExceededException", "ServiceQuotaExceededException"):
+            raise ClusterError(
+                f"Amazon's quota does not allow to {what} ({action}); take fewer or smaller nodes, another location, "
+                "or ask for more under Service Quotas"
+            ) from None
+        raise ClusterError(f"Amazon could not {what} ({action})") from None
+    except (exceptions.BotoCoreError, OSError) as error:
+        raise ClusterError(f"cannot {what}: Amazon cannot be reached or asked ({_one_line(error)})") from None
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())[:300]

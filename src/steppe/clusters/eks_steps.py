@@ -1,0 +1,155 @@
+"""The requests that make a cluster on EKS, in order: what a dry run prints is what is sent."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from steppe.clusters._base import ID_LABEL, MANAGED, Record
+from steppe.clusters.machines import amazon_machine
+from steppe.errors import UserError
+
+NODES, DISKS = "nodes", "aws-ebs-csi-driver"
+CLUSTER_POLICIES = ["AmazonEKSClusterPolicy"]
+# The last lets the disks' driver, which runs on the nodes, make and attach the disks of experiments.
+NODE_POLICIES = [
+    "AmazonEKSWorkerNodePolicy",
+    "AmazonEKS_CNI_Policy",
+    "AmazonEC2ContainerRegistryReadOnly",
+    "service-role/AmazonEBSCSIDriverPolicy",
+]
+WITHOUT_EKS = {"use1-az3", "usw1-az2", "cac1-az3"}
+"""Zones in which Amazon puts no control plane."""
+Client = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One request to one of Amazon's services."""
+
+    service: str
+    operation: str
+    parameters: dict[str, Any]
+    waits_for: str | None = None
+    """What is to be waited for before the next step, as people call it."""
+
+    @property
+    def method(self) -> str:
+        """The operation's name in Python: CreateCluster is create_cluster."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", self.operation).lower()
+
+
+def steps(record: Record, client: Client) -> list[Step]:
+    """All steps for a cluster; only asks, such as which subnets there are."""
+    arn = client("sts").get_caller_identity()["Arn"]
+    partition, account = arn.split(":")[1], arn.split(":")[4]
+    subnets = _subnets(record, client("ec2"))
+    tags = dict([MANAGED, (ID_LABEL, record.id)])
+    cluster_role, node_role = role_names(record)
+    roles = f"arn:{partition}:iam::{account}:role/"
+    return [
+        *_role_steps(cluster_role, "eks.amazonaws.com", CLUSTER_POLICIES, partition, tags),
+        *_role_steps(node_role, "ec2.amazonaws.com", NODE_POLICIES, partition, tags),
+        Step("eks", "CreateCluster", _control_plane(record, roles + cluster_role, subnets, tags), "the control plane"),
+        Step("eks", "CreateNodegroup", _nodes(record, roles + node_role, subnets, tags), "the nodes"),
+        # Without it no experiment gets a disk: a new cluster has neither the driver nor a default storage class.
+        Step(
+            "eks",
+            "CreateAddon",
+            {
+                "clusterName": record.name,
+                "addonName": DISKS,
+                "configurationValues": json.dumps({"defaultStorageClass": {"enabled": True}}),
+                "tags": tags,
+            },
+            "the disks' driver",
+        ),
+    ]
+
+
+def role_names(record: Record) -> tuple[str, str]:
+    """The roles of the control plane and of the nodes; the id keeps clusters of one name in two regions apart."""
+    stem = f"steppe-{record.name}-{record.id}"
+    return f"{stem}-cluster", f"{stem}-nodes"
+
+
+def _role_steps(name: str, service: str, policies: list[str], partition: str, tags: dict[str, str]) -> list[Step]:
+    trust = {
+        "Version": "2012-10-17",
+        "Statement": [{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}],
+    }
+    role = {
+        "RoleName": name,
+        "AssumeRolePolicyDocument": json.dumps(trust),
+        "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+    }
+    attached = [
+        Step("iam", "AttachRolePolicy", {"RoleName": name, "PolicyArn": f"arn:{partition}:iam::aws:policy/{policy}"})
+        for policy in policies
+    ]
+    return [Step("iam", "CreateRole", role), *attached]
+
+
+def _control_plane(record: Record, role: str, subnets: list[str], tags: dict[str, str]) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "roleArn": role,
+        "resourcesVpcConfig": {"subnetIds": subnets},
+        "accessConfig": {
+            "authenticationMode": "API_AND_CONFIG_MAP",
+            "bootstrapClusterCreatorAdminPermissions": True,
+        },
+        **({"version": record.spec.version} if record.spec.version else {}),
+        "tags": tags,
+    }
+
+
+def _nodes(record: Record, role: str, subnets: list[str], tags: dict[str, str]) -> dict[str, Any]:
+    spec = record.spec
+    return {
+        "clusterName": record.name,
+        "nodegroupName": NODES,
+        "scalingConfig": {"minSize": spec.num_nodes, "maxSize": spec.num_nodes, "desiredSize": spec.num_nodes},
+        "diskSize": spec.disk_size,
+        # One zone: a disk with an experiment's results cannot be attached in another one.
+        "subnets": subnets[:1],
+        "instanceTypes": [amazon_machine(spec)],
+        "amiType": "AL2023_x86_64_NVIDIA" if spec.gpus_per_node else "AL2023_x86_64_STANDARD",
+        "capacityType": "SPOT" if spec.spot else "ON_DEMAND",
+        "nodeRole": role,
+        "tags": tags,
+    }
+
+
+def _subnets(record: Record, ec2: Any) -> list[str]:
+    """Two subnets of the default network in different zones, which a control plane needs; the nodes' one first."""
+    region, wanted = record.place["region"], record.place.get("zone")
+    networks = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+    if not networks:
+        raise UserError(
+            f"there is no default network (VPC) in {region}; make one with: "
+            f"aws ec2 create-default-vpc --region {region}"
+        )
+    found = ec2.describe_subnets(
+        Filters=[
+            {"Name": "vpc-id", "Values": [networks[0]["VpcId"]]},
+            {"Name": "default-for-az", "Values": ["true"]},
+        ]
+    )["Subnets"]
+    usable = [subnet for subnet in found if subnet.get("AvailabilityZoneId") not in WITHOUT_EKS]
+    by_zone = {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in usable}
+    if wanted is not None and wanted not in by_zone:
+        raise UserError(
+            f"no cluster can have its nodes in {wanted}; choose one of {', '.join(sorted(by_zone))} as location, "
+            f"or {region}"
+        )
+    zones = sorted(by_zone, key=lambda zone: (zone != wanted, zone))
+    if len(zones) < 2:
+        raise UserError(
+            f"the default network in {region} has subnets in {len(zones)} of the 2 zones that eks needs; add one with: "
+            f"aws ec2 create-default-subnet --region {region} --availability-zone ZONE"
+        )
+    return [by_zone[zone] for zone in zones[:2]]

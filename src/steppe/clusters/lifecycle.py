@@ -1,0 +1,232 @@
+"""Making and deleting clusters: whatever the provider, nothing is deleted that Steppe did not make, unless forced."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from steppe.clusters import registry
+from steppe.clusters._base import Reachable, Record, Request, Seen, Tell
+from steppe.clusters.settings import linked
+from steppe.errors import ClusterError, SteppeError, UserError
+from steppe.specs.cluster import ClusterSpec
+from steppe.specs.words import did_you_mean, quoted
+
+PROVIDERS = ("gke", "eks", "kind", "k3d", "kubeconfig")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cluster as a list shows it."""
+
+    record: Record
+    seen: Seen
+    is_known: bool
+    """Whether Steppe remembers it; one that is only seen at its provider can be deleted by force, and not used."""
+
+    @property
+    def is_deletable(self) -> bool:
+        """Whether it can be deleted at all, and not only forgotten."""
+        return registry.provider(self.record.provider).is_deletable
+
+    @property
+    def where(self) -> str:
+        """Its place in one word."""
+        hidden = ("key", "profile", "kubeconfig")
+        return "/".join(value for name, value in self.record.place.items() if name not in hidden)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this very cluster was made by Steppe from here."""
+        return self.is_known and self.record.is_owned and self.seen.id in ("", self.record.id)
+
+
+def plan(spec: ClusterSpec, name: str | None = None) -> Record:
+    """What would be made of a spec; nothing is made or remembered."""
+    name = name or spec.name
+    if name is None:
+        raise UserError("the cluster has no name; give one with -n")
+    registry.valid_name(name)
+    spec = spec.model_copy(update={"name": name, "provider": _provider_of(spec)})
+    assert spec.provider is not None
+    provider = registry.provider(spec.provider)
+    return Record(
+        name,
+        spec.provider,
+        spec,
+        is_owned=provider.is_deletable,
+        id=secrets.token_hex(4),
+        state="creating",
+        created=time.time(),
+        place=provider.place(spec),
+    )
+
+
+def requests(record: Record) -> list[Request]:
+    """What `create` would send."""
+    return registry.provider(record.provider).requests(record)
+
+
+def create(record: Record, tell: Tell) -> Reachable:
+    """Makes the cluster that was planned, or goes on making it where that was interrupted."""
+    provider = registry.provider(record.provider)
+    if registry.knows(record.name):
+        record = _begun(record)
+    else:
+        if provider.look(record).state != "gone" and provider.is_deletable:
+            raise ClusterError(
+                f'there is a cluster "{record.name}" at {record.provider} already that Steppe does not know; choose '
+                "another name, or register it with --provider kubeconfig"
+            )
+        # Before the first request: whatever happens then, it is known what to look for.
+        registry.write(record)
+    try:
+        provider.create(record, tell)
+    except SteppeError:
+        _clean_up(record, tell)
+        raise
+    record = dataclasses.replace(record, state="ready")
+    if provider.is_deletable:
+        registry.write_kubeconfig(record)
+    registry.write(record)
+    return registry.reach(record)
+
+
+def ensure(name: str, spec: ClusterSpec | None, tell: Tell) -> Reachable:
+    """The cluster of that name; made from `spec` first where there is none yet."""
+    if spec is None or (registry.knows(name) and registry.read(name).state == "ready"):
+        return registry.find(name)
+    return create(plan(spec, name), tell)
+
+
+def delete(entry: Entry, tell: Tell, *, force: bool = False) -> None:
+    """Deletes a cluster and forgets it; one that Steppe did not make only by force, one of a kubeconfig never."""
+    record = entry.record
+    provider = registry.provider(record.provider)
+    if provider.is_deletable:
+        check_deletable(entry, force)
+        if entry.is_known:
+            record = dataclasses.replace(record, state="deleting")
+            registry.write(record)
+        provider.delete(record, tell)
+    if entry.is_known:
+        registry.forget(record.name)
+
+
+def check_deletable(entry: Entry, force: bool) -> None:
+    """Refuses to delete what Steppe did not make, unless forced."""
+    if force or entry.is_own or entry.seen.state == "gone":
+        return
+    name = entry.record.name
+    if entry.is_known:
+        raise UserError(
+            f'the cluster "{name}" at {entry.record.provider} is not the one that Steppe made, but a namesake; '
+            f"to delete it all the same: steppe cluster delete -c {name} --force"
+        )
+    raise UserError(
+        f'cluster "{name}" at {entry.record.provider} was not made by Steppe from here; to delete it all the same: '
+        f"steppe cluster delete -c {name} --force"
+    )
+
+
+def entry(name: str) -> Entry:
+    """The cluster of that name, known or seen at a provider."""
+    if registry.knows(name):
+        record = registry.read(name)
+        return Entry(record, registry.provider(record.provider).look(record), is_known=True)
+    others, _ = _discovered(set())
+    matching = [other for other in others if other.record.name == name]
+    if len(matching) > 1:
+        where = " and ".join(f"{each.record.provider} {each.where}".strip() for each in matching)
+        raise UserError(
+            f'there are {len(matching)} clusters "{name}": at {where}; delete it there with its own program'
+        )
+    if not matching:
+        known = [*registry.names(), *(other.record.name for other in others)]
+        listing = '; "steppe cluster list" shows those there are' if known else '; make one: "steppe cluster create"'
+        raise UserError(f'no cluster "{name}"{did_you_mean(name, known) or listing}')
+    return matching[0]
+
+
+def entries() -> tuple[list[Entry], list[str]]:
+    """(every cluster that is known or can be seen, what could not be asked and why)."""
+    notes: list[str] = []
+    records = []
+    for name in registry.names():
+        try:
+            records.append(registry.read(name))
+        except SteppeError as error:
+            notes.append(str(error))
+    with ThreadPoolExecutor(8) as pool:
+        # A cloud that does not answer must not keep the others waiting.
+        looking = [(record, pool.submit(registry.provider(record.provider).look, record)) for record in records]
+        found = []
+        for record, future in looking:
+            try:
+                seen = future.result()
+            except SteppeError as error:
+                notes.append(str(error))
+                seen = Seen(record.name, "unknown", place=record.place)
+            found.append(Entry(record, seen, is_known=True))
+    others, more = _discovered({(each.record.provider, each.record.name) for each in found})
+    return [*found, *others], [*notes, *(note for note in more if note not in notes)]
+
+
+def _discovered(known: set[tuple[str, str]]) -> tuple[list[Entry], list[str]]:
+    """(clusters that are seen at their providers but not known, what could not be asked)."""
+    found, notes = [], []
+    for name in PROVIDERS:
+        try:
+            seen = registry.provider(name).discover()
+        except SteppeError as error:
+            notes.append(str(error))
+            continue
+        for each in seen:
+            if (name, each.name) not in known:
+                record = Record(
+                    each.name, name, ClusterSpec(name=each.name), False, each.id, each.state, 0.0, each.place
+                )
+                found.append(Entry(record, each, is_known=False))
+    return found, notes
+
+
+def _provider_of(spec: ClusterSpec) -> str:
+    """The given provider, or the only one that the rest of the spec can mean."""
+    if spec.provider is not None:
+        return spec.provider
+    if spec.kubeconfig is not None or spec.context is not None:
+        return "kubeconfig"
+    if spec.project is not None or linked(Path.cwd()).project is not None:
+        return "gke"
+    raise UserError(f"the cluster has no provider; give --provider {quoted(PROVIDERS)}")
+
+
+def _begun(planned: Record) -> Record:
+    """What is remembered of a cluster that is being made by the same spec."""
+    record = registry.read(planned.name)
+    if record.state != "creating":
+        raise UserError(
+            f'there is a cluster "{record.name}" already ({record.provider}); choose another name, or remove it with: '
+            f"steppe cluster delete -c {record.name}"
+        )
+    if record.spec != planned.spec or record.place != planned.place:
+        raise UserError(
+            f'cluster "{record.name}" is being made already, from another spec; go on with the same one, or remove '
+            f"what there is of it with: steppe cluster delete -c {record.name}"
+        )
+    return record
+
+
+def _clean_up(record: Record, tell: Tell) -> None:
+    """After a failure: where no cluster came of it, nothing is left behind, and nothing is remembered."""
+    provider = registry.provider(record.provider)
+    with contextlib.suppress(SteppeError):
+        if provider.look(record).state == "gone":
+            with contextlib.suppress(UserError):
+                provider.delete(record, tell)
+            registry.forget(record.name)

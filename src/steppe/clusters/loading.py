@@ -1,0 +1,37 @@
+"""A cluster's spec from a file and from flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from steppe.specs.cluster import ClusterSpec
+from steppe.specs.files import find_config, read_spec_file, shown_path
+from steppe.specs.overrides import parse_override, put
+from steppe.specs.validation import Origins, join_path, validate
+
+
+def load(file: str | Path | None, fields: dict[str, Any], sets: list[str], start: Path) -> ClusterSpec:
+    """The cluster in `file`, then `fields` (None is not given), then each `path=value` of `sets`."""
+    data: Any = {}
+    origins = Origins()
+    if file is not None:
+        path = find_config(file, "cluster", start)
+        data, origins = read_spec_file(path), Origins(shown_path(path))
+        if not isinstance(data, dict):
+            return validate(ClusterSpec, data, source=origins)
+        # An old file says what it is.
+        data = {key: value for key, value in data.items() if (key, value) != ("type", "cluster")}
+    given = {key: value for key, value in fields.items() if value is not None}
+    if "machine_type" in given:
+        data = {key: value for key, value in data.items() if key not in ("cpus_per_node", "memory_per_node")}
+    if "cpus_per_node" in given or "memory_per_node" in given:
+        data.pop("machine_type", None)
+    for key, value in given.items():
+        data[key] = value
+        origins = origins.with_part((key,), f"--{key.replace('_', '-')}", "")
+    for text in sets:
+        steps, value = parse_override(text)
+        written = put(data, steps, value, text)
+        origins = origins.with_part(written, "--set", join_path("", written))
+    return validate(ClusterSpec, data, source=origins)

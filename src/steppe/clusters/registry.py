@@ -1,0 +1,169 @@
+"""The clusters that Steppe knows: one small file each in the user's own settings, so that all projects share them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from steppe.clusters._base import Provider, Reachable, Record
+from steppe.errors import ClusterError, UserError
+from steppe.records.durable import storing, sync_folder, temporary_name
+from steppe.specs.cluster import ClusterSpec
+from steppe.specs.files import read_spec_file
+from steppe.specs.validation import validate
+from steppe.specs.words import did_you_mean
+
+FOLDER_VARIABLE = "STEPPE_CLUSTERS"
+"""The environment variable that names another folder for what is remembered of clusters."""
+# What every provider takes, Google's being the strictest.
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+
+
+def find(name: str) -> Reachable:
+    """How to talk to the cluster of that name; an error names the nearest one there is."""
+    record = read(name)
+    if record.state != "ready":
+        way_out = {
+            "creating": f"go on making it with: steppe cluster create -n {name}",
+            "deleting": f"go on with: steppe cluster delete -c {name}",
+        }.get(record.state, "see: steppe cluster list")
+        raise ClusterError(f'cluster "{name}" is not ready (it is {record.state}); {way_out}')
+    return reach(record)
+
+
+def reach(record: Record) -> Reachable:
+    """How to talk to a cluster that is ready, by the user's own kubeconfig or by one that Steppe writes."""
+    from steppe.clusters import kubeconfig
+
+    if record.provider == kubeconfig.NAME:
+        path, context = Path(record.place["kubeconfig"]), record.place["context"]
+        content = kubeconfig.read(path)
+    else:
+        path = kubeconfig_path(record.name)
+        content = kubeconfig.read(path) if path.exists() else write_kubeconfig(record)
+        context = content["current-context"]
+    namespace = record.spec.namespace or kubeconfig.namespace_of(content, context) or "default"
+    return Reachable(record.name, path, context, namespace, record.is_owned, record.spec)
+
+
+@functools.cache
+def provider(name: str) -> Provider:
+    """The provider of that name, one for all; its client library is imported only when it is used."""
+    from steppe.clusters.eks import Eks
+    from steppe.clusters.gke import Gke
+    from steppe.clusters.kind import K3d, Kind
+    from steppe.clusters.kubeconfig import Kubeconfig
+
+    made: dict[str, Provider] = {each.name: each for each in (Gke(), Eks(), Kind(), K3d(), Kubeconfig())}
+    return made[name]
+
+
+def token(name: str) -> tuple[str, str | None]:
+    """(a fresh token for a cloud's cluster, until when it holds)."""
+    record = read(name)
+    make = getattr(provider(record.provider), "token", None)
+    if make is None:
+        raise UserError(f'cluster "{name}" ({record.provider}) is opened by its kubeconfig, and needs no token')
+    made: tuple[str, str | None] = make(record)
+    return made
+
+
+def names() -> list[str]:
+    """The names of all known clusters."""
+    root = folder()
+    return sorted(path.stem for path in root.glob("*.json") if _NAME.fullmatch(path.stem)) if root.is_dir() else []
+
+
+def knows(name: str) -> bool:
+    """Whether there is a cluster of that name."""
+    return _NAME.fullmatch(name) is not None and _path(name).is_file()
+
+
+def read(name: str) -> Record:
+    """What is remembered of a cluster."""
+    if not knows(name):
+        others = names()
+        listing = '; "steppe cluster list" shows those there are' if others else '; make one: "steppe cluster create"'
+        raise UserError(f'no cluster "{name}"{did_you_mean(name, others) or listing}')
+    path = _path(name)
+    data = read_spec_file(path)
+    try:
+        fields: dict[str, Any] = {**data, "spec": validate(ClusterSpec, data["spec"], source=str(path), path="spec")}
+        known = {field.name for field in dataclasses.fields(Record)}
+        return Record(**{key: value for key, value in fields.items() if key in known})
+    except (TypeError, KeyError):
+        raise ClusterError(
+            f'{path} does not describe a cluster; delete that file and register the cluster "{name}" again'
+        ) from None
+
+
+def write(record: Record) -> None:
+    """Remembers a cluster."""
+    valid_name(record.name)
+    data = dataclasses.asdict(dataclasses.replace(record, spec=None))  # type: ignore[arg-type]
+    data["spec"] = record.spec.model_dump(mode="json", exclude_none=True)
+    _write_private(_path(record.name), json.dumps(data, indent=2) + "\n")
+
+
+def forget(name: str) -> None:
+    """Removes what is remembered of a cluster, and the kubeconfig that Steppe wrote for it."""
+    for path in (kubeconfig_path(name), _path(name)):
+        with storing(path):
+            path.unlink(missing_ok=True)
+
+
+def write_kubeconfig(record: Record) -> dict[str, Any]:
+    """Writes and gives the way to reach a cluster that a provider made."""
+    import yaml
+
+    content = provider(record.provider).kubeconfig(record)
+    _write_private(kubeconfig_path(record.name), yaml.safe_dump(content, sort_keys=False))
+    return content
+
+
+def kubeconfig_path(name: str) -> Path:
+    """Where Steppe keeps the way to a cluster that it made."""
+    return folder() / f"{name}.kubeconfig"
+
+
+def folder() -> Path:
+    """Where all this is kept."""
+    if os.environ.get(FOLDER_VARIABLE):
+        return Path(os.environ[FOLDER_VARIABLE]).expanduser().absolute()
+    settings = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(settings) if settings else Path.home() / ".config") / "steppe" / "clusters"
+
+
+def valid_name(name: str) -> str:
+    """The name itself where every provider takes it, else an error that says what a name is made of."""
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f'wrong cluster name "{name}"; a name is made of lower-case letters, digits and "-", begins with a letter, '
+            'does not end in "-", and has at most 40 characters'
+        )
+    return name
+
+
+def _path(name: str) -> Path:
+    return folder() / f"{name}.json"
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Writes a file in one step that nobody else may read: the kubeconfig of a local cluster holds its keys."""
+    temporary = path.parent / temporary_name(path.name)
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,48 @@
+"""The cloud project that a project is linked to: `steppe init -r` writes it down, the key itself stays where it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from steppe.errors import UserError, reason_of
+from steppe.specs.files import PROJECT_FILE, find_project, read_spec_file
+
+KEY_FIELD = "service_account_key"
+
+
+@dataclass(frozen=True)
+class Link:
+    """What steppe.json says of the cloud."""
+
+    project: str | None = None
+    key: str | None = None
+    """The path of the service account's key file; without one the credentials that are set up on this machine."""
+
+
+def linked(start: Path) -> Link:
+    """The cloud project of the project that `start` lies in; an empty link where there is none."""
+    root = find_project(start)
+    about = read_spec_file(root / PROJECT_FILE) if root else {}
+    if not isinstance(about, dict):
+        return Link()
+    key = about.get(KEY_FIELD)
+    return Link(about.get("remote_id"), str((root or start) / Path(key).expanduser()) if key else None)
+
+
+def checked_key(path: str | Path) -> Path:
+    """The absolute path of a service account's key; what is no such key is refused before anything is sent."""
+    path = Path(path).expanduser().absolute()
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the service account's key {path}: {reason_of(error)}; check the path") from None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or content.get("type") != "service_account" or "private_key" not in content:
+        raise UserError(
+            f"{path} is no key of a service account; make one in Google's console under IAM, Service accounts, Keys "
+            "(JSON)"
+        )
+    return path

@@ -1,0 +1,306 @@
+"""Whether a cluster can run experiments, and how to fix what is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from steppe.errors import ClusterError
+from steppe.platforms.kubernetes import naming, permissions, rendering
+from steppe.platforms.kubernetes.kubeapi import Kube, KubeError
+from steppe.platforms.kubernetes.podding import pod_template
+from steppe.platforms.kubernetes.rendering import Plan
+from steppe.platforms.kubernetes.shapes import GPU
+from steppe.platforms.kubernetes.waiting import termination_of, trouble_of
+from steppe.platforms.kubernetes.words import RESULTS, TERMINATION_LOG
+
+if TYPE_CHECKING:
+    from steppe.clusters._base import Reachable
+
+Json = dict[str, Any]
+Outcome = Literal["ok", "failed", "unknown"]
+OLDEST = (1, 20)
+TRIAL_ROLE = "driver"
+TRIAL_SECONDS = 300.0
+"""How long a trial Pod may take, which may be the first to pull a large image."""
+SETTLING_SECONDS = 20.0
+"""For how long a Pod may find no node before that is taken for more than a passing lack of room."""
+DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+# What a driver needs of its image and its disk, in one line each.
+SCRIPT = f"""
+import pathlib, steppe.experiments.run
+file = pathlib.Path("{RESULTS}/trial")
+file.write_text("steppe")
+assert file.read_text() == "steppe"
+pathlib.Path("{TERMINATION_LOG}").write_text("fine")
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about one thing that experiments need."""
+
+    what: str
+    outcome: Outcome
+    sentence: str
+    fix: str = ""
+
+
+def check(
+    kube: Kube,
+    reachable: Reachable,
+    tell: Callable[[str], None],
+    *,
+    has_trial: bool = True,
+    seconds: float = TRIAL_SECONDS,
+) -> Iterator[Finding]:
+    """Looks at one thing after the other; the last is a trial Pod with a disk, which is removed again."""
+    tell("asks the API server")
+    reached = _reach(kube)
+    yield reached
+    if reached.outcome == "failed":
+        return
+    place = _namespace(kube)
+    yield place
+    if place.outcome == "failed":
+        return
+    tell("asks what is allowed")
+    allowed = _permissions(kube)
+    yield allowed
+    classes = _storage_classes(kube)
+    wanted = reachable.spec.kubernetes.storage_class
+    if (gpus := _gpus(kube, reachable)) is not None:
+        yield gpus
+    if not has_trial or allowed.outcome == "failed":
+        yield _storage(classes, wanted)
+        return
+    yield from _trial(kube, reachable, classes, tell, seconds)
+
+
+def _reach(kube: Kube) -> Finding:
+    try:
+        answer = kube.ask("GET", "/version/")
+        if answer.code != 200:
+            raise kube.refused(answer, "its version")
+        about = json.loads(answer.body)
+    except ClusterError as error:
+        return Finding("API server", "failed", str(error))
+    version = str(about.get("gitVersion", "?"))
+    number = tuple(int("".join(filter(str.isdigit, str(about.get(part, "0")))) or 0) for part in ("major", "minor"))
+    if number < OLDEST:
+        fix = "upgrade the cluster"
+        return Finding("API server", "failed", f"Kubernetes {version} is older than 1.20, the oldest that works", fix)
+    return Finding("API server", "ok", f"Kubernetes {version} answers")
+
+
+def _namespace(kube: Kube) -> Finding:
+    answer = kube.ask("GET", f"/api/v1/namespaces/{kube.namespace}")
+    if answer.code == 200:
+        if json.loads(answer.body).get("status", {}).get("phase") == "Terminating":
+            return Finding("namespace", "failed", f'namespace "{kube.namespace}" is being deleted', "take another one")
+        return Finding("namespace", "ok", f'namespace "{kube.namespace}" is there')
+    if answer.code == 404:
+        fix = f"kubectl create namespace {kube.namespace}"
+        return Finding("namespace", "failed", f'there is no namespace "{kube.namespace}"', fix)
+    if answer.code == 401:
+        return Finding("namespace", "failed", str(kube.refused(answer, "the namespace")))
+    return Finding("namespace", "unknown", f'these credentials may not look at namespace "{kube.namespace}" itself')
+
+
+def _permissions(kube: Kube) -> Finding:
+    refused = []
+    for verb, resource, group in permissions.needed():
+        name, _, part = resource.partition("/")
+        attributes = {"namespace": kube.namespace, "verb": verb, "group": group, "resource": name, "subresource": part}
+        question = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = kube.ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", question)
+        if answer.code >= 400:
+            return Finding("permissions", "unknown", f"cannot be asked for: {kube.refused(answer, 'permissions')}")
+        if not json.loads(answer.body)["status"].get("allowed"):
+            refused.append(f"{verb} {resource}")
+    if refused:
+        fix = (
+            f"an administrator runs: steppe cluster role -c {kube.name} | kubectl apply -f -, and binds it with: "
+            f"kubectl create rolebinding {permissions.ROLE_NAME} --role {permissions.ROLE_NAME} --user USER "
+            f"-n {kube.namespace}"
+        )
+        return Finding("permissions", "failed", f"these credentials may not {', '.join(refused)}", fix)
+    return Finding("permissions", "ok", f"all {len(permissions.needed())} that are needed are granted")
+
+
+def _storage_classes(kube: Kube) -> list[Json] | None:
+    """The cluster's storage classes; None where these credentials may not look."""
+    answer = kube.ask("GET", "/apis/storage.k8s.io/v1/storageclasses")
+    return json.loads(answer.body)["items"] if answer.code == 200 else None
+
+
+def _storage(classes: list[Json] | None, wanted: str | None) -> Finding:
+    """What the storage classes alone tell."""
+    if classes is None:
+        return Finding("storage", "unknown", "these credentials may not list storage classes; a trial Pod would show")
+    names = [each["metadata"]["name"] for each in classes]
+    if wanted is not None and wanted not in names:
+        there = f"; it has {', '.join(names)}" if names else ""
+        return Finding("storage", "failed", f'there is no storage class "{wanted}"{there}', _storage_fix(names))
+    default = [
+        each["metadata"]["name"]
+        for each in classes
+        if (each["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true"
+    ]
+    if wanted is None and not default:
+        return Finding("storage", "failed", "there is no default storage class", _storage_fix(names))
+    return Finding("storage", "ok", f'results get disks of storage class "{wanted or default[0]}"')
+
+
+def _storage_fix(names: list[str]) -> str:
+    if names:
+        return f"name one in the cluster's spec: --set kubernetes.storage_class={names[0]}"
+    return "install a driver for disks, and a storage class for it"
+
+
+def _gpus(kube: Kube, reachable: Reachable) -> Finding | None:
+    """Whether nodes offer GPUs; None where none are asked for."""
+    spec = reachable.spec
+    wanted = spec.gpus_per_node or max(
+        pod.gpus or 0.0 for pod in (spec.kubernetes.driver, spec.kubernetes.worker, spec.kubernetes.server)
+    )
+    if not wanted:
+        return None
+    answer = kube.ask("GET", "/api/v1/nodes")
+    if answer.code != 200:
+        return Finding("GPUs", "unknown", "these credentials may not list nodes")
+    nodes = json.loads(answer.body)["items"]
+    found = sum(int(node["status"].get("allocatable", {}).get(GPU, 0)) for node in nodes)
+    if not found:
+        fix = (
+            "install NVIDIA's device plugin: kubectl apply -f "
+            "https://raw.githubusercontent.com/NVIDIA/k8s-device-plugin/main/deployments/static/nvidia-device-plugin.yml"
+        )
+        return Finding("GPUs", "failed", f"none of the {len(nodes)} nodes offers {GPU}", fix)
+    parts = f" (parts that {spec.clients_per_gpu} share)" if spec.gpu_sharing else ""
+    return Finding("GPUs", "ok", f"the nodes offer {found}{parts}")
+
+
+def _trial(
+    kube: Kube, reachable: Reachable, classes: list[Json] | None, tell: Callable[[str], None], seconds: float
+) -> Iterator[Finding]:
+    """Runs Steppe in a Pod like a driver's, on a disk like an experiment's."""
+    plan = _plan(reachable, kube.namespace)
+    claim, pod = rendering.claim(plan), _pod(plan, seconds)
+    image = pod["spec"]["containers"][0]["image"]
+    _remove_leftovers(kube, plan)
+    try:
+        kube.create(claim)
+        created = kube.create(pod)
+        trouble = _wait(kube, created["metadata"]["name"], claim["metadata"]["name"], tell, seconds)
+        bound = kube.get("PersistentVolumeClaim", claim["metadata"]["name"]) or {}
+        if bound.get("status", {}).get("phase") == "Bound":
+            kind = bound.get("spec", {}).get("storageClassName")
+            yield Finding("storage", "ok", "a disk was made" + (f' of storage class "{kind}"' if kind else ""))
+            yield _ran(image) if trouble is None else Finding("image and nodes", "failed", trouble)
+            return
+        from_classes = _storage(classes, plan.pods.storage_class)
+        reason = _claim_reason(kube, bound) or (from_classes.sentence if from_classes.outcome == "failed" else "")
+        if reason:
+            fix = from_classes.fix or _storage_fix([each["metadata"]["name"] for each in classes or []])
+            yield Finding("storage", "failed", f"no disk is made: {reason}", fix)
+        else:
+            yield Finding("image and nodes", "failed", trouble or "the Pod ended without its disk")
+    except KubeError as error:
+        yield Finding("image and nodes", "failed", str(error))
+    finally:
+        for kind, manifest in (("Pod", pod), ("PersistentVolumeClaim", claim)):
+            with contextlib.suppress(ClusterError):
+                kube.delete(kind, manifest["metadata"]["name"])
+
+
+def _ran(image: str) -> Finding:
+    return Finding("image and nodes", "ok", f"a Pod of {image} started, and wrote to its disk")
+
+
+def _plan(reachable: Reachable, namespace: str) -> Plan:
+    from steppe.specs.experiment import ExperimentSpec
+
+    data = {"name": f"check-{secrets.token_hex(3)}", "environment": {"id": "CartPole-v1"}, "agent": {"type": "ppo"}}
+    spec = ExperimentSpec.model_validate(data | {"platform": "kubernetes"})
+    return Plan(spec, "check", namespace, cluster=reachable.spec)
+
+
+def _pod(plan: Plan, seconds: float) -> Json:
+    """A driver's Pod that runs SCRIPT, without what only an experiment has."""
+    template = pod_template(plan, plan.crowds[0])
+    spec, container = template["spec"], template["spec"]["containers"][0]
+    own = {"experiment", "tokens", "modules"}
+    container = container | {
+        "command": ["python", "-P", "-c", SCRIPT],
+        "volumeMounts": [mount for mount in container["volumeMounts"] if mount["name"] not in own],
+    }
+    spec = spec | {
+        "containers": [container],
+        "volumes": [volume for volume in spec["volumes"] if volume["name"] not in own],
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": int(seconds) + 60,
+        "terminationGracePeriodSeconds": 1,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": template["metadata"] | {"name": f"{plan.name}-trial"},
+        "spec": spec,
+    }
+
+
+def _wait(kube: Kube, name: str, claim: str, tell: Callable[[str], None], seconds: float) -> str | None:
+    """Waits until the Pod has ended well (None), or says why it does not."""
+    begin, pause = time.monotonic(), 0.2
+    while True:
+        pod = kube.get("Pod", name)
+        if pod is None:
+            return "the trial Pod was deleted by somebody else; try again"
+        ended = termination_of(pod)
+        if ended is not None:
+            if ended.get("exitCode") == 0:
+                return None
+            if ended.get("reason") != "OOMKilled":
+                last = str(ended.get("message", "")).strip().splitlines() or [f"exit code {ended.get('exitCode')}"]
+                return f"Steppe does not run in that image: {last[-1]}"
+        trouble = trouble_of([pod], [], [])
+        waited = time.monotonic() - begin
+        if trouble is not None and (trouble.is_final or waited > SETTLING_SECONDS):
+            return trouble.sentence
+        if waited > seconds:
+            return trouble.sentence if trouble is not None else f"the Pod has not started within {seconds:.0f} s"
+        tell(trouble.sentence if trouble is not None else "waits for a trial Pod, which pulls the image")
+        time.sleep(pause)
+        pause = min(1.5 * pause, 2.0)
+
+
+def _claim_reason(kube: Kube, claim: Json) -> str:
+    """Why a claim gets no disk."""
+    uid = claim.get("metadata", {}).get("uid")
+    if uid is None:
+        return ""
+    with contextlib.suppress(ClusterError):
+        for event in kube.listed("Event", fields=f"involvedObject.uid={uid}"):
+            if event.get("reason") in ("ProvisioningFailed", "FailedBinding"):
+                return " ".join(str(event.get("message", "")).split())
+    return ""
+
+
+def _remove_leftovers(kube: Kube, plan: Plan) -> None:
+    """What a check that was killed has left: Pods that are over, and their disks."""
+    labels = {naming.MANAGED_BY: naming.MANAGER, naming.PROJECT: plan.labels[naming.PROJECT]}
+    for pod in kube.listed("Pod", labels):
+        name = pod["metadata"]["name"]
+        if name.endswith("-trial") and pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            kube.delete("Pod", name)
+            kube.delete("PersistentVolumeClaim", f"{name.removesuffix('-trial')}-results")

@@ -1,0 +1,176 @@
+"""What works for a driver, in Pods of its own: joins it, looks whether it is over, and joins again when it changes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from http.client import HTTPConnection, HTTPException
+from typing import Any
+
+from steppe.platforms.kubernetes.pod import token, told
+from steppe.platforms.kubernetes.words import DOOR_TOKEN, LEARNER_TOKEN, RAY_TOKEN, TOKEN_HEADER
+from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT, place_of
+
+LOOK_SECONDS = 3.0
+"""How often the driver is asked whether it is over: several times while one that is done still tells so."""
+ANSWER_SECONDS = 10.0
+END_SECONDS = 10.0
+STORE_SHARE = 0.3
+"""How much of a Pod's memory Ray may keep messages in, at most."""
+
+Json = dict[str, Any]
+
+
+class DriverAway(Exception):
+    """It did not answer for too long."""
+
+
+def serve(role: str) -> int:
+    """Works until the driver says that it is over."""
+    signal.signal(signal.SIGTERM, _end)
+    driver = DriverDoor(told("HEAD"), token(DOOR_TOKEN), float(told("PATIENCE", "900")))
+    try:
+        while True:
+            answer = driver.wait()
+            if answer["is_over"]:
+                _say("the experiment is over")
+                return 0
+            if told("RUN_MODE") == "distributed":
+                _be_part_of_ray(driver, role, answer["session"])
+            else:
+                _act(driver, answer["session"])
+    except DriverAway as error:
+        _say(f"error: {error}")
+        return 1
+
+
+class DriverDoor:
+    """The driver, as other Pods of its experiment see it."""
+
+    def __init__(self, host: str, token: str, patience: float, port: int = DOOR_PORT) -> None:
+        self._host, self._token, self._patience, self._port = host, token, patience, port
+
+    def ask(self, path: str = "/status") -> Json | None:
+        """What the driver answers; None while it does not."""
+        connection = HTTPConnection(self._host, self._port, timeout=ANSWER_SECONDS)
+        try:
+            connection.request("GET", path, headers={TOKEN_HEADER: self._token})
+            answer = connection.getresponse()
+            body = answer.read()
+            return json.loads(body) if answer.status == 200 else None
+        except (OSError, HTTPException, ValueError):
+            return None
+        finally:
+            connection.close()
+
+    def wait(self, path: str = "/status") -> Json:
+        """The driver's answer, once it gives one."""
+        deadline = time.monotonic() + self._patience
+        while (answer := self.ask(path)) is None:
+            if time.monotonic() > deadline:
+                raise DriverAway(
+                    f"the driver at {self._host}:{self._port} has not answered for {self._patience:g} s; this Pod "
+                    "begins anew, and waits again"
+                )
+            time.sleep(LOOK_SECONDS / 3)
+        return answer
+
+
+def _be_part_of_ray(driver: DriverDoor, role: str, session: str) -> None:
+    """A node of the driver's Ray, with room for this Pod's actors, until the driver ends or is another one."""
+    if not _listens(told("HEAD"), RAY_PORT):
+        time.sleep(LOOK_SECONDS / 3)
+        return
+    process = subprocess.Popen(_ray_command(role), env=_ray_environment(), start_new_session=True)
+    _say(f"joining the Ray at {told('HEAD')}:{RAY_PORT}")
+    try:
+        while process.poll() is None:
+            time.sleep(LOOK_SECONDS)
+            answer = driver.ask()
+            if answer is not None and (answer["is_over"] or answer["session"] != session):
+                return
+    finally:
+        _end_group(process)
+    # It ends by itself when the driver's Ray is gone, and then at once again until there is another.
+    time.sleep(LOOK_SECONDS)
+
+
+def _ray_command(role: str) -> list[str]:
+    members = int(told("MEMBERS", "1"))
+    store = int(min(float(told("MEMORY", "1e9")) * STORE_SHARE, 2**28))
+    return [
+        *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block"),
+        f"--address={told('HEAD')}:{RAY_PORT}",
+        f"--node-ip-address={told('IP')}",
+        # What workers and servers take is promised by their Pods: Ray only counts places.
+        "--num-cpus=1000",
+        f"--num-gpus={told('GPUS', '0')}",
+        f"--resources={json.dumps({place_of(role): members})}",
+        f"--object-store-memory={store}",
+        "--disable-usage-stats",
+        "--log-color=false",
+    ]
+
+
+def _ray_environment() -> dict[str, str]:
+    return os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token(RAY_TOKEN), "RAY_worker_niceness": "0"}
+
+
+def _act(driver: DriverDoor, session: str) -> None:
+    """As many workers of the driver's learner as this Pod has, until they end."""
+    plan = driver.ask("/crew")
+    if plan is None or not _listens(told("HEAD"), LEARNER_PORT):
+        time.sleep(LOOK_SECONDS / 3)
+        return
+    command = [sys.executable, "-P", "-m", "steppe.platforms.kubernetes.worker"]
+    plan |= {"address": f"{told('HEAD')}:{LEARNER_PORT}", "reconnect": float(told("PATIENCE", "900"))}
+    environment = os.environ | {"STEPPE_LEARNER_TOKEN": token(LEARNER_TOKEN)}
+    processes = []
+    for _ in range(int(told("MEMBERS", "1"))):
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(json.dumps(plan).encode())
+        processes.append(process)
+    try:
+        while all(process.poll() is None for process in processes):
+            time.sleep(LOOK_SECONDS / 3)
+            answer = driver.ask()
+            if answer is not None and answer["is_over"]:
+                return
+    finally:
+        for process in processes:
+            _end_group(process)
+    if any(process.returncode for process in processes):
+        sys.exit(1)
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and all that it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+
+
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, flush=True)

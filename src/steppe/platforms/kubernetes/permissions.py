@@ -1,0 +1,40 @@
+"""What a user must be allowed to do in a namespace to run experiments there: the role that an administrator gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
+ROLE_NAME = "steppe-user"
+RULES: list[Json] = [
+    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "patch", "delete"]},
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "create", "delete"]},
+    {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["get", "create", "delete"]},
+    {"apiGroups": [""], "resources": ["services"], "verbs": ["get", "create", "delete"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "create", "delete"]},
+    {"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get", "create"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
+    {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list", "create", "delete"]},
+]
+"""As a Role has them. Nothing of it is cluster-wide."""
+
+
+def role(namespace: str) -> Json:
+    """The Role itself, for `kubectl apply -f -`."""
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": ROLE_NAME, "namespace": namespace},
+        "rules": RULES,
+    }
+
+
+def needed() -> list[tuple[str, str, str]]:
+    """Every (verb, resource, API group) of the role; a part of a resource is written `pods/proxy`."""
+    return [
+        (verb, resource, group)
+        for rule in RULES
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    ]

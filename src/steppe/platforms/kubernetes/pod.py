@@ -1,0 +1,165 @@
+"""What an experiment's Pods run: `python -m steppe.platforms.kubernetes.pod driver|server|worker|reader`.
+
+Light, since it lives beside the work: the training itself, and Ray, are processes of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from steppe.platforms.kubernetes.door import Door, read_status
+from steppe.platforms.kubernetes.words import (
+    DOOR_TOKEN,
+    FAILED_FOR_GOOD,
+    LEARNER_TOKEN,
+    LONGEST_LAST_WORDS,
+    PREFIX,
+    RAY_TOKEN,
+    RESULTS,
+    SPEC,
+    SPEC_KEY,
+    TERMINATION_LOG,
+    TOKENS,
+)
+from steppe.runners.pods import CREW_FILE_VARIABLE, DOOR_PORT
+
+LINGER_SECONDS = 12.0
+"""How long a driver that is done tells so, for all that work for it to hear it."""
+REPLACED = 1
+"""The exit code that has Kubernetes begin a driver anew."""
+HANDED_OVER = 128 + signal.SIGTERM
+"""How a training ends whose Pod is to go: it is saved, and goes on in another Pod."""
+KEPT = ("state", "reason", "timestep", "episode", "update", "mean_return", "best_return", "seconds", "finished")
+"""What is left of a status where not all of it fits."""
+OUT_OF_MEMORY = "its Pod ran out of memory; give it more by kubernetes.driver.memory"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The entry of every container."""
+    (role,) = sys.argv[1:] if arguments is None else arguments
+    match role:
+        case "driver":
+            return Driver().run()
+        case "reader":
+            return read()
+        case _:
+            from steppe.platforms.kubernetes.crew import serve
+
+            return serve(role)
+
+
+def told(name: str, default: str = "") -> str:
+    """What the manifest tells this Pod."""
+    return os.environ.get(f"{PREFIX}{name}", default)
+
+
+def token(key: str) -> str:
+    """One of the tokens that the Pods share."""
+    return (Path(TOKENS) / key).read_text(encoding="utf-8").strip()
+
+
+def read() -> int:
+    """Shows the results until it is ended."""
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    door = Door(_run_folder(), token(DOOR_TOKEN), lambda: {"role": "reader"}, takes_requests=False)
+    door.open(DOOR_PORT)
+    over.wait()
+    return 0
+
+
+class Driver:
+    """Trains in a process of its own, and answers at the door meanwhile."""
+
+    def __init__(self) -> None:
+        self.folder = _run_folder()
+        self._session = secrets.token_hex(8)
+        self._is_over = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ending = False
+        self._crew_file = Path("/tmp") / f"steppe-crew-{os.getpid()}.json"
+
+    def run(self) -> int:
+        """Until the training has ended; the exit code says whether Kubernetes is to begin it anew."""
+        signal.signal(signal.SIGTERM, self._hand_over)
+        door = Door(self.folder, token(DOOR_TOKEN), self._facts, crew_file=self._crew_file, takes_requests=True)
+        door.open(DOOR_PORT)
+        self._process = subprocess.Popen(self._command(), env=self._environment())
+        if self._is_ending:
+            self._process.send_signal(signal.SIGTERM)
+        exit_code = self._process.wait()
+        if exit_code == -signal.SIGKILL and _has_run_out_of_memory():
+            # It would again: the experiment has failed, and says so.
+            exit_code = subprocess.run([*self._command(), "--failed", OUT_OF_MEMORY], check=False).returncode
+        self._is_over = exit_code in (0, FAILED_FOR_GOOD)
+        self._write_last_words(exit_code)
+        if self._is_over and not self._is_ending and told("RUN_MODE") in ("distributed", "async"):
+            self._linger()
+        return exit_code if self._is_over else REPLACED
+
+    def _facts(self) -> dict[str, Any]:
+        return {"role": "driver", "pod": told("NAME"), "session": self._session, "is_over": self._is_over}
+
+    def _command(self) -> list[str]:
+        spec = Path(SPEC) / SPEC_KEY
+        words = [str(self.folder), "--spec", str(spec), "--generation", told("GENERATION"), "--start", told("START")]
+        return [sys.executable, "-P", "-m", "steppe.experiments.pod_run", *words]
+
+    def _environment(self) -> dict[str, str]:
+        environment = os.environ | {CREW_FILE_VARIABLE: str(self._crew_file)}
+        for key, name in ((RAY_TOKEN, "RAY_AUTH_TOKEN"), (LEARNER_TOKEN, "STEPPE_LEARNER_TOKEN")):
+            with contextlib.suppress(FileNotFoundError):
+                environment[name] = token(key)
+        return environment
+
+    def _hand_over(self, *_: object) -> None:
+        self._is_ending = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def _write_last_words(self, exit_code: int) -> None:
+        """What the Pod leaves where nobody need mount anything to read it."""
+        status = read_status(self.folder) or {}
+        if not self._is_over and exit_code != HANDED_OVER:
+            status["reason"] = f"the training ended without a word (exit code {exit_code})"
+        words = json.dumps({"status": status, "is_over": self._is_over})
+        if len(words) > LONGEST_LAST_WORDS:
+            status = {name: value for name, value in status.items() if name in KEPT}
+            status["reason"] = str(status.get("reason", ""))[:1000]
+            words = json.dumps({"status": status, "is_over": self._is_over})
+        with contextlib.suppress(OSError):
+            Path(TERMINATION_LOG).write_text(words)
+
+    def _linger(self) -> None:
+        deadline = time.monotonic() + LINGER_SECONDS
+        while time.monotonic() < deadline and not self._is_ending:
+            time.sleep(0.1)
+
+
+def _run_folder() -> Path:
+    return Path(RESULTS) / told("EXPERIMENT")
+
+
+def _has_run_out_of_memory() -> bool:
+    """Whether the kernel has ended a process of this container for that."""
+    for file in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with contextlib.suppress(OSError):
+            for line in Path(file).read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill" and count.strip() not in ("", "0"):
+                    return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""The Pods themselves: containers, volumes, variables, and what the cluster's or experiment's spec adds to them."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from steppe.platforms.kubernetes import naming
+from steppe.platforms.kubernetes.shapes import Crowd, quantity
+from steppe.platforms.kubernetes.words import (
+    DOOR_TOKEN,
+    LEARNER_TOKEN,
+    MODULES,
+    PREFIX,
+    RAY_TOKEN,
+    RESULTS,
+    SPEC,
+    SPEC_KEY,
+    TOKENS,
+)
+from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT
+
+if TYPE_CHECKING:
+    from steppe.platforms.kubernetes.rendering import Plan
+
+Json = dict[str, Any]
+USER = 1000
+GRACE_SECONDS = 60
+PATIENCE = 900.0
+READER_SECONDS = 900
+"""A reader that nobody has deleted ends by itself."""
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "STEPPE_CORES")
+
+
+def pod_template(plan: Plan, crowd: Crowd) -> Json:
+    """What a Job of this crowd makes Pods from."""
+    labels = plan.labels | {naming.ROLE: crowd.role, naming.START: plan.start}
+    metadata: Json = {"labels": labels}
+    if plan.pods.annotations:
+        metadata["annotations"] = plan.pods.annotations
+    spec = _pod(plan, [_container(plan, crowd), *_sidecars(plan, crowd)], _volumes(plan, crowd))
+    grace = plan.pods.grace_seconds or GRACE_SECONDS
+    return {"metadata": metadata, "spec": spec | {"terminationGracePeriodSeconds": grace}}
+
+
+def reader_pod(plan: Plan) -> Json:
+    """One small container that sees the results and may not change them."""
+    environment = {f"{PREFIX}EXPERIMENT": plan.spec.name, "PYTHONUNBUFFERED": "1"} | (plan.pods.env or {})
+    container = {
+        "name": "reader",
+        "image": _image(plan, None),
+        "command": _command("reader"),
+        "env": _variables(environment),
+        "ports": [_port("door", DOOR_PORT)],
+        "resources": {
+            "requests": {"cpu": "100m", "memory": "128Mi"},
+            "limits": {"cpu": "1000m", "memory": "256Mi"},
+        },
+        "volumeMounts": [
+            {"name": "results", "mountPath": RESULTS, "readOnly": True},
+            {"name": "tokens", "mountPath": TOKENS, "readOnly": True},
+            *(plan.pods.volume_mounts or []),
+        ],
+        **_pull_policy(plan),
+        **_container_security(),
+    }
+    volumes = [_results(plan), _tokens(plan, (DOOR_TOKEN,)), *(plan.pods.volumes or [])]
+    spec = _pod(plan, [container], volumes)
+    return spec | {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": READER_SECONDS,
+        "terminationGracePeriodSeconds": 1,
+    }
+
+
+def default_image() -> str:
+    """Steppe's own image of this version, as `steppe image build` names it."""
+    try:
+        number = version("steppe")
+    except PackageNotFoundError:
+        number = "0"
+    return f"steppe:{number}"
+
+
+def module_key(path: str) -> str:
+    """The key of a ConfigMap under which a module's text is: keys have no slashes."""
+    name = path.replace("/", "_")
+    return f"module-{hashlib.sha256(path.encode()).hexdigest()[:8]}-{name}"[:253]
+
+
+def _pod(plan: Plan, containers: list[Json], volumes: list[Json]) -> Json:
+    pods = plan.pods
+    user = USER if pods.user is None else pods.user
+    spec: Json = {
+        # Nothing in a Pod talks to Kubernetes, so nothing that gets into one can.
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsUser": user,
+            "fsGroup": user,
+            **({"runAsGroup": user, "runAsNonRoot": True} if user else {}),
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": containers,
+        "volumes": volumes,
+    }
+    if pods.service_account is not None:
+        spec["serviceAccountName"] = pods.service_account
+    if pods.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in pods.image_pull_secrets]
+    if pods.node_selector:
+        spec["nodeSelector"] = pods.node_selector
+    if pods.tolerations:
+        spec["tolerations"] = pods.tolerations
+    if pods.priority_class is not None:
+        spec["priorityClassName"] = pods.priority_class
+    return spec
+
+
+def _container(plan: Plan, crowd: Crowd) -> Json:
+    is_driver = crowd.role == "driver"
+    mounts = [
+        {"name": "experiment", "mountPath": SPEC, "readOnly": True},
+        {"name": "tokens", "mountPath": TOKENS, "readOnly": True},
+        *([{"name": "results", "mountPath": RESULTS}] if is_driver else []),
+        *([{"name": "modules", "mountPath": MODULES, "readOnly": True}] if plan.modules else []),
+        *([{"name": "memory", "mountPath": "/dev/shm"}] if _uses_ray(plan) else []),
+        *(plan.pods.volume_mounts or []),
+    ]
+    secrets = [{"secretRef": {"name": name}} for name in plan.pods.env_from_secrets or ()]
+    return {
+        "name": crowd.role,
+        "image": _image(plan, crowd.image),
+        "command": _command(crowd.role),
+        **({"workingDir": MODULES} if plan.modules else {}),
+        "env": _variables(_environment(plan, crowd)) + _pod_facts(),
+        **({"envFrom": secrets} if secrets else {}),
+        **({"ports": _ports(plan)} if is_driver else {}),
+        "resources": crowd.resources,
+        "volumeMounts": mounts,
+        # The driver writes its last status there; of one that died, the end of its output is as good.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **_pull_policy(plan),
+        **_container_security(),
+    }
+
+
+def _environment(plan: Plan, crowd: Crowd) -> dict[str, str]:
+    own = {
+        "EXPERIMENT": plan.spec.name,
+        "HEAD": plan.name,
+        "MEMBERS": str(crowd.members),
+        "CPUS": f"{crowd.cpus:g}",
+        "GPUS": str(crowd.gpus),
+        "MEMORY": str(int(crowd.memory * 2**30)),
+        "GENERATION": plan.generation,
+        "START": plan.start,
+        "RUN_MODE": plan.spec.run_mode,
+        "PATIENCE": f"{plan.pods.patience or PATIENCE:g}",
+    }
+    general = {
+        "PYTHONUNBUFFERED": "1",
+        # The user may have no home in the image.
+        "HOME": "/tmp",
+        **{name: str(crowd.threads) for name in THREADS},
+    }
+    if crowd.role == "driver":
+        # Kept with the results, so that what goes on in another Pod need not be compiled again.
+        general["STEPPE_CACHE"] = f"{RESULTS}/.compiled"
+    return {f"{PREFIX}{name}": value for name, value in own.items()} | general | (plan.pods.env or {})
+
+
+def _pod_facts() -> list[Json]:
+    fields = {"NAME": "metadata.name", "IP": "status.podIP", "NODE": "spec.nodeName"}
+    return [
+        {"name": f"{PREFIX}{name}", "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()
+    ]
+
+
+def _volumes(plan: Plan, crowd: Crowd) -> list[Json]:
+    is_driver = crowd.role == "driver"
+    token_of = {"distributed": (RAY_TOKEN,), "async": (LEARNER_TOKEN,)}.get(plan.spec.run_mode, ())
+    spec_item = [{"key": SPEC_KEY, "path": SPEC_KEY}]
+    volumes: list[Json] = [
+        {"name": "experiment", "configMap": {"name": plan.name, "items": spec_item}},
+        _tokens(plan, (DOOR_TOKEN, *token_of)),
+    ]
+    if is_driver:
+        volumes.append(_results(plan))
+    if plan.modules:
+        items = [{"key": module_key(path), "path": path} for path in plan.modules]
+        volumes.append({"name": "modules", "configMap": {"name": plan.name, "items": items}})
+    if _uses_ray(plan):
+        # Ray's messages lie here; what a Pod has by itself is 64 MB.
+        size = quantity(plan.spec.ray.object_store + 0.1)
+        volumes.append({"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+    return [*volumes, *(plan.pods.volumes or [])]
+
+
+def _results(plan: Plan) -> Json:
+    return {"name": "results", "persistentVolumeClaim": {"claimName": f"{plan.name}-results"}}
+
+
+def _tokens(plan: Plan, keys: tuple[str, ...]) -> Json:
+    items = [{"key": key, "path": key} for key in keys]
+    return {"name": "tokens", "secret": {"secretName": f"{plan.name}-tokens", "items": items, "defaultMode": 0o440}}
+
+
+def _sidecars(plan: Plan, crowd: Crowd) -> list[Json]:
+    """Containers of the user's own, beside whoever acts."""
+    acts = crowd.role == "worker" or plan.spec.run_mode in ("single", "multi-threaded")
+    given = (plan.pods.sidecars or []) if acts else []
+    return [{"name": f"sidecar-{number}"} | each for number, each in enumerate(given)]
+
+
+def _ports(plan: Plan) -> list[Json]:
+    more = {"distributed": [_port("ray", RAY_PORT)], "async": [_port("learner", LEARNER_PORT)]}
+    return [_port("door", DOOR_PORT), *more.get(plan.spec.run_mode, [])]
+
+
+def _uses_ray(plan: Plan) -> bool:
+    return plan.spec.run_mode == "distributed"
+
+
+def _image(plan: Plan, own: str | None) -> str:
+    return own or plan.pods.image or default_image()
+
+
+def _command(role: str) -> list[str]:
+    return ["python", "-P", "-m", "steppe.platforms.kubernetes.pod", role]
+
+
+def _variables(values: dict[str, str]) -> list[Json]:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _port(name: str, number: int) -> Json:
+    return {"name": name, "containerPort": number, "protocol": "TCP"}
+
+
+def _pull_policy(plan: Plan) -> Json:
+    return {} if plan.pods.image_pull_policy is None else {"imagePullPolicy": plan.pods.image_pull_policy}
+
+
+def _container_security() -> Json:
+    return {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}

@@ -1,0 +1,399 @@
+"""An experiment on a cluster, as a client sees it: start it, look at it, ask something of it, fetch its files."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import secrets
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from steppe.errors import ClusterError, StateError
+from steppe.platforms.kubernetes import naming, rendering
+from steppe.platforms.kubernetes.kubeapi import ANSWER_SECONDS, Kube, KubeError
+from steppe.platforms.kubernetes.rendering import Plan
+from steppe.platforms.kubernetes.waiting import is_ready_to_answer, termination_of, trouble_of
+from steppe.platforms.kubernetes.words import DOOR_TOKEN, TOKEN_HEADER, TOKEN_KEYS
+from steppe.records.durable import storing
+from steppe.runners.pods import DOOR_PORT
+
+Json = dict[str, Any]
+DOOR_SECONDS = 10.0
+"""How long a driver may take to answer: it is busy with other things."""
+READER_SECONDS = 180.0
+"""How long a reader may take to start."""
+FILE_SECONDS = 300.0
+"""How long nothing may come while a file is fetched or summed up."""
+LARGEST_NOTE = 200_000
+DOWNLOAD_TRIES = 5
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What can be seen of an experiment on its cluster."""
+
+    status: Json | None = None
+    """The run's own status, as it last said it; None before it has said anything."""
+    is_alive: bool = False
+    """Whether the cluster still works on it, or waits to."""
+    phase: str = ""
+    """What it waits for."""
+    trouble: str = ""
+    """Why waiting will not help."""
+
+
+class RemoteRun:
+    """One experiment on one cluster."""
+
+    def __init__(self, kube: Kube, name: str) -> None:
+        """`name` is what its objects' names begin with."""
+        self.kube, self.name = kube, name
+        self._labels = {naming.RUN: name}
+        self._token: str | None = None
+
+    def start(self, plan: Plan) -> None:
+        """Makes everything that is not there; Jobs of an earlier start must have ended."""
+        kube = self.kube
+        manifest = rendering.root(plan)
+        root = kube.get("ConfigMap", plan.name)
+        is_new = root is None
+        if root is None:
+            root = kube.create(manifest)
+        else:
+            self._check_ours(root, plan)
+            kube.patch("ConfigMap", plan.name, {"data": manifest["data"]})
+        uid = root["metadata"]["uid"]
+        try:
+            self._end_jobs()
+            if kube.get("Secret", f"{plan.name}-tokens") is None:
+                tokens = {key: secrets.token_hex(32) for key in TOKEN_KEYS}
+                kube.create_or_keep(rendering.with_owner(plan, rendering.secret(plan, tokens), uid))
+            for each in (rendering.claim(plan), rendering.service(plan)):
+                kube.create_or_keep(rendering.with_owner(plan, each, uid))
+            # Workers first come to nothing without a driver, so the driver is the first to get room.
+            for job in rendering.jobs(plan):
+                kube.create(rendering.with_owner(plan, job, uid))
+        except KubeError:
+            # Nothing is left of a start that came to nothing, unless there were results before.
+            with contextlib.suppress(ClusterError):
+                self._end_jobs(wait=False)
+            if is_new:
+                with contextlib.suppress(ClusterError):
+                    kube.delete("ConfigMap", plan.name)
+            raise
+
+    def look(self) -> Sight:
+        """How it is going."""
+        kube = self.kube
+        pods = kube.listed("Pod", self._labels)
+        drivers = sorted(
+            (pod for pod in pods if pod["metadata"]["labels"].get(naming.ROLE) == "driver"),
+            key=lambda pod: str(pod["metadata"]["creationTimestamp"]),
+        )
+        for pod in reversed(drivers):
+            if is_ready_to_answer(pod) and (answer := self._status_at(pod)) is not None:
+                return Sight(answer.get("status"), is_alive=not answer["is_over"])
+        jobs = kube.listed("Job", self._labels)
+        last = self._last_words(drivers)
+        if last is not None and last.get("is_over"):
+            return Sight(last.get("status"), is_alive=False)
+        driver_jobs = [job for job in jobs if job["metadata"]["labels"].get(naming.ROLE) == "driver"]
+        if not driver_jobs:
+            return Sight(self._noted(), is_alive=False)
+        trouble = trouble_of(pods, jobs, self._events(jobs))
+        status = last.get("status") if last is not None else self._noted()
+        if trouble is not None and trouble.is_final:
+            return Sight(status, is_alive=True, phase=trouble.sentence, trouble=trouble.sentence)
+        phase = trouble.sentence if trouble is not None else _phase(drivers)
+        return Sight(status, is_alive=True, phase=phase)
+
+    def ask(self, action: str) -> None:
+        """Asks the driver to pause or stop."""
+        with self._at_driver() as pod:
+            if pod is None:
+                raise StateError("its driver does not run, so nothing can be asked of it")
+            self._expect(self._asked(pod, "/ask", method="POST", body={"action": action}))
+
+    def log(self, start: int = 0) -> bytes:
+        """What was logged from byte `start` on."""
+        with self._at_door() as pod:
+            return self._expect(self._asked(pod, f"/log?from={start}", seconds=FILE_SECONDS))
+
+    def files(self) -> list[Json]:
+        """Every file with its size and checksum."""
+        with self._at_door() as pod:
+            return self._listed(pod)
+
+    def download(
+        self, to: Path, wanted: Callable[[str], bool], *, force: bool, tell: Callable[[str], None] | None = None
+    ) -> list[Path]:
+        """Fetches files, each checked by its checksum; what is here already, whole or in part, is not fetched again."""
+        with self._at_door() as pod:
+            found = [each for each in self._listed(pod) if wanted(each["path"])]
+            for each in found:
+                copy = to / each["path"]
+                if copy.exists() and not force and _sum(copy) != each["sha256"]:
+                    raise StateError(f"{copy} exists already; choose another --to, or use --force to replace it")
+            copies: list[Path] = []
+            removed: set[Path] = set()
+            for number, each in enumerate(found, 1):
+                if tell is not None:
+                    tell(f"{number} of {len(found)}: {each['path']}")
+                if (copy := self._fetch(pod, each, to)) is not None:
+                    copies.append(copy)
+                else:
+                    removed.add((to / each["path"]).parent)
+            return _without_remains(copies, removed - {to})
+
+    def note(self, status: Json) -> None:
+        """Keeps a status with the experiment, for when its Pods are gone."""
+        text = json.dumps(status)
+        if len(text) > LARGEST_NOTE:
+            text = json.dumps(status | {"notices": [], "before": None})[:LARGEST_NOTE]
+        self.kube.patch("ConfigMap", self.name, {"metadata": {"annotations": {naming.STATUS: text}}})
+
+    def end_pods(self, start: int) -> None:
+        """Ends everything that runs since that start, and nothing of a later one; the results stay."""
+        self._end_jobs(start, wait=False)
+
+    def delete(self) -> list[str]:
+        """Removes all of it, results included; the names of Pods that are still ending."""
+        self._end_jobs(wait=False)
+        for kind, name in (
+            ("Pod", f"{self.name}-reader"),
+            ("Service", self.name),
+            ("Secret", f"{self.name}-tokens"),
+            ("PersistentVolumeClaim", f"{self.name}-results"),
+            ("ConfigMap", self.name),
+        ):
+            self.kube.delete(kind, name)
+        return self.kube.wait_until_gone("Pod", self._labels)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the cluster has it."""
+        return self.kube.get("ConfigMap", self.name) is not None
+
+    def _check_ours(self, root: Json, plan: Plan) -> None:
+        known = root["metadata"].get("annotations", {}).get(naming.ORIGIN, "")
+        if plan.origin and known and known != plan.origin:
+            raise StateError(
+                f'namespace "{self.kube.namespace}" of cluster "{self.kube.name}" has an experiment '
+                f'"{plan.spec.name}" of a project "{plan.project}" already, started from {known}; choose another name, '
+                "or another namespace"
+            )
+
+    def _end_jobs(self, start: int | None = None, *, wait: bool = True) -> None:
+        labels = self._labels | ({} if start is None else {naming.START: str(start)})
+        for job in self.kube.listed("Job", labels):
+            self.kube.delete("Job", job["metadata"]["name"])
+        if wait:
+            left = self.kube.wait_until_gone("Pod", self._labels | {naming.ROLE: "driver"})
+            if left:
+                raise ClusterError(
+                    f"Pod {left[0]} does not end, as Pods of a lost node do; when the node is really gone: "
+                    f"kubectl delete pod {left[0]} --namespace {self.kube.namespace} --force"
+                )
+
+    def _status_at(self, pod: Json) -> Json | None:
+        try:
+            answer = self._asked(pod["metadata"]["name"], "/status", seconds=DOOR_SECONDS)
+        except KubeError:
+            return None
+        return json.loads(answer.body) if answer.code == 200 else None
+
+    def _last_words(self, drivers: list[Json]) -> Json | None:
+        for pod in reversed(drivers):
+            ended = termination_of(pod)
+            if ended is None:
+                continue
+            with contextlib.suppress(ValueError):
+                words = json.loads(ended.get("message") or "")
+                if isinstance(words, dict):
+                    return words
+        return None
+
+    def _noted(self) -> Json | None:
+        root = self.kube.get("ConfigMap", self.name)
+        if root is None:
+            raise StateError(
+                f'cluster "{self.kube.name}" has no experiment "{self.name}" in namespace "{self.kube.namespace}" any '
+                "more; start it anew with --force"
+            )
+        text = (root["metadata"].get("annotations") or {}).get(naming.STATUS)
+        with contextlib.suppress(ValueError):
+            return dict(json.loads(text)) if text else None
+        return None
+
+    def _events(self, jobs: list[Json]) -> list[Json]:
+        """What happened to Jobs; whoever may not see that is told less."""
+        found: list[Json] = []
+        for job in jobs:
+            with contextlib.suppress(KubeError):
+                found += self.kube.listed("Event", fields=f"involvedObject.uid={job['metadata']['uid']}")
+        return found
+
+    @contextlib.contextmanager
+    def _at_driver(self) -> Iterator[str | None]:
+        """The driver's Pod, where it answers."""
+        pods = self.kube.listed("Pod", self._labels | {naming.ROLE: "driver"})
+        answering = [pod for pod in pods if is_ready_to_answer(pod) and self._status_at(pod) is not None]
+        yield answering[-1]["metadata"]["name"] if answering else None
+
+    @contextlib.contextmanager
+    def _at_door(self) -> Iterator[str]:
+        """A Pod that shows the files: the driver's, or a reader for as long as it is needed."""
+        with self._at_driver() as pod:
+            if pod is not None:
+                yield pod
+                return
+        with self._reader() as pod:
+            yield pod
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[str]:
+        name, kube = f"{self.name}-reader", self.kube
+        root = kube.get("ConfigMap", self.name)
+        if root is None:
+            self._noted()
+            raise AssertionError
+        self._delete_reader()
+        plan = self._plan_of(root)
+        kube.create(rendering.reader(plan, owner_uid=root["metadata"]["uid"]))
+        try:
+            self._wait_for_reader(name)
+            yield name
+        finally:
+            with contextlib.suppress(ClusterError):
+                kube.delete("Pod", name)
+
+    def _plan_of(self, root: Json) -> Plan:
+        """What a reader needs to know of the plan that the experiment was started with."""
+        from steppe.specs.experiment import ExperimentSpec
+
+        spec = ExperimentSpec.model_validate_json(root["data"]["experiment.json"])
+        annotations = root["metadata"].get("annotations") or {}
+        return Plan(spec, annotations.get(naming.PROJECT, ""), self.kube.namespace, cluster=spec.cluster)
+
+    def _delete_reader(self) -> None:
+        self.kube.delete("Pod", f"{self.name}-reader")
+        self.kube.wait_until_gone("Pod", self._labels | {naming.ROLE: "reader"})
+
+    def _wait_for_reader(self, name: str) -> None:
+        deadline = time.monotonic() + READER_SECONDS
+        while True:
+            pod = self.kube.get("Pod", name)
+            if pod is None:
+                raise ClusterError(f"the reader Pod {name} was deleted by somebody else; try again")
+            if is_ready_to_answer(pod) and self._status_at(pod) is not None:
+                return
+            trouble = trouble_of([pod], [], [])
+            if (trouble is not None and trouble.is_final) or time.monotonic() > deadline:
+                reason = trouble.sentence if trouble is not None else f"it has not answered for {READER_SECONDS:g} s"
+                raise ClusterError(f"the results cannot be read: {reason}")
+            time.sleep(0.3)
+
+    def _listed(self, pod: str) -> list[Json]:
+        answer = self._asked(pod, "/files", seconds=FILE_SECONDS)
+        return list(json.loads(self._expect(answer))["files"])
+
+    def _fetch(self, pod: str, about: Json, to: Path) -> Path | None:
+        """One file; None if the run has removed it meanwhile."""
+        copy = to / about["path"]
+        if copy.exists() and _sum(copy) == about["sha256"]:
+            return copy
+        half = copy.with_name(f".{copy.name}.part")
+        with storing(copy):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+        for attempt in range(DOWNLOAD_TRIES):
+            try:
+                if not self._fetch_rest(pod, about["path"], half):
+                    half.unlink(missing_ok=True)
+                    return None
+            except KubeError:
+                if attempt == DOWNLOAD_TRIES - 1:
+                    raise
+                time.sleep(0.5 * 2**attempt)
+                continue
+            if _sum(half) == about["sha256"]:
+                with storing(copy):
+                    half.replace(copy)
+                return copy
+            # It has changed since it was listed, or came damaged: from the start, as it is now.
+            half.unlink(missing_ok=True)
+            again = [each for each in self._listed(pod) if each["path"] == about["path"]]
+            if not again:
+                return None
+            about = again[0]
+        raise ClusterError(f"{about['path']} changes faster than it can be fetched; pause the experiment first")
+
+    def _fetch_rest(self, pod: str, path: str, half: Path) -> bool:
+        """Whether the file was there; what of it is here already is kept."""
+        start = half.stat().st_size if half.exists() else 0
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        with storing(half), half.open("ab") as file:
+            answer = self._asked(pod, f"/files/{quote(path)}", headers=headers, sink=file.write, seconds=FILE_SECONDS)
+        if answer.code == 404:
+            return False
+        if answer.code not in (200, 206):
+            self._expect(answer)
+        return True
+
+    def _asked(
+        self,
+        pod: str,
+        path: str,
+        *,
+        method: str = "GET",
+        body: Json | None = None,
+        headers: dict[str, str] | None = None,
+        sink: Callable[[bytes], Any] | None = None,
+        seconds: float = ANSWER_SECONDS,
+    ) -> Any:
+        shown = {TOKEN_HEADER: self._door_token()} | (headers or {})
+        return self.kube.ask_pod(
+            pod, DOOR_PORT, path, method=method, headers=shown, body=body, sink=sink, seconds=seconds
+        )
+
+    def _expect(self, answer: Any) -> bytes:
+        if answer.code >= 400:
+            raise self.kube.refused(answer, "the Pod")
+        return bytes(answer.body)
+
+    def _door_token(self) -> str:
+        if self._token is None:
+            secret = self.kube.get("Secret", f"{self.name}-tokens")
+            if secret is None:
+                raise ClusterError(
+                    f'Secret {self.name}-tokens is gone from namespace "{self.kube.namespace}"; start the experiment '
+                    "again with resume"
+                )
+            self._token = b64decode(secret["data"][DOOR_TOKEN]).decode().strip()
+        return self._token
+
+
+def _phase(drivers: list[Json]) -> str:
+    alive = [pod for pod in drivers if termination_of(pod) is None and not pod["metadata"].get("deletionTimestamp")]
+    if not alive:
+        return "its Pod is being replaced" if drivers else "waiting for a Pod"
+    return "its Pod is starting"
+
+
+def _without_remains(copies: list[Path], folders: set[Path]) -> list[Path]:
+    """A running experiment removes its oldest checkpoint: better none of it than a part."""
+    for copy in [each for each in copies if each.parent in folders]:
+        copy.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            copy.parent.rmdir()
+    return [each for each in copies if each.parent not in folders]
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

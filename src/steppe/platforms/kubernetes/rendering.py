@@ -1,0 +1,238 @@
+"""An experiment as Kubernetes objects: pure, so that the same experiment always gives the same manifests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from steppe.errors import UserError
+from steppe.platforms.kubernetes import naming
+from steppe.platforms.kubernetes.podding import module_key, pod_template, reader_pod
+from steppe.platforms.kubernetes.shapes import Crowd, crowds, quantity
+from steppe.platforms.kubernetes.words import FAILED_FOR_GOOD, SPEC_KEY, TOKEN_KEYS
+from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT
+from steppe.specs.cluster import ClusterSpec
+from steppe.specs.experiment import ExperimentSpec
+from steppe.specs.kubernetes import KubernetesSpec, joined
+
+Json = dict[str, Any]
+LARGEST_CONFIG_MAP = 1_000_000
+"""What a ConfigMap may hold, in bytes, with some room for the rest of it."""
+RETRIES = 20
+"""How often a driver that ends without a word is begun anew; each time it goes on from its last checkpoint."""
+RETRIES_PER_MEMBER = 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that decides what an experiment looks like on a cluster."""
+
+    spec: ExperimentSpec
+    project: str
+    namespace: str
+    cluster: ClusterSpec | None = None
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """The user's own Python files that the experiment names: path -> text."""
+    generation: str = "1"
+    """Another one begins the experiment anew, its old results kept beside."""
+    start: str = "1"
+    """Another one for every time it is started or resumed: a Pod that finds its own start over trains no more."""
+    origin: str = ""
+    """From where it was started, for people: user, machine and folder."""
+
+    @cached_property
+    def pods(self) -> KubernetesSpec:
+        """How Pods are made: as the experiment says, then as the cluster says."""
+        return joined(self.cluster.kubernetes if self.cluster is not None else None, self.spec.kubernetes)
+
+    @cached_property
+    def crowds(self) -> list[Crowd]:
+        """Who takes part."""
+        return crowds(self.spec, self.pods, self.cluster)
+
+    @cached_property
+    def name(self) -> str:
+        """What all objects' names begin with."""
+        return naming.run_name(self.project, self.spec.name)
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """What all objects are labelled with."""
+        return (self.pods.labels or {}) | naming.labels_of(self.project, self.spec.name)
+
+
+def render(plan: Plan, *, owner_uid: str | None = None, tokens: Mapping[str, str] | None = None) -> list[Json]:
+    """Everything, in the order in which it is made: the root, then what belongs to it.
+
+    `owner_uid` is the root's, once it is known: without it nothing is owned. The Secret is left out without `tokens`,
+    which have TOKEN_KEYS.
+    """
+    owned = [claim(plan), service(plan), *jobs(plan)]
+    if tokens is not None:
+        owned.insert(0, secret(plan, tokens))
+    return [root(plan), *(with_owner(plan, each, owner_uid) for each in owned)]
+
+
+def root(plan: Plan) -> Json:
+    """The ConfigMap with the experiment and the user's modules; what belongs to the experiment ends with it."""
+    data = {SPEC_KEY: plan.spec.model_dump_json(indent=2) + "\n"}
+    data |= {module_key(path): text for path, text in plan.modules.items()}
+    size = sum(len(text.encode()) for text in data.values())
+    if size > LARGEST_CONFIG_MAP:
+        raise UserError(
+            f"the experiment and its own modules take {size / 1e6:.1f} MB, and a cluster takes 1 MB; install the "
+            "modules in an image of your own and name it in kubernetes.image"
+        )
+    annotations = {naming.EXPERIMENT: plan.spec.name, naming.PROJECT: plan.project}
+    if plan.origin:
+        annotations[naming.ORIGIN] = plan.origin
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(plan, plan.name) | {"annotations": annotations},
+        "data": data,
+    }
+
+
+def secret(plan: Plan, tokens: Mapping[str, str]) -> Json:
+    """What the Pods, and those who may talk to them, know."""
+    assert set(tokens) == set(TOKEN_KEYS)
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(plan, f"{plan.name}-tokens"),
+        "type": "Opaque",
+        "stringData": dict(tokens),
+    }
+
+
+def claim(plan: Plan) -> Json:
+    """The disk for results."""
+    pods = plan.pods
+    spec: Json = {
+        "accessModes": [pods.access_mode or "ReadWriteOnce"],
+        "resources": {"requests": {"storage": quantity(pods.storage or 10.0)}},
+    }
+    if pods.storage_class is not None:
+        spec["storageClassName"] = pods.storage_class
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": _metadata(plan, f"{plan.name}-results"),
+        "spec": spec,
+    }
+
+
+def service(plan: Plan) -> Json:
+    """The driver's name in the cluster, which stays when its Pod is replaced."""
+    ports = {"door": DOOR_PORT, "learner": LEARNER_PORT, "ray": RAY_PORT}
+    needed = {"async": ("door", "learner"), "distributed": ("door", "ray")}.get(plan.spec.run_mode, ("door",))
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(plan, plan.name),
+        "spec": {
+            "clusterIP": "None",
+            # Workers look for the driver from the start, and it is never "ready" in any other sense than answering.
+            "publishNotReadyAddresses": True,
+            "selector": {naming.RUN: plan.name, naming.ROLE: "driver"},
+            "ports": [{"name": name, "port": ports[name], "protocol": "TCP"} for name in needed],
+        },
+    }
+
+
+def jobs(plan: Plan) -> list[Json]:
+    """The driver's Job, and one for each kind of Pod that works for it."""
+    return [_driver_job(plan, crowd) if crowd.role == "driver" else _crew_job(plan, crowd) for crowd in plan.crowds]
+
+
+def reader(plan: Plan, *, owner_uid: str | None = None) -> Json:
+    """A short-lived Pod that shows the results when nothing runs."""
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": _metadata(plan, f"{plan.name}-reader", role="reader"),
+        "spec": reader_pod(plan),
+    }
+    return with_owner(plan, pod, owner_uid)
+
+
+def with_owner(plan: Plan, manifest: Json, uid: str | None) -> Json:
+    """The same object, which ends with the root."""
+    if uid is None:
+        return manifest
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": plan.name, "uid": uid}
+    return manifest | {"metadata": manifest["metadata"] | {"ownerReferences": [owner]}}
+
+
+def as_yaml(manifests: list[Json], comment: str = "") -> str:
+    """For `kubectl apply -f -`, and for git."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    Dumper.add_representer(
+        str,
+        lambda dumper, text: dumper.represent_scalar(
+            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+        ),
+    )
+    text = yaml.dump_all(manifests, Dumper=Dumper, sort_keys=False, width=120, explicit_start=True)
+    return "".join(f"# {line}\n" for line in comment.splitlines()) + text
+
+
+def fingerprint(manifests: list[Json]) -> str:
+    """Tells whether two renderings are the same."""
+    return hashlib.sha256(json.dumps(manifests, sort_keys=True).encode()).hexdigest()
+
+
+def _driver_job(plan: Plan, crowd: Crowd) -> Json:
+    # A Pod of its own for each try: the new one may stand on another node.
+    job = _job(plan, crowd, "Never", RETRIES)
+    # Servers before 1.26 do not know this and begin such a driver anew, which then ends the same way at once.
+    job["spec"]["podFailurePolicy"] = {
+        "rules": [
+            {
+                "action": "FailJob",
+                "onExitCodes": {"containerName": "driver", "operator": "In", "values": [FAILED_FOR_GOOD]},
+            },
+            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        ]
+    }
+    return job
+
+
+def _crew_job(plan: Plan, crowd: Crowd) -> Json:
+    # Without "completions": members end together, and one that has ended well is not replaced.
+    return _job(plan, crowd, "OnFailure", RETRIES_PER_MEMBER * crowd.count)
+
+
+def _job(plan: Plan, crowd: Crowd, restart: str, retries: int) -> Json:
+    metadata = _metadata(plan, f"{plan.name}-{crowd.role}", role=crowd.role)
+    metadata["labels"] = metadata["labels"] | {naming.START: plan.start}
+    if plan.pods.queue is not None:
+        metadata["labels"] = metadata["labels"] | {naming.KUEUE_QUEUE: plan.pods.queue}
+    template = pod_template(plan, crowd)
+    template["spec"]["restartPolicy"] = restart
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            "parallelism": crowd.count,
+            **({"completions": 1} if crowd.role == "driver" else {}),
+            "backoffLimit": retries,
+            "template": template,
+        },
+    }
+
+
+def _metadata(plan: Plan, name: str, role: str | None = None) -> Json:
+    labels = plan.labels | ({naming.ROLE: role} if role is not None else {})
+    return {"name": name, "namespace": plan.namespace, "labels": labels}

@@ -1,0 +1,116 @@
+"""Which Pods a run mode consists of, and what each of them asks for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from steppe.errors import UserError
+from steppe.specs.cluster import ClusterSpec
+from steppe.specs.experiment import ExperimentSpec
+from steppe.specs.kubernetes import KubernetesSpec, PodSpec
+
+Role = Literal["driver", "server", "worker"]
+GPU = "nvidia.com/gpu"
+SERVER_CPUS = 0.5
+"""What a parameter server's Pod is promised; it works only when something arrives."""
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Equal Pods of one role."""
+
+    role: Role
+    count: int
+    members: int
+    """How many workers or servers share one of these Pods."""
+    cpus: float
+    cpu_limit: float
+    memory: float
+    """In GB."""
+    gpus: int
+    """Of the cluster's parts of GPUs, where Pods share one."""
+    image: str | None
+
+    @property
+    def threads(self) -> int:
+        """How many threads its libraries may use."""
+        return max(1, int(self.cpus / self.members))
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """As Kubernetes writes them."""
+        memory = quantity(self.memory)
+        gpus = {GPU: str(self.gpus)} if self.gpus else {}
+        return {
+            "requests": {"cpu": _cpu(self.cpus), "memory": memory, **gpus},
+            "limits": {"cpu": _cpu(self.cpu_limit), "memory": memory, **gpus},
+        }
+
+
+def crowds(spec: ExperimentSpec, pods: KubernetesSpec, cluster: ClusterSpec | None) -> list[Crowd]:
+    """The driver first, then who works for it."""
+    if pods.engine == "kuberay":
+        raise UserError('engine "kuberay" cannot be started by this version of Steppe; leave kubernetes.engine out')
+    made = [_crowd("driver", 1, 1, pods.driver, _driver_defaults(spec), cluster)]
+    if spec.run_mode == "distributed":
+        usual = PodSpec(cpus=SERVER_CPUS, memory=1.5, gpus=0.0)
+        made.append(_crowd("server", spec.num_parameter_servers, 1, pods.server, usual, cluster))
+    if spec.run_mode in ("distributed", "async"):
+        memory = 2.0 if spec.run_mode == "distributed" else 1.0
+        usual = PodSpec(cpus=max(spec.ray.cpus_per_worker, 0.1), memory=memory, gpus=spec.ray.gpus_per_worker)
+        made.append(_crowd("worker", spec.num_workers, 0, pods.worker, usual, cluster))
+    return made
+
+
+def quantity(gigabytes: float) -> str:
+    """An amount of memory or disk as Kubernetes writes it."""
+    return f"{math.ceil(gigabytes * 1024)}Mi"
+
+
+def _driver_defaults(spec: ExperimentSpec) -> PodSpec:
+    match spec.run_mode:
+        case "multi-threaded":
+            return PodSpec(cpus=float(spec.num_workers), memory=2.0 + 0.25 * spec.num_workers, gpus=0.0)
+        case "async":
+            return PodSpec(cpus=1.0, memory=4.0, gpus=0.0)
+        case "distributed":
+            return PodSpec(cpus=1.0, memory=3.0, gpus=0.0)
+        case _:
+            return PodSpec(cpus=1.0, memory=3.0, gpus=0.0)
+
+
+def _crowd(role: Role, wanted: int, members: int, own: PodSpec, usual: PodSpec, cluster: ClusterSpec | None) -> Crowd:
+    """So many of a role; `members` 0 lets them share a Pod where they share a GPU."""
+    cpus, memory, share = (_first(own, usual, name) for name in ("cpus", "memory", "gpus"))
+    if share > 1 and not float(share).is_integer():
+        raise UserError(f"a {role} gets a part of one GPU (0.33) or whole ones (2), not {share:g}")
+    is_shared = cluster is not None and cluster.gpu_sharing
+    gpus = math.ceil(share)
+    if 0 < share < 1 and is_shared:
+        assert cluster is not None
+        # The cluster hands out parts of a GPU as if they were whole ones.
+        gpus, members = max(1, round(share * cluster.clients_per_gpu)), 1
+    elif 0 < share < 1 and not members:
+        members = min(wanted, int(1 / share + 1e-9))
+    members = members or 1
+    return Crowd(
+        role=role,
+        count=math.ceil(wanted / members),
+        members=members,
+        cpus=cpus * members,
+        cpu_limit=max(cpus, own.cpu_limit or cpus) * members,
+        memory=memory * members,
+        gpus=gpus,
+        image=own.image,
+    )
+
+
+def _first(own: PodSpec, usual: PodSpec, name: str) -> float:
+    value = getattr(own, name)
+    return float(getattr(usual, name) if value is None else value)
+
+
+def _cpu(cpus: float) -> str:
+    return f"{max(1, round(cpus * 1000))}m"

@@ -1,0 +1,143 @@
+"""Why Pods do not run, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from steppe.platforms.kubernetes.naming import ROLE
+
+Json = dict[str, Any]
+NOT_PULLED = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+NOT_MADE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+
+
+class Trouble(NamedTuple):
+    """What keeps Pods from running."""
+
+    sentence: str
+    is_final: bool
+    """Whether waiting will not help."""
+
+
+def trouble_of(pods: Sequence[Json], jobs: Sequence[Json], events: Sequence[Json]) -> Trouble | None:
+    """The gravest of what can be seen; None where nothing is wrong."""
+    found = [trouble for pod in pods if (trouble := _of_pod(pod)) is not None]
+    found += [trouble for job in jobs if (trouble := _of_job(job)) is not None]
+    if _lacks_pods(jobs, pods):
+        found += [trouble for event in events if (trouble := _of_event(event)) is not None]
+    return max(found, key=lambda trouble: trouble.is_final, default=None)
+
+
+def is_ready_to_answer(pod: Json) -> bool:
+    """Whether a Pod's own container runs."""
+    if pod.get("metadata", {}).get("deletionTimestamp"):
+        return False
+    states = pod.get("status", {}).get("containerStatuses") or []
+    return any("running" in (state.get("state") or {}) for state in states if state.get("name") == _role(pod))
+
+
+def termination_of(pod: Json) -> Json | None:
+    """How a Pod's own container ended; None while it has not."""
+    for state in pod.get("status", {}).get("containerStatuses") or []:
+        if state.get("name") == _role(pod) and (ended := (state.get("state") or {}).get("terminated")):
+            return dict(ended)
+    return None
+
+
+def _of_pod(pod: Json) -> Trouble | None:
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    for state in status.get("containerStatuses") or []:
+        waiting = (state.get("state") or {}).get("waiting") or {}
+        reason, message = waiting.get("reason", ""), _plain(waiting.get("message", ""))
+        if reason in NOT_PULLED:
+            return Trouble(
+                f"the image {state.get('image') or _image(pod, state['name'])} of Pod {name} cannot be pulled"
+                f"{f' ({message})' if message else ''}; build and push it with "
+                '"steppe image build" and "steppe image push", name another one in kubernetes.image, or give '
+                "kubernetes.image_pull_secrets",
+                is_final=True,
+            )
+        if reason in NOT_MADE:
+            return Trouble(f"Pod {name} cannot be started: {message or reason}", is_final=True)
+        ended = (state.get("state") or {}).get("terminated") or (state.get("lastState") or {}).get("terminated") or {}
+        if ended.get("reason") == "OOMKilled":
+            role = _role(pod)
+            limit = _limit(pod, state["name"])
+            return Trouble(
+                f"Pod {name} ran out of memory{f' (its limit is {limit})' if limit else ''}; give it more by "
+                f"kubernetes.{role}.memory",
+                is_final=role == "driver",
+            )
+        if reason == "CrashLoopBackOff":
+            last = _last_line(ended.get("message", "")) or f"exit code {ended.get('exitCode')}"
+            return Trouble(f"Pod {name} fails again and again: {last}", is_final=False)
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            message = _plain(condition.get("message", "") or "none has room")
+            if "PersistentVolumeClaim" in message or "volume" in message:
+                return Trouble(
+                    f"Pod {name} waits for its disk: {message}; if it stays so, name a storage class that the cluster "
+                    "has (kubernetes.storage_class)",
+                    is_final=False,
+                )
+            return Trouble(
+                f"Pod {name} waits for a node: {message}; it asks for "
+                f"{_requests(pod)}; ask for less (kubernetes.{_role(pod)}), or add nodes",
+                is_final=False,
+            )
+    if status.get("reason") == "Evicted":
+        return Trouble(f"Pod {name} was evicted: {_plain(status.get('message', ''))}", is_final=False)
+    return None
+
+
+def _of_job(job: Json) -> Trouble | None:
+    for condition in job.get("status", {}).get("conditions") or []:
+        if condition.get("type") == "Failed" and condition.get("status") == "True":
+            reason = _plain(condition.get("message", "") or condition.get("reason", ""))
+            return Trouble(f"Job {job['metadata']['name']} has failed: {reason}", is_final=_role(job) == "driver")
+    return None
+
+
+def _of_event(event: Json) -> Trouble | None:
+    message = str(event.get("message", ""))
+    if event.get("reason") != "FailedCreate":
+        return None
+    if "exceeded quota" in message:
+        detail = _plain(message[message.index("exceeded quota") :])
+        return Trouble(f"the namespace has no room for a Pod: {detail}; ask for less, or for more quota", is_final=True)
+    if "forbidden" in message or "invalid" in message.lower():
+        return Trouble(f"a Pod may not be made: {_plain(message.removeprefix('Error creating: '))}", is_final=True)
+    return None
+
+
+def _lacks_pods(jobs: Sequence[Json], pods: Sequence[Json]) -> bool:
+    owners = {owner.get("uid") for pod in pods for owner in pod["metadata"].get("ownerReferences") or ()}
+    return any(job["metadata"].get("uid") not in owners for job in jobs)
+
+
+def _requests(pod: Json) -> str:
+    asked = pod["spec"]["containers"][0].get("resources", {}).get("requests", {})
+    return ", ".join(f"{value} {name}" for name, value in asked.items()) or "nothing"
+
+
+def _limit(pod: Json, container: str) -> str:
+    found = [each for each in pod["spec"]["containers"] if each["name"] == container]
+    return str(found[0].get("resources", {}).get("limits", {}).get("memory", "")) if found else ""
+
+
+def _image(pod: Json, container: str) -> str:
+    return next((str(each["image"]) for each in pod["spec"]["containers"] if each["name"] == container), "?")
+
+
+def _role(thing: Json) -> str:
+    return str(thing["metadata"].get("labels", {}).get(ROLE, ""))
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1].strip().removeprefix("error: ") if lines else ""
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")

@@ -1,0 +1,18 @@
+"""What the client and the Pods of an experiment agree on."""
+
+from __future__ import annotations
+
+RESULTS, SPEC, MODULES, TOKENS = "/steppe/results", "/steppe/spec", "/steppe/modules", "/steppe/tokens"
+"""Where containers find the results, the experiment, the user's modules and the tokens."""
+SPEC_KEY = "experiment.json"
+DOOR_TOKEN, RAY_TOKEN, LEARNER_TOKEN = TOKEN_KEYS = ("door", "ray", "learner")
+"""The keys of the Secret, and the names of the files in TOKENS."""
+PREFIX = "STEPPE_POD_"
+"""Variables that tell a Pod what it is begin so."""
+TOKEN_HEADER = "X-Steppe-Token"
+"""Shows the door's token; not "Authorization", which the API server keeps for itself."""
+FAILED_FOR_GOOD = 3
+"""The exit code of a driver that would fail again."""
+TERMINATION_LOG = "/dev/termination-log"
+LONGEST_LAST_WORDS = 4000
+"""Kubernetes keeps 4,096 bytes of what a container leaves there."""

@@ -1,0 +1,29 @@
+"""One worker of run mode async in a Pod: reads on its standard input what it must know, and acts until the end.
+
+Needs neither Ray nor JAX.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def main() -> int:
+    """Its exit code: 0 when the learner is done."""
+    from steppe.runners.asynchronous.actor import Placement, WorkerActor
+
+    plan: dict[str, Any] = json.load(sys.stdin)
+    paths = (os.getcwd(),)  # noqa: PTH109
+    placement = Placement(**plan, token=os.environ["STEPPE_LEARNER_TOKEN"], name="", paths=paths)
+    ending = WorkerActor().work(placement)
+    if ending.kind == "done":
+        return 0
+    print(f"error: {ending.sentence}", file=sys.stderr, flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

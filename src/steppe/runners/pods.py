@@ -1,0 +1,55 @@
+"""What the Pods of one experiment agree on: ports, and which of them hold which Ray actors."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from steppe.specs.distributed import RaySpec
+from steppe.specs.experiment import ExperimentSpec
+
+DOOR_PORT = 8470
+"""Where the driver tells how it is going, and hears what is asked of it."""
+LEARNER_PORT = 8471
+"""Where the learner of run mode async takes in workers."""
+RAY_PORT = 6379
+"""Where the driver's Ray takes in the other Pods."""
+CREW_FILE_VARIABLE = "STEPPE_CREW_FILE"
+"""Names the file in which a learner writes down what its workers must know."""
+LOOK_SECONDS, TELL_SECONDS = 0.5, 60.0
+"""How often Pods that are missing are looked for, and how often that is told."""
+
+log = logging.getLogger(__name__)
+
+
+def place_of(kind: str) -> str:
+    """Ray's name for room for one actor of this kind, "worker" or "server", which only the Pods of that kind have."""
+    return f"steppe_{kind}"
+
+
+def room_for(spec: ExperimentSpec, kind: str) -> dict[str, float]:
+    """What an actor of this kind asks Ray for, beside CPUs and GPUs."""
+    return {place_of(kind): 1} if spec.platform == "kubernetes" else {}
+
+
+def ray_of(spec: ExperimentSpec) -> RaySpec:
+    """The Ray that a driver starts for the other Pods of its experiment."""
+    return spec.ray.model_copy(update={"port": RAY_PORT, "address": None})
+
+
+def wait_for_pods(spec: ExperimentSpec) -> None:
+    """Waits until there is room for every parameter server and for a worker: a cluster may take its time for Pods."""
+    import ray
+
+    wanted = {place_of("server"): spec.num_parameter_servers, place_of("worker"): 1}
+    told = time.monotonic()
+    while True:
+        there = ray.cluster_resources()
+        missing = {name: count for name, count in wanted.items() if there.get(name, 0) < count}
+        if not missing:
+            return
+        if time.monotonic() - told > TELL_SECONDS:
+            told = time.monotonic()
+            have = ", ".join(f"{there.get(name, 0):g} of {count} {name[7:]}s" for name, count in missing.items())
+            log.warning("waiting for Pods: %s have joined", have)
+        time.sleep(LOOK_SECONDS)

@@ -1,0 +1,104 @@
+"""kind and k3d: their programs are played by a recorded stand-in on PATH, since neither can run without Docker."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from container_programs import Programs
+
+from steppe.clusters import registry
+
+Steppe = Callable[..., Any]
+
+
+@pytest.mark.parametrize("provider", ["kind", "k3d"])
+def test_a_missing_program_says_how_to_install_it(steppe: Steppe, programs: Programs, provider: str) -> None:
+    answer = steppe("cluster", "create", "-n", "here", "--provider", provider)
+    assert answer.code == 2
+    assert f'provider "{provider}" needs the program "{provider}" on this machine; install it: https://' in answer.err
+    assert registry.names() == []
+
+
+@pytest.mark.parametrize("provider", ["kind", "k3d"])
+def test_a_cluster_is_made_listed_and_deleted(steppe: Steppe, programs: Programs, provider: str) -> None:
+    programs.install(provider)
+    answer = steppe("cluster", "create", "-n", "here", "--provider", provider, "-s", "2")
+    assert answer.code == 0, answer.err
+    reachable = registry.find("here")
+    assert reachable.context == f"{provider}-here"
+    assert stat.S_IMODE(reachable.kubeconfig.stat().st_mode) == 0o600
+    (row,) = json.loads(steppe("cluster", "list", "--json").out)["clusters"]
+    assert (row["name"], row["state"], row["made_by"]) == ("here", "ready", "steppe")
+    assert steppe("cluster", "delete", "-c", "here", "--yes").code == 0
+    assert programs.clusters == []
+    assert not reachable.kubeconfig.exists()
+
+
+def test_kind_gets_as_many_nodes_as_asked_for(steppe: Steppe, programs: Programs) -> None:
+    programs.install("kind")
+    assert steppe("cluster", "create", "-n", "here", "--provider", "kind", "-s", "3").code == 0
+    (call,) = programs.calls("create")
+    roles = [node["role"] for node in json.loads(call["given"])["nodes"]]
+    assert roles == ["control-plane", "worker", "worker"]
+    assert "--kubeconfig" in call["words"]
+
+
+def test_k3d_leaves_the_users_kubeconfig_alone(steppe: Steppe, programs: Programs) -> None:
+    programs.install("k3d")
+    words = ("--cpus-per-node", "2", "--memory-per-node", "4", "-s", "2")
+    assert steppe("cluster", "create", "-n", "here", "--provider", "k3d", *words).code == 0
+    (call,) = programs.calls("create")
+    assert {"--kubeconfig-update-default=false", "--agents-memory", "4g"} <= set(call["words"])
+
+
+@pytest.mark.parametrize("provider", ["kind", "k3d"])
+def test_dry_run_prints_the_command_that_is_run(steppe: Steppe, programs: Programs, provider: str) -> None:
+    programs.install(provider)
+    words = ("cluster", "create", "-n", "here", "--provider", provider, "-s", "2")
+    shown = steppe(*words, "--dry-run").out
+    assert steppe(*words).code == 0
+    (call,) = programs.calls("create")
+    command, _, config = shown.partition("\n")
+    assert command.split() == [provider, *call["words"]]
+    if provider == "kind":
+        assert json.loads(config) == json.loads(call["given"])
+
+
+def test_what_the_program_says_is_the_reason(steppe: Steppe, programs: Programs) -> None:
+    programs.install("kind")
+    (programs.state / "failing").write_text("Cannot connect to the Docker daemon")
+    answer = steppe("cluster", "create", "-n", "here", "--provider", "kind")
+    assert answer.code == 1
+    assert "failed to create cluster: Cannot connect to the Docker daemon" in answer.err
+    assert registry.names() == []
+
+
+def test_a_namesake_is_told_by_its_certificate(steppe: Steppe, programs: Programs) -> None:
+    programs.install("kind")
+    assert steppe("cluster", "create", "-n", "here", "--provider", "kind").code == 0
+    (programs.state / "clusters" / "here").write_text("authority of another")
+    answer = steppe("cluster", "delete", "-c", "here", "--yes")
+    assert answer.code == 2
+    assert "a namesake" in answer.err
+    assert programs.clusters == ["here"]
+
+
+def test_a_cluster_made_by_hand_is_seen_and_kept(steppe: Steppe, programs: Programs) -> None:
+    programs.install("kind")
+    steppe("cluster", "list")
+    (programs.state / "clusters" / "by-hand").write_text("x")
+    (row,) = json.loads(steppe("cluster", "list", "--json").out)["clusters"]
+    assert (row["made_by"], row["is_registered"]) == ("others", False)
+    assert steppe("cluster", "delete", "-c", "by-hand", "--yes").code == 2
+    assert steppe("cluster", "delete", "-c", "by-hand", "--yes", "--force").code == 0
+    assert programs.clusters == []
+
+
+def test_gpus_are_refused(steppe: Steppe, programs: Programs) -> None:
+    answer = steppe("cluster", "create", "-n", "here", "--provider", "kind", "--gpus-per-node", "1")
+    assert answer.code == 2
+    assert 'provider "kind" has no GPUs' in answer.err

@@ -1,0 +1,200 @@
+"""What Steppe remembers of clusters, and contexts of a kubeconfig."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from steppe.clusters import registry
+from steppe.errors import SteppeError, UserError
+
+Steppe = Callable[..., Any]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A kubeconfig with two contexts."""
+    path = tmp_path / "config"
+    contexts = [
+        {"name": "lab", "context": {"cluster": "c", "user": "u", "namespace": "team"}},
+        {"name": "plain", "context": {"cluster": "c", "user": "u"}},
+    ]
+    content = {
+        "current-context": "lab",
+        "contexts": contexts,
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"token": "a-secret-token"}}],
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def register(steppe: Steppe, config: Path, *words: str, name: str = "lab") -> None:
+    answer = steppe("cluster", "create", "-n", name, "--provider", "kubeconfig", "--kubeconfig", str(config), *words)
+    assert answer.code == 0, answer.err
+
+
+def test_the_current_context_is_registered_with_its_namespace(steppe: Steppe, config: Path) -> None:
+    register(steppe, config)
+    reachable = registry.find("lab")
+    assert (reachable.kubeconfig, reachable.context, reachable.namespace) == (config, "lab", "team")
+    assert not reachable.is_owned
+
+
+def test_context_and_namespace_can_be_chosen(steppe: Steppe, config: Path) -> None:
+    register(steppe, config, "--context", "plain", name="one")
+    register(steppe, config, "--context", "plain", "--namespace", "mine", name="two")
+    assert registry.find("one").namespace == "default"
+    assert (registry.find("two").context, registry.find("two").namespace) == ("plain", "mine")
+
+
+def test_nothing_secret_is_remembered_and_nobody_else_may_read_it(steppe: Steppe, config: Path) -> None:
+    register(steppe, config)
+    (path,) = registry.folder().iterdir()
+    assert "a-secret-token" not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_kubeconfig_variable_names_several_files(
+    steppe: Steppe, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.write_text(yaml.safe_dump({"contexts": [{"name": "far", "context": {}}]}))
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join([str(tmp_path / "absent"), str(other), str(config)]))
+    assert steppe("cluster", "create", "-n", "lab", "--provider", "kubeconfig").code == 0
+    assert steppe("cluster", "create", "-n", "far", "--context", "far").code == 0
+    assert registry.find("lab").kubeconfig == config
+    assert registry.find("far").kubeconfig == other
+
+
+def test_an_unknown_context_names_the_nearest(steppe: Steppe, config: Path) -> None:
+    answer = steppe("cluster", "create", "-n", "lab", "--kubeconfig", str(config), "--context", "plian")
+    assert answer.code == 2
+    assert 'did you mean "plain"?' in answer.err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("[1, 2]", "is no kubeconfig"), ("{", "is no kubeconfig"), ("{}", "has no current context; name one")],
+)
+def test_what_is_no_kubeconfig_is_refused(steppe: Steppe, tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "bad"
+    path.write_text(content)
+    answer = steppe("cluster", "create", "-n", "lab", "--kubeconfig", str(path))
+    assert answer.code == 2
+    assert words in answer.err
+
+
+def test_no_kubeconfig_at_all_says_where_it_was_looked_for(steppe: Steppe) -> None:
+    answer = steppe("cluster", "create", "-n", "lab", "--provider", "kubeconfig")
+    assert answer.code == 2
+    assert ".kube/config; give its path with --kubeconfig or in KUBECONFIG" in answer.err
+
+
+def test_deleting_a_registered_cluster_only_forgets_it(
+    steppe: Steppe, config: Path, answering: Callable[[str], None]
+) -> None:
+    register(steppe, config)
+    before = config.read_text()
+    answering("y")
+    answer = steppe("cluster", "delete", "-c", "lab")
+    assert "The cluster itself stays as it is." in answer.out
+    assert 'forgot cluster "lab"' in answer.out
+    assert config.read_text() == before
+    assert registry.names() == []
+
+
+def test_delete_all_keeps_registered_clusters(steppe: Steppe, config: Path) -> None:
+    register(steppe, config)
+    assert "Steppe made no clusters from here" in steppe("cluster", "delete", "--all", "--yes").out
+    assert registry.names() == ["lab"]
+
+
+def test_delete_needs_to_know_which(steppe: Steppe) -> None:
+    for words in ((), ("-c", "a", "--all")):
+        answer = steppe("cluster", "delete", *words)
+        assert answer.code == 2
+        assert "say which cluster to delete" in answer.err
+
+
+def test_list_tells_when_a_context_is_gone(steppe: Steppe, config: Path) -> None:
+    register(steppe, config)
+    config.write_text("{}")
+    answer = steppe("cluster", "list")
+    assert "gone" in answer.out
+    assert 'has no context "lab" any more' in answer.out
+
+
+def test_list_without_clusters_says_how_to_make_one(steppe: Steppe) -> None:
+    assert "make one: steppe cluster create" in steppe("cluster", "list").out
+    assert json.loads(steppe("cluster", "list", "--json").out) == {"clusters": [], "notes": []}
+
+
+def test_an_unknown_name_names_the_nearest(steppe: Steppe, config: Path) -> None:
+    register(steppe, config, name="laboratory")
+    with pytest.raises(UserError, match=r'no cluster "laboratry"; did you mean "laboratory"\?'):
+        registry.find("laboratry")
+    with pytest.raises(UserError, match="no cluster"):
+        registry.find("../../etc/passwd")
+
+
+@pytest.mark.parametrize("name", ["Big", "a_b", "-a", "a-", "1a", "a" * 41, "../a", ""])
+def test_names_that_no_cloud_takes_are_refused(steppe: Steppe, config: Path, name: str) -> None:
+    answer = steppe("cluster", "create", f"--name={name}", "--kubeconfig", str(config))
+    assert answer.code == 2
+    assert "name" in answer.err
+
+
+def test_a_name_is_taken_once(steppe: Steppe, config: Path) -> None:
+    register(steppe, config)
+    answer = steppe("cluster", "create", "-n", "lab", "--kubeconfig", str(config))
+    assert answer.code == 2
+    assert 'there is a cluster "lab" already' in answer.err
+
+
+def test_a_broken_record_is_a_sentence_and_does_not_hide_the_others(steppe: Steppe, config: Path) -> None:
+    register(steppe, config)
+    (registry.folder() / "broken.json").write_text("{}")
+    with pytest.raises(SteppeError, match="does not describe a cluster"):
+        registry.find("broken")
+    answer = steppe("cluster", "list")
+    assert answer.code == 0
+    assert "lab" in answer.out
+    assert "does not describe a cluster" in answer.out
+
+
+def test_without_a_provider_the_choices_are_told(steppe: Steppe) -> None:
+    answer = steppe("cluster", "create", "-n", "lab")
+    assert answer.code == 2
+    assert '--provider "gke", "eks", "kind", "k3d" or "kubeconfig"' in answer.err
+
+
+def test_dry_run_of_a_registration_writes_nothing(steppe: Steppe, config: Path) -> None:
+    answer = steppe("cluster", "create", "-n", "lab", "--kubeconfig", str(config), "--dry-run")
+    assert "nothing is sent" in answer.out
+    assert registry.names() == []
+
+
+def test_flags_and_set_come_before_the_file(steppe: Steppe, config: Path, here: Path) -> None:
+    assert steppe("init").code == 0
+    words = ("-f", "small_cluster", "--kubeconfig", str(config), "--set", "kubernetes.image=localhost/steppe:1")
+    assert steppe("cluster", "create", *words, "-m", "big").code == 0
+    spec = registry.find("small-cluster").spec
+    assert (spec.machine_type, spec.cpus_per_node, spec.num_nodes) == ("big", None, 3)
+    assert spec.kubernetes.image == "localhost/steppe:1"
+
+
+def test_a_wrong_field_names_the_file(steppe: Steppe, here: Path) -> None:
+    Path("bad.json").write_text('{"num_node": 3}')
+    answer = steppe("cluster", "create", "-f", "bad.json", "-n", "lab")
+    assert answer.code == 2
+    assert 'unknown field "num_node" in bad.json' in answer.err
+    assert 'did you mean "num_nodes"?' in answer.err

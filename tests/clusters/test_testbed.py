@@ -1,0 +1,233 @@
+"""Clusters on a real Kubernetes: registered by a kubeconfig, opened with tokens, and checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google_cloud import GoogleCloud
+from kube_testbed import Testbed, running_testbed
+
+from steppe.clusters import registry
+from steppe.platforms.kubernetes import naming, permissions
+from steppe.platforms.kubernetes.kubeapi import Kube
+
+pytestmark = pytest.mark.kubernetes
+Steppe = Callable[..., Any]
+BASE = "localhost/python:3.11"
+
+
+@pytest.fixture(scope="session")
+def testbed() -> Iterator[Testbed]:
+    with running_testbed() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def namespace(testbed: Testbed) -> Iterator[str]:
+    name = testbed.new_namespace()
+    yield name
+    testbed.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def findings(steppe: Steppe, *words: str) -> dict[str, dict[str, str]]:
+    """What `cluster check` found, by what it is about."""
+    answer = steppe("cluster", "check", "-c", "lab", "--json", *words)
+    found = json.loads(answer.out)
+    assert answer.code == (0 if found["is_fit"] else 1)
+    return {each["what"]: each for each in found["findings"]}
+
+
+def register(steppe: Steppe, kubeconfig: Path, namespace: str, *words: str) -> None:
+    where = ("--kubeconfig", str(kubeconfig), "--namespace", namespace)
+    answer = steppe("cluster", "create", "-n", "lab", "--provider", "kubeconfig", *where, *words)
+    assert answer.code == 0, answer.err
+
+
+def own_source() -> tuple[str, ...]:
+    """Settings by which a Pod runs this very Steppe and Python of the machine, without an image of them."""
+    source = str(Path(__file__).resolve().parents[2] / "src")
+    mounted = {"venv": sys.prefix, "python": sys.base_prefix, "source": source}
+    packages = [path for path in sys.path if path.endswith("site-packages") and not path.startswith(sys.prefix)]
+    mounted |= {f"more-{number}": path for number, path in enumerate(packages)}
+    volumes = [{"name": name, "hostPath": {"path": path}} for name, path in mounted.items()]
+    mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in mounted.items()]
+    environment = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "PYTHONPATH": source}
+    values = {"volumes": volumes, "volume_mounts": mounts, "env": environment, "user": 0, "image": BASE}
+    values |= {"driver": {"cpus": 0.1, "memory": 0.5}, "storage": 0.1}
+    return tuple(word for key, value in values.items() for word in ("--set", f"kubernetes.{key}={json.dumps(value)}"))
+
+
+def test_a_registered_context_is_reached(steppe: Steppe, testbed: Testbed, namespace: str) -> None:
+    register(steppe, testbed.kubeconfig, namespace)
+    reachable = registry.find("lab")
+    with Kube(reachable.kubeconfig, reachable.context, reachable.namespace, reachable.name) as kube:
+        assert kube.listed("Pod") == []
+
+
+def test_check_finds_a_cluster_fit_with_a_trial_pod_and_leaves_nothing(
+    steppe: Steppe, testbed: Testbed, namespace: str
+) -> None:
+    if not testbed.is_ours:
+        pytest.skip("only the testbed's nodes see this machine's folders")
+    testbed.kube("base")
+    register(steppe, testbed.kubeconfig, namespace, *own_source())
+    found = findings(steppe)
+    assert {what: each["outcome"] for what, each in found.items()} == {
+        "API server": "ok",
+        "namespace": "ok",
+        "permissions": "ok",
+        "storage": "ok",
+        "image and nodes": "ok",
+    }, found
+    left = testbed.objects("pods,persistentvolumeclaims", namespace)
+    assert all("deletionTimestamp" in each["metadata"] for each in left)
+
+
+def test_check_says_that_an_image_cannot_be_pulled(steppe: Steppe, testbed: Testbed, namespace: str) -> None:
+    register(steppe, testbed.kubeconfig, namespace, "--set", "kubernetes.image=localhost/absent:1")
+    found = findings(steppe)["image and nodes"]
+    assert found["outcome"] == "failed"
+    assert "localhost/absent:1" in found["sentence"]
+    assert "cannot be pulled" in found["sentence"]
+
+
+def test_check_says_that_steppe_is_not_in_the_image(steppe: Steppe, testbed: Testbed, namespace: str) -> None:
+    if not testbed.is_ours:
+        pytest.skip("only the testbed is sure to have a bare Python")
+    testbed.kube("base")
+    words = (f"kubernetes.image={BASE}", 'kubernetes.driver={"cpus": 0.1, "memory": 0.25}')
+    register(steppe, testbed.kubeconfig, namespace, *(part for word in words for part in ("--set", word)))
+    found = findings(steppe)["image and nodes"]
+    assert found["outcome"] == "failed"
+    assert "Steppe does not run in that image" in found["sentence"]
+
+
+def test_check_names_a_missing_storage_class(steppe: Steppe, testbed: Testbed, namespace: str) -> None:
+    register(steppe, testbed.kubeconfig, namespace, "--set", "kubernetes.storage_class=absent")
+    found = findings(steppe, "--quick")["storage"]
+    assert found["outcome"] == "failed"
+    assert 'there is no storage class "absent"' in found["sentence"]
+    assert found["fix"]
+
+
+def test_check_names_missing_gpus(steppe: Steppe, testbed: Testbed, namespace: str) -> None:
+    register(steppe, testbed.kubeconfig, namespace, "--gpus-per-node", "1")
+    found = findings(steppe, "--quick")["GPUs"]
+    assert found["outcome"] == "failed"
+    assert "nvidia.com/gpu" in found["sentence"]
+    assert "device plugin" in found["fix"]
+
+
+def test_check_names_a_missing_namespace(steppe: Steppe, testbed: Testbed) -> None:
+    register(steppe, testbed.kubeconfig, "absent")
+    found = findings(steppe)
+    assert found["namespace"]["fix"] == "kubectl create namespace absent"
+
+
+def test_check_names_each_missing_permission(steppe: Steppe, testbed: Testbed, namespace: str, tmp_path: Path) -> None:
+    rules = [rule for rule in permissions.RULES if "secrets" not in rule["resources"]]
+    limited = testbed.account(namespace, rules, tmp_path)
+    register(steppe, limited, namespace)
+    found = findings(steppe)["permissions"]
+    assert found["outcome"] == "failed"
+    assert found["sentence"] == "these credentials may not get secrets, create secrets, delete secrets"
+    assert "steppe cluster role -c lab | kubectl apply -f -" in found["fix"]
+
+
+def test_the_role_that_is_printed_is_enough(steppe: Steppe, testbed: Testbed, namespace: str, tmp_path: Path) -> None:
+    import yaml
+
+    register(steppe, testbed.kubeconfig, namespace)
+    printed = steppe("cluster", "role", "-c", "lab").out
+    role = yaml.safe_load(printed)
+    assert role["metadata"]["namespace"] == namespace
+    testbed.kubectl("apply", "-f", "-", given=printed)
+    limited = testbed.account(namespace, role["rules"], tmp_path)
+    assert steppe("cluster", "delete", "-c", "lab", "--yes").code == 0
+    register(steppe, limited, namespace)
+    assert findings(steppe, "--quick")["permissions"]["outcome"] == "ok"
+
+
+def test_an_unreachable_cluster_is_a_sentence(steppe: Steppe, testbed: Testbed, namespace: str, tmp_path: Path) -> None:
+    dead = tmp_path / "dead"
+    text = testbed.kubectl("config", "view", "--raw", "--flatten", "-o", "json")
+    content = json.loads(text)
+    content["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    dead.write_text(json.dumps(content))
+    register(steppe, dead, namespace)
+    found = findings(steppe)["API server"]
+    assert found["outcome"] == "failed"
+    assert "cannot be reached" in found["sentence"]
+
+
+def test_a_cloud_cluster_is_opened_with_a_token_from_its_cloud(
+    steppe: Steppe, testbed: Testbed, namespace: str, project: Path, google: GoogleCloud, tmp_path: Path
+) -> None:
+    """Google's stand-in gives out the testbed's address and, at the sign-in, a token that its API server takes."""
+    config = json.loads(testbed.account(namespace, permissions.RULES, tmp_path).read_text())
+    cluster = config["clusters"][0]["cluster"]
+    google.endpoint = cluster["server"].removeprefix("https://")
+    google.authority = cluster["certificate-authority-data"]
+    google.token = config["users"][0]["user"]["token"]
+    where = ("--namespace", namespace)
+    assert steppe("cluster", "create", "-f", "small_cluster", "-n", "cloud", "--provider", "gke", *where).code == 0
+    reachable = registry.find("cloud")
+    with Kube(reachable.kubeconfig, reachable.context, reachable.namespace, reachable.name) as kube:
+        assert kube.listed("Pod") == []
+    # kubectl takes the same file.
+    words = ["kubectl", f"--kubeconfig={reachable.kubeconfig}", "get", "pods", "-n", namespace, "-o", "name"]
+    done = subprocess.run(words, capture_output=True, text=True, env=dict(os.environ))
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_deleting_a_cloud_cluster_gives_its_disks_back(
+    steppe: Steppe,
+    testbed: Testbed,
+    namespace: str,
+    project: Path,
+    google: GoogleCloud,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stand-in of Google's cloud makes the testbed its cluster; an administrator's token opens it."""
+    if not testbed.is_ours:
+        pytest.skip("nothing is emptied but the testbed")
+    # Experiments of other tests that run there now are none of this one's.
+    monkeypatch.setattr(naming, "MANAGER", namespace)
+    testbed.kubectl("create", "serviceaccount", "admin", "-n", namespace)
+    binding = f"{namespace}-admin"
+    account = f"--serviceaccount={namespace}:admin"
+    testbed.kubectl("create", "clusterrolebinding", binding, "--clusterrole=cluster-admin", account)
+    try:
+        config = json.loads(testbed.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
+        cluster = config["clusters"][0]["cluster"]
+        google.endpoint = cluster["server"].removeprefix("https://")
+        google.authority = cluster["certificate-authority-data"]
+        google.token = testbed._token(namespace, "admin")
+        assert steppe("cluster", "create", "-f", "small_cluster", "-n", "cloud", "--provider", "gke").code == 0
+        theirs, ours = claim("theirs", {}), claim("ours", {naming.MANAGED_BY: namespace})
+        testbed.apply(theirs, ours, namespace=namespace)
+        answer = steppe("cluster", "delete", "-c", "cloud", "--yes")
+        assert answer.code == 0, answer.err
+        assert "deletes the disks of 1 experiment" in answer.out
+        assert "note" not in answer.out
+        left = [each["metadata"]["name"] for each in testbed.objects("persistentvolumeclaims", namespace)]
+        assert left == ["theirs"]
+        assert google.clusters == {}
+    finally:
+        testbed.kubectl("delete", "clusterrolebinding", binding)
+
+
+def claim(name: str, labels: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}},
+    }

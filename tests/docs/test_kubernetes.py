@@ -1,0 +1,39 @@
+"""docs/kubernetes.md: its role is the one that Steppe asks for, and its examples are valid."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from steppe.platforms.kubernetes import permissions
+from steppe.specs.experiment import ExperimentSpec
+
+PAGE = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_role_is_the_one_that_is_needed() -> None:
+    (role,) = blocks("yaml")
+    assert yaml.safe_load(role) == permissions.role("research")
+
+
+@pytest.mark.parametrize(
+    "example", [json.loads(text) for text in blocks("json")], ids=lambda example: str(list(example))
+)
+def test_examples_are_valid(example: dict[str, Any]) -> None:
+    spec = ExperimentSpec.model_validate({"name": "x", "agent": "sac", "environment": "Pendulum-v1", **example})
+    assert spec.kubernetes.model_fields_set == set(example["kubernetes"])
+
+
+def test_every_field_of_the_block_is_explained() -> None:
+    table = PAGE.partition("## The `kubernetes` block")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE))))
+    assert named == set(type(ExperimentSpec.model_fields["kubernetes"].default).model_fields)

@@ -1,0 +1,107 @@
+"""What a Pod runs, without a cluster: begins, goes on, and knows when a start is over."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import wait_until
+
+from steppe.experiments import pod_run
+from steppe.experiments.pod_run import FAILED_FOR_GOOD, OVER
+from steppe.experiments.store import RunFolder
+from steppe.specs.experiment import load_experiment
+
+ENDLESS = 1_000_000_000
+
+
+@pytest.fixture
+def pod(tmp_path: Path):
+    """Runs a Pod's training with the fields of an experiment; the exit code."""
+    folder = RunFolder(tmp_path / "results" / "x")
+    file = tmp_path / "experiment.json"
+
+    def write(**fields):
+        given = {"name": "x", "environment": "CartPole-v1", "total_timesteps": 2000, "seed": 1, "video": False} | fields
+        file.write_text(load_experiment(None, given, [], tmp_path, options=False).model_dump_json())
+
+    def words(generation="1", start="1"):
+        return [str(folder.path), "--spec", str(file), "--generation", generation, "--start", start]
+
+    def run(generation="1", start="1", more=(), **fields):
+        write(**fields)
+        return pod_run.main([*words(generation, start), *more])
+
+    def begin(start="1", **fields):
+        write(**fields)
+        return subprocess.Popen([sys.executable, "-m", "steppe.experiments.pod_run", *words(start=start)])
+
+    run.folder, run.begin = folder, begin
+    return run
+
+
+def test_it_is_begun_once_and_over_for_every_pod_of_the_same_start(pod):
+    assert pod() == OVER
+    first = pod.folder.read_status()
+    assert first.state == "completed"
+    assert pod() == OVER
+    assert pod.folder.read_status() == first
+
+
+def test_another_start_goes_on_where_the_last_one_ended(pod):
+    pod()
+    assert pod(start="2", total_timesteps=6000) == OVER
+    assert pod.folder.read_status().timestep >= 6000
+    assert "resuming" in pod.folder.log.read_text()
+
+
+def test_another_generation_begins_anew_and_keeps_the_old_results_beside(pod):
+    pod()
+    assert pod(generation="2", start="2") == OVER
+    assert list(pod.folder.path.glob("before-*/status.json"))
+    assert "resuming" not in pod.folder.log.read_text()
+
+
+def test_a_failure_is_one_for_good(pod):
+    assert pod(environment="no_such_module:make") == FAILED_FOR_GOOD
+    assert pod.folder.read_status().state == "failed"
+    assert pod(environment="no_such_module:make") == FAILED_FOR_GOOD
+
+
+def test_a_failure_that_only_the_pod_knows_of_is_noted(pod):
+    pod()
+    assert pod(start="2", more=["--failed", "its Pod ran out of memory"]) == FAILED_FOR_GOOD
+    status = pod.folder.read_status()
+    assert (status.state, status.reason) == ("failed", "its Pod ran out of memory")
+
+
+def test_a_pod_that_is_asked_to_end_hands_over(pod):
+    process = pod.begin(total_timesteps=ENDLESS)
+    wait_until(lambda: pod.folder.exists and pod.folder.read_status().timestep > 0, "it to train", seconds=120)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    left = pod.folder.read_status()
+    assert left.state == "paused"
+    assert "exit_code" not in json.loads((pod.folder.path / ".pod.json").read_text())
+    # The next Pod of the same start goes on.
+    assert pod(total_timesteps=left.timestep + 2000) == OVER
+    assert pod.folder.read_status().timestep >= left.timestep + 2000
+
+
+def test_a_pod_that_dies_again_and_again_without_getting_further_has_failed(pod):
+    for _ in range(pod_run.MOST_DEATHS + 1):
+        process = pod.begin(total_timesteps=ENDLESS)
+        wait_until(lambda pid=process.pid: is_training(pod.folder, pid), "it to train", seconds=120)
+        process.kill()
+        process.wait()
+    assert pod(total_timesteps=ENDLESS) == FAILED_FOR_GOOD
+    assert "without a new checkpoint" in pod.folder.read_status().reason
+
+
+def is_training(folder: RunFolder, pid: int) -> bool:
+    status = folder.read_status()
+    return (status.state, status.pid) == ("running", pid)

@@ -1,0 +1,72 @@
+"""A real Kubernetes, a namespace for each test, and an image of this source; see tests/support/kube_testbed.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_runs import PODS, Workplace, mounted_source
+from kube_testbed import Testbed, built_image, running_testbed
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What asks for the cluster is marked `kubernetes`, so that `-m "not kubernetes"` starts none."""
+    for item in items:
+        if HERE in item.path.parents and "testbed" in getattr(item, "fixturenames", ()):
+            item.add_marker("kubernetes")
+        if HERE in item.path.parents and "image" in getattr(item, "fixturenames", ()):
+            # The first of them waits for the build, which fetches some hundred megabytes of packages.
+            item.add_marker(pytest.mark.timeout(1500), append=False)
+
+
+@pytest.fixture(scope="session")
+def testbed() -> Iterator[Testbed]:
+    """A cluster with one node at least; `testbed.with_nodes(2)` gives more."""
+    with running_testbed() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def namespace(testbed: Testbed) -> Iterator[str]:
+    """A namespace that is removed afterwards, with all that is in it."""
+    name = testbed.new_namespace()
+    yield name
+    testbed.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def kubeconfig(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cluster's kubeconfig, which KUBECONFIG names during the test."""
+    monkeypatch.setenv("KUBECONFIG", str(testbed.kubeconfig))
+    return testbed.kubeconfig
+
+
+@pytest.fixture(scope="session")
+def image(testbed: Testbed) -> str:
+    """An image that is built from the project's Dockerfile; every node has it."""
+    return built_image(testbed)
+
+
+@pytest.fixture(scope="session")
+def pods(testbed: Testbed, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """How Pods get this source: by the image, or with STEPPE_TEST_MOUNT=1 from this machine, which builds nothing."""
+    if os.environ.get("STEPPE_TEST_MOUNT"):
+        testbed.kube("base")
+        return PODS | mounted_source()
+    return PODS | {"image": request.getfixturevalue("image")}
+
+
+@pytest.fixture
+def workplace(testbed: Testbed, namespace: str, pods: dict[str, Any], tmp_path: Path) -> Workplace:
+    """A project whose cluster "testbed" has a namespace of its own."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    made = Workplace(folder, testbed, namespace, pods)
+    made.steppe("init", "-n", "tests")
+    made.register()
+    return made

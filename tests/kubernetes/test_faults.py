@@ -1,0 +1,134 @@
+"""What goes wrong on a cluster: lost Pods and nodes, and mistakes that end in a sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from cluster_runs import Workplace
+from processes import wait_until
+
+from steppe.platforms.kubernetes.permissions import role
+
+RULES: list[dict[str, Any]] = role("any")["rules"]
+"""The role that docs/kubernetes.md lists."""
+
+
+def test_a_driver_pod_that_is_deleted_goes_on_in_another(workplace: Workplace):
+    workplace.new("moved", total_timesteps=600_000)
+    workplace.steppe("experiment", "start", "-e", "moved", "-c", "testbed", "--detach")
+    workplace.wait_for("moved", "running", timestep=1)
+    (first,) = workplace.pods_of("driver")
+    workplace.testbed.kubectl("delete", "pod", first["metadata"]["name"], "-n", workplace.namespace)
+    status = workplace.wait_for("moved", "completed")
+    assert status["timestep"] >= 600_000
+    log = workplace.steppe("experiment", "logs", "-e", "moved")
+    assert "starting /steppe/results/moved" in log
+    assert "resuming /steppe/results/moved" in log
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("role", ["worker", "driver"])
+def test_a_run_in_mode_async_outlives_its_pods(workplace: Workplace, role):
+    workplace.new("crew", run_mode="async", agent="dqn", num_workers=2, total_timesteps=40_000)
+    outlive(workplace, "crew", role)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("role", ["worker", "server", "driver"])
+def test_a_run_in_mode_distributed_outlives_its_pods(workplace: Workplace, role):
+    workplace.new("shards", run_mode="distributed", num_workers=2, num_parameter_servers=1, total_timesteps=200_000)
+    outlive(workplace, "shards", role)
+
+
+@pytest.mark.faults
+def test_a_run_outlives_its_node(workplace: Workplace):
+    nodes = workplace.testbed.with_nodes(2)
+    workplace.new("node", total_timesteps=3_000_000, kubernetes={"node_selector": {}})
+    workplace.steppe("experiment", "start", "-e", "node", "-c", "testbed", "--detach")
+    workplace.wait_for("node", "running", timestep=1)
+    (pod,) = workplace.pods_of("driver")
+    if pod["spec"]["nodeName"] == nodes[0]:
+        pytest.skip("the driver stands on the node that the control plane is on")
+    workplace.testbed.kube("node-kill", pod["spec"]["nodeName"])
+    try:
+        workplace.wait_for("node", "completed")
+    finally:
+        workplace.testbed.with_nodes(2)
+
+
+def test_an_image_that_cannot_be_pulled_ends_in_a_sentence(workplace: Workplace):
+    workplace.new("image", kubernetes={"image": "localhost/no-such-image:1"})
+    said = workplace.steppe("experiment", "start", "-e", "image", "-c", "testbed", exit_code=1)
+    assert "the image localhost/no-such-image:1 of Pod" in said
+    assert "cannot be pulled" in said
+    assert 'experiment "image" is failed' in said
+    wait_until(lambda: not workplace.pods_of("driver"), "its Pod to end", seconds=120, pause=1.0)
+
+
+def test_a_quota_that_is_too_small_ends_in_a_sentence(workplace: Workplace):
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "small"},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    workplace.testbed.apply(quota, namespace=workplace.namespace)
+    workplace.new("quota")
+    said = workplace.steppe("experiment", "start", "-e", "quota", "-c", "testbed", exit_code=1)
+    assert "the namespace has no room for a Pod: exceeded quota: small, requested: pods=1" in said
+
+
+def test_a_pod_that_runs_out_of_memory_says_so(workplace: Workplace):
+    workplace.new("memory", kubernetes={"driver": {"memory": 0.1}})
+    said = workplace.steppe("experiment", "start", "-e", "memory", "-c", "testbed", exit_code=1)
+    assert "ran out of memory" in said
+    assert "kubernetes.driver.memory" in said
+
+
+def test_an_unreachable_cluster_ends_in_a_sentence(workplace: Workplace, tmp_path):
+    config = json.loads(workplace.testbed.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    path = tmp_path / "nowhere.json"
+    path.write_text(json.dumps(config))
+    workplace.register(path, name="nowhere")
+    workplace.new("lost")
+    said = workplace.steppe("experiment", "start", "-e", "lost", "-c", "nowhere", exit_code=1)
+    assert 'the cluster "nowhere" cannot be reached' in said
+    # What was never started there can be started elsewhere.
+    assert "created" in workplace.steppe("experiment", "list")
+
+
+def test_the_listed_role_is_enough(workplace: Workplace, tmp_path):
+    workplace.register(workplace.testbed.account(workplace.namespace, RULES, tmp_path), name="limited")
+    workplace.new("role", total_timesteps=4_000)
+    workplace.steppe("experiment", "start", "-e", "role", "-c", "limited")
+    workplace.steppe("experiment", "download", "-e", "role", "--to", str(tmp_path / "results"))
+    workplace.steppe("experiment", "delete", "-e", "role", "--force")
+
+
+@pytest.mark.parametrize(
+    ("resource", "sentence"),
+    [("jobs", "may not list jobs (batch) in namespace"), ("secrets", "may not get secrets in namespace")],
+)
+def test_a_missing_permission_is_named(workplace: Workplace, tmp_path, resource, sentence):
+    rules = [
+        rule
+        for rule in ({**each, "resources": [name for name in each["resources"] if name != resource]} for each in RULES)
+        if rule["resources"]
+    ]
+    workplace.register(workplace.testbed.account(workplace.namespace, rules, tmp_path), name="limited")
+    workplace.new("role")
+    said = workplace.steppe("experiment", "start", "-e", "role", "-c", "limited", exit_code=1)
+    assert sentence in said
+    assert "docs/kubernetes.md" in said
+
+
+def outlive(workplace: Workplace, name: str, role: str) -> None:
+    """Deletes a Pod of that role in the middle of a run, which completes all the same."""
+    workplace.steppe("experiment", "start", "-e", name, "-c", "testbed", "--detach")
+    workplace.wait_for(name, "running", timestep=1)
+    pod = workplace.pods_of(role)[0]["metadata"]["name"]
+    workplace.testbed.kubectl("delete", "pod", pod, "-n", workplace.namespace, "--wait=false")
+    workplace.wait_for(name, "completed")

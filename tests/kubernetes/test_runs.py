@@ -1,0 +1,132 @@
+"""Experiments on a real Kubernetes: each run mode, from start to delete."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from cluster_runs import Workplace
+from processes import wait_until
+
+
+def test_an_experiment_is_started_paused_resumed_downloaded_and_deleted(workplace: Workplace, tmp_path):
+    workplace.new("one", total_timesteps=100_000_000)
+    started = workplace.steppe("experiment", "start", "-e", "one", "-c", "testbed", "--detach")
+    assert 'experiment "one" starts on cluster "testbed"' in started
+    workplace.wait_for("one", "running", timestep=1)
+    assert "starting /steppe/results/one" in workplace.steppe("experiment", "logs", "-e", "one")
+
+    assert 'experiment "one" is paused at timestep' in workplace.steppe("experiment", "pause", "-e", "one")
+    paused = workplace.status("one")
+    wait_until(lambda: not workplace.pods_of("driver"), "all Pods to end", seconds=120, pause=1.0)
+    listed = json.loads(workplace.steppe("experiment", "list", "--json"))
+    assert [(row["name"], row["state"], row["timestep"]) for row in listed] == [("one", "paused", paused["timestep"])]
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    workplace.steppe("experiment", "download", "-e", "one", "--to", str(first))
+    assert json.loads((first / "status.json").read_text())["timestep"] == paused["timestep"]
+    # A download that was cut short goes on, and gives the same bytes.
+    half = second / "policy" / ".policy.safetensors.part"
+    half.parent.mkdir(parents=True)
+    half.write_bytes((first / "policy" / "policy.safetensors").read_bytes()[:1000])
+    workplace.steppe("experiment", "download", "-e", "one", "--to", str(second))
+    assert sums(first) == sums(second)
+    assert "a paused" not in workplace.steppe("experiment", "logs", "-e", "one")
+
+    more = paused["timestep"] + 50_000
+    ended = workplace.steppe("experiment", "resume", "-e", "one", "--set", f"total_timesteps={more}")
+    assert f'experiment "one" is completed: all {more:,} timesteps were run' in ended
+    log = workplace.steppe("experiment", "logs", "-e", "one")
+    assert "resuming /steppe/results/one" in log
+    assert workplace.status("one")["timestep"] >= more
+
+    workplace.steppe("experiment", "delete", "-e", "one", "--force")
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize(
+    ("mode", "fields"),
+    [
+        ("single", {"total_timesteps": 400_000, "stop_at_return": 475}),
+        ("multi-threaded", {"total_timesteps": 600_000, "num_workers": 2, "stop_at_return": 475}),
+        ("async", {"total_timesteps": 200_000, "num_workers": 2, "agent": "dqn", "stop_at_return": 400}),
+        (
+            "distributed",
+            {"total_timesteps": 400_000, "num_workers": 2, "num_parameter_servers": 2, "stop_at_return": 400},
+        ),
+    ],
+)
+def test_each_run_mode_learns(workplace: Workplace, mode, fields):
+    workplace.new("score", run_mode=mode, **fields)
+    workplace.steppe("experiment", "start", "-e", "score", "-c", "testbed")
+    status = workplace.status("score")
+    assert status["state"] == "completed"
+    assert status["mean_return"] >= fields["stop_at_return"]
+
+
+def test_workers_of_run_mode_async_are_pods(workplace: Workplace):
+    workplace.new("crew", run_mode="async", agent="dqn", num_workers=2, total_timesteps=20_000)
+    workplace.steppe("experiment", "start", "-e", "crew", "-c", "testbed", "--detach")
+    workplace.wait_for("crew", "running", timestep=1)
+    assert len(workplace.pods_of("worker")) == 2
+    workplace.wait_for("crew", "completed")
+    # They hear by themselves that it is over: nobody follows this run.
+    wait_until(
+        lambda: all(has_ended(pod) for pod in workplace.pods_of("worker")), "workers to end", seconds=90, pause=1.0
+    )
+
+
+def test_parameter_servers_and_workers_of_run_mode_distributed_are_pods(workplace: Workplace):
+    workplace.new("shards", run_mode="distributed", num_workers=2, num_parameter_servers=1, total_timesteps=30_000)
+    workplace.steppe("experiment", "start", "-e", "shards", "-c", "testbed", "--detach")
+    workplace.wait_for("shards", "running")
+    assert (len(workplace.pods_of("worker")), len(workplace.pods_of("server"))) == (2, 1)
+    workplace.wait_for("shards", "completed")
+    crew = lambda: [*workplace.pods_of("worker"), *workplace.pods_of("server")]  # noqa: E731
+    wait_until(lambda: all(has_ended(pod) for pod in crew()), "all of them to end", seconds=120, pause=1.0)
+
+
+def test_an_environment_of_the_users_own_goes_along(workplace: Workplace):
+    source = "import gymnasium\n\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    (workplace.folder / "my_world.py").write_text(source)
+    workplace.new("own", environment="my_world:make", total_timesteps=4_000)
+    workplace.steppe("experiment", "start", "-e", "own", "-c", "testbed")
+    assert workplace.status("own")["state"] == "completed"
+
+
+def test_two_experiments_do_not_touch_each_other(workplace: Workplace):
+    for name in ("a", "b"):
+        workplace.new(name, total_timesteps=100_000_000)
+        workplace.steppe("experiment", "start", "-e", name, "-c", "testbed", "--detach")
+    workplace.wait_for("a", "running", timestep=1)
+    workplace.steppe("experiment", "stop", "-e", "a")
+    workplace.steppe("experiment", "delete", "-e", "a", "--force")
+    assert workplace.wait_for("b", "running", timestep=1)
+    workplace.steppe("experiment", "stop", "-e", "b")
+    assert workplace.status("b")["state"] == "stopped"
+
+
+def test_a_manifest_can_be_applied_by_hand(workplace: Workplace):
+    workplace.new("hand", total_timesteps=4_000)
+    text = workplace.steppe("experiment", "manifest", "-e", "hand", "-c", "testbed")
+    (command,) = [line.removeprefix("#   ") for line in text.splitlines() if "create secret" in line]
+    words = command.replace("$(openssl rand -hex 32)", "0123456789abcdef0123456789abcdef").split()[1:]
+    workplace.testbed.kubectl(*words)
+    workplace.testbed.kubectl("apply", "-n", workplace.namespace, "-f", "-", given=text)
+    wait_until(
+        lambda: [pod for pod in workplace.pods_of("driver") if has_ended(pod)], "it to end", seconds=300, pause=1.0
+    )
+    (pod,) = workplace.pods_of("driver")
+    words_left = pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"]
+    assert json.loads(words_left)["status"]["state"] == "completed"
+
+
+def has_ended(pod) -> bool:
+    return pod["status"]["phase"] in ("Succeeded", "Failed")
+
+
+def sums(folder) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

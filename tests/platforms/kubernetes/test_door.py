@@ -1,0 +1,104 @@
+import hashlib
+import http.client
+import json
+
+import pytest
+
+from steppe.experiments.store import LOG_FILE, REQUEST_FILE, STATUS_FILE, RunFolder
+from steppe.platforms.kubernetes import door as doors
+from steppe.platforms.kubernetes.door import Door
+from steppe.platforms.kubernetes.words import TOKEN_HEADER
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = tmp_path / "run"
+    (run / "policy").mkdir(parents=True)
+    (run / "status.json").write_text('{"state": "running", "timestep": 5}')
+    (run / "log.txt").write_text("first\nsecond\n")
+    (run / "policy" / "weights").write_bytes(bytes(range(256)) * 100)
+    (run / ".hidden").write_text("no")
+    return run
+
+
+@pytest.fixture
+def ask(folder):
+    door = Door(folder, TOKEN, lambda: {"is_over": False}, takes_requests=True)
+    port = door.open(0, "127.0.0.1")
+
+    def ask(path, method="GET", token=TOKEN, body=None, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request(method, path, body=body, headers={TOKEN_HEADER: token, **headers})
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        return answer.status, data
+
+    yield ask
+    door.close()
+
+
+def test_the_door_calls_files_as_a_run_folder_does():
+    assert (doors.STATUS_FILE, doors.LOG_FILE, doors.REQUEST_FILE) == (STATUS_FILE, LOG_FILE, REQUEST_FILE)
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN + "x"])
+@pytest.mark.parametrize(("method", "path"), [("GET", "/status"), ("GET", "/files/log.txt"), ("POST", "/ask")])
+def test_nothing_is_said_without_the_token(ask, method, path, token):
+    assert ask(path, method, token)[0] == 401
+
+
+def test_the_status_is_the_runs_own_and_what_the_pod_knows(ask):
+    code, data = ask("/status")
+    assert code == 200
+    assert json.loads(data) == {"status": {"state": "running", "timestep": 5}, "is_over": False}
+
+
+def test_the_log_is_read_from_where_it_was_left(ask):
+    assert ask("/log?from=6") == (200, b"second\n")
+    assert ask("/log?from=1000") == (200, b"")
+
+
+def test_files_are_listed_with_size_and_checksum(ask, folder):
+    files = {each["path"]: each for each in json.loads(ask("/files")[1])["files"]}
+    assert set(files) == {"log.txt", "status.json", "policy/weights"}
+    whole = (folder / "policy" / "weights").read_bytes()
+    assert files["policy/weights"]["sha256"] == hashlib.sha256(whole).hexdigest()
+    assert files["policy/weights"]["size"] == len(whole)
+
+
+def test_a_checksum_follows_the_file(ask, folder):
+    ask("/files")
+    (folder / "log.txt").write_text("another\n")
+    files = {each["path"]: each["sha256"] for each in json.loads(ask("/files")[1])["files"]}
+    assert files["log.txt"] == hashlib.sha256(b"another\n").hexdigest()
+
+
+def test_a_part_of_a_file_can_be_fetched(ask, folder):
+    whole = (folder / "policy" / "weights").read_bytes()
+    assert ask("/files/policy/weights", Range="bytes=25000-") == (206, whole[25000:])
+    assert ask("/files/policy/weights", Range="bytes=10-19") == (206, whole[10:20])
+    assert ask("/files/policy/weights", Range="bytes=99999999-") == (206, b"")
+    assert ask("/files/policy/weights") == (200, whole)
+
+
+@pytest.mark.parametrize(
+    "name", [".hidden", "../run/log.txt", "policy/../log.txt/../../x", "/etc/passwd", "policy", "", "link"]
+)
+def test_nothing_else_is_shown(ask, folder, tmp_path, name):
+    (tmp_path / "x").write_text("outside")
+    (folder / "link").symlink_to(tmp_path / "x")
+    assert ask(f"/files/{name}")[0] == 404
+
+
+def test_a_request_reaches_the_run(ask, folder):
+    assert ask("/ask", "POST", body='{"action": "pause"}')[0] == 200
+    assert RunFolder(folder).asked() == "pause"
+
+
+@pytest.mark.parametrize("body", ["", "[]", '{"action": "rm"}', "{"])
+def test_a_request_that_makes_no_sense_is_refused(ask, folder, body):
+    assert ask("/ask", "POST", body=body)[0] == 400
+    assert RunFolder(folder).asked() is None

@@ -1,0 +1,207 @@
+import json
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubernetes_validate.utils import latest_version
+
+from steppe.errors import UserError
+from steppe.platforms.kubernetes import naming
+from steppe.platforms.kubernetes.rendering import as_yaml, jobs, reader, render, root
+from steppe.platforms.kubernetes.words import TOKEN_KEYS
+
+TOKENS = dict.fromkeys(TOKEN_KEYS, "secret-0123456789")
+MODES = ("single", "multi-threaded", "distributed", "async")
+
+
+def job_of(plan, role):
+    return next(job for job in jobs(plan) if job["metadata"]["labels"][naming.ROLE] == role)
+
+
+def container_of(plan, role):
+    return job_of(plan, role)["spec"]["template"]["spec"]["containers"][0]
+
+
+def variables_of(container):
+    return {each["name"]: each.get("value") for each in container["env"]}
+
+
+@pytest.mark.parametrize("version", ["1.30", latest_version()])
+@pytest.mark.parametrize("mode", MODES)
+def test_manifests_are_valid(planned, mode, version):
+    plan = planned(run_mode=mode, modules={"mine.py": "x = 1\n"})
+    for manifest in [*render(plan, owner_uid="uid", tokens=TOKENS), reader(plan, owner_uid="uid")]:
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_experiment_gives_the_same_manifests(planned, mode):
+    assert render(planned(run_mode=mode, seed=1)) == render(planned(run_mode=mode, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "pods"),
+    [
+        ({"run_mode": "single"}, {"driver": 1}),
+        ({"run_mode": "multi-threaded", "num_workers": 4}, {"driver": 1}),
+        (
+            {"run_mode": "distributed", "num_workers": 5, "num_parameter_servers": 2},
+            {"driver": 1, "server": 2, "worker": 5},
+        ),
+        ({"run_mode": "async", "num_workers": 1000}, {"driver": 1, "worker": 1000}),
+    ],
+)
+def test_each_run_mode_has_its_pods(planned, fields, pods):
+    made = {job["metadata"]["labels"][naming.ROLE]: job["spec"]["parallelism"] for job in jobs(planned(**fields))}
+    assert made == pods
+
+
+def test_everything_belongs_to_the_root(planned):
+    first, *rest = render(planned(run_mode="distributed"), owner_uid="uid-1", tokens=TOKENS)
+    assert first["kind"] == "ConfigMap"
+    for manifest in rest:
+        (owner,) = manifest["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("ConfigMap", first["metadata"]["name"], "uid-1")
+    assert all(each["metadata"]["labels"][naming.MANAGED_BY] == "steppe" for each in (first, *rest))
+
+
+def test_tokens_are_in_no_manifest_that_is_printed(planned):
+    plan = planned(run_mode="async")
+    assert "Secret" not in [each["kind"] for each in render(plan)]
+    assert TOKENS["door"] not in as_yaml(render(plan))
+
+
+def test_yaml_is_what_was_rendered(planned):
+    manifests = render(planned(run_mode="distributed"))
+    text = as_yaml(manifests, "two\nlines")
+    assert text.startswith("# two\n# lines\n---\n")
+    assert list(yaml.safe_load_all(text)) == manifests
+    assert "&id" not in text
+
+
+def test_no_pod_gets_a_token_of_the_cluster_or_runs_as_root(planned):
+    for mode in MODES:
+        for job in jobs(planned(run_mode=mode)):
+            pod = job["spec"]["template"]["spec"]
+            assert pod["automountServiceAccountToken"] is False
+            assert pod["securityContext"]["runAsNonRoot"] is True
+
+
+def test_threads_agree_with_the_cpus_that_are_promised(planned):
+    plan = planned(run_mode="multi-threaded", num_workers=6, kubernetes={"driver": {"cpus": 4.5, "memory": 2}})
+    container = container_of(plan, "driver")
+    assert container["resources"]["requests"] == {"cpu": "4500m", "memory": "2048Mi"}
+    assert container["resources"]["limits"] == {"cpu": "4500m", "memory": "2048Mi"}
+    assert {variables_of(container)[name] for name in ("OMP_NUM_THREADS", "STEPPE_CORES")} == {"4"}
+
+
+def test_without_more_words_a_threaded_driver_has_a_cpu_for_each_worker(planned):
+    assert (
+        container_of(planned(run_mode="multi-threaded", num_workers=6), "driver")["resources"]["requests"]["cpu"]
+        == "6000m"
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "workers", "pods", "gpus", "members"),
+    [
+        (0.33, 7, 3, "1", "3"),
+        (0.5, 4, 2, "1", "2"),
+        (1.0, 2, 2, "1", "1"),
+        (2.0, 2, 2, "2", "1"),
+        (0.0, 2, 2, None, "1"),
+    ],
+)
+def test_workers_share_a_gpu_by_fractions(planned, share, workers, pods, gpus, members):
+    plan = planned(run_mode="distributed", num_workers=workers, ray={"gpus_per_worker": share})
+    container = container_of(plan, "worker")
+    assert job_of(plan, "worker")["spec"]["parallelism"] == pods
+    assert container["resources"]["limits"].get("nvidia.com/gpu") == gpus
+    assert variables_of(container)["STEPPE_POD_MEMBERS"] == members
+
+
+def test_on_a_cluster_that_shares_gpus_each_pod_asks_for_a_part(planned):
+    cluster = {"gpus_per_node": 1, "gpu_sharing": True}
+    plan = planned(cluster, run_mode="async", num_workers=6, ray={"gpus_per_worker": 0.33})
+    assert job_of(plan, "worker")["spec"]["parallelism"] == 6
+    assert container_of(plan, "worker")["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_what_the_specs_add_reaches_the_pods(planned):
+    cluster = {
+        "kubernetes": {
+            "image": "registry/steppe:1",
+            "node_selector": {"pool": "a"},
+            "env": {"A": "1", "B": "1"},
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "image_pull_secrets": ["registry"],
+            "labels": {"team": "red"},
+        }
+    }
+    own = {
+        "env": {"B": "2"},
+        "priority_class": "high",
+        "queue": "team-red",
+        "volumes": [{"name": "data", "emptyDir": {}}],
+        "volume_mounts": [{"name": "data", "mountPath": "/data"}],
+        "env_from_secrets": ["keys"],
+        "service_account": "runner",
+        "annotations": {"note": "x"},
+        "worker": {"image": "registry/simulator:2"},
+        "sidecars": [{"image": "registry/world:1", "ports": [{"containerPort": 5555}]}],
+    }
+    plan = planned(cluster, run_mode="async", kubernetes=own)
+    driver, worker = job_of(plan, "driver"), job_of(plan, "worker")
+    pod = worker["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"pool": "a"}
+    assert pod["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert pod["priorityClassName"] == "high"
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert pod["serviceAccountName"] == "runner"
+    assert {"name": "data", "emptyDir": {}} in pod["volumes"]
+    assert worker["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-red"
+    assert worker["metadata"]["labels"]["team"] == "red"
+    assert worker["spec"]["template"]["metadata"]["annotations"] == {"note": "x"}
+    acting, sidecar = pod["containers"]
+    assert acting["image"] == "registry/simulator:2"
+    assert acting["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    assert (variables_of(acting)["A"], variables_of(acting)["B"]) == ("1", "2")
+    assert sidecar["image"] == "registry/world:1"
+    assert [each["image"] for each in driver["spec"]["template"]["spec"]["containers"]] == ["registry/steppe:1"]
+
+
+def test_a_remote_environment_stands_beside_whoever_acts(planned):
+    own = {"sidecars": [{"image": "world:1"}]}
+    beside = {
+        mode: [
+            len(job["spec"]["template"]["spec"]["containers"]) for job in jobs(planned(run_mode=mode, kubernetes=own))
+        ]
+        for mode in MODES
+    }
+    assert beside == {"single": [2], "multi-threaded": [2], "distributed": [1, 1, 2], "async": [1, 2]}
+
+
+def test_the_root_holds_the_experiment_and_the_users_modules(planned):
+    plan = planned(modules={"worlds/__init__.py": "", "worlds/a.py": "x = 1\n"})
+    data = root(plan)["data"]
+    assert json.loads(data["experiment.json"])["name"] == "first"
+    pod = job_of(plan, "driver")["spec"]["template"]["spec"]
+    (modules,) = [each for each in pod["volumes"] if each["name"] == "modules"]
+    found = {item["path"]: data[item["key"]] for item in modules["configMap"]["items"]}
+    assert found == {"worlds/__init__.py": "", "worlds/a.py": "x = 1\n"}
+
+
+def test_modules_that_are_too_large_are_named_with_a_way_out(planned):
+    with pytest.raises(UserError, match=r"take 2\.0 MB, and a cluster takes 1 MB; .*kubernetes\.image"):
+        root(planned(modules={"big.py": "#" * 2_000_000}))
+
+
+def test_one_pod_writes_the_results(planned):
+    for mode in MODES:
+        for job in jobs(planned(run_mode=mode)):
+            mounts = job["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+            has_results = any(mount["name"] == "results" for mount in mounts)
+            assert has_results == (job["metadata"]["labels"][naming.ROLE] == "driver")
+    plan = planned()
+    (mount,) = [each for each in reader(plan)["spec"]["containers"][0]["volumeMounts"] if each["name"] == "results"]
+    assert mount["readOnly"] is True

@@ -1,0 +1,118 @@
+"""Experiments on the testbed: a project, its cluster, and the commands a user gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kube_testbed import BASE, ROOT, Testbed
+from processes import wait_until
+
+SECONDS = 600
+"""How long one command may take: the testbed may have to share a core."""
+# Little is promised and more is allowed, so that everything fits on a small machine and still starts.
+PODS: dict[str, Any] = {
+    "image_pull_policy": "IfNotPresent",
+    "driver": {"cpus": 0.3, "cpu_limit": 0.6, "memory": 1.5},
+    "worker": {"cpus": 0.1, "cpu_limit": 1.0, "memory": 1.0},
+    "server": {"cpus": 0.1, "cpu_limit": 1.0, "memory": 1.0},
+    "storage": 0.1,
+}
+
+
+def mounted_source() -> dict[str, Any]:
+    """Pods that see this machine's Python and source where they are: for a testbed of the same machine."""
+    places = {"venv": sys.prefix, "python": sys.base_prefix, "source": str(ROOT / "src")}
+    return {
+        "image": BASE,
+        "user": 0,
+        "env": {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "PYTHONPATH": places["source"]},
+        "volumes": [{"name": name, "hostPath": {"path": path}} for name, path in places.items()],
+        "volume_mounts": [{"name": name, "mountPath": path, "readOnly": True} for name, path in places.items()],
+    }
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A project with a registered cluster; commands run in processes of their own, as a user's do."""
+
+    folder: Path
+    testbed: Testbed
+    namespace: str
+    pods: dict[str, Any]
+
+    def register(self, kubeconfig: Path | None = None, name: str = "testbed") -> None:
+        """Makes a cluster known, in this test's namespace."""
+        spec = {
+            "name": name,
+            "provider": "kubeconfig",
+            "kubeconfig": str(kubeconfig or self.testbed.kubeconfig),
+            "namespace": self.namespace,
+            "kubernetes": self.pods,
+        }
+        (self.folder / "configs" / "clusters" / f"{name}.json").write_text(json.dumps(spec))
+        self.steppe("cluster", "create", "-f", name)
+
+    def steppe(self, *words: str, exit_code: int = 0) -> str:
+        """What a command prints, errors last."""
+        command = [sys.executable, "-m", "steppe", *words]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self._environment(), capture_output=True, text=True, timeout=SECONDS
+        )
+        printed = done.stdout + done.stderr
+        assert done.returncode == exit_code, f"{' '.join(words)} ended with {done.returncode}: {printed}"
+        return printed
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        """A command that goes on meanwhile."""
+        command = [sys.executable, "-m", "steppe", *words]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def new(self, name: str, *words: str, **fields: Any) -> None:
+        """Makes an experiment on CartPole, unless another environment is given."""
+        given = {"environment": "CartPole-v1", "seed": 1, "saver_frequency": "5s", "video": False} | fields
+        path = self.folder / "configs" / "experiments" / f"{name}.json"
+        path.write_text(json.dumps(given))
+        self.steppe("experiment", "new", "-f", name, "-n", name, *words)
+
+    def status(self, name: str) -> dict[str, Any]:
+        """As `experiment show --json` tells it."""
+        status: dict[str, Any] = json.loads(self.steppe("experiment", "show", "-e", name, "--json"))["status"]
+        return status
+
+    def wait_for(self, name: str, state: str, timestep: int = 0, seconds: float = SECONDS) -> dict[str, Any]:
+        """The status, once it is in that state and has come so far."""
+
+        def reached() -> dict[str, Any] | None:
+            status = self.status(name)
+            assert status["state"] != "failed" or state == "failed", status["reason"]
+            return status if status["state"] == state and status["timestep"] >= timestep else None
+
+        found: dict[str, Any] = wait_until(reached, f"{name} to be {state}", seconds=seconds, pause=1.0)
+        return found
+
+    def pods_of(self, role: str) -> list[dict[str, Any]]:
+        """The Pods of a role that are not on their way out."""
+        found = self.testbed.objects("pods", self.namespace, f"steppe/role={role}")
+        return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
+
+    def left(self) -> list[str]:
+        """Everything of Steppe's that the namespace still has."""
+        kinds = "pods,jobs,services,configmaps,secrets,persistentvolumeclaims"
+        found = self.testbed.objects(kinds, self.namespace, "app.kubernetes.io/managed-by=steppe")
+        return [f"{each['kind']} {each['metadata']['name']}" for each in found]
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {"STEPPE_CLUSTERS": str(self.folder / "clusters"), "NO_PROXY": "*", "no_proxy": "*"}
