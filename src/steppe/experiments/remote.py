@@ -111,7 +111,7 @@ def manifest(folder: RunFolder, cluster: str | None, namespace: str | None) -> s
         "All of it is removed again by:\n"
         f"  kubectl delete all,configmap,secret,pvc --namespace {made.namespace} --selector steppe/run={made.name}"
     )
-    return as_yaml(render(made), comment)
+    return as_yaml(render(made, for_any_server=True), comment)
 
 
 def settle_place(folder: RunFolder, spec: ExperimentSpec, cluster: str | None, tell: Tell) -> Place:

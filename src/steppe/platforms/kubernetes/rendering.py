@@ -65,13 +65,21 @@ class Plan:
         return (self.pods.labels or {}) | naming.labels_of(self.project, self.spec.name)
 
 
-def render(plan: Plan, *, owner_uid: str | None = None, tokens: Mapping[str, str] | None = None) -> list[Json]:
+def render(
+    plan: Plan,
+    *,
+    owner_uid: str | None = None,
+    tokens: Mapping[str, str] | None = None,
+    for_any_server: bool = False,
+) -> list[Json]:
     """Everything, in the order in which it is made: the root, then what belongs to it.
 
     `owner_uid` is the root's, once it is known: without it nothing is owned. The Secret is left out without `tokens`,
-    which have TOKEN_KEYS.
+    which have TOKEN_KEYS. `for_any_server` leaves out what an old kubectl refuses, and nothing depends on.
     """
     owned = [claim(plan), service(plan), *jobs(plan)]
+    for job in owned if for_any_server else ():
+        job["spec"].pop("podFailurePolicy", None)
     if tokens is not None:
         owned.insert(0, secret(plan, tokens))
     return [root(plan), *(with_owner(plan, each, owner_uid) for each in owned)]
