@@ -44,6 +44,8 @@ def test_workers_that_explore_to_different_degrees_learn_cartpole_together(tmp_p
         num_envs=None,
         seed=1,
         total_timesteps=300_000,
+        # Returns while learning are those of explorers; only an evaluation knows the best policy.
+        evaluation={"every": 20_000, "episodes": 20},
     )
     train(tmp_path, spec)
     # The last policy of Q-learning may be a bad moment; how threads take turns differs from run to run.
