@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from steppe.agents import normalizers
 from steppe.agents.normalizers import CLIP, Statistics, empty, merge, normalize, scale
 
-compiled_merge = jax.jit(merge)
+compiled_merge = jax.jit(merge, static_argnums=2)
 
 
 @settings(deadline=None, max_examples=25, derandomize=True)
@@ -33,6 +33,19 @@ def test_merging_batch_by_batch_equals_mean_and_variance_of_all_values(seed, bat
     assert statistics.samples == len(together)
     np.testing.assert_allclose(statistics.mean, together.mean(0), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(statistics.variance, together.var(0), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_what_has_no_weight_does_not_count(shape):
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(6, 2, *shape)).astype(np.float32)
+    weights = np.full((6, 2), 1.5, np.float32)
+    weights[4:] = 0.0
+    before = merge(empty(shape), rng.normal(2.0, size=(5, 2, *shape)).astype(np.float32))
+    for weighted, plain in zip(
+        compiled_merge(before, values, None, weights), compiled_merge(before, values[:4]), strict=True
+    ):
+        np.testing.assert_allclose(weighted, plain, rtol=1e-5)
 
 
 def test_scalars_are_measured_too():

@@ -122,9 +122,12 @@ def test_a_real_run_saves_everything_on_a_signal(here: Path, number: signal.Sign
     command = [sys.executable, "-m", "steppe", "train", "CartPole-v1", "-A", "random", "-t", "1e10", "-e", "1e10"]
     folder = RunFolder(here / "steppe-runs" / "CartPole-v1-random-1")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        _wait_for(folder, "running")
-        process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        try:
+            _wait_for(folder, "running")
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, folder.status().state, err) == (128 + number, state, "")
     assert f"is {state}" in out
     assert "steppe experiment resume -e CartPole-v1-random-1" in out

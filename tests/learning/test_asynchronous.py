@@ -32,7 +32,9 @@ def test_sac_swings_the_pendulum_up_with_four_workers(tmp_path):
 
 def test_dqn_balances_the_pole_with_four_workers(tmp_path):
     agent = {"type": "dqn", "learning_rate": 2.5e-4}
-    spec = workers("CartPole-v1", agent, num_envs=1, total_timesteps=300_000, stop_at_return=300)
+    evaluation = {"every": 10_000, "episodes": 20}
+    limits = {"total_timesteps": 300_000, "stop_at_return": 300}
+    spec = workers("CartPole-v1", agent, num_envs=1, evaluation=evaluation, **limits)
     outcome = train(tmp_path, spec)
     assert outcome.mean_return >= 300
     # The last policy of Q-learning may be a bad moment.

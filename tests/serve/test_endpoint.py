@@ -24,6 +24,16 @@ TWO = {"kind": "abtest", "name": "split", "branches": ["p0", "p1"]}
 ROUTER = {"kind": "router", "name": "best", "branches": ["p0", "p1", "p2"]}
 
 
+@pytest.mark.parametrize("word", ["sequence_start", "sequence_end"])
+def test_an_episode_without_a_name_is_refused(tmp_path, word):
+    async def check():
+        async with serving(tmp_path, TWO) as endpoint:
+            with pytest.raises(UserError, match="send its sequence_id too"):
+                endpoint.answer(question(**{word: True}))
+
+    run(check())
+
+
 def branches(endpoint, router=0):
     return {branch.name: branch for branch in endpoint.standing().routers[router].branches}
 

@@ -287,13 +287,15 @@ class ActorCritic(Agent[S], Generic[S]):
         """Before an update: the spread of the returns, so that the very first rewards are scaled already."""
         if not self.situation.normalize_rewards:
             return state
-        return state._replace(returns=normalizers.merge(state.returns, trajectory.running_returns, self.axis))
+        returns, weights = trajectory.running_returns, trajectory.weights
+        return state._replace(returns=normalizers.merge(state.returns, returns, self.axis, weights))
 
     def note_observations(self, state: TrainState, trajectory: Trajectory) -> TrainState:
         """After an update: the policy that acted must be the one whose probabilities are compared."""
         if not self.normalizes_observations:
             return state
-        return state._replace(observations=normalizers.merge(state.observations, trajectory.observations, self.axis))
+        observations, weights = trajectory.observations, trajectory.weights
+        return state._replace(observations=normalizers.merge(state.observations, observations, self.axis, weights))
 
     def trajectory_values(self, state: TrainState, trajectory: Trajectory) -> tuple[Array, Array]:
         """Values [T, N] of the observations and of their true successors; zeros where none are learned."""

@@ -28,11 +28,20 @@ def empty(shape: tuple[int, ...]) -> Statistics:
     return Statistics(zeros, ones, np.zeros((), np.float32))
 
 
-def merge(statistics: Statistics, values: Array, axis: str | None = None) -> Statistics:
-    """Takes in values [T, N, *shape]; with `axis`, the values on all devices of that axis."""
-    count = jnp.float32(values.shape[0] * values.shape[1])
-    mean = values.mean((0, 1))
-    variance = values.var((0, 1))
+def merge(statistics: Statistics, values: Array, axis: str | None = None, weights: Any = ()) -> Statistics:
+    """Takes in values [T, N, *shape]; with `axis`, the values on all devices of that axis.
+
+    `weights` [T, N] are a trajectory's: where they are zero there is only filler, which does not count.
+    """
+    if isinstance(weights, tuple):
+        count = jnp.float32(values.shape[0] * values.shape[1])
+        mean = values.mean((0, 1))
+        variance = values.var((0, 1))
+    else:
+        is_real = (weights > 0).reshape(*weights.shape, *(1,) * (values.ndim - 2))
+        count = is_real.sum(dtype=jnp.float32)
+        mean = values.mean((0, 1), where=is_real)
+        variance = values.var((0, 1), where=is_real)
     if axis is not None:
         own_mean, mean = mean, jax.lax.pmean(mean, axis)
         variance = jax.lax.pmean(variance + (own_mean - mean) ** 2, axis)

@@ -274,6 +274,8 @@ class Endpoint:
             if episode is not None and not question.sequence_start:
                 checking.check_same(question, episode, node)
                 return episode
+        elif question.sequence_start or question.sequence_end:
+            raise UserError("sequence_start and sequence_end speak of an episode; send its sequence_id too")
         path, propensity = self.graph.choose(node, self._draw)
         version = path.leaf.versions.current
         if question.version is not None:

@@ -12,7 +12,7 @@ import pytest
 from served import one_policy, serving
 
 from steppe.serve.admission import TrafficLimits
-from steppe.serve.http.connections import LONGEST_HEAD
+from steppe.serve.http.connections import LONGEST_HEAD, MOST_HEADS
 
 
 @pytest.fixture
@@ -165,6 +165,13 @@ def test_a_known_head_in_the_middle_of_a_request_is_no_request(one):
         time.sleep(0.05)
         sock.sendall(known)
         assert answers(sock, 3) == [(200, "q00"), (400, None), (200, "q00")]
+
+
+def test_more_heads_than_are_remembered_are_all_answered(one):
+    with socket.create_connection(("127.0.0.1", one.port), timeout=20) as sock:
+        for length in [*range(1, 3 * MOST_HEADS)] * 2:
+            sock.sendall(question("q" * length))
+            assert answers(sock, 1) == [(200, "q" * length)]
 
 
 def test_a_known_head_is_no_way_round_the_limits(tmp_path):

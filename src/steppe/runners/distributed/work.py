@@ -228,9 +228,9 @@ class CompiledWork(Work):
     def _newly_seen(self, sums: _Sums, trajectory: Trajectory) -> tuple[Statistics, Statistics]:
         observations, returns = sums.observations, sums.returns
         if self.agent.normalizes_observations:
-            observations = normalizers.merge(observations, trajectory.observations)
+            observations = normalizers.merge(observations, trajectory.observations, weights=trajectory.weights)
         if self.agent.situation.normalize_rewards:
-            returns = normalizers.merge(returns, trajectory.running_returns)
+            returns = normalizers.merge(returns, trajectory.running_returns, weights=trajectory.weights)
         return observations, returns
 
 

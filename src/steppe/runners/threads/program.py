@@ -276,12 +276,14 @@ class Program:
 
     def _statistics(self, trajectory: Trajectory) -> dict[str, Any]:
         """The rollout's own mean and variance, for the normalisers that all workers share."""
-        told = {}
+        told: dict[str, Any] = {}
+        weights = trajectory.weights
         if self.agent.normalizes_observations:
             empty = normalizers.empty(trajectory.observations.shape[2:])
-            told["observations"] = normalizers.merge(empty, trajectory.observations)[:2]
+            told["observations"] = normalizers.merge(empty, trajectory.observations, weights=weights)[:2]
         if self.agent.situation.normalize_rewards:
-            told["returns"] = normalizers.merge(normalizers.empty(()), trajectory.running_returns)[:2]
+            returns = trajectory.running_returns
+            told["returns"] = normalizers.merge(normalizers.empty(()), returns, weights=weights)[:2]
         return told
 
     def _report(self, name: str, told: dict[str, Any]) -> Array:

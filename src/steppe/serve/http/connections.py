@@ -19,9 +19,9 @@ LONGEST_QUICK = 1 << 16
 """Up to how many bytes a question may be answered at once; larger ones are read with back-pressure."""
 MOST_PIPELINED = 256
 """How many requests may be sent on one connection before the first of them is answered."""
-MOST_HEADS = 32
-"""How many heads of requests a connection knows again; a client's requests differ in their length at most."""
-LONGEST_KNOWN_HEAD = 1 << 12
+MOST_HEADS = 16
+"""How many heads of questions a connection knows again, the last ones; a client's differ in their length at most."""
+LONGEST_KNOWN_HEAD = 1 << 10
 MOST_QUICK = 32
 """How many questions that came in one piece are answered before other connections have their turn."""
 IDLE_SECONDS = 75.0
@@ -138,8 +138,9 @@ class Connection(HttpToolsProtocol):
         self._route = None
         self._quick_left -= 1
         path = self.url.decode("latin-1")
-        self._learn_head(data, Head(route, path, self.headers, len(self._body)))
-        self._reply(route, path, self.headers, self._body)
+        # Whoever is refused may not fill the memory either.
+        if self._reply(route, path, self.headers, self._body) == HTTPStatus.OK:
+            self._learn_head(data, Head(route, path, self.headers, len(self._body)))
 
     def check(self, now: float) -> None:
         """Ends the connection where its client takes too long; called now and then."""
@@ -185,13 +186,15 @@ class Connection(HttpToolsProtocol):
         ):
             self._heads[data[:end]] = head
 
-    def _reply(self, route: Route, path: str, headers: Headers, body: bytes) -> None:
+    def _reply(self, route: Route, path: str, headers: Headers, body: bytes) -> int:
+        """Answers a question; the status."""
         reply = self.own_app.answer_now(route, path, headers, body, self._address)
         self.transport.write(self._response(reply))
         if reply.status == 413:
             self.transport.close()
         self.server_state.total_requests += 1
         self._head, self._since, self._idle_since = 0, None, self.loop.time()
+        return reply.status
 
     def _is_short(self) -> bool:
         """Whether the body's length is known and small."""
