@@ -13,10 +13,10 @@ empty :=
 space := $(empty) $(empty)
 PIP_FLAGS := --quiet --disable-pip-version-check
 
-.PHONY: help run programs test test-slow check format lint types layers bench clean
+.PHONY: help run programs test test-slow test-kubernetes check format lint types layers bench clean
 
 help:  ## What can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 run: $(VENV)/.installed  ## Trains PPO on CartPole-v1 until it is solved, in a demo project
 	@mkdir -p $(DEMO)
@@ -31,10 +31,20 @@ programs:  ## As root on Debian: PostgreSQL and Chromium, without which the test
 
 test: export STEPPE_CLIENT_VENVS = $(subst $(space),:,$(addprefix $(CURDIR)/,$(CLIENTS)))
 test: $(VENV)/.installed-dev $(addsuffix /.installed,$(CLIENTS))  ## The tests, without the slow ones
-	$(BIN)/python -m pytest -n 2 -m "not learning and not faults"
+	$(BIN)/python -m pytest -n 2 -m "not learning and not faults and not kubernetes"
 
 test-slow: $(VENV)/.installed-dev  ## Learning scores and fault loops
-	$(BIN)/python -m pytest -n 2 -m "learning or faults"
+	$(BIN)/python -m pytest -n 2 -m "(learning or faults) and not kubernetes"
+
+# In one process: the testbed's nodes share this machine. Whatever ends the tests, a testbed they started ends too.
+test-kubernetes: export STEPPE_TEST_KUBECONFIG := $(or $(STEPPE_TEST_KUBECONFIG),$(KUBECONFIG))
+test-kubernetes: $(VENV)/.installed-dev  ## All of it on a real Kubernetes, which is started for it and ended again; skipped where there is none
+	@if missing=$$($(BIN)/python tests/support/kube_testbed.py missing); then \
+		echo "skipped: $$missing"; \
+	else \
+		trap '$(BIN)/python tests/support/kube_testbed.py down' EXIT; trap 'exit 130' INT TERM; \
+		$(BIN)/python -m pytest -m "kubernetes and not long"; \
+	fi
 
 check: format-check lint types layers  ## Formatting, lint, types and layering, all without changing a file
 

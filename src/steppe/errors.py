@@ -29,6 +29,10 @@ class MissingExtra(UserError):
         super().__init__(f'{what} needs an optional package; run: pip install "steppe[{extra}]"')
 
 
+class EnvironmentAway(UserError):
+    """The server of an environment cannot be reached."""
+
+
 class ProjectError(UserError):
     """No project here, or it cannot be used."""
 

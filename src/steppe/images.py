@@ -38,9 +38,9 @@ class Recipe:
 
 def standard_name(gpu: bool = False) -> str:
     """What an image of this version is called where nobody says otherwise."""
-    from steppe import __version__
+    from importlib.metadata import version
 
-    return f"steppe:{__version__}-gpu" if gpu else f"steppe:{__version__}"
+    return f"steppe:{version('steppe')}{'-gpu' if gpu else ''}"
 
 
 def usable_program(asked: str | None = None) -> str:

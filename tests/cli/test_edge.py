@@ -39,6 +39,14 @@ from steppe.experiments import project as project_module
         (["train", "CartPole-v1", "--stop-at-return", "null"], 'wrong value "null" in --stop-at-return'),
         (["train", "CartPole-v1", "--seed", "true"], 'wrong value "true" in --seed; it must be a whole number'),
         (["policy", "export", "nowhere"], 'no experiment "nowhere"'),
+        (["cluster", "creat"], 'unknown command "creat"; did you mean "create"?'),
+        (["cluster", "create", "--provider", "kind"], "the cluster has no name; give one with -n"),
+        (["cluster", "create", "-n", "a", "--provider", "gcp"], 'unknown value "gcp" in --provider; it must be one of'),
+        (["cluster", "create", "-n", "a", "--provider", "kind", "-s", "0"], "wrong value 0 in --num-nodes"),
+        (["cluster", "delete"], "say which cluster to delete: -c NAME, or --all"),
+        (["cluster", "delete", "--all", "--forget"], "--forget is for one cluster; name it with -c"),
+        (["cluster", "check", "-c", "absent"], 'no cluster "absent"'),
+        (["image", "push", "steppe:1", "--program", "doker"], 'unknown program "doker"'),
     ],
 )
 def test_a_users_mistake_is_one_sentence_and_exit_code_2(
@@ -121,6 +129,7 @@ def test_every_flag_of_the_old_client_is_there(steppe: Any) -> None:
 
 
 HEAVY = ("jax", "flax", "optax", "numpy", "gymnasium", "tensorboardX", "onnx", "PIL", "pydantic", "rich")
+HEAVY += ("ray", "kr8s", "httpx", "boto3", "google.auth", "yaml")
 
 
 def test_help_imports_nothing_heavy() -> None:

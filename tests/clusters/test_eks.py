@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,24 @@ from steppe.clusters import registry
 Steppe = Callable[..., Any]
 Client = Callable[[str], Any]
 CREATE = ("cluster", "create", "-n", "first", "--provider", "eks")
+GPUS = ("--gpus-per-node", "1", "--gpu-type", "nvidia-tesla-t4")
 
 
 def roles(client: Client) -> list[str]:
     return [role["RoleName"] for role in client("iam").list_roles()["Roles"] if role["RoleName"].startswith("steppe-")]
+
+
+def templates(client: Client) -> list[str]:
+    return [each["LaunchTemplateName"] for each in client("ec2").describe_launch_templates()["LaunchTemplates"]]
+
+
+def new_subnet(client: Client, network: str, zone: str, number: int) -> str:
+    where = {"VpcId": network, "CidrBlock": f"10.9.{number}.0/24", "AvailabilityZone": f"eu-west-1{zone}"}
+    return str(client("ec2").create_subnet(**where)["Subnet"]["SubnetId"])
+
+
+def given(*subnets: str) -> tuple[str, str]:
+    return "--set", f"subnets={json.dumps(subnets)}"
 
 
 def test_create_makes_roles_control_plane_nodes_and_disks(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
@@ -84,10 +99,75 @@ def test_a_zone_holds_all_nodes(steppe: Steppe, amazon: AmazonCloud, client: Cli
     assert registry.read("first").place["region"] == "eu-west-1"
 
 
-def test_gpus_get_the_image_with_their_driver(steppe: Steppe, amazon: AmazonCloud) -> None:
-    assert steppe(*CREATE, "--gpus-per-node", "1", "--gpu-type", "nvidia-tesla-t4").code == 0
+def test_gpus_get_the_image_that_offers_them_to_pods(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
+    assert steppe(*CREATE, *GPUS).code == 0
     nodes = amazon.sent("/clusters/first/node-groups")
-    assert (nodes["amiType"], nodes["instanceTypes"]) == ("AL2023_x86_64_NVIDIA", ["g4dn.xlarge"])
+    assert (nodes["amiType"], nodes["instanceTypes"]) == ("BOTTLEROCKET_x86_64_NVIDIA", ["g4dn.xlarge"])
+    assert (nodes["diskSize"], templates(client)) == (100, [])
+
+
+def test_shared_gpus_are_a_setting_of_the_nodes(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
+    assert steppe(*CREATE, *GPUS, "--gpu-sharing", "-d", "50", "--set", "clients_per_gpu=4").code == 0
+    (template,) = templates(client)
+    nodes = amazon.sent("/clusters/first/node-groups")
+    assert nodes["launchTemplate"] == {"name": template}
+    # Amazon refuses a node group that says the size of its disk beside a template.
+    assert "diskSize" not in nodes
+    asked = client("ec2").describe_launch_template_versions(LaunchTemplateName=template, Versions=["$Latest"])
+    data = asked["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+    sharing = tomllib.loads(base64.b64decode(data["UserData"]).decode())["settings"]["kubelet-device-plugins"]["nvidia"]
+    assert sharing["device-sharing-strategy"] == "time-slicing"
+    # Under their usual name, so that the same manifest asks for a part as for a whole one.
+    assert (sharing["time-slicing"]["replicas"], sharing["time-slicing"]["rename-by-default"]) == (4, False)
+    assert data["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 50
+    assert steppe("cluster", "delete", "-c", "first", "--yes").code == 0
+    assert (templates(client), roles(client)) == ([], [])
+
+
+def test_sharing_needs_something_to_share(steppe: Steppe, amazon: AmazonCloud) -> None:
+    answer = steppe(*CREATE, "--gpu-sharing")
+    assert answer.code == 2
+    assert "give gpus_per_node too" in answer.err
+
+
+def test_given_subnets_hold_the_cluster_and_the_first_its_nodes(
+    steppe: Steppe, amazon: AmazonCloud, client: Client
+) -> None:
+    network = client("ec2").create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    names = [new_subnet(client, network, zone, number) for number, zone in enumerate("cabb")]
+    answer = steppe(*CREATE, *given(*names))
+    assert answer.code == 0, answer.err
+    assert amazon.sent("/clusters")["resourcesVpcConfig"]["subnetIds"] == names
+    assert amazon.sent("/clusters/first/node-groups")["subnets"] == names[:1]
+
+
+def test_of_given_subnets_the_nodes_get_that_of_their_zone(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
+    network = client("ec2").create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    first, second = (new_subnet(client, network, zone, number) for number, zone in enumerate("ab"))
+    assert steppe(*CREATE, *given(first, second), "--location", "eu-west-1b").code == 0
+    assert amazon.sent("/clusters/first/node-groups")["subnets"] == [second]
+    assert set(amazon.sent("/clusters")["resourcesVpcConfig"]["subnetIds"]) == {first, second}
+
+
+def test_subnets_that_cannot_hold_a_cluster_are_refused(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
+    networks = [client("ec2").create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"] for _ in range(2)]
+    here, beside = (new_subnet(client, networks[0], "a", number) for number in range(2))
+    elsewhere = new_subnet(client, networks[1], "b", 0)
+    for names, words in (
+        ((here, "subnet-0123456789abcdef0"), "there is no subnet subnet-0123456789abcdef0 in eu-west-1"),
+        ((here, beside), "the given subnets are in 1 of the 2 zones that eks needs"),
+        ((here, elsewhere), "the given subnets are of different networks"),
+    ):
+        answer = steppe(*CREATE, *given(*names))
+        assert answer.code == 2
+        assert words in answer.err
+    assert (registry.names(), roles(client)) == ([], [])
+
+
+def test_subnets_are_of_no_other_provider(steppe: Steppe, programs: Any) -> None:
+    answer = steppe("cluster", "create", "-n", "first", "--provider", "kind", *given("subnet-1"))
+    assert answer.code == 2
+    assert 'subnets are a setting of provider "eks"; leave them out for "kind"' in answer.err
 
 
 def test_list_shows_known_and_foreign_clusters(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
@@ -181,6 +261,7 @@ def test_without_a_default_network_the_way_out_is_told(steppe: Steppe, amazon: A
     answer = steppe(*CREATE)
     assert answer.code == 2
     assert "aws ec2 create-default-vpc --region eu-west-1" in answer.err
+    assert """name two subnets of yours in different zones (--set 'subnets=["subnet-1", "subnet-2"]')""" in answer.err
     assert registry.names() == []
 
 

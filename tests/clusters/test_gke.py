@@ -191,7 +191,7 @@ def test_delete_asks_first(
     answering("n")
     answer = steppe("cluster", "delete", "-c", "first")
     assert answer.code == 1
-    assert 'Delete "first" (gke cloud-7/europe-west1-b) with all nodes' in answer.out
+    assert 'Delete "first" (gke cloud-7/europe-west1-b) with everything on it?' in answer.out
     assert "nothing was deleted" in answer.out
     assert google.clusters
     answering("y")

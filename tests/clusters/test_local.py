@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from container_programs import Programs
 
-from steppe.clusters import registry
+from steppe.clusters import lifecycle, registry
+from steppe.specs.cluster import ClusterSpec
 
 Steppe = Callable[..., Any]
 
@@ -96,6 +97,26 @@ def test_a_cluster_made_by_hand_is_seen_and_kept(steppe: Steppe, programs: Progr
     assert steppe("cluster", "delete", "-c", "by-hand", "--yes").code == 2
     assert steppe("cluster", "delete", "-c", "by-hand", "--yes", "--force").code == 0
     assert programs.clusters == []
+
+
+def test_a_cluster_that_is_half_made_keeps_the_experiment_it_is_made_for(programs: Programs) -> None:
+    programs.install("kind")
+    spec = ClusterSpec(provider="kind", num_nodes=1)
+    begun = lifecycle.plan(spec, "here", made_for="/runs/first")
+    registry.write(begun)
+    # The second start goes on, and still knows whose cluster it is.
+    lifecycle.ensure("here", spec, lambda line: None, made_for="/runs/first")
+    assert (registry.read("here").state, registry.read("here").made_for) == ("ready", "/runs/first")
+    lifecycle.ensure("here", spec, lambda line: None, made_for="/runs/second")
+    assert registry.read("here").made_for == "/runs/first"
+
+
+def test_delete_tells_when_experiments_cannot_be_looked_for(steppe: Steppe, programs: Programs) -> None:
+    programs.install("kind")
+    assert steppe("cluster", "create", "-n", "here", "--provider", "kind").code == 0
+    answer = steppe("cluster", "delete", "-c", "here", "--yes")
+    assert answer.code == 0, answer.err
+    assert 'note: whether experiments are on cluster "here" is not known: the cluster "here" cannot be' in answer.out
 
 
 def test_gpus_are_refused(steppe: Steppe, programs: Programs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import stat
@@ -116,6 +117,29 @@ def test_delete_all_keeps_registered_clusters(steppe: Steppe, config: Path) -> N
     register(steppe, config)
     assert "Steppe made no clusters from here" in steppe("cluster", "delete", "--all", "--yes").out
     assert registry.names() == ["lab"]
+
+
+def test_forget_asks_no_provider(steppe: Steppe, config: Path, answering: Callable[[str], None]) -> None:
+    register(steppe, config)
+    # Whatever has become of its provider: this one is not even installed.
+    record = registry.read("lab")
+    registry.write(dataclasses.replace(record, provider="k3d", is_owned=True, place={}))
+    answering("no")
+    assert steppe("cluster", "delete", "-c", "lab", "--forget").code == 1
+    assert registry.names() == ["lab"]
+    answer = steppe("cluster", "delete", "-c", "lab", "--forget", "--yes")
+    assert (answer.code, registry.names()) == (0, [])
+    assert "note: if it is still there, delete it where it is: k3d" in answer.out
+
+
+def test_forget_takes_a_damaged_entry_and_no_unknown_one(steppe: Steppe) -> None:
+    registry.folder().mkdir(parents=True)
+    (registry.folder() / "broken.json").write_text("{}")
+    assert steppe("cluster", "delete", "-c", "broken", "--forget", "--yes").code == 0
+    answer = steppe("cluster", "delete", "-c", "broken", "--forget", "--yes")
+    assert (answer.code, registry.names()) == (2, [])
+    assert 'no cluster "broken"' in answer.err
+    assert "name it with -c" in steppe("cluster", "delete", "--all", "--forget").err
 
 
 def test_delete_needs_to_know_which(steppe: Steppe) -> None:

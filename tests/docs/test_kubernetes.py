@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from steppe.platforms.kubernetes import permissions
+from steppe.specs.cluster import ClusterSpec
 from steppe.specs.experiment import ExperimentSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
@@ -25,10 +26,19 @@ def test_the_role_is_the_one_that_is_needed() -> None:
     assert yaml.safe_load(role) == permissions.role("research")
 
 
+EXAMPLES = [json.loads(text) for text in blocks("json")]
+CLUSTERS = [example for example in EXAMPLES if "provider" in example]
+
+
+@pytest.mark.parametrize("example", CLUSTERS, ids=lambda example: example["provider"])
+def test_clusters_are_valid(example: dict[str, Any]) -> None:
+    assert ClusterSpec.model_validate(example).model_fields_set == set(example)
+
+
 @pytest.mark.parametrize(
-    "example", [json.loads(text) for text in blocks("json")], ids=lambda example: str(list(example))
+    "example", [example for example in EXAMPLES if example not in CLUSTERS], ids=lambda example: str(list(example))
 )
-def test_examples_are_valid(example: dict[str, Any]) -> None:
+def test_experiments_are_valid(example: dict[str, Any]) -> None:
     spec = ExperimentSpec.model_validate({"name": "x", "agent": "sac", "environment": "Pendulum-v1", **example})
     assert spec.kubernetes.model_fields_set == set(example["kubernetes"])
 

@@ -19,8 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and "testbed" in getattr(item, "fixturenames", ()):
             item.add_marker("kubernetes")
-        if HERE in item.path.parents and "image" in getattr(item, "fixturenames", ()):
-            # The first of them waits for the build, which fetches some hundred megabytes of packages.
+            # The first of them waits for the image, for which some hundred megabytes of packages are fetched.
             item.add_marker(pytest.mark.timeout(1500), append=False)
 
 

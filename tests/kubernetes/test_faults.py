@@ -13,6 +13,25 @@ from steppe.platforms.kubernetes.permissions import role
 
 RULES: list[dict[str, Any]] = role("any")["rules"]
 """The role that docs/kubernetes.md lists."""
+STUCK = """import time
+from pathlib import Path
+
+import gymnasium
+
+
+class Stuck(gymnasium.Wrapper):
+    def step(self, action):
+        mark = Path("/tmp/was-stuck")
+        if not mark.exists():
+            mark.touch()
+            time.sleep(3600)
+        return super().step(action)
+
+
+def make():
+    return Stuck(gymnasium.make("CartPole-v1"))
+"""
+"""An environment that hangs once in each Pod."""
 
 
 def test_a_driver_pod_that_is_deleted_goes_on_in_another(workplace: Workplace):
@@ -29,33 +48,48 @@ def test_a_driver_pod_that_is_deleted_goes_on_in_another(workplace: Workplace):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("role", ["worker", "driver"])
-def test_a_run_in_mode_async_outlives_its_pods(workplace: Workplace, role):
-    workplace.new("crew", run_mode="async", agent="dqn", num_workers=2, total_timesteps=40_000)
-    outlive(workplace, "crew", role)
+def test_a_run_in_mode_async_outlives_its_pods(workplace: Workplace):
+    workplace.new("crew", run_mode="async", agent="dqn", num_workers=2, total_timesteps=150_000)
+    outlive(workplace, "crew", {"worker": 2, "driver": 1})
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("role", ["worker", "server", "driver"])
-def test_a_run_in_mode_distributed_outlives_its_pods(workplace: Workplace, role):
-    workplace.new("shards", run_mode="distributed", num_workers=2, num_parameter_servers=1, total_timesteps=200_000)
-    outlive(workplace, "shards", role)
+def test_a_worker_that_hangs_begins_anew_in_its_pod(workplace: Workplace):
+    (workplace.folder / "stuck.py").write_text(STUCK)
+    fields = {"num_workers": 2, "total_timesteps": 10_000, "asynchronous": {"worker_timeout": 10}}
+    workplace.new("stuck", run_mode="async", agent="dqn", environment="stuck:make", **fields)
+    workplace.steppe("experiment", "start", "-e", "stuck", "-c", "testbed")
+    assert workplace.status("stuck")["state"] == "completed"
+    assert "workers that hang are replaced: " in workplace.steppe("experiment", "logs", "-e", "stuck")
+
+
+@pytest.mark.faults
+def test_a_run_in_mode_distributed_outlives_its_pods(workplace: Workplace):
+    workplace.new("shards", run_mode="distributed", num_workers=2, num_parameter_servers=1, total_timesteps=1_200_000)
+    outlive(workplace, "shards", {"worker": 2, "server": 1, "driver": 1})
 
 
 @pytest.mark.faults
 def test_a_run_outlives_its_node(workplace: Workplace):
-    nodes = workplace.testbed.with_nodes(2)
-    workplace.new("node", total_timesteps=3_000_000, kubernetes={"node_selector": {}})
-    workplace.steppe("experiment", "start", "-e", "node", "-c", "testbed", "--detach")
-    workplace.wait_for("node", "running", timestep=1)
-    (pod,) = workplace.pods_of("driver")
-    if pod["spec"]["nodeName"] == nodes[0]:
-        pytest.skip("the driver stands on the node that the control plane is on")
-    workplace.testbed.kube("node-kill", pod["spec"]["nodeName"])
+    testbed = workplace.testbed
+    first, second = testbed.with_nodes(2)[:2]
+    workplace.new("node", total_timesteps=3_000_000)
+    # The other one runs the control plane, which is not to be lost.
+    testbed.kubectl("cordon", first)
     try:
-        workplace.wait_for("node", "completed")
+        workplace.steppe("experiment", "start", "-e", "node", "-c", "testbed", "--detach")
+        workplace.wait_for("node", "running", timestep=1)
     finally:
-        workplace.testbed.with_nodes(2)
+        testbed.kubectl("uncordon", first)
+    (pod,) = workplace.pods_of("driver")
+    assert pod["spec"]["nodeName"] == second
+    testbed.kube("node-kill", second)
+    try:
+        status = workplace.wait_for("node", "completed")
+        assert status["timestep"] >= 3_000_000
+        assert "resuming /steppe/results/node" in workplace.steppe("experiment", "logs", "-e", "node")
+    finally:
+        testbed.with_nodes(2)
 
 
 def test_an_image_that_cannot_be_pulled_ends_in_a_sentence(workplace: Workplace):
@@ -125,10 +159,32 @@ def test_a_missing_permission_is_named(workplace: Workplace, tmp_path, resource,
     assert "docs/kubernetes.md" in said
 
 
-def outlive(workplace: Workplace, name: str, role: str) -> None:
-    """Deletes a Pod of that role in the middle of a run, which completes all the same."""
+def outlive(workplace: Workplace, name: str, pods: dict[str, int]) -> None:
+    """Deletes a Pod of each role in the middle of a run, one after the other; it goes on each time, and completes."""
     workplace.steppe("experiment", "start", "-e", name, "-c", "testbed", "--detach")
-    workplace.wait_for(name, "running", timestep=1)
-    pod = workplace.pods_of(role)[0]["metadata"]["name"]
-    workplace.testbed.kubectl("delete", "pod", pod, "-n", workplace.namespace, "--wait=false")
+    timestep = workplace.wait_for(name, "running", timestep=1)["timestep"]
+    for kind, count in pods.items():
+        assert len(workplace.pods_of(kind)) == count
+        lose_one(workplace, kind)
+        timestep = workplace.wait_for(name, "running", timestep=timestep + 1)["timestep"]
     workplace.wait_for(name, "completed")
+    crew = [kind for kind in pods if kind != "driver"]
+    # Nothing of it is left running.
+    wait_until(
+        lambda: all(has_ended(pod) for kind in crew for pod in workplace.pods_of(kind)),
+        "the others to end",
+        seconds=120,
+        pause=1.0,
+    )
+
+
+def lose_one(workplace: Workplace, kind: str) -> None:
+    """Deletes a Pod of that role, and waits for another in its place."""
+    names = {pod["metadata"]["name"] for pod in workplace.pods_of(kind)}
+    workplace.testbed.kubectl("delete", "pod", min(names), "-n", workplace.namespace, "--wait=false")
+    is_another = lambda: {pod["metadata"]["name"] for pod in workplace.pods_of(kind)} - names  # noqa: E731
+    wait_until(is_another, f"another {kind}", seconds=120, pause=1.0)
+
+
+def has_ended(pod: dict[str, Any]) -> bool:
+    return pod["status"]["phase"] in ("Succeeded", "Failed")

@@ -66,34 +66,30 @@ def test_each_run_mode_learns(workplace: Workplace, mode, fields):
     assert status["mean_return"] >= fields["stop_at_return"]
 
 
-def test_workers_of_run_mode_async_are_pods(workplace: Workplace):
-    workplace.new("crew", run_mode="async", agent="dqn", num_workers=2, total_timesteps=20_000)
-    workplace.steppe("experiment", "start", "-e", "crew", "-c", "testbed", "--detach")
-    workplace.wait_for("crew", "running", timestep=1)
-    assert len(workplace.pods_of("worker")) == 2
-    workplace.wait_for("crew", "completed")
-    # They hear by themselves that it is over: nobody follows this run.
-    wait_until(
-        lambda: all(has_ended(pod) for pod in workplace.pods_of("worker")), "workers to end", seconds=90, pause=1.0
-    )
-
-
-def test_parameter_servers_and_workers_of_run_mode_distributed_are_pods(workplace: Workplace):
-    workplace.new("shards", run_mode="distributed", num_workers=2, num_parameter_servers=1, total_timesteps=30_000)
-    workplace.steppe("experiment", "start", "-e", "shards", "-c", "testbed", "--detach")
-    workplace.wait_for("shards", "running")
-    assert (len(workplace.pods_of("worker")), len(workplace.pods_of("server"))) == (2, 1)
-    workplace.wait_for("shards", "completed")
-    crew = lambda: [*workplace.pods_of("worker"), *workplace.pods_of("server")]  # noqa: E731
-    wait_until(lambda: all(has_ended(pod) for pod in crew()), "all of them to end", seconds=120, pause=1.0)
-
-
 def test_an_environment_of_the_users_own_goes_along(workplace: Workplace):
     source = "import gymnasium\n\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
     (workplace.folder / "my_world.py").write_text(source)
     workplace.new("own", environment="my_world:make", total_timesteps=4_000)
     workplace.steppe("experiment", "start", "-e", "own", "-c", "testbed")
     assert workplace.status("own")["state"] == "completed"
+
+
+def test_a_simulator_may_stand_beside_the_one_that_acts(workplace: Workplace):
+    command = ["python", "-m", "steppe", "env", "serve", "CartPole-v1", "--port", "5555"]
+    pods = workplace.pods
+    simulator = {
+        "image": pods["image"],
+        "imagePullPolicy": "IfNotPresent",
+        "command": command,
+        "env": [{"name": name, "value": value} for name, value in pods.get("env", {}).items()],
+        "volumeMounts": pods.get("volume_mounts", []),
+    }
+    environment = {"type": "remote", "address": "127.0.0.1:5555"}
+    workplace.new("beside", environment=environment, total_timesteps=4_000, kubernetes={"sidecars": [simulator]})
+    workplace.steppe("experiment", "start", "-e", "beside", "-c", "testbed", "--detach")
+    workplace.wait_for("beside", "completed")
+    # A simulator knows no end: whoever sees that the training is over ends it too.
+    wait_until(lambda: not workplace.pods_of("driver"), "the Pod to end", seconds=120, pause=1.0)
 
 
 def test_two_experiments_do_not_touch_each_other(workplace: Workplace):

@@ -18,7 +18,7 @@ SECONDS = 600
 # Little is promised and more is allowed, so that everything fits on a small machine and still starts.
 PODS: dict[str, Any] = {
     "image_pull_policy": "IfNotPresent",
-    "driver": {"cpus": 0.3, "cpu_limit": 0.6, "memory": 1.5},
+    "driver": {"cpus": 0.3, "cpu_limit": 1.5, "memory": 1.5},
     "worker": {"cpus": 0.1, "cpu_limit": 1.0, "memory": 1.0},
     "server": {"cpus": 0.1, "cpu_limit": 1.0, "memory": 1.0},
     "storage": 0.1,
@@ -28,6 +28,11 @@ PODS: dict[str, Any] = {
 def mounted_source() -> dict[str, Any]:
     """Pods that see this machine's Python and source where they are: for a testbed of the same machine."""
     places = {"venv": sys.prefix, "python": sys.base_prefix, "source": str(ROOT / "src")}
+    # A virtual environment may take packages from others.
+    others = [
+        path for path in sys.path if path.endswith("site-packages") and not path.startswith(tuple(places.values()))
+    ]
+    places |= {f"packages-{number}": path for number, path in enumerate(others)}
     return {
         "image": BASE,
         "user": 0,

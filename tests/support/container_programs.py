@@ -1,4 +1,7 @@
-"""Recorded stand-ins for kind and k3d, which cannot run without Docker: programs that keep clusters as small files."""
+"""Recorded stand-ins for kind and k3d, which cannot run without Docker: programs that keep clusters as small files.
+
+Nothing answers at such a cluster's address, unless `reach` gives them all that of a real one.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,11 @@ def named():
 
 def config(name):
     authority = (clusters / name).read_text()
+    real = state / "real.json"
+    if real.exists():
+        content = json.loads(real.read_text())
+        content["current-context"] = content["contexts"][0]["name"] = kind + "-" + name
+        return json.dumps(content)
     return json.dumps({{"current-context": kind + "-" + name, "contexts": [{{"name": kind + "-" + name, "context": {{
         "cluster": "c", "user": "u"}}}}], "clusters": [{{"name": "c", "cluster": {{"server": "https://127.0.0.1:1",
         "certificate-authority-data": authority}}}}], "users": [{{"name": "u", "user": {{}}}}]}})
@@ -59,6 +67,10 @@ class Programs:
         path = self.folder / name
         path.write_text(PROGRAM.format(python=sys.executable, state=str(self.state)))
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def reach(self, kubeconfig: dict[str, Any]) -> None:
+        """Gives every cluster the address and the keys of a real one."""
+        (self.state / "real.json").write_text(json.dumps(kubeconfig))
 
     def calls(self, verb: str) -> list[dict[str, Any]]:
         """Words and input of each call with that word."""

@@ -1,4 +1,8 @@
-"""A real Kubernetes for tests: the testbed of this machine, or a cluster that the user names."""
+"""A real Kubernetes for tests: the testbed of this machine, or a cluster that the user names.
+
+As a program, for `make test-kubernetes`: `missing` prints why there can be none, and ends with 1 where there can;
+`down` ends a testbed that tests have brought up and could not end.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from uuid import uuid4
 
 import pytest
@@ -22,14 +27,20 @@ from processes import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("STEPPE_KUBE_TESTBED") or ROOT.parent / "shared" / "kube")
 """Where the program `kube` lies, which brings a real Kubernetes up on one machine."""
-KUBECONFIG = os.environ.get("STEPPE_TEST_KUBECONFIG")
-"""Any other cluster to test on; not KUBECONFIG, so that no test ever runs on a cluster that nobody meant."""
+NAMED = os.environ.get("STEPPE_TEST_KUBECONFIG")
+"""A cluster to test on; `make test-kubernetes` also takes KUBECONFIG, which a plain pytest leaves alone."""
+RUNNING = Path(NAMED).parent if NAMED and (Path(NAMED).parent / "up").exists() else None
+"""The folder of a testbed that was brought up before and is named by its kubeconfig."""
+KUBECONFIG = None if RUNNING else NAMED
+"""Any cluster that is no testbed."""
 IMAGE = os.environ.get("STEPPE_TEST_IMAGE")
 """An image of this source that the nodes have or can pull; without it one is built, which needs the testbed."""
 # Two copies of the source that are tested at once must not overwrite each other's image.
-STATE = Path(
+STATE = RUNNING or Path(
     os.environ.get("KUBE_TESTBED_DIR") or f"/tmp/steppe-kube-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
 )
+MARK, USERS = (STATE.with_name(f"{STATE.name}.{word}-by-tests") for word in ("brought-up", "used"))
+"""A file that is there while a testbed runs that tests have brought up, and one that all who use it hold locked."""
 BASE = "localhost/python:3.11"
 TEST_IMAGE = "localhost/steppe:test"
 
@@ -143,24 +154,30 @@ def running_testbed() -> Iterator[Testbed]:
         return
     if (reason := missing_testbed()) is not None:
         pytest.skip(reason)
-    mark = STATE.with_name(STATE.name + ".brought-up-by-tests")
-    with STATE.with_name(STATE.name + ".used-by-tests").open("w") as users:
+    with USERS.open("w") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
         if not (STATE / "up").exists():
-            mark.touch()
-        printed = _kube("up")
+            MARK.touch()
         try:
+            printed = _kube("up")
             yield Testbed(Path(printed.strip().removeprefix("KUBECONFIG=")), is_ours=True)
         finally:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if mark.exists():
-                    _kube("down")
-                    mark.unlink()
+            take_down(users)
+
+
+def take_down(users: TextIO) -> None:
+    """Ends a testbed that tests have brought up, unless others still use it."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if MARK.exists():
+            _kube("down")
+            MARK.unlink()
 
 
 def missing_testbed() -> str | None:
-    """Why there can be no testbed here."""
+    """Why there can be no cluster to test on."""
+    if KUBECONFIG:
+        return None
     if not (FOLDER / "kube").is_file():
         return f"no Kubernetes to test on: {FOLDER} has no program `kube` (STEPPE_KUBE_TESTBED names its folder)"
     if os.geteuid() != 0:
@@ -175,7 +192,9 @@ def built_image(testbed: Testbed) -> str:
     if IMAGE:
         return IMAGE
     testbed.kube("base")
-    testbed.kube("build", "-t", TEST_IMAGE, "--build-arg", f"BASE={BASE}", str(ROOT))
+    arguments = [f"BASE={BASE}", "EXTRAS=cluster,onnx,storage"]
+    words = [word for argument in arguments for word in ("--build-arg", argument)]
+    testbed.kube("build", "-t", TEST_IMAGE, *words, str(ROOT))
     return TEST_IMAGE
 
 
@@ -189,3 +208,13 @@ def _kube(*words: str, seconds: float = 1200) -> str:
 
 def _rbac(kind: str, name: str) -> dict[str, Any]:
     return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": {"name": name}}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["missing"]:
+        reason = missing_testbed()
+        print(reason or "")
+        sys.exit(0 if reason else 1)
+    if sys.argv[1:] == ["down"] and not KUBECONFIG:
+        with USERS.open("w") as users:
+            take_down(users)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +52,7 @@ def create(
         str | None, typer.Option("--gpu-type", metavar="TYPE", help="The kind of GPU, such as nvidia-tesla-t4.")
     ] = None,
     gpu_sharing: Annotated[
-        bool | None, typer.Option("--gpu-sharing", help="Let three Pods share each GPU (gke).")
+        bool | None, typer.Option("--gpu-sharing", help="Let three Pods share each GPU (gke, eks).")
     ] = None,
     disk_size: Annotated[
         int | None, typer.Option("-d", "--disk-size", metavar="GB", help="The size of each node's disk.")
@@ -150,7 +149,12 @@ def list_clusters(as_json: AS_JSON = False) -> None:
 def delete(
     cluster: Annotated[str | None, typer.Option("-c", "--cluster", metavar="NAME", help="The cluster's name.")] = None,
     everything: Annotated[bool, typer.Option("-A", "--all", help="All clusters that Steppe made from here.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Even one that Steppe did not make.")] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Only forget it: nothing is asked or changed at its provider.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even one that Steppe did not make; with --yes, also one with experiments.")
+    ] = False,
     yes: YES = False,
 ) -> int:
     """Delete a cluster with everything on it.
@@ -160,9 +164,14 @@ def delete(
     from steppe.cli.telling import telling
     from steppe.clusters import lifecycle
     from steppe.errors import ClusterError, UserError
+    from steppe.platforms.kubernetes.emptying import delete_cluster
 
     if (cluster is None) != everything:
         raise UserError("say which cluster to delete: -c NAME, or --all for those that Steppe made")
+    if forget:
+        if cluster is None:
+            raise UserError("--forget is for one cluster; name it with -c")
+        return _forget(cluster, yes)
     chosen = [lifecycle.entry(cluster)] if cluster is not None else _own()
     if not chosen:
         print("Steppe made no clusters from here")
@@ -170,14 +179,19 @@ def delete(
     for entry in chosen:
         if entry.is_deletable:
             lifecycle.check_deletable(entry, force)
-    if not yes and not typer.confirm(_question(chosen)):
+    lost = _what_is_lost(chosen)
+    if lost and yes and not force:
+        raise UserError(
+            f"nothing was deleted, since what {lost} has on {_them(chosen)} would be lost; fetch it first (steppe "
+            "experiment download -e NAME), or give it up with --force"
+        )
+    if not yes and not typer.confirm(_question(chosen, lost)):
         print("nothing was deleted")
         return 1
     for entry in chosen:
         try:
             with telling() as tell:
-                note = _give_disks_back(entry, tell)
-                lifecycle.delete(entry, tell, force=force)
+                note = delete_cluster(entry, tell, force=force)
         except KeyboardInterrupt:
             raise ClusterError(f'cluster "{entry.record.name}" is still being deleted; run it again to wait') from None
         done = "deleted" if entry.is_deletable else "forgot"
@@ -242,8 +256,10 @@ def role(
     from steppe.platforms.kubernetes.permissions import role as needed_role
     from steppe.platforms.kubernetes.rendering import as_yaml
 
-    where = namespace or (registry.find(cluster).namespace if cluster is not None else "default")
-    print(as_yaml([needed_role(where)]), end="")
+    reachable = registry.find(cluster) if cluster is not None else None
+    where = namespace or (reachable.namespace if reachable is not None else "default")
+    engine = reachable.spec.kubernetes.engine if reachable is not None else None
+    print(as_yaml([needed_role(where, engine)]), end="")
 
 
 @app.command(hidden=True)
@@ -304,31 +320,40 @@ def _own() -> list[Entry]:
     return [entry for entry in entries if entry.record.is_owned and entry.is_own]
 
 
-def _give_disks_back(entry: Entry, tell: Callable[[str], None]) -> str:
-    """Deletes what a cloud would keep, and be paid for, when the cluster is gone; what to say if that failed."""
-    from steppe.clusters import registry
+def _forget(name: str, yes: bool) -> int:
+    from steppe.clusters import lifecycle
+
+    if not yes and not typer.confirm(f'Forget cluster "{name}"? It stays as it is, and may have to be paid for.'):
+        print("nothing was forgotten")
+        return 1
+    record = lifecycle.forget(name)
+    print(f'forgot cluster "{name}"')
+    if record is not None and record.is_owned:
+        print(f"note: if it is still there, delete it where it is: {record.provider} {record.where}".rstrip())
+    return 0
+
+
+def _what_is_lost(chosen: list[Entry]) -> str:
+    """The experiments that are on these clusters, in words."""
     from steppe.errors import SteppeError
-    from steppe.platforms.kubernetes.emptying import empty
-    from steppe.platforms.kubernetes.kubeapi import Kube
+    from steppe.platforms.kubernetes.emptying import experiments_on
 
-    is_whole = entry.record.state == entry.seen.state == "ready"
-    if entry.record.provider not in ("gke", "eks") or not entry.is_own or not is_whole:
-        return ""
-    try:
-        reachable = registry.reach(entry.record)
-        with Kube(reachable.kubeconfig, reachable.context, reachable.namespace, reachable.name) as kube:
-            left = empty(kube, tell)
-    except SteppeError as error:
-        return f"disks may be left, look for them in the cloud's console: {error}"
-    return f"these disks are left, look for them in the cloud's console: {', '.join(left)}" if left else ""
+    found: list[str] = []
+    for entry in chosen:
+        try:
+            found += [f"experiment {each}" for each in experiments_on(entry)]
+        except SteppeError as error:
+            print(f'note: whether experiments are on cluster "{entry.record.name}" is not known: {error}')
+    return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
 
 
-def _question(chosen: list[Entry]) -> str:
+def _question(chosen: list[Entry], lost: str) -> str:
     kept = [entry for entry in chosen if not entry.is_deletable]
     if kept:
         return f'Forget cluster "{kept[0].record.name}"? The cluster itself stays as it is.'
     words = [f'"{entry.record.name}" ({entry.record.provider} {entry.where})'.replace(" )", ")") for entry in chosen]
-    return f"Delete {' and '.join(words)} with all nodes, running experiments and results on {_them(chosen)}?"
+    also = f", and what {lost} has on {_them(chosen)}" if lost else f" with everything on {_them(chosen)}"
+    return f"Delete {' and '.join(words)}{also}?"
 
 
 def _them(chosen: list[Entry]) -> str:

@@ -147,12 +147,13 @@ def download(
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
 ) -> None:
     """Copy what an experiment left to a folder of your own."""
+    from steppe.cli.running import say
     from steppe.experiments import lifecycle
     from steppe.specs.files import shown_path
 
     folder = _find(experiment)
     target = to or Path.cwd() / f"{folder.name}-results"
-    files = lifecycle.download(folder, target, force=force)
+    files = lifecycle.download(folder, target, force=force, tell=lambda line: say([line]))
     print(f"copied {len(files)} file{'' if len(files) == 1 else 's'} to {shown_path(target)}")
 
 
@@ -187,10 +188,16 @@ def manifest(
 def delete(
     experiment: EXPERIMENT,
     force: Annotated[bool, typer.Option("--force", help="Do not ask.")] = False,
+    stored: Annotated[
+        bool, typer.Option("--stored", help="Also what it keeps in object storage (kubernetes.results).")
+    ] = False,
 ) -> int:
-    """Delete an experiment and all its results."""
+    """Delete an experiment and all its results.
+
+    Results in object storage (kubernetes.results) stay, and it is told where, unless --stored is given.
+    """
     from steppe.errors import StateError
-    from steppe.experiments import remote
+    from steppe.experiments import own_cluster, remote
     from steppe.experiments.project import known_stores
     from steppe.specs.files import shown_path
 
@@ -203,14 +210,16 @@ def delete(
         )
     folder.advance(folder.status().state, "delete")
     place = remote.place_of(folder)
-    there = f' and its results on cluster "{place.cluster}"' if place is not None else ""
+    there = f', and its results on cluster "{place.cluster}"' if place is not None else ""
+    if (own := own_cluster.made_for(folder)) is not None:
+        there = f', and cluster "{own}", which was made for it'
     if not force and not typer.confirm(f"Delete {shown_path(folder.path)} and everything in it{there}?"):
         print("nothing was deleted")
         return 1
-    if place is not None:
-        remote.delete(folder)
+    left = remote.settle_stored(folder, erase=stored)
+    own_cluster.delete(folder)
     stores[0].delete(folder)
-    print(f'deleted experiment "{folder.name}"')
+    print(f'deleted experiment "{folder.name}"{f"; its results stay in {left}" if left is not None else ""}')
     return 0
 
 

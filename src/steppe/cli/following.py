@@ -30,6 +30,8 @@ def start_on_cluster_and_show(
                 markup=False,
             )
             print_commands([f"{folder.ways.logs} --follow", folder.ways.show, folder.ways.stop])
+            if place.owns_cluster:
+                say([f"the cluster was made for it, and ends when you fetch its results: {folder.ways.download}"])
         return 0
     return follow_and_show(folder, quiet)
 
@@ -38,7 +40,7 @@ def follow_and_show(folder: RunFolder, quiet: bool) -> int:
     """Shows how a run on a cluster goes; 0 where it ended well."""
     from steppe.cli.progress import display
     from steppe.cli.running import print_commands, print_end, say
-    from steppe.experiments import remote
+    from steppe.experiments import own_cluster, remote
 
     shows = display(folder.spec(), quiet)
     try:
@@ -49,11 +51,11 @@ def follow_and_show(folder: RunFolder, quiet: bool) -> int:
             console().print(f'\nexperiment "{folder.name}" goes on without you; come back to it with:', markup=False)
             print_commands([folder.ways.show, f"{folder.ways.logs} --follow", folder.ways.stop])
         return 130
-    place = remote.place_of(folder)
-    if place is not None and place.owns_cluster and status.state == "completed":
-        remote.bring_home(folder, lambda line: say([line], quiet))
+    if own_cluster.is_home_bound(folder):
+        own_cluster.bring_home(folder, lambda line: say([line], quiet))
     if not quiet:
         print_end(folder, status, told=shows.lasting)
+        say([note] if (note := own_cluster.note_of(folder, status)) else [])
     return 1 if status.state == "failed" else 0
 
 

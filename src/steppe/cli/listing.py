@@ -154,6 +154,7 @@ def print_ended(folder: RunFolder, status: Status, wanted: State) -> int:
 
 def _row(folder: RunFolder) -> dict[str, Any]:
     from steppe.errors import ClusterError, SteppeError
+    from steppe.experiments import own_cluster
 
     note = ""
     try:
@@ -163,6 +164,7 @@ def _row(folder: RunFolder) -> dict[str, Any]:
         except ClusterError as error:
             # What was last seen of it is better than nothing.
             status, note = folder.read_status(), str(error)
+        note = note or own_cluster.note_of(folder, status)
     except SteppeError as error:
         return {"name": folder.name, "error": str(error)}
     environment, agent = spec.get("environment"), spec.get("agent")
@@ -188,7 +190,11 @@ def _row(folder: RunFolder) -> dict[str, Any]:
 
 
 def _facts(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
+    from steppe.experiments import own_cluster, remote
+
     facts = [("folder", str(folder.path)), ("created", age(status.created))]
+    if (place := remote.place_of(folder)) is not None:
+        facts.append(("cluster", f"{place.cluster}, namespace {place.namespace}"))
     if status.started is not None:
         facts += [
             ("started", age(status.started)),
@@ -200,7 +206,8 @@ def _facts(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
         facts.append(("process", f"{status.pid} on {status.host}, heard {age(status.heartbeat)}"))
     elif status.finished is not None:
         facts.append(("ended", age(status.finished)))
-    return [*facts, *(("note", notice) for notice in status.notices)]
+    notes = [*status.notices, own_cluster.note_of(folder, status)]
+    return [*facts, *(("note", note) for note in notes if note)]
 
 
 def _mean(status: Status) -> str:

@@ -52,6 +52,14 @@ class Record:
     created: float = 0.0
     place: dict[str, str] = field(default_factory=dict)
     """The provider's own words for where it is, such as a cloud project and a location."""
+    made_for: str = ""
+    """The run folder of the experiment that it was made for, and ends with; empty for a cluster of its own right."""
+
+    @property
+    def where(self) -> str:
+        """Its place in one word."""
+        hidden = ("key", "profile", "kubeconfig")
+        return "/".join(value for name, value in self.place.items() if name not in hidden)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,10 @@ from steppe.specs.cluster import ClusterSpec
 ROLE_PATIENCE = 120.0
 """For how many seconds Amazon may not know a role yet that it has just made."""
 TOKEN_SECONDS = 60
+TAKEN = ("EntityAlreadyExists", "ResourceInUseException", "InvalidLaunchTemplateName.AlreadyExistsException")
+"""How Amazon's services say that there is such a thing already."""
+MISSING = ("ResourceNotFoundException", "NoSuchEntity", "InvalidLaunchTemplateName.NotFoundException")
+"""How Amazon's services say that there is no such thing."""
 _STATES: dict[str, State] = {
     "CREATING": "creating",
     "PENDING": "creating",
@@ -50,10 +54,8 @@ class Eks:
             raise UserError(
                 'no region is given for provider "eks"; give --location, such as eu-west-1, or set AWS_REGION'
             )
-        if spec.gpu_sharing:
-            raise UserError(
-                "gpu_sharing is not a setting of eks: leave it out, and set up time-slicing in NVIDIA's device plugin"
-            )
+        if spec.gpu_sharing and not spec.gpus_per_node:
+            raise UserError("gpu_sharing needs GPUs to share; give gpus_per_node too, or leave gpu_sharing out")
         amazon_machine(spec)
         profile = os.environ.get("AWS_PROFILE")
         return {
@@ -112,7 +114,7 @@ class Eks:
             return [_seen(client.describe_cluster(name=name)["cluster"], None, place) for name in names]
 
     def delete(self, record: Record, tell: Tell) -> None:
-        """Deletes the nodes, then the control plane, then the roles that were made for them."""
+        """Deletes the nodes, then the control plane, then what was made for them: roles and a launch template."""
         client = self._clients(record.place)
         eks, iam = client("eks"), client("iam")
         with _in_sentences(f'delete cluster "{record.name}"'):
@@ -125,8 +127,13 @@ class Eks:
             if self.look(record).state not in ("gone", "deleting"):
                 _unless_missing(lambda: eks.delete_cluster(name=record.name))
             wait_for(lambda: self._what_is_left(record), f'deleting cluster "{record.name}"', tell)
-            for role in eks_steps.role_names(record) if record.is_owned else ():
+            if not record.is_owned:
+                return
+            for role in eks_steps.role_names(record):
                 _delete_role(iam, role)
+            if record.spec.gpu_sharing:
+                name = eks_steps.template_name(record)
+                _unless_missing(lambda: client("ec2").delete_launch_template(LaunchTemplateName=name))
 
     def kubeconfig(self, record: Record) -> dict[str, Any]:
         """Its address and certificate; tokens are made by a command whenever they are needed."""
@@ -188,7 +195,7 @@ def _take(client: Any, step: Step) -> str | None:
         getattr(client, step.method)(**step.parameters)
     except ClientError as error:
         code, message = error.response["Error"]["Code"], error.response["Error"]["Message"]
-        if code in ("EntityAlreadyExists", "ResourceInUseException"):
+        if code in TAKEN:
             return None
         if code == "InvalidParameterException" and "role" in message.lower():
             return "Amazon makes the roles known to all its services"
@@ -253,7 +260,7 @@ def _unless_missing(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
     except ClientError as error:
-        if error.response["Error"]["Code"] in ("ResourceNotFoundException", "NoSuchEntity"):
+        if error.response["Error"]["Code"] in MISSING:
             return None
         raise
 

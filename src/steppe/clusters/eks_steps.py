@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable
@@ -21,8 +22,18 @@ NODE_POLICIES = [
     "AmazonEC2ContainerRegistryReadOnly",
     "service-role/AmazonEBSCSIDriverPolicy",
 ]
+GPU_SHARING = """\
+[settings.kubelet-device-plugins.nvidia]
+device-sharing-strategy = "time-slicing"
+[settings.kubelet-device-plugins.nvidia.time-slicing]
+replicas = {clients}
+rename-by-default = false
+fail-requests-greater-than-one = false
+"""
+"""What the nodes' system is told: each GPU is handed out as several `nvidia.com/gpu`."""
 WITHOUT_EKS = {"use1-az3", "usw1-az2", "cac1-az3"}
 """Zones in which Amazon puts no control plane."""
+NAME_SUBNETS = """name two subnets of yours in different zones (--set 'subnets=["subnet-1", "subnet-2"]')"""
 Client = Callable[[str], Any]
 
 
@@ -54,6 +65,7 @@ def steps(record: Record, client: Client) -> list[Step]:
         *_role_steps(cluster_role, "eks.amazonaws.com", CLUSTER_POLICIES, partition, tags),
         *_role_steps(node_role, "ec2.amazonaws.com", NODE_POLICIES, partition, tags),
         Step("eks", "CreateCluster", _control_plane(record, roles + cluster_role, subnets, tags), "the control plane"),
+        *([Step("ec2", "CreateLaunchTemplate", _template(record, tags))] if record.spec.gpu_sharing else []),
         Step("eks", "CreateNodegroup", _nodes(record, roles + node_role, subnets, tags), "the nodes"),
         # Without it no experiment gets a disk: a new cluster has neither the driver nor a default storage class.
         Step(
@@ -72,8 +84,16 @@ def steps(record: Record, client: Client) -> list[Step]:
 
 def role_names(record: Record) -> tuple[str, str]:
     """The roles of the control plane and of the nodes; the id keeps clusters of one name in two regions apart."""
-    stem = f"steppe-{record.name}-{record.id}"
-    return f"{stem}-cluster", f"{stem}-nodes"
+    return f"{_stem(record)}-cluster", f"{_stem(record)}-nodes"
+
+
+def template_name(record: Record) -> str:
+    """The launch template of nodes that share their GPUs."""
+    return f"{_stem(record)}-nodes"
+
+
+def _stem(record: Record) -> str:
+    return f"steppe-{record.name}-{record.id}"
 
 
 def _role_steps(name: str, service: str, policies: list[str], partition: str, tags: dict[str, str]) -> list[Step]:
@@ -107,17 +127,41 @@ def _control_plane(record: Record, role: str, subnets: list[str], tags: dict[str
     }
 
 
+def _template(record: Record, tags: dict[str, str]) -> dict[str, Any]:
+    """What a node group itself cannot say; what is said here cannot be said there, such as the size of the disk."""
+    settings = GPU_SHARING.format(clients=record.spec.clients_per_gpu)
+    return {
+        "LaunchTemplateName": template_name(record),
+        "LaunchTemplateData": {
+            "UserData": base64.b64encode(settings.encode()).decode(),
+            # The second disk is the one for images and containers.
+            "BlockDeviceMappings": [
+                {"DeviceName": "/dev/xvdb", "Ebs": {"VolumeSize": record.spec.disk_size, "VolumeType": "gp3"}}
+            ],
+            # Two hops, as nodes have without a template: the disks' driver asks from inside a Pod who it is.
+            "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
+        },
+        "TagSpecifications": [
+            {
+                "ResourceType": "launch-template",
+                "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+            }
+        ],
+    }
+
+
 def _nodes(record: Record, role: str, subnets: list[str], tags: dict[str, str]) -> dict[str, Any]:
     spec = record.spec
     return {
         "clusterName": record.name,
         "nodegroupName": NODES,
         "scalingConfig": {"minSize": spec.num_nodes, "maxSize": spec.num_nodes, "desiredSize": spec.num_nodes},
-        "diskSize": spec.disk_size,
+        **({"launchTemplate": {"name": template_name(record)}} if spec.gpu_sharing else {"diskSize": spec.disk_size}),
         # One zone: a disk with an experiment's results cannot be attached in another one.
         "subnets": subnets[:1],
         "instanceTypes": [amazon_machine(spec)],
-        "amiType": "AL2023_x86_64_NVIDIA" if spec.gpus_per_node else "AL2023_x86_64_STANDARD",
+        # Of Amazon's systems with NVIDIA's driver, the one that offers GPUs to Pods with nothing to be installed.
+        "amiType": "BOTTLEROCKET_x86_64_NVIDIA" if spec.gpus_per_node else "AL2023_x86_64_STANDARD",
         "capacityType": "SPOT" if spec.spot else "ON_DEMAND",
         "nodeRole": role,
         "tags": tags,
@@ -125,31 +169,64 @@ def _nodes(record: Record, role: str, subnets: list[str], tags: dict[str, str]) 
 
 
 def _subnets(record: Record, ec2: Any) -> list[str]:
-    """Two subnets of the default network in different zones, which a control plane needs; the nodes' one first."""
+    """The subnets of the control plane, in two zones at least; the nodes' one first."""
     region, wanted = record.place["region"], record.place.get("zone")
-    networks = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
-    if not networks:
-        raise UserError(
-            f"there is no default network (VPC) in {region}; make one with: "
-            f"aws ec2 create-default-vpc --region {region}"
-        )
-    found = ec2.describe_subnets(
-        Filters=[
-            {"Name": "vpc-id", "Values": [networks[0]["VpcId"]]},
-            {"Name": "default-for-az", "Values": ["true"]},
-        ]
-    )["Subnets"]
-    usable = [subnet for subnet in found if subnet.get("AvailabilityZoneId") not in WITHOUT_EKS]
-    by_zone = {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in usable}
+    found = _given(record, ec2) if record.spec.subnets else _default(region, ec2)
+    by_zone: dict[str, str] = {}
+    for subnet in found:
+        if subnet.get("AvailabilityZoneId") not in WITHOUT_EKS:
+            by_zone.setdefault(subnet["AvailabilityZone"], subnet["SubnetId"])
     if wanted is not None and wanted not in by_zone:
         raise UserError(
             f"no cluster can have its nodes in {wanted}; choose one of {', '.join(sorted(by_zone))} as location, "
             f"or {region}"
         )
-    zones = sorted(by_zone, key=lambda zone: (zone != wanted, zone))
-    if len(zones) < 2:
+    if len(by_zone) < 2 and record.spec.subnets:
         raise UserError(
-            f"the default network in {region} has subnets in {len(zones)} of the 2 zones that eks needs; add one with: "
-            f"aws ec2 create-default-subnet --region {region} --availability-zone ZONE"
+            f"the given subnets are in {len(by_zone)} of the 2 zones that eks needs; add one of another zone"
         )
+    if len(by_zone) < 2:
+        raise UserError(
+            f"the default network in {region} has subnets in {len(by_zone)} of the 2 zones that eks needs; add one "
+            f"with: aws ec2 create-default-subnet --region {region} --availability-zone ZONE; or {NAME_SUBNETS}"
+        )
+    if record.spec.subnets:
+        chosen = by_zone[wanted] if wanted is not None else record.spec.subnets[0]
+        return sorted(record.spec.subnets, key=lambda subnet: subnet != chosen)
+    zones = sorted(by_zone, key=lambda zone: (zone != wanted, zone))
     return [by_zone[zone] for zone in zones[:2]]
+
+
+def _given(record: Record, ec2: Any) -> list[dict[str, Any]]:
+    """The subnets that the spec names, in its order; they must exist, in one network."""
+    region, names = record.place["region"], record.spec.subnets or []
+    # By a filter: asked for by their ids, one that is not there would hide all others.
+    found = ec2.describe_subnets(Filters=[{"Name": "subnet-id", "Values": names}])["Subnets"]
+    by_name: dict[str, dict[str, Any]] = {subnet["SubnetId"]: subnet for subnet in found}
+    missing = [name for name in names if name not in by_name]
+    if missing:
+        raise UserError(
+            f"there is no subnet {missing[0]} in {region}; list those there are with: "
+            f"aws ec2 describe-subnets --region {region}"
+        )
+    networks = sorted({subnet["VpcId"] for subnet in found})
+    if len(networks) > 1:
+        raise UserError(f"the given subnets are of different networks ({', '.join(networks)}); take those of one")
+    return [by_name[name] for name in names]
+
+
+def _default(region: str, ec2: Any) -> list[dict[str, Any]]:
+    """The subnets of the default network, one in each zone."""
+    networks = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+    if not networks:
+        raise UserError(
+            f"there is no default network (VPC) in {region}; {NAME_SUBNETS}, or make a default network with: "
+            f"aws ec2 create-default-vpc --region {region}"
+        )
+    found: list[dict[str, Any]] = ec2.describe_subnets(
+        Filters=[
+            {"Name": "vpc-id", "Values": [networks[0]["VpcId"]]},
+            {"Name": "default-for-az", "Values": ["true"]},
+        ]
+    )["Subnets"]
+    return found

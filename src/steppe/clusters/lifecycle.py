@@ -37,8 +37,7 @@ class Entry:
     @property
     def where(self) -> str:
         """Its place in one word."""
-        hidden = ("key", "profile", "kubeconfig")
-        return "/".join(value for name, value in self.record.place.items() if name not in hidden)
+        return self.record.where
 
     @property
     def is_own(self) -> bool:
@@ -46,7 +45,7 @@ class Entry:
         return self.is_known and self.record.is_owned and self.seen.id in ("", self.record.id)
 
 
-def plan(spec: ClusterSpec, name: str | None = None) -> Record:
+def plan(spec: ClusterSpec, name: str | None = None, made_for: str = "") -> Record:
     """What would be made of a spec; nothing is made or remembered."""
     name = name or spec.name
     if name is None:
@@ -54,6 +53,8 @@ def plan(spec: ClusterSpec, name: str | None = None) -> Record:
     registry.valid_name(name)
     spec = spec.model_copy(update={"name": name, "provider": _provider_of(spec)})
     assert spec.provider is not None
+    if spec.subnets and spec.provider != "eks":
+        raise UserError(f'subnets are a setting of provider "eks"; leave them out for "{spec.provider}"')
     provider = registry.provider(spec.provider)
     return Record(
         name,
@@ -64,6 +65,7 @@ def plan(spec: ClusterSpec, name: str | None = None) -> Record:
         state="creating",
         created=time.time(),
         place=provider.place(spec),
+        made_for=made_for,
     )
 
 
@@ -97,11 +99,11 @@ def create(record: Record, tell: Tell) -> Reachable:
     return registry.reach(record)
 
 
-def ensure(name: str, spec: ClusterSpec | None, tell: Tell) -> Reachable:
-    """The cluster of that name; made from `spec` first where there is none yet."""
+def ensure(name: str, spec: ClusterSpec | None, tell: Tell, made_for: str = "") -> Reachable:
+    """The cluster of that name; made from `spec` first where there is none yet, `made_for` an experiment or not."""
     if spec is None or (registry.knows(name) and registry.read(name).state == "ready"):
         return registry.find(name)
-    return create(plan(spec, name), tell)
+    return create(plan(spec, name, made_for), tell)
 
 
 def delete(entry: Entry, tell: Tell, *, force: bool = False) -> None:
@@ -116,6 +118,22 @@ def delete(entry: Entry, tell: Tell, *, force: bool = False) -> None:
         provider.delete(record, tell)
     if entry.is_known:
         registry.forget(record.name)
+
+
+def forget(name: str) -> Record | None:
+    """Removes a cluster from what is remembered, and asks and changes nothing at its provider.
+
+    Returns what was remembered; None where that could not be read.
+    """
+    try:
+        record = registry.read(name)
+    except SteppeError:
+        # One whose file is damaged can be forgotten all the same.
+        if not registry.knows(name):
+            raise
+        record = None
+    registry.forget(name)
+    return record
 
 
 def check_deletable(entry: Entry, force: bool) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from steppe.envs.remote.packing import Malformed, pack, unpack
-from steppe.errors import UserError, reason_of
+from steppe.errors import EnvironmentAway, UserError, reason_of
 from steppe.specs.connections import UE4_ADDRESS, Ue4Settings, split_address
 
 DIGITS = 8
@@ -239,7 +239,7 @@ class _Line:
             self._sock = socket.create_connection(split_address(address), timeout=min(10.0, timeout))
         except OSError as error:
             reason = "no answer" if isinstance(error, TimeoutError) else reason_of(error)
-            raise UserError(
+            raise EnvironmentAway(
                 f"cannot reach a game at {address} ({reason}); start it with its learning plug-in and check the address"
             ) from None
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

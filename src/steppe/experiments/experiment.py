@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.experiments import lifecycle, remote
+from steppe.experiments import lifecycle, own_cluster, remote
 from steppe.experiments.project import find_experiment, store_for_new_runs
 from steppe.experiments.run import run
 from steppe.experiments.store import RunFolder, Status
@@ -83,9 +83,8 @@ class Experiment:
         if lifecycle.is_for_cluster(self._folder, cluster):
             lifecycle.start_on_cluster(self._folder, cluster, resume=resume, force=force, tell=announce)
             status = remote.follow(self._folder, lambda seen: on_progress and on_progress(remote.progress_of(seen)))
-            place = remote.place_of(self._folder)
-            if place is not None and place.owns_cluster and status.state == "completed":
-                remote.bring_home(self._folder, announce)
+            if own_cluster.is_home_bound(self._folder):
+                own_cluster.bring_home(self._folder, announce)
             return status
         ended = run(self._folder, resume=resume, on_progress=on_progress, announce=announce)
         if ended.signal == signal.SIGINT:

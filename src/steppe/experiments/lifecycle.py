@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.errors import StateError, SteppeError, UserError
-from steppe.experiments import remote
+from steppe.errors import EnvironmentAway, StateError, SteppeError, UserError
+from steppe.experiments import own_cluster, remote
 from steppe.experiments.project import let_user_modules_import
 from steppe.experiments.states import State
 from steppe.experiments.store import REQUEST_FILE, SPEC_FILE, RunFolder, Status, Store, is_own
@@ -48,7 +48,12 @@ def check(spec: ExperimentSpec, start: Path) -> list[str]:
     from steppe import runners
 
     let_user_modules_import(start)
-    return runners.check(spec)
+    try:
+        return runners.check(spec)
+    except EnvironmentAway:
+        if not (spec.kubernetes and spec.kubernetes.sidecars):
+            raise
+        return ["its agent and network are not checked yet, since its simulator only runs beside it, in its Pods"]
 
 
 def create(
@@ -149,8 +154,9 @@ def start_on_cluster(
     is_new = remote.place_of(folder) is None
     if is_new and resume:
         raise StateError(
-            f'the results of experiment "{folder.name}" are on this machine, so it is resumed here; to start it anew '
-            f"on a cluster, stop it, and: {folder.ways.start_on(cluster or 'CLUSTER')}"
+            f'the results of experiment "{folder.name}" are on this machine, so it is resumed here: '
+            f"{folder.ways.resume_with('platform', 'local')}; to start it anew on a cluster, stop it, and: "
+            f"{folder.ways.start_on(cluster or 'CLUSTER')}"
         )
     place = remote.settle_place(folder, folder.spec(), cluster, tell)
     return remote.start(folder, place, renew=force and not is_new)
@@ -219,13 +225,20 @@ def wait_until_ended(folder: RunFolder, wanted: State, timeout: float) -> Status
     return status
 
 
-def download(folder: RunFolder, to: Path, *, force: bool = False) -> list[Path]:
-    """Copies what the run left to the folder `to`; files that are there already are refused, or replaced by `force`."""
+def download(
+    folder: RunFolder, to: Path, *, force: bool = False, tell: Callable[[str], None] = lambda line: None
+) -> list[Path]:
+    """Copies what the run left to the folder `to`; files that are there already are refused, or replaced by `force`.
+
+    Of one that has completed on a cluster of its own, the results come home first, and that cluster ends.
+    """
     to = to.absolute()
     if to.resolve().is_relative_to(folder.path.resolve()):
         raise UserError(f"{to} lies inside the run folder itself; choose another --to")
     if to.exists() and not to.is_dir():
         raise UserError(f"{to} is a file; choose another --to")
+    if own_cluster.is_home_bound(folder):
+        own_cluster.bring_home(folder, tell)
     if remote.place_of(folder) is not None:
         return remote.download(folder, to, force=force)
     copies = {

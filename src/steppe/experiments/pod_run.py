@@ -64,6 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _train(folder: RunFolder) -> int:
     from steppe.experiments.lifecycle import has_checkpoint
+    from steppe.runners.simulators import wait_for_simulator
 
     status = folder.status()
     resume = status.state != "created" and has_checkpoint(folder)
@@ -72,6 +73,7 @@ def _train(folder: RunFolder) -> int:
         with folder.lock("renew") as status:
             folder.set_aside(status)
             folder.write_status(Status(created=status.created or time.time()))
+    wait_for_simulator(folder.spec().environment)
     try:
         ended = run(folder, resume=resume, on_termination="pause")
     except EndedEarly:

@@ -118,6 +118,7 @@ def settle_place(folder: RunFolder, spec: ExperimentSpec, cluster: str | None, t
     """Where the experiment is to run: where it is already, on `cluster`, or on the one that its spec describes."""
     from steppe.clusters import lifecycle as clusters
     from steppe.clusters import registry
+    from steppe.experiments.own_cluster import name_for
 
     place = place_of(folder)
     if place is not None:
@@ -132,14 +133,15 @@ def settle_place(folder: RunFolder, spec: ExperimentSpec, cluster: str | None, t
             f'experiment "{folder.name}" has platform "kubernetes" and no cluster; name one: '
             f"{folder.ways.start_on('CLUSTER')}"
         )
-    name = cluster or (spec.cluster.name if spec.cluster is not None else None) or f"steppe-{folder.name}".lower()
-    is_new = not registry.knows(name)
-    wanted = spec.cluster if spec.cluster is not None else _described(name, folder) if is_new else None
-    reachable = clusters.ensure(name, wanted, tell)
+    name = cluster or (spec.cluster.name if spec.cluster is not None else None) or name_for(folder.name)
+    wanted = spec.cluster if spec.cluster is not None else None if registry.knows(name) else _described(name, folder)
+    # Remembered with the cluster: a start that is cut short while it is made must not leave it without its owner.
+    made_for = "" if cluster is not None else str(folder.path)
+    reachable = clusters.ensure(name, wanted, tell, made_for)
     from steppe.platforms.kubernetes.naming import run_name
 
     project = _project_name(folder, find_project(folder.path))
-    owns = is_new and cluster is None and reachable.is_owned
+    owns = reachable.is_owned and registry.read(name).made_for == str(folder.path)
     if reachable.is_owned and spec.run_mode in ("single", "multi-threaded") and reachable.spec.num_nodes > 1:
         tell(
             f'run mode "{spec.run_mode}" is one Pod, so that only one of the {reachable.spec.num_nodes} nodes of '
@@ -163,10 +165,19 @@ def start(folder: RunFolder, place: Place, *, renew: bool = False) -> Place:
 
 def status(folder: RunFolder, place: Place) -> Status:
     """What can be seen of it now, noted here too; one that has ended stays as it was."""
+    from steppe.clusters import registry
+
     if (known := folder.read_status()).state in ENDED:
         return known
+    if not registry.knows(place.cluster):
+        # Not written down: it may be registered again.
+        return dataclasses.replace(known, state="failed", reason=_unknown(place), phase="")
     with _reached(place) as (_, run):
-        return _noted(folder, _status(folder, run.look()))
+        seen = _noted(folder, _status(folder, run.look()))
+        if known.is_live and not seen.is_live:
+            # Nobody has followed it: what is left of its Pods, such as a simulator beside it, has nothing to do.
+            _settle(folder, run, seen, place.start)
+        return seen
 
 
 def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
@@ -202,21 +213,6 @@ def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
                     f"waiting there: look again with {folder.ways.show}, or end it with {folder.ways.stop}"
                 )
             time.sleep(LOOK_SECONDS)
-
-
-def bring_home(folder: RunFolder, tell: Tell) -> None:
-    """Fetches all results into the run folder here, and deletes the experiment there, and a cluster of its own."""
-    place = _placed(folder)
-    tell(f'fetching the results from cluster "{place.cluster}"')
-    download(folder, folder.path, force=True)
-    with _reached(place) as (_, run):
-        run.delete()
-    (folder.path / PLACE_FILE).unlink()
-    if place.owns_cluster:
-        tell(f'deleting cluster "{place.cluster}", which was made for this experiment')
-        from steppe.clusters import lifecycle as clusters
-
-        clusters.delete(clusters.entry(place.cluster), tell)
 
 
 def progress_of(status: Status) -> Progress:
@@ -270,15 +266,36 @@ def download(folder: RunFolder, to: Path, *, force: bool, tell: Tell | None = No
         return run.download(to, is_result, force=force, tell=tell)
 
 
+def settle_stored(folder: RunFolder, *, erase: bool) -> str | None:
+    """Before an experiment is deleted: where in object storage its results stay, which `erase` removes."""
+    from steppe.clusters import registry
+
+    place = place_of(folder)
+    if place is None or not registry.knows(place.cluster):
+        return None
+    with _reached(place) as (_, run):
+        if erase:
+            run.erase_stored()
+            return None
+        with contextlib.suppress(ClusterError):
+            return run.stored_at()
+    return None
+
+
 def delete(folder: RunFolder) -> None:
-    """Removes the experiment and its results from the cluster, and the cluster too where it was made for it."""
+    """Removes the experiment and its results from the cluster."""
+    from steppe.clusters import registry
+
     place = _placed(folder)
+    # Of a cluster that is gone or forgotten nothing can be reached any more.
+    if registry.knows(place.cluster):
+        delete_at(place)
+
+
+def delete_at(place: Place) -> None:
+    """Removes all that is there, results included."""
     with _reached(place) as (_, run):
         run.delete()
-    if place.owns_cluster:
-        from steppe.clusters import lifecycle as clusters
-
-        clusters.delete(clusters.entry(place.cluster), lambda line: None)
 
 
 def _asked_to_end(folder: RunFolder, action: str, wanted: State, timeout: float) -> Status:
@@ -357,9 +374,18 @@ def _reached(place: Place) -> Iterator[tuple[Reachable, RemoteRun]]:
     from steppe.platforms.kubernetes.kubeapi import Kube
     from steppe.platforms.kubernetes.remote_run import RemoteRun
 
+    if not registry.knows(place.cluster):
+        raise ClusterError(_unknown(place))
     reachable = registry.find(place.cluster)
     with Kube(reachable.kubeconfig, reachable.context, place.namespace, reachable.name) as kube:
         yield reachable, RemoteRun(kube, place.name)
+
+
+def _unknown(place: Place) -> str:
+    return (
+        f'cluster "{place.cluster}", where it is, is not known here any more; register it again under that name '
+        "(steppe cluster create), or delete the experiment"
+    )
 
 
 def _placed(folder: RunFolder) -> Place:

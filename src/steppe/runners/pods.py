@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 
 from steppe.specs.distributed import RaySpec
@@ -16,6 +17,8 @@ RAY_PORT = 6379
 """Where the driver's Ray takes in the other Pods."""
 CREW_FILE_VARIABLE = "STEPPE_CREW_FILE"
 """Names the file in which a learner writes down what its workers must know."""
+RAY_VARIABLE = "STEPPE_POD_RAY"
+"""Names the address of a Ray that runs in the driver's Pod already, since somebody else starts it."""
 LOOK_SECONDS, TELL_SECONDS = 0.5, 60.0
 """How often Pods that are missing are looked for, and how often that is told."""
 
@@ -33,8 +36,9 @@ def room_for(spec: ExperimentSpec, kind: str) -> dict[str, float]:
 
 
 def ray_of(spec: ExperimentSpec) -> RaySpec:
-    """The Ray that a driver starts for the other Pods of its experiment."""
-    return spec.ray.model_copy(update={"port": RAY_PORT, "address": None})
+    """The Ray of a driver and the other Pods of its experiment: one that is there, or one that the driver starts."""
+    address = os.environ.get(RAY_VARIABLE) or None
+    return spec.ray.model_copy(update={"port": RAY_PORT if address is None else None, "address": address})
 
 
 def wait_for_pods(spec: ExperimentSpec) -> None:

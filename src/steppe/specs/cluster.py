@@ -37,6 +37,8 @@ class ClusterSpec(Spec):
     """The size of each node's disk, in GB."""
     location: Text | None = None
     """The provider's region or zone."""
+    subnets: list[Text] | None = None
+    """The subnets it is put in, of two zones at least (eks): nodes stand in the first. Else the default network's."""
     provider: Provider | None = None
     """Who runs it: `gke`, `eks`, `kind` or `k3d` make clusters, `kubeconfig` is one that is there already."""
     project: Text | None = None
@@ -48,7 +50,7 @@ class ClusterSpec(Spec):
     namespace: Text | None = None
     """The namespace for experiments; without it the context's own, or "default"."""
     gpu_sharing: Flag = False
-    """Whether the provider lets several Pods share a GPU (gke)."""
+    """Whether the provider lets several Pods share a GPU (gke, eks)."""
     clients_per_gpu: Count = WORKERS_PER_GPU
     """How many Pods share a GPU where gpu_sharing is on: each asks the cluster for one of so many parts."""
     spot: Flag = False

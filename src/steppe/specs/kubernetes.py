@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -13,6 +14,9 @@ Json = dict[str, Any]
 Engine = Literal["jobs", "kuberay"]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]
+_STORE = re.compile(r"(?P<kind>[a-z][a-z0-9+.-]*)://(?P<bucket>[^/?#@:\s]+)(?P<path>(/[^/?#\s]+)*)/?")
+NO_STORES = ("http", "https", "ftp", "file", "local", "memory")
+"""URLs that are well-formed, and keep nothing that another Pod could find."""
 
 
 class PodSpec(Spec):
@@ -34,7 +38,8 @@ class KubernetesSpec(Spec):
     """How Pods are made. What an experiment says comes before what its cluster says; maps of the two are joined."""
 
     engine: Engine | None = None
-    """`jobs` (without it) needs nothing on the cluster; `kuberay` is for the KubeRay operator."""
+    """What makes the Pods: `jobs` (without it) needs nothing on the cluster; `kuberay` has the KubeRay operator make
+    those of run mode distributed, the only one with a Ray."""
     image: Text | None = None
     """The image that Pods run; without it Steppe's own of this version."""
     image_pull_policy: PullPolicy | None = None
@@ -47,8 +52,10 @@ class KubernetesSpec(Spec):
     """Each worker's Pod, in run modes distributed and async."""
     server: PodSpec = PodSpec()
     """Each parameter server's Pod, in run mode distributed."""
+    results: Text | None = None
+    """Object storage for the results instead of a disk of the cluster: `s3://bucket/path`, `gs://bucket/path`."""
     storage: Positive | None = None
-    """How much disk the results get, in GB; 10 without it."""
+    """How much disk the results get, in GB; 10 without it. With `results`, how much of its node's a Pod may use."""
     storage_class: Text | None = None
     """The cluster's kind of disk for results; without it its default."""
     access_mode: AccessMode | None = None
@@ -83,6 +90,19 @@ class KubernetesSpec(Spec):
     """More annotations of all Pods."""
     user: Natural | None = None
     """The number of the user that Pods run as and that owns the results; 1000 without it."""
+
+    @field_validator("results")
+    @classmethod
+    def _is_a_store(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = _STORE.fullmatch(url)
+        if parts is None or parts["kind"] in NO_STORES or {".", ".."} & set(parts["path"].split("/")):
+            raise ValueError(
+                f'"{url}" is no object storage; write s3://bucket/path or gs://bucket/path, without credentials, which '
+                "Pods get by env_from_secrets or service_account"
+            )
+        return url.rstrip("/")
 
     @field_validator("volumes", "tolerations", "volume_mounts", "sidecars")
     @classmethod

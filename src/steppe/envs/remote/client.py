@@ -13,7 +13,7 @@ from steppe.envs.host import Step, allocate
 from steppe.envs.interruption import EpisodesCut
 from steppe.envs.remote.credentials import client_tls, read_token
 from steppe.envs.remote.link import Busy, Lost, shares
-from steppe.errors import EnvironmentFault, UserError
+from steppe.errors import EnvironmentAway, EnvironmentFault, UserError
 from steppe.specs.connections import RemoteSettings
 from steppe.specs.environment import EnvironmentSpec
 
@@ -173,7 +173,7 @@ class Remote:
                 f'the environment server at {address} hung up when it was asked "{lost.link.asked}" ({lost}); if it is '
                 "served with TLS, name the file of its certificate in tls_ca"
             )
-        return UserError(
+        return EnvironmentAway(
             f"cannot reach an environment server at {address} ({lost}); start one there with: steppe env serve "
             f"ENVIRONMENT --port {address.rpartition(':')[2]}"
         )

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from steppe.errors import ClusterError
 from steppe.platforms.kubernetes import naming, permissions, rendering
+from steppe.platforms.kubernetes.engines import has_kuberay
 from steppe.platforms.kubernetes.kubeapi import Kube, KubeError
+from steppe.platforms.kubernetes.kuberay import INSTALLATION
 from steppe.platforms.kubernetes.podding import pod_template
 from steppe.platforms.kubernetes.rendering import Plan
 from steppe.platforms.kubernetes.shapes import GPU
@@ -21,6 +23,7 @@ from steppe.platforms.kubernetes.words import RESULTS, TERMINATION_LOG
 
 if TYPE_CHECKING:
     from steppe.clusters._base import Reachable
+    from steppe.specs.kubernetes import Engine
 
 Json = dict[str, Any]
 Outcome = Literal["ok", "failed", "unknown"]
@@ -70,8 +73,11 @@ def check(
     if place.outcome == "failed":
         return
     tell("asks what is allowed")
-    allowed = _permissions(kube)
+    engine = reachable.spec.kubernetes.engine
+    allowed = _permissions(kube, engine)
     yield allowed
+    if engine == "kuberay":
+        yield _kuberay(kube)
     classes = _storage_classes(kube)
     wanted = reachable.spec.kubernetes.storage_class
     if (gpus := _gpus(kube, reachable)) is not None:
@@ -112,9 +118,9 @@ def _namespace(kube: Kube) -> Finding:
     return Finding("namespace", "unknown", f'these credentials may not look at namespace "{kube.namespace}" itself')
 
 
-def _permissions(kube: Kube) -> Finding:
+def _permissions(kube: Kube, engine: Engine | None) -> Finding:
     refused = []
-    for verb, resource, group in permissions.needed():
+    for verb, resource, group in permissions.needed(engine):
         name, _, part = resource.partition("/")
         attributes = {"namespace": kube.namespace, "verb": verb, "group": group, "resource": name, "subresource": part}
         question = {
@@ -134,7 +140,18 @@ def _permissions(kube: Kube) -> Finding:
             f"-n {kube.namespace}"
         )
         return Finding("permissions", "failed", f"these credentials may not {', '.join(refused)}", fix)
-    return Finding("permissions", "ok", f"all {len(permissions.needed())} that are needed are granted")
+    return Finding("permissions", "ok", f"all {len(permissions.needed(engine))} that are needed are granted")
+
+
+def _kuberay(kube: Kube) -> Finding:
+    """Whether what the cluster's engine asks for is installed; a RayJob shows whether it is new enough."""
+    match has_kuberay(kube):
+        case True:
+            return Finding("KubeRay", "ok", "RayJobs are known")
+        case False:
+            fix = f"install it ({INSTALLATION}), or leave kubernetes.engine out"
+            return Finding("KubeRay", "failed", "it is not installed, and kubernetes.engine asks for it", fix)
+    return Finding("KubeRay", "unknown", "these credentials may not ask whether it is installed")
 
 
 def _storage_classes(kube: Kube) -> list[Json] | None:

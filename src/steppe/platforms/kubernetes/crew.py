@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -17,8 +18,10 @@ from steppe.platforms.kubernetes.pod import token, told
 from steppe.platforms.kubernetes.words import DOOR_TOKEN, LEARNER_TOKEN, RAY_TOKEN, TOKEN_HEADER
 from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT, place_of
 
-LOOK_SECONDS = 3.0
-"""How often the driver is asked whether it is over: several times while one that is done still tells so."""
+LOOK_SECONDS = 5.0
+"""How often the driver is asked whether it is over: twice while one that is done still tells so."""
+POLL_SECONDS = 0.5
+"""How often this Pod's own processes are looked at, and a driver that does not answer is asked again."""
 ANSWER_SECONDS = 10.0
 END_SECONDS = 10.0
 STORE_SHARE = 0.3
@@ -44,7 +47,7 @@ def serve(role: str) -> int:
             if told("RUN_MODE") == "distributed":
                 _be_part_of_ray(driver, role, answer["session"])
             else:
-                _act(driver, answer["session"])
+                _act(driver)
     except DriverAway as error:
         _say(f"error: {error}")
         return 1
@@ -78,20 +81,19 @@ class DriverDoor:
                     f"the driver at {self._host}:{self._port} has not answered for {self._patience:g} s; this Pod "
                     "begins anew, and waits again"
                 )
-            time.sleep(LOOK_SECONDS / 3)
+            time.sleep(POLL_SECONDS)
         return answer
 
 
 def _be_part_of_ray(driver: DriverDoor, role: str, session: str) -> None:
     """A node of the driver's Ray, with room for this Pod's actors, until the driver ends or is another one."""
     if not _listens(told("HEAD"), RAY_PORT):
-        time.sleep(LOOK_SECONDS / 3)
+        time.sleep(POLL_SECONDS)
         return
     process = subprocess.Popen(_ray_command(role), env=_ray_environment(), start_new_session=True)
     _say(f"joining the Ray at {told('HEAD')}:{RAY_PORT}")
     try:
-        while process.poll() is None:
-            time.sleep(LOOK_SECONDS)
+        while _all_run([process], LOOK_SECONDS):
             answer = driver.ask()
             if answer is not None and (answer["is_over"] or answer["session"] != session):
                 return
@@ -122,33 +124,53 @@ def _ray_environment() -> dict[str, str]:
     return os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token(RAY_TOKEN), "RAY_worker_niceness": "0"}
 
 
-def _act(driver: DriverDoor, session: str) -> None:
+def _act(driver: DriverDoor) -> None:
     """As many workers of the driver's learner as this Pod has, until they end."""
-    plan = driver.ask("/crew")
-    if plan is None or not _listens(told("HEAD"), LEARNER_PORT):
-        time.sleep(LOOK_SECONDS / 3)
+    crew = driver.ask("/crew")
+    if crew is None or not _listens(told("HEAD"), LEARNER_PORT):
+        time.sleep(POLL_SECONDS)
         return
-    command = [sys.executable, "-P", "-m", "steppe.platforms.kubernetes.worker"]
-    plan |= {"address": f"{told('HEAD')}:{LEARNER_PORT}", "reconnect": float(told("PATIENCE", "900"))}
-    environment = os.environ | {"STEPPE_LEARNER_TOKEN": token(LEARNER_TOKEN)}
-    processes = []
-    for _ in range(int(told("MEMBERS", "1"))):
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
-        assert process.stdin is not None
-        with process.stdin as pipe:
-            pipe.write(json.dumps(plan).encode())
-        processes.append(process)
+    workers = [_Worker(crew["plan"]) for _ in range(int(told("MEMBERS", "1")))]
+    processes = [worker.process for worker in workers]
     try:
-        while all(process.poll() is None for process in processes):
-            time.sleep(LOOK_SECONDS / 3)
-            answer = driver.ask()
-            if answer is not None and answer["is_over"]:
+        while _all_run(processes, LOOK_SECONDS):
+            crew = driver.ask("/crew")
+            if crew is None:
+                continue
+            if crew["is_over"]:
+                return
+            if any(worker.name in crew["hung"] for worker in workers):
+                _say("a worker hangs and begins anew")
                 return
     finally:
         for process in processes:
             _end_group(process)
     if any(process.returncode for process in processes):
         sys.exit(1)
+
+
+class _Worker:
+    """One worker in a process of its own, by the name that the learner knows it by."""
+
+    def __init__(self, plan: Json) -> None:
+        self.name = secrets.token_hex(8)
+        command = [sys.executable, "-P", "-m", "steppe.platforms.kubernetes.worker"]
+        environment = os.environ | {"STEPPE_LEARNER_TOKEN": token(LEARNER_TOKEN)}
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+        place = {"address": f"{told('HEAD')}:{LEARNER_PORT}", "reconnect": float(told("PATIENCE", "900"))}
+        assert self.process.stdin is not None
+        with self.process.stdin as pipe:
+            pipe.write(json.dumps({**plan, **place, "name": self.name}).encode())
+
+
+def _all_run(processes: list[subprocess.Popen[bytes]], seconds: float) -> bool:
+    """Waits so long, or until one of them ends."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if any(process.poll() is not None for process in processes):
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
 
 
 def _listens(host: str, port: int) -> bool:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from steppe.errors import SteppeError
 from steppe.platforms.kubernetes.words import TOKEN_HEADER
 from steppe.records.durable import write_atomically
 
@@ -82,8 +83,7 @@ class Door:
     def file(self, name: str) -> Path | None:
         """The file of that name, if it is one that is shown."""
         path = self.folder / name
-        is_plain = name and not any(part.startswith(".") for part in Path(name).parts) and not Path(name).is_absolute()
-        return path if is_plain and path.is_file() and _is_inside(path, self.folder) else None
+        return path if is_shown(name) and path.is_file() and _is_inside(path, self.folder) else None
 
     def ask(self, action: str) -> None:
         """Leaves a request where the run looks for it."""
@@ -123,17 +123,24 @@ class _Handler(BaseHTTPRequestHandler):
         """Answers a question."""
         if not self._is_let_in():
             return
+        try:
+            self._give()
+        except SteppeError as error:
+            self._refuse(HTTPStatus.BAD_GATEWAY, str(error))
+
+    def _give(self) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path)
         if path == "/status":
             self._answer(self.door.status())
         elif path == "/log":
             begin = parse_qs(url.query).get("from", ["0"])[0]
-            self._send_part(self.door.folder / LOG_FILE, int(begin) if begin.isdecimal() else 0, None)
+            log = self.door.file(LOG_FILE) or self.door.folder / LOG_FILE
+            self._send_part(log, int(begin) if begin.isdecimal() else 0, None)
         elif path == "/files":
             self._answer({"files": self.door.listed()})
         elif path == "/crew" and self.door.crew_file is not None and self.door.crew_file.exists():
-            self._answer(json.loads(self.door.crew_file.read_text()))
+            self._answer({**self.door.facts(), **json.loads(self.door.crew_file.read_text())})
         elif path.startswith("/files/") and (file := self.door.file(path.removeprefix("/files/"))) is not None:
             asked = _RANGE.fullmatch(self.headers.get("Range", ""))
             start, stop = (int(asked[1]), int(asked[2]) + 1 if asked[2] else None) if asked else (0, None)
@@ -207,6 +214,12 @@ class _Handler(BaseHTTPRequestHandler):
             if left:
                 # It was cut short: the caller must not take it for the whole.
                 self.close_connection = True
+
+
+def is_shown(name: str) -> bool:
+    """Whether a path is one of a result: relative, and without anything hidden."""
+    path = Path(name)
+    return bool(name) and not path.is_absolute() and not any(part.startswith(".") for part in path.parts)
 
 
 def read_status(folder: Path) -> Json | None:

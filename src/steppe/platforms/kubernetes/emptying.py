@@ -1,4 +1,4 @@
-"""Before a cloud's cluster is deleted: its disks are given back, which would outlive it and be paid for."""
+"""Deleting a cluster: what is lost with it is told before, and disks that would outlive it are given back."""
 
 from __future__ import annotations
 
@@ -8,12 +8,41 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
+from steppe.clusters import lifecycle, registry
+from steppe.clusters.lifecycle import Entry
+from steppe.errors import SteppeError
 from steppe.platforms.kubernetes import naming
 from steppe.platforms.kubernetes.kubeapi import Kube
 
 Json = dict[str, Any]
+CLOUDS = ("gke", "eks")
+"""Providers whose disks are not gone with the cluster."""
 DISK_SECONDS = 180.0
 """How long a cloud may take to delete the disks."""
+
+
+def experiments_on(entry: Entry, but: str = "") -> list[str]:
+    """The experiments that would be lost with the cluster, in words; without the one whose run is `but`."""
+    if not _can_be_asked(entry):
+        return []
+    with _opened(entry) as kube:
+        roots = _everywhere(kube, "/api/v1/configmaps")
+    found = [each["metadata"] for each in roots if each["metadata"]["name"] != but]
+    return sorted(_called(about.get("annotations") or {}, about["name"]) for about in found)
+
+
+def delete_cluster(entry: Entry, tell: Callable[[str], None], *, force: bool = False) -> str:
+    """Ends what runs on a cluster, gives its disks back, and deletes it; what the user should know of disks left."""
+    note = ""
+    if entry.record.provider in CLOUDS and _can_be_asked(entry):
+        try:
+            with _opened(entry) as kube:
+                left = empty(kube, tell)
+            note = f"these disks are left, look for them in the cloud's console: {', '.join(left)}" if left else ""
+        except SteppeError as error:
+            note = f"disks may be left, look for them in the cloud's console: {error}"
+    lifecycle.delete(entry, tell, force=force)
+    return note
 
 
 def empty(kube: Kube, tell: Callable[[str], None], seconds: float = DISK_SECONDS) -> list[str]:
@@ -22,8 +51,8 @@ def empty(kube: Kube, tell: Callable[[str], None], seconds: float = DISK_SECONDS
     if not claims:
         return []
     tell(f"deletes the disks of {len(claims)} experiment{'' if len(claims) == 1 else 's'}")
-    # A disk is let go when no Pod uses it any more.
-    for place in ("/apis/batch/v1/jobs", "/api/v1/pods"):
+    # A disk is let go when no Pod uses it any more; with the roots goes whatever else makes Pods.
+    for place in ("/api/v1/configmaps", "/apis/batch/v1/jobs", "/api/v1/pods"):
         for each in _everywhere(kube, place):
             _delete(kube, place, each)
     for claim in claims:
@@ -36,6 +65,21 @@ def empty(kube: Kube, tell: Callable[[str], None], seconds: float = DISK_SECONDS
         time.sleep(pause)
         pause = min(1.5 * pause, 3.0)
     return left
+
+
+def _can_be_asked(entry: Entry) -> bool:
+    """Whether this is a cluster of Steppe's own making that runs."""
+    return entry.is_deletable and entry.is_own and entry.record.state == entry.seen.state == "ready"
+
+
+def _opened(entry: Entry) -> Kube:
+    reachable = registry.reach(entry.record)
+    return Kube(reachable.kubeconfig, reachable.context, reachable.namespace, reachable.name)
+
+
+def _called(annotations: dict[str, str], name: str) -> str:
+    experiment, project = annotations.get(naming.EXPERIMENT), annotations.get(naming.PROJECT)
+    return name if experiment is None else f'"{experiment}" of project "{project}"'
 
 
 def _everywhere(kube: Kube, place: str) -> list[Json]:

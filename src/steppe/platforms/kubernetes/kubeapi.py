@@ -93,9 +93,11 @@ class Kube:
                 return None
             raise
 
-    def listed(self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "") -> list[Json]:
-        """All objects of a kind with these labels."""
-        query = {"labelSelector": selector(dict(labels or {})), "fieldSelector": fields}
+    def listed(
+        self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "", limit: int = 0
+    ) -> list[Json]:
+        """The objects of a kind with these labels: all of them, or so many."""
+        query = {"labelSelector": selector(dict(labels or {})), "fieldSelector": fields, "limit": str(limit or "")}
         found: list[Json] = self._asked("GET", kind, query=query).get("items") or []
         return found
 

@@ -17,6 +17,8 @@ START = "steppe/start"
 """Which start of the experiment a Job and its Pods belong to."""
 STATUS, ORIGIN = "steppe/status", "steppe/origin"
 """Annotations of the root: the last status that was seen, and from where the experiment was started."""
+ENGINE = "steppe/engine"
+"""Annotation of the root: what makes the experiment's Pods."""
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from steppe.specs.kubernetes import Engine
+
 Json = dict[str, Any]
 ROLE_NAME = "steppe-user"
 RULES: list[Json] = [
@@ -17,24 +19,32 @@ RULES: list[Json] = [
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list", "create", "delete"]},
 ]
 """As a Role has them. Nothing of it is cluster-wide."""
+KUBERAY_RULES: list[Json] = [
+    {"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["get", "list", "create", "delete"]},
+]
+"""What `kubernetes.engine: kuberay` needs beside them."""
 
 
-def role(namespace: str) -> Json:
+def role(namespace: str, engine: Engine | None = None) -> Json:
     """The Role itself, for `kubectl apply -f -`."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
         "metadata": {"name": ROLE_NAME, "namespace": namespace},
-        "rules": RULES,
+        "rules": _rules(engine),
     }
 
 
-def needed() -> list[tuple[str, str, str]]:
+def needed(engine: Engine | None = None) -> list[tuple[str, str, str]]:
     """Every (verb, resource, API group) of the role; a part of a resource is written `pods/proxy`."""
     return [
         (verb, resource, group)
-        for rule in RULES
+        for rule in _rules(engine)
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     ]
+
+
+def _rules(engine: Engine | None) -> list[Json]:
+    return RULES + (KUBERAY_RULES if engine == "kuberay" else [])

@@ -1,4 +1,4 @@
-"""What an experiment's Pods run: `python -m steppe.platforms.kubernetes.pod driver|server|worker|reader`.
+"""What an experiment's Pods run: `python -m steppe.platforms.kubernetes.pod ROLE`, as `main` knows them.
 
 Light, since it lives beside the work: the training itself, and Ray, are processes of their own.
 """
@@ -17,7 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from steppe.errors import SteppeError
 from steppe.platforms.kubernetes.door import Door, read_status
+from steppe.platforms.kubernetes.object_store import ObjectStore, stored_at
+from steppe.platforms.kubernetes.stored_door import StoredDoor
+from steppe.platforms.kubernetes.stored_run import StoredRun
 from steppe.platforms.kubernetes.words import (
     DOOR_TOKEN,
     FAILED_FOR_GOOD,
@@ -31,16 +35,22 @@ from steppe.platforms.kubernetes.words import (
     TERMINATION_LOG,
     TOKENS,
 )
-from steppe.runners.pods import CREW_FILE_VARIABLE, DOOR_PORT
+from steppe.runners.pods import CREW_FILE_VARIABLE, DOOR_PORT, RAY_VARIABLE
 
-LINGER_SECONDS = 12.0
+LINGER_SECONDS = 15.0
 """How long a driver that is done tells so, for all that work for it to hear it."""
+OVER = (0, FAILED_FOR_GOOD)
+"""The exit codes of a training that another Pod is not to go on with."""
 REPLACED = 1
 """The exit code that has Kubernetes begin a driver anew."""
 HANDED_OVER = 128 + signal.SIGTERM
 """How a training ends whose Pod is to go: it is saved, and goes on in another Pod."""
 KEPT = ("state", "reason", "timestep", "episode", "update", "mean_return", "best_return", "seconds", "finished")
 """What is left of a status where not all of it fits."""
+DRIVER_FILE = Path("/tmp/steppe-driver.pid")
+"""Where a driver in a Ray of KubeRay's notes its process, as long as it has something to save."""
+RESTARTS, RESTART_SECONDS = 20, 5.0
+"""How often a driver in a Ray of KubeRay's begins a training anew that has ended without a word, and after how long."""
 OUT_OF_MEMORY = "its Pod ran out of memory; give it more by kubernetes.driver.memory"
 
 
@@ -52,6 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
             return Driver().run()
         case "reader":
             return read()
+        case "eraser":
+            return erase()
+        case "hand-over":
+            return hand_over()
         case _:
             from steppe.platforms.kubernetes.crew import serve
 
@@ -72,9 +86,38 @@ def read() -> int:
     """Shows the results until it is ended."""
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    door = Door(_run_folder(), token(DOOR_TOKEN), lambda: {"role": "reader"}, takes_requests=False)
+    facts = {"role": "reader"}
+    door = (
+        StoredDoor(_store_url(), _run_folder(), token(DOOR_TOKEN), facts)
+        if told("STORE")
+        else Door(_run_folder(), token(DOOR_TOKEN), lambda: facts, takes_requests=False)
+    )
     door.open(DOOR_PORT)
     over.wait()
+    return 0
+
+
+def erase() -> int:
+    """Removes the results from their store; its last words say what came of it."""
+    words: dict[str, Any]
+    try:
+        words = {"erased": ObjectStore(_store_url()).erase()}
+    except SteppeError as error:
+        words = {"error": str(error)}
+    print(json.dumps(words), flush=True)
+    with contextlib.suppress(OSError):
+        Path(TERMINATION_LOG).write_text(json.dumps(words))
+    return int("error" in words)
+
+
+def hand_over() -> int:
+    """Before KubeRay's Ray is ended in this container: has the driver in it save what it has, and waits for that."""
+    with contextlib.suppress(OSError, ValueError):
+        driver = int(DRIVER_FILE.read_text())
+        os.kill(driver, signal.SIGTERM)
+        while DRIVER_FILE.exists():
+            time.sleep(0.1)
+            os.kill(driver, 0)
     return 0
 
 
@@ -83,10 +126,14 @@ class Driver:
 
     def __init__(self) -> None:
         self.folder = _run_folder()
+        self._is_in_ray = RAY_VARIABLE in os.environ
         self._session = secrets.token_hex(8)
         self._is_over = False
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ending = False
+        self._stored: StoredRun | None = None
+        if told("STORE"):
+            self._stored = StoredRun(_store_url(), self.folder, self._session, self._hand_over)
         self._crew_file = Path("/tmp") / f"steppe-crew-{os.getpid()}.json"
 
     def run(self) -> int:
@@ -94,6 +141,43 @@ class Driver:
         signal.signal(signal.SIGTERM, self._hand_over)
         door = Door(self.folder, token(DOOR_TOKEN), self._facts, crew_file=self._crew_file, takes_requests=True)
         door.open(DOOR_PORT)
+        try:
+            if self._stored is not None and not self._stored.begin():
+                return REPLACED
+            exit_code = self._train_in_ray() if self._is_in_ray else self._train()
+            # Only what is stored is over: this Pod's own disk goes with it.
+            if self._stored is not None and not self._stored.finish():
+                return REPLACED
+        except SteppeError:
+            exit_code = FAILED_FOR_GOOD
+        self._is_over = exit_code in OVER
+        self._write_last_words(exit_code)
+        if self._is_in_ray:
+            self._leave_to_ray()
+        if self._is_over and told("RUN_MODE") in ("distributed", "async"):
+            self._linger(LINGER_SECONDS)
+        return exit_code if self._is_over else REPLACED
+
+    def _train_in_ray(self) -> int:
+        """Trains in a Ray of KubeRay's, which would make all Pods anew for a training that ends without a word."""
+        DRIVER_FILE.write_text(str(os.getpid()))
+        for _ in range(RESTARTS):
+            exit_code = self._train()
+            if exit_code in OVER:
+                break
+            self._linger(RESTART_SECONDS)
+            if self._is_ending:
+                break
+        return exit_code
+
+    def _leave_to_ray(self) -> None:
+        """Ray is ended when all is saved, and this with it: KubeRay would take an end before that for a failure."""
+        DRIVER_FILE.unlink(missing_ok=True)
+        while self._is_ending and not self._is_over:
+            time.sleep(1.0)
+
+    def _train(self) -> int:
+        """The exit code of one training."""
         self._process = subprocess.Popen(self._command(), env=self._environment())
         if self._is_ending:
             self._process.send_signal(signal.SIGTERM)
@@ -101,14 +185,11 @@ class Driver:
         if exit_code == -signal.SIGKILL and _has_run_out_of_memory():
             # It would again: the experiment has failed, and says so.
             exit_code = subprocess.run([*self._command(), "--failed", OUT_OF_MEMORY], check=False).returncode
-        self._is_over = exit_code in (0, FAILED_FOR_GOOD)
-        self._write_last_words(exit_code)
-        if self._is_over and not self._is_ending and told("RUN_MODE") in ("distributed", "async"):
-            self._linger()
-        return exit_code if self._is_over else REPLACED
+        return exit_code
 
     def _facts(self) -> dict[str, Any]:
-        return {"role": "driver", "pod": told("NAME"), "session": self._session, "is_over": self._is_over}
+        facts = {"role": "driver", "pod": told("NAME"), "session": self._session, "is_over": self._is_over}
+        return facts if self._stored is None else facts | {"status": self._stored.shown()}
 
     def _command(self) -> list[str]:
         spec = Path(SPEC) / SPEC_KEY
@@ -124,6 +205,8 @@ class Driver:
 
     def _hand_over(self, *_: object) -> None:
         self._is_ending = True
+        if self._stored is not None:
+            self._stored.hand_over()
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
@@ -140,14 +223,19 @@ class Driver:
         with contextlib.suppress(OSError):
             Path(TERMINATION_LOG).write_text(words)
 
-    def _linger(self) -> None:
-        deadline = time.monotonic() + LINGER_SECONDS
+    def _linger(self, seconds: float) -> None:
+        """Waits, unless this Pod is to go."""
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._is_ending:
             time.sleep(0.1)
 
 
 def _run_folder() -> Path:
     return Path(RESULTS) / told("EXPERIMENT")
+
+
+def _store_url() -> str:
+    return stored_at(told("STORE"), told("HEAD"), token(DOOR_TOKEN))
 
 
 def _has_run_out_of_memory() -> bool:

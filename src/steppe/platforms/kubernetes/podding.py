@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from steppe.images import standard_name
 from steppe.platforms.kubernetes import naming
 from steppe.platforms.kubernetes.shapes import Crowd, quantity
 from steppe.platforms.kubernetes.words import (
@@ -44,21 +44,23 @@ def pod_template(plan: Plan, crowd: Crowd) -> Json:
     return {"metadata": metadata, "spec": spec | {"terminationGracePeriodSeconds": grace}}
 
 
-def reader_pod(plan: Plan) -> Json:
-    """One small container that sees the results and may not change them."""
+def reader_pod(plan: Plan, role: str = "reader") -> Json:
+    """One small container that sees the results and may not change them; an `eraser` removes them from their store."""
     environment = {f"{PREFIX}EXPERIMENT": plan.spec.name, "PYTHONUNBUFFERED": "1"} | (plan.pods.env or {})
+    is_stored = plan.pods.results is not None
     container = {
-        "name": "reader",
+        "name": role,
         "image": _image(plan, None),
-        "command": _command("reader"),
-        "env": _variables(environment),
+        "command": _command(role),
+        "env": _variables(_store(plan) | environment),
+        **_secrets(plan if is_stored else None),
         "ports": [_port("door", DOOR_PORT)],
         "resources": {
-            "requests": {"cpu": "100m", "memory": "128Mi"},
-            "limits": {"cpu": "1000m", "memory": "256Mi"},
+            "requests": {"cpu": "100m", "memory": "256Mi" if is_stored else "128Mi"},
+            "limits": {"cpu": "1000m", "memory": "512Mi" if is_stored else "256Mi"},
         },
         "volumeMounts": [
-            {"name": "results", "mountPath": RESULTS, "readOnly": True},
+            {"name": "results", "mountPath": RESULTS, **({} if is_stored else {"readOnly": True})},
             {"name": "tokens", "mountPath": TOKENS, "readOnly": True},
             *(plan.pods.volume_mounts or []),
         ],
@@ -72,15 +74,6 @@ def reader_pod(plan: Plan) -> Json:
         "activeDeadlineSeconds": READER_SECONDS,
         "terminationGracePeriodSeconds": 1,
     }
-
-
-def default_image() -> str:
-    """Steppe's own image of this version, as `steppe image build` names it."""
-    try:
-        number = version("steppe")
-    except PackageNotFoundError:
-        number = "0"
-    return f"steppe:{number}"
 
 
 def module_key(path: str) -> str:
@@ -128,14 +121,13 @@ def _container(plan: Plan, crowd: Crowd) -> Json:
         *([{"name": "memory", "mountPath": "/dev/shm"}] if _uses_ray(plan) else []),
         *(plan.pods.volume_mounts or []),
     ]
-    secrets = [{"secretRef": {"name": name}} for name in plan.pods.env_from_secrets or ()]
     return {
         "name": crowd.role,
         "image": _image(plan, crowd.image),
         "command": _command(crowd.role),
         **({"workingDir": MODULES} if plan.modules else {}),
         "env": _variables(_environment(plan, crowd)) + _pod_facts(),
-        **({"envFrom": secrets} if secrets else {}),
+        **_secrets(plan),
         **({"ports": _ports(plan)} if is_driver else {}),
         "resources": crowd.resources,
         "volumeMounts": mounts,
@@ -168,7 +160,21 @@ def _environment(plan: Plan, crowd: Crowd) -> dict[str, str]:
     if crowd.role == "driver":
         # Kept with the results, so that what goes on in another Pod need not be compiled again.
         general["STEPPE_CACHE"] = f"{RESULTS}/.compiled"
+        general |= _store(plan)
     return {f"{PREFIX}{name}": value for name, value in own.items()} | general | (plan.pods.env or {})
+
+
+def _store(plan: Plan) -> dict[str, str]:
+    """What tells a Pod where results are stored, if they are."""
+    if plan.pods.results is None:
+        return {}
+    # The libraries of object stores look for files of their own there.
+    return {f"{PREFIX}STORE": plan.pods.results, f"{PREFIX}HEAD": plan.name, "HOME": "/tmp"}
+
+
+def _secrets(plan: Plan | None) -> Json:
+    names = (plan.pods.env_from_secrets or ()) if plan is not None else ()
+    return {"envFrom": [{"secretRef": {"name": name}} for name in names]} if names else {}
 
 
 def _pod_facts() -> list[Json]:
@@ -199,6 +205,10 @@ def _volumes(plan: Plan, crowd: Crowd) -> list[Json]:
 
 
 def _results(plan: Plan) -> Json:
+    if plan.pods.results is not None:
+        # What the driver writes here is kept in the store.
+        limit = {} if plan.pods.storage is None else {"sizeLimit": quantity(plan.pods.storage)}
+        return {"name": "results", "emptyDir": limit}
     return {"name": "results", "persistentVolumeClaim": {"claimName": f"{plan.name}-results"}}
 
 
@@ -224,7 +234,7 @@ def _uses_ray(plan: Plan) -> bool:
 
 
 def _image(plan: Plan, own: str | None) -> str:
-    return own or plan.pods.image or default_image()
+    return own or plan.pods.image or standard_name()
 
 
 def _command(role: str) -> list[str]:

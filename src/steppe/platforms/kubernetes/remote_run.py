@@ -15,8 +15,10 @@ from typing import Any
 from urllib.parse import quote
 
 from steppe.errors import ClusterError, StateError
-from steppe.platforms.kubernetes import naming, rendering
+from steppe.platforms.kubernetes import naming, rendering, stored_results
+from steppe.platforms.kubernetes.engines import Engine, engine_named
 from steppe.platforms.kubernetes.kubeapi import ANSWER_SECONDS, Kube, KubeError
+from steppe.platforms.kubernetes.object_store import stored_at
 from steppe.platforms.kubernetes.rendering import Plan
 from steppe.platforms.kubernetes.waiting import is_ready_to_answer, termination_of, trouble_of
 from steppe.platforms.kubernetes.words import DOOR_TOKEN, TOKEN_HEADER, TOKEN_KEYS
@@ -56,10 +58,13 @@ class RemoteRun:
         self.kube, self.name = kube, name
         self._labels = {naming.RUN: name}
         self._token: str | None = None
+        self._known_engine: Engine | None = None
 
     def start(self, plan: Plan) -> None:
-        """Makes everything that is not there; Jobs of an earlier start must have ended."""
+        """Makes everything that is not there; what runs since an earlier start must have ended."""
         kube = self.kube
+        engine = engine_named(plan.engine, kube, self.name)
+        engine.check()
         manifest = rendering.root(plan)
         root = kube.get("ConfigMap", plan.name)
         is_new = root is None
@@ -67,22 +72,22 @@ class RemoteRun:
             root = kube.create(manifest)
         else:
             self._check_ours(root, plan)
-            kube.patch("ConfigMap", plan.name, {"data": manifest["data"]})
         uid = root["metadata"]["uid"]
         try:
-            self._end_jobs()
+            self._end_work(self._engine_of(root))
+            changes = {"metadata": {"annotations": {naming.ENGINE: plan.engine}}, "data": manifest["data"]}
+            kube.patch("ConfigMap", plan.name, changes)
+            self._known_engine = engine
             if kube.get("Secret", f"{plan.name}-tokens") is None:
                 tokens = {key: secrets.token_hex(32) for key in TOKEN_KEYS}
                 kube.create_or_keep(rendering.with_owner(plan, rendering.secret(plan, tokens), uid))
-            for each in (rendering.claim(plan), rendering.service(plan)):
+            for each in (*rendering.claims(plan), rendering.service(plan)):
                 kube.create_or_keep(rendering.with_owner(plan, each, uid))
-            # Workers first come to nothing without a driver, so the driver is the first to get room.
-            for job in rendering.jobs(plan):
-                kube.create(rendering.with_owner(plan, job, uid))
+            engine.make(plan, uid)
         except KubeError:
             # Nothing is left of a start that came to nothing, unless there were results before.
             with contextlib.suppress(ClusterError):
-                self._end_jobs(wait=False)
+                engine.end()
             if is_new:
                 with contextlib.suppress(ClusterError):
                     kube.delete("ConfigMap", plan.name)
@@ -90,28 +95,28 @@ class RemoteRun:
 
     def look(self) -> Sight:
         """How it is going."""
-        kube = self.kube
-        pods = kube.listed("Pod", self._labels)
+        # Only the driver's, as long as it answers: there may be a thousand others.
         drivers = sorted(
-            (pod for pod in pods if pod["metadata"]["labels"].get(naming.ROLE) == "driver"),
+            self.kube.listed("Pod", self._labels | {naming.ROLE: "driver"}),
             key=lambda pod: str(pod["metadata"]["creationTimestamp"]),
         )
         for pod in reversed(drivers):
             if is_ready_to_answer(pod) and (answer := self._status_at(pod)) is not None:
                 return Sight(answer.get("status"), is_alive=not answer["is_over"])
-        jobs = kube.listed("Job", self._labels)
         last = self._last_words(drivers)
         if last is not None and last.get("is_over"):
             return Sight(last.get("status"), is_alive=False)
-        driver_jobs = [job for job in jobs if job["metadata"]["labels"].get(naming.ROLE) == "driver"]
-        if not driver_jobs:
+        outlook = self._engine().look(drivers)
+        if outlook is None:
             return Sight(self._noted(), is_alive=False)
-        trouble = trouble_of(pods, jobs, self._events(jobs))
-        status = last.get("status") if last is not None else self._noted()
-        if trouble is not None and trouble.is_final:
-            return Sight(status, is_alive=True, phase=trouble.sentence, trouble=trouble.sentence)
-        phase = trouble.sentence if trouble is not None else _phase(drivers)
-        return Sight(status, is_alive=True, phase=phase)
+        if outlook.is_over:
+            status = self._status_of_results()
+            if outlook.has_succeeded or (status is not None and status.get("state") == "failed"):
+                return Sight(status, is_alive=False)
+        else:
+            status = last.get("status") if last is not None else self._noted()
+        phase = outlook.sentence or _phase(drivers)
+        return Sight(status, is_alive=True, phase=phase, trouble=outlook.sentence if outlook.is_final else "")
 
     def ask(self, action: str) -> None:
         """Asks the driver to pause or stop."""
@@ -160,13 +165,16 @@ class RemoteRun:
 
     def end_pods(self, start: int) -> None:
         """Ends everything that runs since that start, and nothing of a later one; the results stay."""
-        self._end_jobs(start, wait=False)
+        self._engine().end(start)
 
     def delete(self) -> list[str]:
         """Removes all of it, results included; the names of Pods that are still ending."""
-        self._end_jobs(wait=False)
+        engine = self._engine()
+        engine.end()
+        engine.wait_until_gone()
         for kind, name in (
             ("Pod", f"{self.name}-reader"),
+            ("Pod", f"{self.name}-eraser"),
             ("Service", self.name),
             ("Secret", f"{self.name}-tokens"),
             ("PersistentVolumeClaim", f"{self.name}-results"),
@@ -174,6 +182,18 @@ class RemoteRun:
         ):
             self.kube.delete(kind, name)
         return self.kube.wait_until_gone("Pod", self._labels)
+
+    def stored_at(self) -> str | None:
+        """Where in object storage its results are; None where they are on a disk of the cluster."""
+        root = self.kube.get("ConfigMap", self.name)
+        results = None if root is None else self._plan_of(root).pods.results
+        return None if results is None else stored_at(results, self.name, self._door_token())
+
+    def erase_stored(self) -> None:
+        """Removes its results from object storage; it must have ended."""
+        root = self.kube.get("ConfigMap", self.name)
+        if root is not None and (plan := self._plan_of(root)).pods.results is not None:
+            stored_results.erase(self.kube, plan, root["metadata"]["uid"])
 
     @property
     def exists(self) -> bool:
@@ -188,18 +208,28 @@ class RemoteRun:
                 f'"{plan.spec.name}" of a project "{plan.project}" already, started from {known}; choose another name, '
                 "or another namespace"
             )
+        stored_results.check_place(self._plan_of(root), plan)
 
-    def _end_jobs(self, start: int | None = None, *, wait: bool = True) -> None:
-        labels = self._labels | ({} if start is None else {naming.START: str(start)})
-        for job in self.kube.listed("Job", labels):
-            self.kube.delete("Job", job["metadata"]["name"])
-        if wait:
-            left = self.kube.wait_until_gone("Pod", self._labels | {naming.ROLE: "driver"})
-            if left:
-                raise ClusterError(
-                    f"Pod {left[0]} does not end, as Pods of a lost node do; when the node is really gone: "
-                    f"kubectl delete pod {left[0]} --namespace {self.kube.namespace} --force"
-                )
+    def _engine(self) -> Engine:
+        """What makes its Pods, as its root says; that stays so until somebody starts it again."""
+        if self._known_engine is None:
+            self._known_engine = self._engine_of(self.kube.get("ConfigMap", self.name) or {})
+        return self._known_engine
+
+    def _engine_of(self, root: Json) -> Engine:
+        annotations = root.get("metadata", {}).get("annotations") or {}
+        return engine_named(annotations.get(naming.ENGINE, ""), self.kube, self.name)
+
+    def _end_work(self, engine: Engine) -> None:
+        """Ends what runs, and waits until nobody writes results any more."""
+        engine.end()
+        engine.wait_until_gone()
+        left = self.kube.wait_until_gone("Pod", self._labels | {naming.ROLE: "driver"})
+        if left:
+            raise ClusterError(
+                f"Pod {left[0]} does not end, as Pods of a lost node do; when the node is really gone: "
+                f"kubectl delete pod {left[0]} --namespace {self.kube.namespace} --force"
+            )
 
     def _status_at(self, pod: Json) -> Json | None:
         try:
@@ -231,13 +261,10 @@ class RemoteRun:
             return dict(json.loads(text)) if text else None
         return None
 
-    def _events(self, jobs: list[Json]) -> list[Json]:
-        """What happened to Jobs; whoever may not see that is told less."""
-        found: list[Json] = []
-        for job in jobs:
-            with contextlib.suppress(KubeError):
-                found += self.kube.listed("Event", fields=f"involvedObject.uid={job['metadata']['uid']}")
-        return found
+    def _status_of_results(self) -> Json | None:
+        """How the run has ended, where no Pod of it is left to say it."""
+        with self._at_door() as pod:
+            return json.loads(self._expect(self._asked(pod, "/status"))).get("status")  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def _at_driver(self) -> Iterator[str | None]:

@@ -10,14 +10,14 @@ from functools import cached_property
 from typing import Any
 
 from steppe.errors import UserError
-from steppe.platforms.kubernetes import naming
+from steppe.platforms.kubernetes import kuberay, naming
 from steppe.platforms.kubernetes.podding import module_key, pod_template, reader_pod
-from steppe.platforms.kubernetes.shapes import Crowd, crowds, quantity
+from steppe.platforms.kubernetes.shapes import Crowd, crowds, engine_of, quantity
 from steppe.platforms.kubernetes.words import FAILED_FOR_GOOD, SPEC_KEY, TOKEN_KEYS
 from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT
 from steppe.specs.cluster import ClusterSpec
 from steppe.specs.experiment import ExperimentSpec
-from steppe.specs.kubernetes import KubernetesSpec, joined
+from steppe.specs.kubernetes import Engine, KubernetesSpec, joined
 
 Json = dict[str, Any]
 LARGEST_CONFIG_MAP = 1_000_000
@@ -50,6 +50,11 @@ class Plan:
         return joined(self.cluster.kubernetes if self.cluster is not None else None, self.spec.kubernetes)
 
     @cached_property
+    def engine(self) -> Engine:
+        """What makes the Pods."""
+        return engine_of(self.spec, self.pods)
+
+    @cached_property
     def crowds(self) -> list[Crowd]:
         """Who takes part."""
         return crowds(self.spec, self.pods, self.cluster)
@@ -77,7 +82,7 @@ def render(
     `owner_uid` is the root's, once it is known: without it nothing is owned. The Secret is left out without `tokens`,
     which have TOKEN_KEYS. `for_any_server` leaves out what an old kubectl refuses, and nothing depends on.
     """
-    owned = [claim(plan), service(plan), *jobs(plan)]
+    owned = [*claims(plan), service(plan), *workloads(plan)]
     for job in owned if for_any_server else ():
         job["spec"].pop("podFailurePolicy", None)
     if tokens is not None:
@@ -95,7 +100,7 @@ def root(plan: Plan) -> Json:
             f"the experiment and its own modules take {size / 1e6:.1f} MB, and a cluster takes 1 MB; install the "
             "modules in an image of your own and name it in kubernetes.image"
         )
-    annotations = {naming.EXPERIMENT: plan.spec.name, naming.PROJECT: plan.project}
+    annotations = {naming.EXPERIMENT: plan.spec.name, naming.PROJECT: plan.project, naming.ENGINE: plan.engine}
     if plan.origin:
         annotations[naming.ORIGIN] = plan.origin
     return {
@@ -116,6 +121,11 @@ def secret(plan: Plan, tokens: Mapping[str, str]) -> Json:
         "type": "Opaque",
         "stringData": dict(tokens),
     }
+
+
+def claims(plan: Plan) -> list[Json]:
+    """The disk for results, unless they are in object storage."""
+    return [claim(plan)] if plan.pods.results is None else []
 
 
 def claim(plan: Plan) -> Json:
@@ -153,18 +163,25 @@ def service(plan: Plan) -> Json:
     }
 
 
+def workloads(plan: Plan) -> list[Json]:
+    """What makes the Pods: a RayJob where KubeRay is asked for, else Jobs."""
+    if plan.engine == "kuberay":
+        return [kuberay.ray_job(plan, _work_metadata(plan, plan.name))]
+    return jobs(plan)
+
+
 def jobs(plan: Plan) -> list[Json]:
     """The driver's Job, and one for each kind of Pod that works for it."""
     return [_driver_job(plan, crowd) if crowd.role == "driver" else _crew_job(plan, crowd) for crowd in plan.crowds]
 
 
-def reader(plan: Plan, *, owner_uid: str | None = None) -> Json:
-    """A short-lived Pod that shows the results when nothing runs."""
+def reader(plan: Plan, *, owner_uid: str | None = None, role: str = "reader") -> Json:
+    """A short-lived Pod that shows the results when nothing runs, or as `eraser` removes them from object storage."""
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _metadata(plan, f"{plan.name}-reader", role="reader"),
-        "spec": reader_pod(plan),
+        "metadata": _metadata(plan, f"{plan.name}-{role}", role=role),
+        "spec": reader_pod(plan, role),
     }
     return with_owner(plan, pod, owner_uid)
 
@@ -222,16 +239,12 @@ def _crew_job(plan: Plan, crowd: Crowd) -> Json:
 
 
 def _job(plan: Plan, crowd: Crowd, restart: str, retries: int) -> Json:
-    metadata = _metadata(plan, f"{plan.name}-{crowd.role}", role=crowd.role)
-    metadata["labels"] = metadata["labels"] | {naming.START: plan.start}
-    if plan.pods.queue is not None:
-        metadata["labels"] = metadata["labels"] | {naming.KUEUE_QUEUE: plan.pods.queue}
     template = pod_template(plan, crowd)
     template["spec"]["restartPolicy"] = restart
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata,
+        "metadata": _work_metadata(plan, f"{plan.name}-{crowd.role}", role=crowd.role),
         "spec": {
             "parallelism": crowd.count,
             **({"completions": 1} if crowd.role == "driver" else {}),
@@ -239,6 +252,15 @@ def _job(plan: Plan, crowd: Crowd, restart: str, retries: int) -> Json:
             "template": template,
         },
     }
+
+
+def _work_metadata(plan: Plan, name: str, role: str | None = None) -> Json:
+    """Of what makes Pods, and may have to wait its turn."""
+    metadata = _metadata(plan, name, role)
+    metadata["labels"] |= {naming.START: plan.start}
+    if plan.pods.queue is not None:
+        metadata["labels"] |= {naming.KUEUE_QUEUE: plan.pods.queue}
+    return metadata
 
 
 def _metadata(plan: Plan, name: str, role: str | None = None) -> Json:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from steppe.errors import UserError
 from steppe.specs.cluster import ClusterSpec
 from steppe.specs.experiment import ExperimentSpec
-from steppe.specs.kubernetes import KubernetesSpec, PodSpec
+from steppe.specs.kubernetes import Engine, KubernetesSpec, PodSpec
 
 Role = Literal["driver", "server", "worker"]
 GPU = "nvidia.com/gpu"
@@ -51,9 +51,7 @@ class Crowd:
 
 def crowds(spec: ExperimentSpec, pods: KubernetesSpec, cluster: ClusterSpec | None) -> list[Crowd]:
     """The driver first, then who works for it."""
-    if pods.engine == "kuberay":
-        raise UserError('engine "kuberay" cannot be started by this version of Steppe; leave kubernetes.engine out')
-    made = [_crowd("driver", 1, 1, pods.driver, _driver_defaults(spec), cluster)]
+    made = [_crowd("driver", 1, 1, pods.driver, _driver_defaults(spec, engine_of(spec, pods)), cluster)]
     if spec.run_mode == "distributed":
         usual = PodSpec(cpus=SERVER_CPUS, memory=1.5, gpus=0.0)
         made.append(_crowd("server", spec.num_parameter_servers, 1, pods.server, usual, cluster))
@@ -64,19 +62,25 @@ def crowds(spec: ExperimentSpec, pods: KubernetesSpec, cluster: ClusterSpec | No
     return made
 
 
+def engine_of(spec: ExperimentSpec, pods: KubernetesSpec) -> Engine:
+    """What makes the Pods. KubeRay makes those of a Ray, so that run modes without one are Jobs on any cluster."""
+    return "kuberay" if pods.engine == "kuberay" and spec.run_mode == "distributed" else "jobs"
+
+
 def quantity(gigabytes: float) -> str:
     """An amount of memory or disk as Kubernetes writes it."""
     return f"{math.ceil(gigabytes * 1024)}Mi"
 
 
-def _driver_defaults(spec: ExperimentSpec) -> PodSpec:
+def _driver_defaults(spec: ExperimentSpec, engine: Engine) -> PodSpec:
     match spec.run_mode:
         case "multi-threaded":
             return PodSpec(cpus=float(spec.num_workers), memory=2.0 + 0.25 * spec.num_workers, gpus=0.0)
         case "async":
             return PodSpec(cpus=1.0, memory=4.0, gpus=0.0)
         case "distributed":
-            return PodSpec(cpus=1.0, memory=3.0, gpus=0.0)
+            # KubeRay gives its orders to Ray's dashboard, which takes as much memory as the training.
+            return PodSpec(cpus=1.0, memory=3.0 if engine == "jobs" else 4.0, gpus=0.0)
         case _:
             return PodSpec(cpus=1.0, memory=3.0, gpus=0.0)
 

@@ -14,10 +14,13 @@ from typing import Any
 def main() -> int:
     """Its exit code: 0 when the learner is done."""
     from steppe.runners.asynchronous.actor import Placement, WorkerActor
+    from steppe.runners.simulators import wait_for_simulator
+    from steppe.specs.environment import EnvironmentSpec
 
     plan: dict[str, Any] = json.load(sys.stdin)
+    wait_for_simulator(EnvironmentSpec.model_validate(plan["environment"]))
     paths = (os.getcwd(),)  # noqa: PTH109
-    placement = Placement(**plan, token=os.environ["STEPPE_LEARNER_TOKEN"], name="", paths=paths)
+    placement = Placement(**plan, token=os.environ["STEPPE_LEARNER_TOKEN"], paths=paths)
     ending = WorkerActor().work(placement)
     if ending.kind == "done":
         return 0

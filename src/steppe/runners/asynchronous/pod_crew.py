@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+from collections import deque
 from pathlib import Path
 
 from steppe.errors import EnvironmentFault
@@ -17,6 +18,8 @@ from steppe.runners.pods import CREW_FILE_VARIABLE, LEARNER_PORT
 from steppe.specs.asynchronous import AsyncSpec
 from steppe.specs.experiment import ExperimentSpec
 
+HUNG_REMEMBERED = 1_000
+"""So many workers that hang are told of: Pods hear of theirs within seconds."""
 SPARE_DEATHS = 10
 """So many deaths more than three for each worker make no sense any more; every batch makes up for a part of one."""
 
@@ -52,18 +55,22 @@ class PodCrew:
             "max_timesteps": self._rules.max_timesteps,
             "repeat_actions": self._rules.repeat_actions,
         }
-        if file := os.environ.get(CREW_FILE_VARIABLE):
-            write_atomically(file, json.dumps(plan))
+        self._plan, self._hung = plan, deque[str](maxlen=HUNG_REMEMBERED)
+        self._write()
         self._membership, self._started = server.membership, time.monotonic()
         self._lost = server.membership.lost
 
     def tend(self) -> EnvironmentFault | None:
-        """Finds out when workers only come to fail."""
+        """Has Pods end workers that hang, and finds out when workers only come to fail."""
         now = time.monotonic()
         if now - self._tended < TEND_SECONDS:
             return None
         self._tended, members = now, self._membership
         self._warn_if_missing(now)
+        if hung := members.take_hung():
+            log.warning("workers that hang are replaced: %d", len(hung))
+            self._hung.extend(sorted(hung))
+            self._write()
         batches, lost = members.batches, members.lost
         self._level += max(0, lost - self._lost)
         self._level = max(0.0, self._level - (batches - self._batches) / BATCHES_PER_DEATH)
@@ -75,6 +82,10 @@ class PodCrew:
 
     def close(self) -> None:
         """They find out by themselves."""
+
+    def _write(self) -> None:
+        if file := os.environ.get(CREW_FILE_VARIABLE):
+            write_atomically(file, json.dumps({"plan": self._plan, "hung": list(self._hung)}))
 
     def _warn_if_missing(self, now: float) -> None:
         if self._has_warned or now - self._started < START_SECONDS:

@@ -1,0 +1,94 @@
+"""Clusters that were made for one experiment alone: they end with it, its results fetched before."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+
+from steppe.errors import ClusterError, SteppeError
+from steppe.experiments import remote
+from steppe.experiments.store import RunFolder, Status
+
+Tell = Callable[[str], None]
+LONGEST_NAME = 40
+
+
+def name_for(experiment: str) -> str:
+    """What a cluster is called that is made for an experiment and has no name of its own."""
+    return ("steppe-" + re.sub(r"[^a-z0-9]+", "-", experiment.lower()))[:LONGEST_NAME].strip("-")
+
+
+def is_home_bound(folder: RunFolder) -> bool:
+    """Whether it has completed on a cluster that was made for it, which ends when its results are fetched."""
+    place = remote.place_of(folder)
+    return place is not None and place.owns_cluster and folder.status().state == "completed"
+
+
+def bring_home(folder: RunFolder, tell: Tell) -> None:
+    """Fetches all results into the run folder here, and deletes the cluster that was made for the experiment."""
+    place = remote.place_of(folder)
+    assert place is not None
+    tell(f'fetching the results from cluster "{place.cluster}"')
+    remote.download(folder, folder.path, force=True)
+    # From here on the results are safe, whatever becomes of the cluster.
+    (folder.path / remote.PLACE_FILE).unlink()
+    try:
+        _end(place.cluster, tell, place)
+    except SteppeError as error:
+        raise ClusterError(
+            f'the results of experiment "{folder.name}" are here, but cluster "{place.cluster}", which was made for '
+            f"it, was not deleted ({error}); delete it with: steppe cluster delete -c {place.cluster}"
+        ) from error
+
+
+def note_of(folder: RunFolder, status: Status) -> str:
+    """What a user should know of the cluster that was made for an experiment that does not run; else nothing."""
+    from steppe.clusters import registry
+
+    place = remote.place_of(folder)
+    if place is None or not place.owns_cluster or status.is_live or not registry.knows(place.cluster):
+        return ""
+    made = f'cluster "{place.cluster}", which was made for experiment "{folder.name}", is still there; it is deleted'
+    if status.state == "completed":
+        return f"{made} when the results are fetched: {folder.ways.download}"
+    return f"{made} when the experiment has completed, or is deleted itself"
+
+
+def made_for(folder: RunFolder) -> str | None:
+    """The name of the cluster that was made for an experiment, whether it has come to run there or not."""
+    from steppe.clusters import registry
+
+    for name in registry.names():
+        with contextlib.suppress(SteppeError):
+            if registry.read(name).made_for == str(folder.path):
+                return name
+    return None
+
+
+def delete(folder: RunFolder) -> None:
+    """Removes an experiment and its results from its cluster, and the cluster that was made for it."""
+    place, own = remote.place_of(folder), made_for(folder)
+    if own is not None:
+        _end(own, lambda line: None, place)
+    elif place is not None:
+        remote.delete(folder)
+
+
+def _end(cluster: str, tell: Tell, place: remote.Place | None) -> None:
+    """Deletes a cluster with the experiment that it was made for; one that others use too loses only the experiment."""
+    from steppe.clusters import lifecycle
+    from steppe.platforms.kubernetes.emptying import delete_cluster, experiments_on
+
+    entry = lifecycle.entry(cluster)
+    if others := experiments_on(entry, but=place.name if place is not None else ""):
+        if place is not None:
+            remote.delete_at(place)
+        tell(
+            f'cluster "{cluster}" stays, since experiment {others[0]} is on it too; delete it with: '
+            f"steppe cluster delete -c {cluster}"
+        )
+        return
+    tell(f'deleting cluster "{cluster}", which was made for this experiment')
+    if note := delete_cluster(entry, tell):
+        tell(note)

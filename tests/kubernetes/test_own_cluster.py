@@ -1,0 +1,135 @@
+"""A cluster that is made for one experiment: it ends with it, and the results come home before.
+
+The program `kind` is played by a stand-in, whose clusters are all the testbed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_runs import Workplace
+from container_programs import Programs
+from kube_testbed import Testbed
+
+from steppe.cli import main
+from steppe.clusters import registry
+from steppe.platforms.kubernetes import naming
+
+NAME = "made-for-it"
+
+
+@dataclass(frozen=True)
+class OwnWorkplace(Workplace):
+    """A project in which experiments describe their own cluster; commands run in this process."""
+
+    capsys: pytest.CaptureFixture[str]
+    programs: Programs
+
+    def steppe(self, *words: str, exit_code: int = 0) -> str:
+        self.capsys.readouterr()
+        code = main(list(words))
+        printed = self.capsys.readouterr()
+        assert code == exit_code, f"{' '.join(words)} ended with {code}: {printed.out}{printed.err}"
+        return printed.out + printed.err
+
+    def new(self, name: str, *words: str, **fields: Any) -> None:
+        pods = {"provider": "kind", "num_nodes": 1, "namespace": self.namespace, "kubernetes": self.pods}
+        super().new(name, *words, platform="kubernetes", cluster={"name": NAME, **pods}, **fields)
+
+    def folder_of(self, name: str) -> Path:
+        return self.folder / "experiments" / name
+
+
+@pytest.fixture
+def workplace(
+    testbed: Testbed,
+    namespace: str,
+    pods: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> OwnWorkplace:
+    # What other tests have on the testbed is on none of these clusters.
+    monkeypatch.setattr(naming, "MANAGER", namespace)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    programs = Programs(tmp_path / "programs")
+    programs.install("kind")
+    programs.reach(json.loads(testbed.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json")))
+    monkeypatch.setenv("PATH", f"{programs.folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("STEPPE_CLUSTERS", str(tmp_path / "clusters"))
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "*")
+    monkeypatch.chdir(folder)
+    made = OwnWorkplace(folder, testbed, namespace, pods, capsys, programs)
+    made.steppe("init", "-n", "tests")
+    return made
+
+
+def test_a_cluster_is_made_for_an_experiment_and_deleted_when_its_results_are_home(workplace: OwnWorkplace) -> None:
+    workplace.new("one", total_timesteps=4_000)
+    printed = workplace.steppe("experiment", "start", "-e", "one")
+    assert f'fetching the results from cluster "{NAME}"' in printed
+    assert f'deleting cluster "{NAME}", which was made for this experiment' in printed
+    assert 'experiment "one" is completed' in printed
+    assert [call["words"][:2] for call in workplace.programs.calls("cluster")] == [
+        ["create", "cluster"],
+        ["delete", "cluster"],
+    ]
+    assert (workplace.programs.clusters, registry.names()) == ([], [])
+    assert (workplace.folder_of("one") / "policy" / "policy.safetensors").is_file()
+    # Nothing of it is on a cluster any more, and everything can be asked here.
+    assert workplace.status("one")["state"] == "completed"
+    assert "starting" in workplace.steppe("experiment", "logs", "-e", "one")
+    on = ("experiment", "resume", "-e", "one", "--set", "total_timesteps=8000")
+    assert "--set platform" in workplace.steppe(*on, exit_code=2)
+    workplace.steppe(*on, "--set", "platform=local")
+    assert workplace.status("one")["timestep"] >= 8_000
+
+
+def test_completion_that_nobody_watched_is_told_and_download_ends_the_cluster(
+    workplace: OwnWorkplace, tmp_path: Path
+) -> None:
+    workplace.new("late", total_timesteps=4_000)
+    started = workplace.steppe("experiment", "start", "-e", "late", "--detach")
+    assert "ends when you fetch its results: steppe experiment download -e late" in started
+    workplace.wait_for("late", "completed")
+    listed = workplace.steppe("experiment", "list")
+    assert "is still there; it is deleted when the results are fetched: steppe experiment download -e late" in listed
+    assert workplace.programs.clusters == [NAME]
+    workplace.steppe("experiment", "download", "-e", "late", "--to", str(tmp_path / "results"))
+    assert (workplace.programs.clusters, registry.names()) == ([], [])
+    here = workplace.folder_of("late") / "policy" / "policy.safetensors"
+    assert (tmp_path / "results" / "policy" / "policy.safetensors").read_bytes() == here.read_bytes()
+    assert "note" not in workplace.steppe("experiment", "list")
+
+
+def test_a_cluster_that_others_use_is_not_deleted(workplace: OwnWorkplace) -> None:
+    about = {naming.EXPERIMENT: "theirs", naming.PROJECT: "far"}
+    other = {"name": "theirs", "labels": {naming.MANAGED_BY: naming.MANAGER}, "annotations": about}
+    workplace.testbed.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": other}, namespace=workplace.namespace)
+    workplace.new("one", total_timesteps=4_000)
+    printed = workplace.steppe("experiment", "start", "-e", "one")
+    assert f'cluster "{NAME}" stays, since experiment "theirs" of project "far" is on it too' in printed
+    assert workplace.programs.clusters == [NAME]
+    assert workplace.status("one")["state"] == "completed"
+    # Nor does a script delete it that only says yes.
+    refused = workplace.steppe("cluster", "delete", "-c", NAME, "--yes", exit_code=2)
+    assert 'what experiment "theirs" of project "far" has on it would be lost' in refused
+    workplace.steppe("cluster", "delete", "-c", NAME, "--yes", "--force")
+    assert (workplace.programs.clusters, registry.names()) == ([], [])
+
+
+def test_deleting_an_experiment_deletes_the_cluster_that_was_made_for_it(workplace: OwnWorkplace) -> None:
+    workplace.new("brief", total_timesteps=100_000_000)
+    workplace.steppe("experiment", "start", "-e", "brief", "--detach")
+    workplace.steppe("experiment", "stop", "-e", "brief")
+    assert "it is deleted when the experiment has completed" in workplace.steppe("experiment", "list")
+    workplace.steppe("experiment", "delete", "-e", "brief", "--force")
+    assert (workplace.programs.clusters, registry.names()) == ([], [])
+    assert not workplace.folder_of("brief").exists()

@@ -1,0 +1,94 @@
+"""What is sent to a cluster is what Kubernetes' own schemas allow, from the oldest that can be had to the newest.
+
+They begin with 1.25; tests/kubernetes/test_old_server.py asks a server of 1.20.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from kubernetes_validate.utils import all_versions
+
+from steppe.platforms.kubernetes import permissions
+from steppe.platforms.kubernetes.rendering import Plan, reader, render
+from steppe.platforms.kubernetes.words import TOKEN_KEYS
+from steppe.specs.kubernetes import KubernetesSpec
+
+MODES = ("single", "multi-threaded", "distributed", "async")
+OLDEST, NEWEST = all_versions()[0], all_versions()[-1]
+# Schemas before it ask each rule of a podFailurePolicy for what only one of them may have.
+FIRST_SOUND = "1.29.0"
+POD = {"cpus": 1.5, "memory": 2.5, "gpus": 1, "cpu_limit": 3, "image": "registry.example.com/team/other:1"}
+EVERYTHING: dict[str, Any] = {
+    "engine": "jobs",
+    "image": "registry.example.com/team/steppe:1",
+    "image_pull_policy": "Always",
+    "image_pull_secrets": ["registry"],
+    "driver": POD,
+    "worker": POD,
+    "server": POD,
+    "storage": 1.5,
+    "storage_class": "fast",
+    "access_mode": "ReadWriteOncePod",
+    "results": "s3://bucket/experiments",
+    "grace_seconds": 30,
+    "patience": 60,
+    "service_account": "runner",
+    "node_selector": {"pool": "research"},
+    "tolerations": [{"key": "spot", "operator": "Exists", "effect": "NoSchedule"}],
+    "priority_class": "high",
+    "queue": "team-queue",
+    "env": {"A": "1"},
+    "env_from_secrets": ["keys"],
+    "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+    "volume_mounts": [{"name": "data", "mountPath": "/data", "readOnly": True}],
+    "sidecars": [{"image": "registry.example.com/team/simulator:7", "ports": [{"containerPort": 5555}]}],
+    "labels": {"team": "red"},
+    "annotations": {"note": "x"},
+    "user": 2000,
+}
+
+
+def all_of(plan: Plan) -> list[dict[str, Any]]:
+    tokens = dict.fromkeys(TOKEN_KEYS, "secret-0123456789")
+    return [
+        *render(plan, owner_uid="uid", tokens=tokens),
+        reader(plan, owner_uid="uid"),
+        permissions.role(plan.namespace),
+    ]
+
+
+@pytest.mark.parametrize("version", [FIRST_SOUND, NEWEST])
+@pytest.mark.parametrize("mode", MODES)
+def test_manifests_of_every_run_mode_are_valid(planned, mode, version):
+    for manifest in all_of(planned(run_mode=mode, modules={"worlds/mine.py": "x = 1\n"})):
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("mode", MODES)
+def test_manifests_that_are_printed_are_valid_for_any_server(planned, mode, version):
+    for manifest in render(planned(run_mode=mode), for_any_server=True):
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("without", ["results", None])
+@pytest.mark.parametrize("mode", MODES)
+def test_manifests_are_valid_with_everything_that_can_be_said(planned, mode, without):
+    said = {name: value for name, value in EVERYTHING.items() if name != without}
+    for manifest in all_of(planned(run_mode=mode, kubernetes=said)):
+        kubernetes_validate.validate(manifest, NEWEST, strict=True)
+
+
+def test_everything_that_can_be_said_is_said_above():
+    assert set(EVERYTHING) == set(KubernetesSpec.model_fields)
+
+
+def test_a_field_that_kubernetes_does_not_have_is_found(planned):
+    job = copy.deepcopy(render(planned())[-1])
+    job["spec"]["template"]["spec"]["containers"][0]["imagePulPolicy"] = "Always"
+    with pytest.raises(kubernetes_validate.ValidationError, match="imagePulPolicy"):
+        kubernetes_validate.validate(job, NEWEST, strict=True)

@@ -1,0 +1,123 @@
+"""S3 on this machine: moto's server in a process of its own, and a gate before it that can be shut."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from processes import wait_until
+
+BUCKET = "results"
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@contextlib.contextmanager
+def s3_server(folder: Path, host: str = "127.0.0.1") -> Iterator[int]:
+    """The port of a server with one empty bucket; it ends with the block."""
+    port = _free_port()
+    with (folder / "moto.txt").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", host, "-p", str(port)], stdout=log, stderr=log
+        )
+    try:
+        wait_until(lambda: _answers(port), "moto to listen", pause=0.1)
+        make_bucket(f"http://127.0.0.1:{port}")
+        yield port
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def make_bucket(endpoint: str, name: str = BUCKET) -> None:
+    """A bucket that experiments may use."""
+    import boto3
+
+    boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        region_name="us-east-1",
+    ).create_bucket(Bucket=name)
+
+
+class Gate:
+    """Passes connections on to a port, while it is open."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self.port = _free_port()
+        self._listener: socket.socket | None = None
+        self._passing: list[socket.socket] = []
+
+    def open(self) -> None:
+        """From now on."""
+        listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
+        self._listener = listener
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    def shut(self) -> None:
+        """Ends what passes, and lets nothing new in."""
+        if self._listener is not None:
+            # Without this, accept goes on with one more connection.
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+        for each in self._passing:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._passing.clear()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                inner, _ = listener.accept()
+            except OSError:
+                return
+            outer = socket.create_connection(("127.0.0.1", self._target))
+            self._passing += [inner, outer]
+            for source, sink in ((inner, outer), (outer, inner)):
+                threading.Thread(target=_pass_on, args=(source, sink), daemon=True).start()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a run folder that is to be stored."""
+    found = {}
+    for place, inner, names in os.walk(folder):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        for name in names:
+            if (not name.startswith(".") or name == ".pod.json") and name != "request.json":
+                path = Path(place, name)
+                found[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return found
+
+
+def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while block := source.recv(1 << 16):
+            sink.sendall(block)
+    for each in (source, sink):
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
