@@ -9,6 +9,7 @@ from pathlib import Path
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("STEPPE_CACHE", str(_CACHE / "steppe-tests" / "compiled"))
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # So it is in the background of a shell, and what tests start would inherit it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# In the background of a shell, and under nohup, these are ignored, which whatever tests start would inherit.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
