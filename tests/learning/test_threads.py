@@ -10,6 +10,8 @@ pytestmark = pytest.mark.learning
 
 ASYNCHRONOUS_Q = {
     "type": "dqn_nstep",
+    # At the usual one what was learned may be lost again.
+    "learning_rate": 2.5e-4,
     "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.02, "timesteps": 10_000},
 }
 """With an end of exploration for all workers, so that returns while learning tell how good the policy is."""
