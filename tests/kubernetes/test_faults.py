@@ -34,6 +34,7 @@ def make():
 """An environment that hangs once in each Pod."""
 
 
+@pytest.mark.long
 def test_a_driver_pod_that_is_deleted_goes_on_in_another(workplace: Workplace):
     workplace.new("moved", total_timesteps=600_000)
     workplace.steppe("experiment", "start", "-e", "moved", "-c", "testbed", "--detach")

@@ -92,6 +92,7 @@ def test_a_cluster_is_made_for_an_experiment_and_deleted_when_its_results_are_ho
     assert workplace.status("one")["timestep"] >= 8_000
 
 
+@pytest.mark.long
 def test_completion_that_nobody_watched_is_told_and_download_ends_the_cluster(
     workplace: OwnWorkplace, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_completion_that_nobody_watched_is_told_and_download_ends_the_cluster(
     assert "note" not in workplace.steppe("experiment", "list")
 
 
+@pytest.mark.long
 def test_a_cluster_that_others_use_is_not_deleted(workplace: OwnWorkplace) -> None:
     about = {naming.EXPERIMENT: "theirs", naming.PROJECT: "far"}
     other = {"name": "theirs", "labels": {naming.MANAGED_BY: naming.MANAGER}, "annotations": about}
@@ -125,6 +127,7 @@ def test_a_cluster_that_others_use_is_not_deleted(workplace: OwnWorkplace) -> No
     assert (workplace.programs.clusters, registry.names()) == ([], [])
 
 
+@pytest.mark.long
 def test_deleting_an_experiment_deletes_the_cluster_that_was_made_for_it(workplace: OwnWorkplace) -> None:
     workplace.new("brief", total_timesteps=100_000_000)
     workplace.steppe("experiment", "start", "-e", "brief", "--detach")

@@ -96,6 +96,7 @@ def test_a_driver_pod_that_is_deleted_goes_on_from_the_store(workplace: Workplac
     wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
 
 
+@pytest.mark.long
 @pytest.mark.faults
 def test_a_driver_pod_that_vanishes_goes_on_from_the_last_checkpoint_in_the_store(workplace: Workplace, bucket: Bucket):
     workplace.new("lost", total_timesteps=300_000, kubernetes=bucket.pods)
