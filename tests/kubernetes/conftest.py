@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from cluster_runs import PODS, Workplace, mounted_source
 from kube_testbed import Testbed, built_image, running_testbed
 
 HERE = Path(__file__).parent
+MINUTES = float(os.environ.get("STEPPE_TEST_MINUTES") or "inf")
+"""How long tests on the cluster may go on being begun: `.ci/run` has so much time and no more."""
+BEGUN = time.monotonic()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,6 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("kubernetes")
             # The first of them waits for the image, for which some hundred megabytes of packages are fetched.
             item.add_marker(pytest.mark.timeout(1500), append=False)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what there is no time for."""
+    if item.get_closest_marker("kubernetes") and time.monotonic() - BEGUN > 60 * MINUTES:
+        pytest.skip(f"the {MINUTES:g} minutes of STEPPE_TEST_MINUTES are over; make test-kubernetes runs all of them")
 
 
 @pytest.fixture(scope="session")
