@@ -12,10 +12,13 @@ import pytest
 from amazon_cloud import AmazonCloud, serve_amazon
 from container_programs import Programs
 from google_cloud import GoogleCloud, serve_google, write_key
+from kube_fixtures import namespace, testbed
 
 import steppe as steppe_package
 from steppe.cli import main
 from steppe.clusters import registry
+
+__all__ = ["namespace", "testbed"]
 
 TESTBED_CACHE = Path.home() / ".cache" / "kube-testbed"
 CLOUD_VARIABLES = ("AWS_", "GOOGLE_", "CLOUDSDK_", "GCLOUD_", "KUBE", "STEPPE_", "BOTO_")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_runs import mounted_source
 from google_cloud import GoogleCloud
-from kube_testbed import Testbed, running_testbed
+from kube_testbed import BASE, Testbed
 
 from steppe.clusters import registry
 from steppe.platforms.kubernetes import naming, permissions
@@ -20,20 +20,6 @@ from steppe.platforms.kubernetes.kubeapi import Kube
 
 pytestmark = pytest.mark.kubernetes
 Steppe = Callable[..., Any]
-BASE = "localhost/python:3.11"
-
-
-@pytest.fixture(scope="session")
-def testbed() -> Iterator[Testbed]:
-    with running_testbed() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def namespace(testbed: Testbed) -> Iterator[str]:
-    name = testbed.new_namespace()
-    yield name
-    testbed.kubectl("delete", "namespace", name, "--wait=false")
 
 
 def findings(steppe: Steppe, *words: str) -> dict[str, dict[str, str]]:
@@ -52,14 +38,7 @@ def register(steppe: Steppe, kubeconfig: Path, namespace: str, *words: str) -> N
 
 def own_source() -> tuple[str, ...]:
     """Settings by which a Pod runs this very Steppe and Python of the machine, without an image of them."""
-    source = str(Path(__file__).resolve().parents[2] / "src")
-    mounted = {"venv": sys.prefix, "python": sys.base_prefix, "source": source}
-    packages = [path for path in sys.path if path.endswith("site-packages") and not path.startswith(sys.prefix)]
-    mounted |= {f"more-{number}": path for number, path in enumerate(packages)}
-    volumes = [{"name": name, "hostPath": {"path": path}} for name, path in mounted.items()]
-    mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in mounted.items()]
-    environment = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "PYTHONPATH": source}
-    values = {"volumes": volumes, "volume_mounts": mounts, "env": environment, "user": 0, "image": BASE}
+    values = mounted_source()
     values |= {"driver": {"cpus": 0.1, "memory": 0.5}, "storage": 0.1}
     return tuple(word for key, value in values.items() for word in ("--set", f"kubernetes.{key}={json.dumps(value)}"))
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster_runs import PODS, Workplace, mounted_source
-from kube_testbed import Testbed, built_image, running_testbed
+from kube_fixtures import namespace, testbed
+from kube_testbed import Testbed, built_image
+
+__all__ = ["namespace", "testbed"]
 
 HERE = Path(__file__).parent
 MINUTES = float(os.environ.get("STEPPE_TEST_MINUTES") or "inf")
@@ -31,21 +33,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips what there is no time for."""
     if item.get_closest_marker("kubernetes") and time.monotonic() - BEGUN > 60 * MINUTES:
         pytest.skip(f"the {MINUTES:g} minutes of STEPPE_TEST_MINUTES are over; make test-kubernetes runs all of them")
-
-
-@pytest.fixture(scope="session")
-def testbed() -> Iterator[Testbed]:
-    """A cluster with one node at least; `testbed.with_nodes(2)` gives more."""
-    with running_testbed() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def namespace(testbed: Testbed) -> Iterator[str]:
-    """A namespace that is removed afterwards, with all that is in it."""
-    name = testbed.new_namespace()
-    yield name
-    testbed.kubectl("delete", "namespace", name, "--wait=false")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from cluster_runs import Workplace
+from cluster_runs import Workplace, has_ended
 from processes import wait_until
 
 from steppe.platforms.kubernetes.permissions import role
@@ -140,7 +140,9 @@ def test_the_listed_role_is_enough(workplace: Workplace, tmp_path):
     workplace.new("role", total_timesteps=4_000)
     workplace.steppe("experiment", "start", "-e", "role", "-c", "limited")
     workplace.steppe("experiment", "download", "-e", "role", "--to", str(tmp_path / "results"))
+    assert json.loads((tmp_path / "results" / "status.json").read_text())["state"] == "completed"
     workplace.steppe("experiment", "delete", "-e", "role", "--force")
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,3 @@ def lose_one(workplace: Workplace, kind: str) -> None:
     workplace.testbed.kubectl("delete", "pod", min(names), "-n", workplace.namespace, "--wait=false")
     is_another = lambda: {pod["metadata"]["name"] for pod in workplace.pods_of(kind)} - names  # noqa: E731
     wait_until(is_another, f"another {kind}", seconds=120, pause=1.0)
-
-
-def has_ended(pod: dict[str, Any]) -> bool:
-    return pod["status"]["phase"] in ("Succeeded", "Failed")

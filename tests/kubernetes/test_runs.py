@@ -6,7 +6,7 @@ import hashlib
 import json
 
 import pytest
-from cluster_runs import Workplace
+from cluster_runs import Workplace, has_ended
 from processes import wait_until
 
 
@@ -117,10 +117,6 @@ def test_a_manifest_can_be_applied_by_hand(workplace: Workplace):
     (pod,) = workplace.pods_of("driver")
     words_left = pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"]
     assert json.loads(words_left)["status"]["state"] == "completed"
-
-
-def has_ended(pod) -> bool:
-    return pod["status"]["phase"] in ("Succeeded", "Failed")
 
 
 def sums(folder) -> dict[str, str]:

@@ -42,6 +42,11 @@ def mounted_source() -> dict[str, Any]:
     }
 
 
+def has_ended(pod: dict[str, Any]) -> bool:
+    """Whether all containers of a Pod have."""
+    return pod["status"]["phase"] in ("Succeeded", "Failed")
+
+
 @dataclass(frozen=True)
 class Workplace:
     """A project with a registered cluster; commands run in processes of their own, as a user's do."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 
 from steppe.specs.distributed import RaySpec
@@ -19,6 +20,8 @@ CREW_FILE_VARIABLE = "STEPPE_CREW_FILE"
 """Names the file in which a learner writes down what its workers must know."""
 RAY_VARIABLE = "STEPPE_POD_RAY"
 """Names the address of a Ray that runs in the driver's Pod already, since somebody else starts it."""
+STORE_SHARE, LARGEST_STORE = 0.3, 2**28
+"""How much of the memory of a worker's or server's Pod Ray may keep messages in, and how many bytes at most."""
 LOOK_SECONDS, TELL_SECONDS = 0.5, 60.0
 """How often Pods that are missing are looked for, and how often that is told."""
 
@@ -39,6 +42,20 @@ def ray_of(spec: ExperimentSpec) -> RaySpec:
     """The Ray of a driver and the other Pods of its experiment: one that is there, or one that the driver starts."""
     address = os.environ.get(RAY_VARIABLE) or None
     return spec.ray.model_copy(update={"port": RAY_PORT if address is None else None, "address": address})
+
+
+def listens(host: str, port: int, seconds: float) -> bool:
+    """Whether somebody listens there, who takes no longer than that to answer."""
+    try:
+        socket.create_connection((host, port), seconds).close()
+    except OSError:
+        return False
+    return True
+
+
+def store_of(memory: float) -> int:
+    """How many bytes of a Pod's memory Ray may keep messages in."""
+    return int(min(memory * STORE_SHARE, LARGEST_STORE))
 
 
 def wait_for_pods(spec: ExperimentSpec) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import time
 
 from steppe.envs.remote.listening import is_loopback
+from steppe.runners.pods import listens
 from steppe.specs.connections import RemoteSettings, split_address
 from steppe.specs.environment import EnvironmentSpec
 
@@ -19,7 +19,7 @@ def wait_for_simulator(environment: EnvironmentSpec, seconds: float = PATIENCE) 
     deadline = time.monotonic() + seconds
     for address in _addresses(environment):
         host, port = split_address(address)
-        while is_loopback(host) and not _listens(host, port) and time.monotonic() < deadline:
+        while is_loopback(host) and not listens(host, port, LOOK_SECONDS) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
 
 
@@ -29,11 +29,3 @@ def _addresses(environment: EnvironmentSpec) -> list[str]:
         return []
     settings = RemoteSettings.model_validate(environment.settings)
     return settings.addresses or [settings.address or ""]
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), LOOK_SECONDS).close()
-    except OSError:
-        return False
-    return True

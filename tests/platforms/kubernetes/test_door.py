@@ -1,15 +1,12 @@
 import hashlib
-import http.client
 import json
 
 import pytest
+from door_client import TOKEN, opened
 
 from steppe.experiments.store import LOG_FILE, REQUEST_FILE, STATUS_FILE, RunFolder
 from steppe.platforms.kubernetes import door as doors
 from steppe.platforms.kubernetes.door import Door
-from steppe.platforms.kubernetes.words import TOKEN_HEADER
-
-TOKEN = "0123456789abcdef"
 
 
 @pytest.fixture
@@ -25,19 +22,8 @@ def folder(tmp_path):
 
 @pytest.fixture
 def ask(folder):
-    door = Door(folder, TOKEN, lambda: {"is_over": False}, takes_requests=True)
-    port = door.open(0, "127.0.0.1")
-
-    def ask(path, method="GET", token=TOKEN, body=None, **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        connection.request(method, path, body=body, headers={TOKEN_HEADER: token, **headers})
-        answer = connection.getresponse()
-        data = answer.read()
-        connection.close()
-        return answer.status, data
-
-    yield ask
-    door.close()
+    with opened(Door(folder, TOKEN, lambda: {"is_over": False}, takes_requests=True)) as ask:
+        yield ask
 
 
 def test_the_door_calls_files_as_a_run_folder_does():

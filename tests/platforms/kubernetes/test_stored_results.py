@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 from uuid import uuid4
 
 import pytest
+from door_client import TOKEN, opened
 from pydantic import ValidationError
 
 from steppe.errors import StateError
@@ -17,11 +17,9 @@ from steppe.platforms.kubernetes.mirror import Mirror
 from steppe.platforms.kubernetes.object_store import ObjectStore
 from steppe.platforms.kubernetes.stored_door import StoredDoor
 from steppe.platforms.kubernetes.stored_run import StoredRun
-from steppe.platforms.kubernetes.words import TOKEN_HEADER
 from steppe.specs.kubernetes import KubernetesSpec
 
 URL = "s3://bucket/path"
-TOKEN = "0123456789abcdef"
 
 
 @pytest.mark.parametrize(
@@ -136,19 +134,8 @@ def mirror(url, tmp_path):
 
 @pytest.fixture
 def ask(url, tmp_path):
-    door = StoredDoor(url, tmp_path / "reader", TOKEN, {"role": "reader"})
-    port = door.open(0, "127.0.0.1")
-
-    def ask(path, **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        connection.request("GET", path, headers={TOKEN_HEADER: TOKEN, **headers})
-        answer = connection.getresponse()
-        data = answer.read()
-        connection.close()
-        return answer.status, data
-
-    yield ask
-    door.close()
+    with opened(StoredDoor(url, tmp_path / "reader", TOKEN, {"role": "reader"})) as ask:
+        yield ask
 
 
 def test_a_reader_shows_what_is_stored(mirror, ask):

@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 from steppe.platforms.kubernetes.pod import token, told
 from steppe.platforms.kubernetes.words import DOOR_TOKEN, LEARNER_TOKEN, RAY_TOKEN, TOKEN_HEADER
-from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT, place_of
+from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT, listens, place_of, store_of
 
 LOOK_SECONDS = 5.0
 """How often the driver is asked whether it is over: twice while one that is done still tells so."""
@@ -24,8 +23,6 @@ POLL_SECONDS = 0.5
 """How often this Pod's own processes are looked at, and a driver that does not answer is asked again."""
 ANSWER_SECONDS = 10.0
 END_SECONDS = 10.0
-STORE_SHARE = 0.3
-"""How much of a Pod's memory Ray may keep messages in, at most."""
 
 Json = dict[str, Any]
 
@@ -87,7 +84,7 @@ class DriverDoor:
 
 def _be_part_of_ray(driver: DriverDoor, role: str, session: str) -> None:
     """A node of the driver's Ray, with room for this Pod's actors, until the driver ends or is another one."""
-    if not _listens(told("HEAD"), RAY_PORT):
+    if not listens(told("HEAD"), RAY_PORT, ANSWER_SECONDS):
         time.sleep(POLL_SECONDS)
         return
     process = subprocess.Popen(_ray_command(role), env=_ray_environment(), start_new_session=True)
@@ -105,7 +102,6 @@ def _be_part_of_ray(driver: DriverDoor, role: str, session: str) -> None:
 
 def _ray_command(role: str) -> list[str]:
     members = int(told("MEMBERS", "1"))
-    store = int(min(float(told("MEMORY", "1e9")) * STORE_SHARE, 2**28))
     return [
         *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block"),
         f"--address={told('HEAD')}:{RAY_PORT}",
@@ -114,7 +110,7 @@ def _ray_command(role: str) -> list[str]:
         "--num-cpus=1000",
         f"--num-gpus={told('GPUS', '0')}",
         f"--resources={json.dumps({place_of(role): members})}",
-        f"--object-store-memory={store}",
+        f"--object-store-memory={store_of(float(told('MEMORY', '1e9')))}",
         "--disable-usage-stats",
         "--log-color=false",
     ]
@@ -127,7 +123,7 @@ def _ray_environment() -> dict[str, str]:
 def _act(driver: DriverDoor) -> None:
     """As many workers of the driver's learner as this Pod has, until they end."""
     crew = driver.ask("/crew")
-    if crew is None or not _listens(told("HEAD"), LEARNER_PORT):
+    if crew is None or not listens(told("HEAD"), LEARNER_PORT, ANSWER_SECONDS):
         time.sleep(POLL_SECONDS)
         return
     workers = [_Worker(crew["plan"]) for _ in range(int(told("MEMBERS", "1")))]
@@ -170,14 +166,6 @@ def _all_run(processes: list[subprocess.Popen[bytes]], seconds: float) -> bool:
         if any(process.poll() is not None for process in processes):
             return False
         time.sleep(POLL_SECONDS)
-    return True
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), ANSWER_SECONDS).close()
-    except OSError:
-        return False
     return True
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steppe.platforms.kubernetes.podding import pod_template
+from steppe.platforms.kubernetes.podding import command_of, pod_template
 from steppe.platforms.kubernetes.shapes import Crowd
 from steppe.platforms.kubernetes.words import DOOR_TOKEN, MODULES, PREFIX
-from steppe.runners.pods import DOOR_PORT, RAY_PORT, RAY_VARIABLE, place_of
+from steppe.runners.pods import DOOR_PORT, RAY_PORT, RAY_VARIABLE, place_of, store_of
 
 if TYPE_CHECKING:
     from steppe.platforms.kubernetes.rendering import Plan
@@ -30,8 +30,6 @@ NODE_PORT = 6380
 """Where the Ray of every Pod listens, whatever its image has of Ray."""
 RETRIES = 2
 """How often KubeRay makes all Pods anew: a driver whose training dies begins it again by itself."""
-STORE_SHARE, LARGEST_STORE = 0.3, 2**28
-"""How much of a Pod's memory Ray may keep messages in, and how many bytes at most."""
 NO_DASHBOARD = "Cannot include dashboard"
 """What Ray says where it is installed without its dashboard."""
 
@@ -46,7 +44,7 @@ def ray_job(plan: Plan, metadata: Json) -> Json:
         "spec": {
             # The operator itself gives the order, and gives it again to a head that has replaced another.
             "submissionMode": "HTTPMode",
-            "entrypoint": (f"cd {MODULES} && " if plan.modules else "") + f"exec {' '.join(_command('driver'))}",
+            "entrypoint": (f"cd {MODULES} && " if plan.modules else "") + f"exec {' '.join(command_of('driver'))}",
             "shutdownAfterJobFinishes": True,
             "backoffLimit": RETRIES,
             "rayClusterSpec": {
@@ -113,7 +111,7 @@ def _head(plan: Plan, crowd: Crowd) -> Json:
     container["readinessProbe"] = _probe(DASHBOARD_PORT)
     container["livenessProbe"] = _probe(RAY_PORT, patient=True)
     # SIGTERM ends Ray; the training is asked before that, while there still is a Ray to ask for parameters.
-    container["lifecycle"] = {"preStop": {"exec": {"command": _command("hand-over")}}}
+    container["lifecycle"] = {"preStop": {"exec": {"command": command_of("hand-over")}}}
     for volume in template["spec"]["volumes"]:
         if volume["name"] == "tokens":
             # Ray's token is KubeRay's.
@@ -158,7 +156,7 @@ def _head_words(plan: Plan, crowd: Crowd) -> dict[str, str]:
 def _group_words(crowd: Crowd) -> dict[str, str]:
     # A shell reads this.
     room = f"'{json.dumps({place_of(crowd.role): crowd.members})}'"
-    store = int(min(crowd.memory * 2**30 * STORE_SHARE, LARGEST_STORE))
+    store = store_of(crowd.memory * 2**30)
     # What workers and servers take is promised by their Pods: Ray only counts places.
     return _words(1000, crowd.gpus, store) | {"resources": room}
 
@@ -178,10 +176,6 @@ def _words(cpus: int, gpus: int, store: int) -> dict[str, str]:
 def _probe(port: int, *, patient: bool = False) -> Json:
     """Needs nothing in the image, where KubeRay's own want wget in a worker's too."""
     return {"tcpSocket": {"port": port}, "periodSeconds": 10 if patient else 2, "failureThreshold": 30}
-
-
-def _command(role: str) -> list[str]:
-    return ["python", "-P", "-m", "steppe.platforms.kubernetes.pod", role]
 
 
 def _plain(text: str) -> str:

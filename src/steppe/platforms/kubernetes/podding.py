@@ -51,7 +51,7 @@ def reader_pod(plan: Plan, role: str = "reader") -> Json:
     container = {
         "name": role,
         "image": _image(plan, None),
-        "command": _command(role),
+        "command": command_of(role),
         "env": _variables(_store(plan) | environment),
         **_secrets(plan if is_stored else None),
         "ports": [_port("door", DOOR_PORT)],
@@ -124,7 +124,7 @@ def _container(plan: Plan, crowd: Crowd) -> Json:
     return {
         "name": crowd.role,
         "image": _image(plan, crowd.image),
-        "command": _command(crowd.role),
+        "command": command_of(crowd.role),
         **({"workingDir": MODULES} if plan.modules else {}),
         "env": _variables(_environment(plan, crowd)) + _pod_facts(),
         **_secrets(plan),
@@ -237,7 +237,8 @@ def _image(plan: Plan, own: str | None) -> str:
     return own or plan.pods.image or standard_name()
 
 
-def _command(role: str) -> list[str]:
+def command_of(role: str) -> list[str]:
+    """What a container of this role runs."""
     return ["python", "-P", "-m", "steppe.platforms.kubernetes.pod", role]
 
 

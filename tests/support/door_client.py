@@ -1,0 +1,32 @@
+"""Asks a door as other Pods and clients do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+from collections.abc import Callable, Iterator
+
+from steppe.platforms.kubernetes.door import Door
+from steppe.platforms.kubernetes.words import TOKEN_HEADER
+
+TOKEN = "a-token-of-tests"
+Ask = Callable[..., tuple[int, bytes]]
+
+
+@contextlib.contextmanager
+def opened(door: Door) -> Iterator[Ask]:
+    """(status, body) of every question, while the door is open."""
+    port = door.open(0, "127.0.0.1")
+
+    def ask(
+        path: str, method: str = "GET", token: str = TOKEN, body: str | None = None, **headers: str
+    ) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request(method, path, body=body, headers={TOKEN_HEADER: token, **headers})
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        return answer.status, data
+
+    yield ask
+    door.close()
