@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from steppe.runners import compilation
-from steppe.runners.compilation import jit_for_few
+from steppe.runners.compilation import jit_for_few, jit_for_threads
 
 COMPILES = """
 import jax
@@ -65,10 +65,13 @@ def test_what_is_compiled_for_few_rows_has_plain_products():
     assert "ynn" not in program.lower(rows, matrix).compile().as_text()
 
 
-def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
-    monkeypatch.setattr(compilation, "PLAIN_PRODUCTS", {"xla_cpu_no_such_option": ""})
-    compilation._plain_products.cache_clear()
-    try:
-        assert jit_for_few(lambda number: number + 1)(1) == 2
-    finally:
-        compilation._plain_products.cache_clear()
+@pytest.mark.parametrize(("name", "jit"), [("PLAIN_PRODUCTS", jit_for_few), ("NO_SHARING", jit_for_threads)])
+def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch, name, jit):
+    monkeypatch.setattr(compilation, name, (("xla_cpu_no_such_option", ""),))
+    assert jit(lambda number: number + 1)(1) == 2
+
+
+def test_what_is_compiled_for_threads_computes_the_same():
+    rows, matrix = jax.numpy.arange(512.0).reshape(8, 64) / 512, jax.numpy.eye(64) + 0.5
+    results = [jit(lambda rows, matrix: rows @ matrix)(rows, matrix) for jit in (jax.jit, jit_for_threads)]
+    assert jax.numpy.allclose(*results, rtol=1e-6)

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from steppe.networks.convolution import convolve
+from steppe.networks.products import product
 from steppe.records.layers import Step, joined_axis, pair, window_counts
 from steppe.records.modules import apply_module
 from steppe.specs.network import Nonlinearity, Pool2d
@@ -47,10 +48,10 @@ def apply_layer(step: Step, params: dict[str, Any], x: Array, dropout_key: Array
     match layer.type:
         case "dense" | "linear":
             inputs = _flat(x, step)
-            x = inputs @ params["kernel"]
+            x = product(inputs, params["kernel"])
             if getattr(layer, "skip", False):
                 hidden = _finish(layer, x, params.get("bias"))
-                return _finish(layer, inputs + hidden @ params["skip_kernel"], params.get("skip_bias"))
+                return _finish(layer, inputs + product(hidden, params["skip_kernel"]), params.get("skip_bias"))
         case "conv1d" | "conv2d":
             kernel = params["kernel"]
             if x.dtype == np.uint8:

@@ -18,6 +18,7 @@ from jax import Array
 from steppe.errors import SpecError
 from steppe.networks import initial, recurrent
 from steppe.networks.layers import Params, apply_layer, drop, join
+from steppe.networks.products import product
 from steppe.records import cells
 from steppe.records.encoding import Encoding
 from steppe.records.layers import Plan, Step, plan
@@ -175,7 +176,7 @@ class Network:
 
 def apply_head(params: dict[str, Array], features: Array) -> Array:
     """Outputs [..., outputs] of features [..., F]."""
-    return features @ params["kernel"] + params["bias"]
+    return product(features, params["kernel"]) + params["bias"]
 
 
 def _no_recurrence(step: Step, params: dict[str, Array], x: Array) -> Array:

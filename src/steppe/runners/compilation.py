@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 ENVS_PER_SHARD = 256
 """Fewer environments than this on a device, and talking between devices costs more than it brings."""
 
-PLAIN_PRODUCTS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+PLAIN_PRODUCTS = (("xla_cpu_experimental_ynn_fusion_type", ""),)
+NO_SHARING = (("xla_cpu_multi_thread_eigen", False),)
 
 
 def cache_folder() -> Path:
@@ -65,19 +66,26 @@ def jit_for_few(function: Callable[..., Any]) -> Any:
     """Compiled for batches of a few rows, for which XLA's fused matrix products take longer than plain ones."""
     import jax
 
-    return jax.jit(function, compiler_options=_plain_products())
+    return jax.jit(function, compiler_options=_known(PLAIN_PRODUCTS))
+
+
+def jit_for_threads(function: Callable[..., Any], **options: Any) -> Any:
+    """Compiled for many threads that call it at once: none hands a part of a product over to XLA's worker threads."""
+    import jax
+
+    return jax.jit(function, compiler_options=_known(NO_SHARING), **options)
 
 
 @cache
-def _plain_products() -> dict[str, Any]:
-    """What tells XLA so; nothing where it knows no such option."""
+def _known(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """Options as XLA takes them; nothing where it knows no such option."""
     import jax
 
     try:
-        jax.jit(lambda number: number, compiler_options=PLAIN_PRODUCTS)(0)
+        jax.jit(lambda number: number, compiler_options=dict(options))(0)
     except (jax.errors.JaxRuntimeError, ValueError):
         return {}
-    return PLAIN_PRODUCTS
+    return dict(options)
 
 
 def _share_heaps() -> None:

@@ -16,6 +16,7 @@ from steppe.agents import normalizers
 from steppe.agents._base import Agent, TrainState, Trajectory, Transitions
 from steppe.agents.actor_critic import ActorCritic
 from steppe.agents.optimizers import subsample
+from steppe.runners.compilation import jit_for_threads
 from steppe.runners.learning import timesteps_of
 from steppe.runners.packing import Packing
 from steppe.runners.rollout import Finished, Rollout
@@ -69,9 +70,9 @@ class Program:
         self._has_more = len(self.steps) > 1
         self._compiled: set[str] = set()
         self._compiling = threading.Lock()
-        self._first = jax.jit(self._rollout_and_first, donate_argnums=0)
-        self._more = [jax.jit(self._more_of(number)) for number in range(len(plan.phases))]
-        self._replay = jax.jit(self._replay_more, donate_argnums=0)
+        self._first = jit_for_threads(self._rollout_and_first, donate_argnums=0)
+        self._more = [jit_for_threads(self._more_of(number)) for number in range(len(plan.phases))]
+        self._replay = jit_for_threads(self._replay_more, donate_argnums=0)
         self._cut = jax.jit(self._cut_memory, donate_argnums=0)
         self._key = jax.jit(lambda packed: self._carried(packed).key)
 
@@ -256,7 +257,7 @@ class Program:
         gradients = self._clipped(gradients, phase)
         metrics = {name: jnp.float32(jnp.mean(value)) for name, value in metrics.items()}
         self.metric_names[number] = list(metrics)
-        healthy = jnp.isfinite(metrics.get("loss", jnp.float32(0.0))) & jnp.isfinite(gradients).all()
+        healthy = jnp.isfinite(metrics.get("loss", jnp.float32(0.0))) & jnp.isfinite(jnp.vdot(gradients, gradients))
         told = {
             "gradient": gradients,
             "metrics": jnp.stack(list(metrics.values())),
