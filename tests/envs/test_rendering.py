@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from steppe.envs import rendering
 from steppe.envs.host import HostEnvs
 from steppe.envs.rendering import MAX_SIDE, record_episode
 from steppe.specs.environment import EnvironmentSpec
@@ -41,6 +42,15 @@ def test_the_limit_and_repeated_actions_hold_while_recording() -> None:
     assert recording.frames is not None
     assert recording.fps == 30
     assert len(recording.frames) == 1 + 12
+
+
+def test_pictures_that_take_long_to_draw_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pygame")
+    monkeypatch.setattr(rendering, "MAX_SECONDS", 1e-9)
+    recording = record_episode(EnvironmentSpec(id="Pendulum-v1"), lambda observation: np.zeros(1))
+    assert recording.reason == ""
+    assert recording.frames is not None
+    assert (len(recording.frames), recording.length) == (1, 0)
 
 
 def test_a_grid_draws_itself() -> None:

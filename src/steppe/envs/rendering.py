@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ Act = Callable[[np.ndarray], Any]
 MAX_FPS = 30
 MAX_SIDE = 400
 MAX_FRAMES = 1000
+MAX_SECONDS = 20.0
+"""How long pictures may be drawn: without a GPU, those of a robot take a tenth of a second each."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def record_episode(
     max_timesteps_per_episode: int | None = None,
     repeat_actions: int = 1,
 ) -> Recording:
-    """Plays one episode. Long or large ones are thinned out: a recording stays within some tens of megabytes."""
+    """Plays one episode. Large ones are thinned out and long ones cut: a recording has some tens of megabytes."""
     try:
         if has_twin(spec.id) and not _has_original(spec.id):
             return _record_twin(spec, act, seed, max_timesteps_per_episode, repeat_actions)
@@ -131,24 +134,27 @@ def _record_twin(spec: EnvironmentSpec, act: Act, seed: int, limit: int | None, 
 
 
 class _Film:
-    """Frames at no more than MAX_FPS and MAX_SIDE."""
+    """Frames at no more than MAX_FPS and MAX_SIDE, as many as are drawn within MAX_SECONDS."""
 
     def __init__(self, fps: int) -> None:
         self._every = -(-fps // MAX_FPS)
         self._shown = 0
+        self._seconds = 0.0
         self.fps = max(1, fps // self._every)
         self.frames: list[np.ndarray] = []
 
     @property
     def is_full(self) -> bool:
-        return len(self.frames) >= MAX_FRAMES
+        return len(self.frames) >= MAX_FRAMES or self._seconds >= MAX_SECONDS
 
     def add(self, draw: Callable[[], Any]) -> str:
         """Keeps a picture if it is its turn; returns why it cannot be one, or nothing."""
         self._shown += 1
         if (self._shown - 1) % self._every or self.is_full:
             return ""
+        began = time.perf_counter()
         picture = draw()
+        self._seconds += time.perf_counter() - began
         if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] not in (3, 4):
             return f"the environment does not draw pictures (it returned {type(picture).__name__})"
         if picture.dtype != np.uint8:
