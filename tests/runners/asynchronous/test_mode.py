@@ -41,6 +41,13 @@ def family():
     wait_until(lambda: not alive(left), "all processes have ended", seconds=30)
 
 
+def test_workers_of_ones_own_play_by_the_rules_of_the_experiment_that_they_join():
+    for fields, rules in (({"max_timesteps_per_episode": 7, "repeat_actions": 2}, (7, 2)), ({}, (1000, 1))):
+        engine = asynchronous.make_engine(mode(**fields))
+        engine.close()
+        assert (engine.core.task.max_timesteps, engine.core.task.repeat_actions) == rules
+
+
 def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, family):
     run, killed = tmp_path / "run", []
 

@@ -157,7 +157,14 @@ class AsyncLearner:
 
         size = wishes.batch_timesteps
         least, most = (1, LONGEST_EPISODE) if size == "episode" else (size or TIMESTEPS, size or TIMESTEPS)
-        task = Task(least=least, most=most, evaluation_share=wishes.evaluation_share, patience=wishes.patience)
+        task = Task(
+            least=least,
+            most=most,
+            evaluation_share=wishes.evaluation_share,
+            max_timesteps=self.spec.max_timesteps_per_episode,
+            repeat_actions=self.spec.repeat_actions,
+            patience=wishes.patience,
+        )
         ratio = None if wishes.update_to_data in (None, "max") else float(wishes.update_to_data or 0.0)
         return OwnCore(*self._own, task, spaces, ratio)
 
