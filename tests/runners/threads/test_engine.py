@@ -234,6 +234,11 @@ def test_evaluations_and_policies_are_of_the_shared_model(tmp_path):
     assert np.isin(flat, arrays["model/params"]).all()
 
 
+def test_evaluations_are_without_the_noise_that_is_explored_with(begun):
+    quiet, noisy = begun(), begun(agent=TINY_A3C | {"variable_noise": 100.0})
+    assert noisy.evaluate(8, True, 5) == quiet.evaluate(8, True, 5)
+
+
 def test_agents_that_do_not_learn_only_collect(tmp_path):
     outcome = train(tmp_path, threaded(agent={"type": "random", "horizon": 8}, network=None, total_timesteps=512))
     assert (outcome.timestep, outcome.update) == (512, 0)
