@@ -104,7 +104,7 @@ class AsyncEngine:
         Batches that still wait are in no checkpoint: a run that goes on from it counts them as dropped.
         """
         server = self._opened
-        dropped = self.dropped + len(server.inbox)
+        dropped = self.dropped + len(server.inbox) + self.core.unsaved
         counts = [server.membership.next_number, dropped, server.membership.lost, self._starts, self._timestep]
         return self.core.snapshot() | {
             "async/returns": np.array(self._returns, np.float32),
