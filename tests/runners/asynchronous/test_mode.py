@@ -72,6 +72,14 @@ def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, 
     assert outcome.mean_return > 8.0
 
 
+def test_a_worker_that_hangs_while_its_environment_is_made_is_replaced(tmp_path, family):
+    environment = {"id": "troubled:HangsAtStart", "settings": {"folder": str(tmp_path), "here": os.getpid()}}
+    spec = mode(environment=environment, num_workers=1, total_timesteps=500, asynchronous={"worker_timeout": 5.0})
+    outcome = train(tmp_path / "run", spec, show=lambda _: family.update(descendants(os.getpid())))
+    assert (tmp_path / "hangs").exists()
+    assert outcome.state == "completed"
+
+
 REFUSED = {
     "an agent that learns from its own newest policy": (lambda: mode(TINY_PPO), 'agent "ppo" .* use "impala"'),
     "an agent that learns nothing": (lambda: mode("random"), 'agent "random" learns nothing'),
