@@ -173,6 +173,34 @@ def test_a_ray_for_other_machines_needs_a_token(monkeypatch: pytest.MonkeyPatch,
         pass
 
 
+class Reached(Exception):
+    """A node would be started now."""
+
+
+@pytest.mark.parametrize("variable", ["", "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"])
+def test_this_machine_becomes_part_of_no_ray_without_a_token_unless_that_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if variable:
+        monkeypatch.setenv(variable, {"RAY_AUTH_TOKEN": "right" * 8, "RAY_AUTH_MODE": "disabled"}[variable])
+
+    def start(*_: object) -> None:
+        raise Reached
+
+    monkeypatch.setattr(module, "_check_answer", lambda *_: None)
+    monkeypatch.setattr(module, "_has_node_here", lambda *_: False)
+    monkeypatch.setattr(module, "_node", start)
+    words = "this machine becomes a part of it.*set RAY_AUTH_TOKEN to the token of that Ray.*RAY_AUTH_MODE=disabled"
+    with (
+        pytest.raises(Reached) if variable else pytest.raises(UserError, match=words),
+        ray_session(RaySpec(address="192.0.2.1:6379"), cpus=1),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     ("address", "reason"),
     [("127.0.0.1:9", "Connection refused"), ("no-such-host.invalid:6379", "Name or service not known")],
