@@ -20,6 +20,7 @@ from ray_processes import LOOPBACK, alive, descendants, listening_addresses, nam
 
 from steppe.errors import MissingExtra, UserError
 from steppe.runners import ray_session as module
+from steppe.runners.pods import listens
 from steppe.runners.ray_session import PREFIX, ray_session
 from steppe.specs.distributed import RaySpec, TLSSpec
 
@@ -133,6 +134,23 @@ def test_a_ray_of_its_own_keeps_to_loopback_and_leaves_nothing(
     assert all(os.environ.get(name) == before[0].get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"))
     assert folders() <= before[1]
     assert not alive(started)
+
+
+def test_a_client_server_is_an_address_too() -> None:
+    pytest.importorskip("grpc")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ray_session(RaySpec(object_store=0.1), cpus=1) as session:
+        words = ["--address", session.address, "--host", "127.0.0.1", "--port", str(port), "--mode", "specific-server"]
+        server = subprocess.Popen([sys.executable, "-m", "ray.util.client.server", *words], stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: listens("127.0.0.1", port, 1.0), "it listens", seconds=60)
+            spec = RaySpec(address=f"ray://127.0.0.1:{port}")
+            assert answer_of(spec, os.environ["RAY_AUTH_TOKEN"]) == "42"
+        finally:
+            server.terminate()
+            server.wait(30)
 
 
 def test_a_connected_process_keeps_its_ray() -> None:
