@@ -43,6 +43,21 @@ def test_an_ended_episode_shows_its_true_last_observation_and_the_first_of_the_n
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_other_rules_hold_from_the_next_reset_on(way: str) -> None:
+    with make("steppe_toys:Counter", 2, way=way, length=100) as envs:
+        for limit, repeat in ((3, 2), (5, 1), (None, 1)):
+            envs.play_by(limit, repeat)
+            assert envs.max_episode_steps == limit
+            envs.reset(0)
+            seen = []
+            for _ in range(6):
+                step = envs.step(np.ones(2, int))
+                seen.append((bool(step.truncated.all()), float(step.rewards[0])))
+            assert [t for t, (is_cut, _) in enumerate(seen, 1) if is_cut] == {3: [3, 6], 5: [5], None: []}[limit]
+            assert {reward for _, reward in seen} == {repeat}
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_the_time_limit_truncates_and_termination_comes_first(way: str) -> None:
     for length, end, limit, terminated, truncated in (
         (9, "terminated", 2, False, True),

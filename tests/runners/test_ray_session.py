@@ -20,6 +20,7 @@ from ray_processes import LOOPBACK, alive, descendants, listening_addresses, nam
 
 from steppe.errors import MissingExtra, UserError
 from steppe.runners import ray_session as module
+from steppe.runners.pods import listens
 from steppe.runners.ray_session import PREFIX, ray_session
 from steppe.specs.distributed import RaySpec, TLSSpec
 
@@ -135,6 +136,23 @@ def test_a_ray_of_its_own_keeps_to_loopback_and_leaves_nothing(
     assert not alive(started)
 
 
+def test_a_client_server_is_an_address_too() -> None:
+    pytest.importorskip("grpc")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ray_session(RaySpec(object_store=0.1), cpus=1) as session:
+        words = ["--address", session.address, "--host", "127.0.0.1", "--port", str(port), "--mode", "specific-server"]
+        server = subprocess.Popen([sys.executable, "-m", "ray.util.client.server", *words], stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: listens("127.0.0.1", port, 1.0), "it listens", seconds=60)
+            spec = RaySpec(address=f"ray://127.0.0.1:{port}")
+            assert answer_of(spec, os.environ["RAY_AUTH_TOKEN"]) == "42"
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
 def test_a_connected_process_keeps_its_ray() -> None:
     with ray_session(RaySpec(), cpus=1) as outer:
         import ray
@@ -169,6 +187,34 @@ def test_a_ray_for_other_machines_needs_a_token(monkeypatch: pytest.MonkeyPatch,
     with (
         pytest.raises(UserError, match=r"listens on port 6399 .* set RAY_AUTH_TOKEN"),
         ray_session(RaySpec(port=6399), cpus=1),
+    ):
+        pass
+
+
+class Reached(Exception):
+    """A node would be started now."""
+
+
+@pytest.mark.parametrize("variable", ["", "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"])
+def test_this_machine_becomes_part_of_no_ray_without_a_token_unless_that_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if variable:
+        monkeypatch.setenv(variable, {"RAY_AUTH_TOKEN": "right" * 8, "RAY_AUTH_MODE": "disabled"}[variable])
+
+    def start(*_: object) -> None:
+        raise Reached
+
+    monkeypatch.setattr(module, "_check_answer", lambda *_: None)
+    monkeypatch.setattr(module, "_has_node_here", lambda *_: False)
+    monkeypatch.setattr(module, "_node", start)
+    words = "this machine becomes a part of it.*set RAY_AUTH_TOKEN to the token of that Ray.*RAY_AUTH_MODE=disabled"
+    with (
+        pytest.raises(Reached) if variable else pytest.raises(UserError, match=words),
+        ray_session(RaySpec(address="192.0.2.1:6379"), cpus=1),
     ):
         pass
 

@@ -100,6 +100,7 @@ def test_a_recurrent_policy_learns_from_whole_episodes(tmp_path):
         ({"network": LSTM, "num_envs": 2}, "set num_envs to 1"),
         ({"network": LSTM, "agent": {**BY_EPISODES, "rollout_timesteps": 64}}, "may be too few for 3 episodes"),
         ({"environment": {"id": "CartPole-v1", "backend": "compiled"}}, 'leave out "backend": "compiled"'),
+        ({"environment": "GridWorld", "agent": {"type": "ppo", "rollout_episodes": 2}}, "GridWorld only runs compiled"),
     ],
 )
 def test_what_cannot_be_is_refused(episodic, fields, sentence):

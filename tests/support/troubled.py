@@ -43,6 +43,19 @@ class Hangs(World):
         return super().step(action)
 
 
+class HangsAtStart(World):
+    """The first one in the folder that is not made in the process `here` never comes to be."""
+
+    def __init__(self, folder, here):
+        if os.getpid() != here:
+            try:
+                (Path(folder) / "hangs").touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                time.sleep(3600)
+
+
 class Fails(World):
     """Raises at its 100th step, always."""
 

@@ -98,8 +98,7 @@ class DQfD(DQN):
     @property
     def first_update(self) -> int:
         """The agent's own part of a batch is enough."""
-        own = self.settings.batch_size - self.settings.demonstrated
-        return min(max(self.settings.learning_starts, own), self.memory.rows * self.memory.num_envs)
+        return self._first_update(self.settings.batch_size - self.settings.demonstrated)
 
     @property
     def pretraining_updates(self) -> int:

@@ -125,6 +125,10 @@ class OffPolicy(Agent[S], Generic[S]):
 
     experience: ClassVar[Literal["trajectories", "transitions", "none"]] = "transitions"
     default_num_envs = 1
+    workers = 1
+    """How many, each with a memory of its own, collect for one model; each waits for its share of learning_starts."""
+    waits = 1
+    """How many of their waits the updates of the experiment are fewer by: all but where workers update together."""
 
     def __init__(self, settings: S, situation: Situation) -> None:
         super().__init__(settings, situation)
@@ -164,8 +168,11 @@ class OffPolicy(Agent[S], Generic[S]):
     @property
     def first_update(self) -> int:
         """How many timesteps the memory must hold before the first update; no more than it has room for."""
-        wanted = max(self.settings.learning_starts, self.settings.batch_size)
-        return min(wanted, self.memory.rows * self.memory.num_envs)
+        return self._first_update(self.settings.batch_size)
+
+    def _first_update(self, least: int) -> int:
+        share = -(-self.settings.learning_starts // self.workers)
+        return min(max(share, least), self.memory.rows * self.memory.num_envs)
 
     def gradients(self, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
         """The gradient [P] of the loss over a batch."""
@@ -255,5 +262,5 @@ class OffPolicy(Agent[S], Generic[S]):
         if total is None:
             return None
         each = self.horizon * self.situation.num_envs
-        waiting = -(-self.first_update // each) - 1
+        waiting = self.waits * (-(-self.first_update // each) - 1)
         return max(-(-total // each) - waiting, 1) * self.updates_per_experience

@@ -65,6 +65,7 @@ class Loop:
                 env, own_limit = make_env(spec, number=first + i)
                 self._envs.append(env)
             self.layout, self._write, self._offer = describe(spec, self._envs[0], own_limit, max_timesteps)
+            self._own_limit = own_limit
             for env in self._envs[1:]:
                 if (env.observation_space, env.action_space) != (
                     self._envs[0].observation_space,
@@ -78,12 +79,18 @@ class Loop:
             raise
         self.notices = notices_of(self._envs[0], spec.id)
         self._write_all = bulk_writer(self._envs[0].observation_space, self._write)
-        self._steps = [env.step if repeat == 1 else _repeated(env.step, repeat) for env in self._envs]
         self._taken = 0
         # The decision at which each environment is truncated, in decisions of the run: one comparison a step, not N.
         self._deadlines = [0] * count
-        self._next_deadline: float = INFINITY
+        self._next_deadline: float
         self._check = Check(self.layout.observation_space)
+        self.play_by(max_timesteps, repeat)
+
+    def play_by(self, max_timesteps: int | None, repeat: int) -> None:
+        """What an episode is from the next reset on."""
+        self.layout = self.layout._replace(limit=_shorter(self._own_limit, max_timesteps))
+        self._steps = [env.step if repeat == 1 else _repeated(env.step, repeat) for env in self._envs]
+        self._next_deadline = INFINITY
 
     def reset(self, seed: int, observations: np.ndarray) -> None:
         """Seeds environment i (and its action space) with seed + i; observations: [N, ...]."""
@@ -197,8 +204,11 @@ def describe(
     """The layout of an environment, and how observations and actions cross to it."""
     observation_space, write = observation_crossing(env.observation_space, spec.id)
     action_space, offer = action_crossing(env.action_space, spec.id)
-    limits = [limit for limit in (own_limit, max_timesteps) if limit is not None]
-    return Layout(observation_space, action_space, min(limits, default=None)), write, offer
+    return Layout(observation_space, action_space, _shorter(own_limit, max_timesteps)), write, offer
+
+
+def _shorter(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 class Check:

@@ -49,6 +49,7 @@ class HostEnvs:
         repeat_actions: int = 1,
     ) -> None:
         self.num_envs = num_envs
+        self._spec, self._rules = spec, (max_timesteps_per_episode, repeat_actions)
         self._stepper = _stepper(spec, num_envs, max_timesteps_per_episode, repeat_actions)
         self.observation_space: Space = self._stepper.layout.observation_space
         self.action_space: Space = self._stepper.layout.action_space
@@ -61,6 +62,20 @@ class HostEnvs:
         self._take: Callable[[np.ndarray], Step] | None = getattr(self._stepper, "take", None)
         self._none = np.zeros(num_envs, bool)
         self._none.flags.writeable = False
+
+    def play_by(self, max_timesteps_per_episode: int | None, repeat_actions: int) -> None:
+        """Other rules of an episode, from the next `reset` on; environments of this process are not made anew."""
+        rules = (max_timesteps_per_episode, repeat_actions)
+        if rules == self._rules:
+            return
+        self._rules = rules
+        if isinstance(self._stepper, Loop):
+            self._stepper.play_by(*rules)
+        else:
+            self._stepper.close()
+            self._stepper = _stepper(self._spec, self.num_envs, *rules)
+            self._take = getattr(self._stepper, "take", None)
+        self.max_episode_steps = self._stepper.layout.limit
 
     def reset(self, seed: int) -> np.ndarray:
         """Starts new episodes, environment i seeded with seed + i, and returns their observations [N, ...]."""

@@ -158,6 +158,11 @@ def _own_limit(env: gymnasium.Env, settings: dict[str, Any]) -> int | None:
     frames, skipped = settings.get("max_num_frames_per_episode"), settings.get("frameskip")
     if isinstance(frames, int) and skipped:
         return frames // (skipped if isinstance(skipped, int) else skipped[0]) or None
+    layer = env
+    while isinstance(layer, gymnasium.Wrapper):
+        if isinstance(layer, gymnasium.wrappers.TimeLimit):
+            return layer._max_episode_steps
+        layer = layer.env
     is_grid = type(env.unwrapped).__module__.startswith("minigrid")
     return getattr(env.unwrapped, "max_steps", None) or None if is_grid else None
 

@@ -29,6 +29,8 @@ TWINS: dict[str, tuple[str, str]] = {
     "GridWorld-v0": ("grid_world", "GridWorld"),
 }
 ALIASES = {"GridWorld": "GridWorld-v0"}
+DEFAULT_EPISODE_LIMIT = 1000
+"""Timesteps after which an episode is cut where neither the experiment nor the environment says when."""
 ATARI = "ALE/"
 """What the ids of Atari games begin with."""
 EXTRAS = ((ATARI, "ale_py", "atari"), ("MiniGrid-", "minigrid", "minigrid"), ("BabyAI-", "minigrid", "minigrid"))

@@ -45,6 +45,8 @@ PREFIX = "steppe-ray-"
 LONGEST_ROOT = 20
 """Ray puts sockets below this folder, whose paths may not be longer than 107 bytes."""
 TLS_SWITCH = "RAY_USE_TLS"
+MODE_SWITCH = "RAY_AUTH_MODE"
+"""Whether Ray asks for a token: "token" or "disabled"."""
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Whether Ray talks to other machines at all; named after the systems where it does not by default."""
 
@@ -101,7 +103,7 @@ def _started(spec: RaySpec, cpus: int) -> Iterator[Session]:
             'RAY_AUTH_TOKEN to the same secret everywhere (python -c "import secrets; print(secrets.token_hex(32))")'
         )
     # Ray would have its workers yield to every other program, and to the one that they work for.
-    changes = {"RAY_AUTH_MODE": "token", LOOPBACK_SWITCH: "1" if listens else "0", "RAY_worker_niceness": "0"}
+    changes = {MODE_SWITCH: "token", LOOPBACK_SWITCH: "1" if listens else "0", "RAY_worker_niceness": "0"}
     if not listens:
         changes |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with _private_folder() as folder, _environment(changes, spec.tls) as ray:
@@ -128,17 +130,29 @@ def _joined(address: str, spec: RaySpec) -> Iterator[Session]:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     is_here = _is_loopback(host)
     changes = {LOOPBACK_SWITCH: "0" if is_here else "1"}
-    if has_token() and "RAY_AUTH_MODE" not in os.environ:
-        changes["RAY_AUTH_MODE"] = "token"
+    if has_token() and MODE_SWITCH not in os.environ:
+        changes[MODE_SWITCH] = "token"
     with ExitStack() as stack:
         ray = stack.enter_context(_environment(changes, spec.tls))
         _check_answer(host, int(port), spec.tls)
         if not is_client and not is_here and not _has_node_here(host, port):
+            _check_lock(address)
             folder = stack.enter_context(_private_folder())
             words = [f"--address={address}", "--num-cpus=0", f"--object-store-memory={_bytes(spec)}"]
             stack.enter_context(_node(words, folder, f"the Ray at {address} did not take this machine in"))
         stack.enter_context(_connected(ray, address))
         yield Session(address, is_own=False)
+
+
+def _check_lock(address: str) -> None:
+    """A node on this machine listens on its network, and does what whoever reaches it says, unless there is a token."""
+    if has_token() or MODE_SWITCH in os.environ:
+        return
+    raise UserError(
+        f"to join the Ray at {address} this machine becomes a part of it, where without a token whoever reaches it "
+        "could run programs; set RAY_AUTH_TOKEN to the token of that Ray, or, where its network is yours alone, "
+        f"{MODE_SWITCH}=disabled"
+    )
 
 
 @contextmanager

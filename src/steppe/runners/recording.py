@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
 from steppe.errors import UserError
 from steppe.records.demonstrations import ARRAYS, Demonstrations, form
 from steppe.records.policy import Policy
-from steppe.runners.setup import DEFAULT_EPISODE_LIMIT, is_compiled
+from steppe.runners.setup import is_compiled
 from steppe.runners.single_environment import Host, Twin
 from steppe.specs.experiment import ExperimentSpec
 

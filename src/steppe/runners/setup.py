@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from steppe import agents
 from steppe.agents import agent_class, make
-from steppe.envs.registry import has_twin, make_jax, plays_atari
+from steppe.envs.registry import DEFAULT_EPISODE_LIMIT, has_twin, make_jax, only_runs_compiled, plays_atari
 from steppe.errors import UserError
 from steppe.runners.compilation import prepare_jax, shards_for
 from steppe.specs.experiment import ExperimentSpec
@@ -26,8 +26,6 @@ PARALLEL = {
     "async": "steppe.runners.asynchronous",
 }
 """Run mode -> the package whose `make_engine` and `check` are those of the mode."""
-DEFAULT_EPISODE_LIMIT = 1000
-"""Timesteps after which an episode is cut where neither the experiment nor the environment says when."""
 
 
 def notices_for(spec: ExperimentSpec) -> list[str]:
@@ -166,6 +164,11 @@ def _counts_episodes(spec: ExperimentSpec) -> bool:
         raise UserError(
             "rollout_episodes (update_mode in episodes) ends rollouts at any timestep, which a compiled environment "
             'cannot; leave out "backend": "compiled", or give rollout_timesteps'
+        )
+    if only_runs_compiled(spec.environment):
+        raise UserError(
+            "rollout_episodes (update_mode in episodes) ends rollouts at any timestep, which a compiled environment "
+            f"cannot, and {spec.environment.id} only runs compiled; give rollout_timesteps"
         )
     return True
 

@@ -170,6 +170,20 @@ def test_what_waits_at_a_checkpoint_counts_as_dropped_when_the_run_goes_on():
         engine.close()
 
 
+def test_trajectories_that_do_not_fill_a_batch_yet_count_as_dropped_too():
+    agent, wishes = {"type": "impala", "horizon": 10}, {"trajectories_per_update": 100, "evaluation_share": 0.0}
+    engine = async_engine(world(agent, num_workers=1, asynchronous=wishes))
+    try:
+        engine.begin(1)
+        taken = 0
+        while taken < 3:
+            taken += engine.advance(3 - taken, 0, Limits()).iterations
+        engine._server.board.end("enough")
+        assert engine.snapshot()["async/counts"][1] == 3 + len(engine._server.inbox)
+    finally:
+        engine.close()
+
+
 def test_workers_that_do_not_wait_drop_batches_and_the_queue_stays_bounded():
     engine = async_engine(world(asynchronous={"queue_size": 2, "patience": 0.0}))
     try:

@@ -190,6 +190,33 @@ def test_mistakes_are_named(wrong):
         make()
 
 
+NOT_HERE = {
+    "evaluation": ({"every": 500}, "its workers play greedy episodes"),
+    "video": (True, "film with the policy that it leaves"),
+    "run_mode": ("single", 'it knows none but "async"'),
+    "num_workers": (8, "takes in as many as come"),
+    "num_parameter_servers": (2, "it holds all parameters itself"),
+    "distributed": ({"synchronous": True}, 'for run mode "distributed"'),
+    "ray": ({"cpus_per_worker": 2.0}, "it starts no processes"),
+    "platform": ("kubernetes", "it starts no processes"),
+    "asynchronous.address": ("127.0.0.1:7000", r"write AsyncLearner\(..., address=...\)"),
+    "asynchronous.reconnect": (5.0, r"write AsyncWorker\(..., reconnect=...\)"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_HERE)
+def test_settings_that_a_learner_alone_cannot_go_by_are_refused(name):
+    value, words = NOT_HERE[name]
+    outer, _, inner = name.partition(".")
+    with pytest.raises(UserError, match=f"an AsyncLearner cannot go by {name}: .*{words}"):
+        AsyncLearner("sac", **{outer: {inner: value} if inner else value})
+
+
+def test_a_default_that_is_written_out_is_no_mistake():
+    learner = AsyncLearner("sac", num_workers=3, evaluation=None, asynchronous={"reconnect": 60.0})
+    assert learner.spec.num_workers == 3
+
+
 def test_nobody_outside_is_let_in_without_a_token(tmp_path, monkeypatch):
     monkeypatch.delenv("STEPPE_LEARNER_TOKEN", raising=False)
     with pytest.raises(UserError, match="give a token by token_file or STEPPE_LEARNER_TOKEN"):

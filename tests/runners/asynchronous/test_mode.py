@@ -41,6 +41,13 @@ def family():
     wait_until(lambda: not alive(left), "all processes have ended", seconds=30)
 
 
+def test_workers_of_ones_own_play_by_the_rules_of_the_experiment_that_they_join():
+    for fields, rules in (({"max_timesteps_per_episode": 7, "repeat_actions": 2}, (7, 2)), ({}, (1000, 1))):
+        engine = asynchronous.make_engine(mode(**fields))
+        engine.close()
+        assert (engine.core.task.max_timesteps, engine.core.task.repeat_actions) == rules
+
+
 def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, family):
     run, killed = tmp_path / "run", []
 
@@ -63,6 +70,14 @@ def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, 
     assert (tmp_path / "hangs").exists()
     assert (outcome.state, outcome.reason) == ("stopped", "asked to stop")
     assert outcome.mean_return > 8.0
+
+
+def test_a_worker_that_hangs_while_its_environment_is_made_is_replaced(tmp_path, family):
+    environment = {"id": "troubled:HangsAtStart", "settings": {"folder": str(tmp_path), "here": os.getpid()}}
+    spec = mode(environment=environment, num_workers=1, total_timesteps=500, asynchronous={"worker_timeout": 5.0})
+    outcome = train(tmp_path / "run", spec, show=lambda _: family.update(descendants(os.getpid())))
+    assert (tmp_path / "hangs").exists()
+    assert outcome.state == "completed"
 
 
 REFUSED = {

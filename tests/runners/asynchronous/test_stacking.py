@@ -64,6 +64,25 @@ def test_columns_are_filled_by_whoever_comes():
     assert (core.can_learn, core.wants_data, core.updates) == (False, True, 2)
 
 
+def test_batches_that_are_not_learned_from_yet_are_counted():
+    core = core_of()
+    counts = [core.unsaved]
+    for worker, environments in ((1, 2), (2, 4)):
+        core.take_in(batch_of(core, worker, environments))
+        counts.append(core.unsaved)
+    for _ in range(2):
+        core.learn(0.0)
+        counts.append(core.unsaved)
+    # After one update there are still three trajectories of the second batch.
+    assert counts == [0, 1, 2, 1, 0]
+    # A batch may come while the stack is full.
+    for worker in (1, 2):
+        core.take_in(batch_of(core, worker, 3))
+    assert core.unsaved == 2
+    core.restore(core.snapshot(), 1)
+    assert core.unsaved == 0
+
+
 def test_it_learns_what_the_agent_learns_from_the_same_trajectories():
     core = core_of()
     agent, state = core.agent, core._learner.agent

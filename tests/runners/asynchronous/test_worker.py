@@ -364,6 +364,52 @@ def test_a_worker_imports_neither_jax_nor_flax_nor_ray_on_its_way(tmp_path):
     assert not heavy & set(modules)
 
 
+class Endless(World):
+    """Never ends an episode by itself."""
+
+    def step(self, action):
+        obs, reward, _, _, info = super().step(action)
+        self.taken = getattr(self, "taken", 0) + 1
+        return obs, reward, False, False, info
+
+
+def first_batches(env, count=1, **task):
+    """What a worker sends in its first batches of 20 timesteps."""
+    batches = []
+
+    def script(line):
+        greet(line, **task)
+        line.read()
+        line.write(news("news", 0, 1.0))
+        for _ in range(count):
+            batches.append(line.read())
+            line.write(news("taken"))
+        line.read()
+        line.write({"op": "over", "message": "done"})
+
+    with scripted(script) as address:
+        AsyncWorker(address, env, policy=Zeros()).work()
+    return batches
+
+
+def test_episodes_are_cut_and_actions_repeated_as_the_learner_says():
+    env = Endless()
+    assert first_batches(env, max_timesteps=5, repeat_actions=3)[0]["lengths"] == [5, 5, 5, 5]
+    assert env.taken == 2 * 20 * 3
+
+
+def test_an_episode_without_an_end_is_cut_after_a_thousand_timesteps():
+    batches = first_batches(Endless, 51, evaluation_share=1.0)
+    assert [length for batch in batches for length in batch["lengths"]] == [1000]
+    # An evaluation waits for an end, and the learner for its worker.
+    assert [length for _, length in batches[-1]["evaluations"]] == [1000]
+
+
+def test_a_time_limit_of_the_environment_itself_is_not_shortened():
+    batches = first_batches(gymnasium.wrappers.TimeLimit(Endless(), 1005), 51)
+    assert [length for batch in batches for length in batch["lengths"]] == [1005]
+
+
 def test_threads_of_one_process_may_each_be_a_worker():
     taken = []
 

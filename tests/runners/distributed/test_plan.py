@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+import numpy as np
 import pytest
 from demonstrated import made_up_file
 from runs import experiment
@@ -12,7 +13,8 @@ from steppe import agents, runners
 from steppe.agents import agent_class
 from steppe.errors import UserError
 from steppe.runners.distributed import check
-from steppe.runners.distributed.plan import rollouts_per_push, worker_spec
+from steppe.runners.distributed.plan import rollouts_per_push, worker_engine, worker_spec
+from steppe.runners.distributed.tape import parts_of
 from steppe.runners.setup import make_engine
 from steppe.specs import optimizer as optimizers
 from steppe.specs.spaces import Box, Discrete
@@ -100,6 +102,27 @@ def test_the_memory_is_shared_out_and_never_smaller_than_a_batch():
     assert capacity(spec_of({"type": "dqn", "memory": {"capacity": 9_000}}, num_workers=3)) == 3_000
     assert capacity(spec_of({"type": "dqn", "memory": "prioritized_replay"}, num_workers=5)) == 10_000
     assert capacity(spec_of({"type": "dqn", "memory": {"capacity": 300}}, num_workers=30)) == 128
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_each_worker_waits_for_its_share_and_the_learning_rate_falls_to_its_end(synchronous):
+    agent = {"type": "dqn", "update_frequency": 10, "batch_size": 16}
+    agent |= {"learning_starts": 400, "learning_rate_decay": "linear"}
+    fields = {"num_envs": 1, "num_workers": 4, "total_timesteps": 10_000, "seed": None}
+    alone = worker_engine(spec_of(agent, distributed={"synchronous": synchronous}, **fields)).agent
+    assert alone.first_update == 100
+    # Of 250 rollouts of 10 timesteps each worker learns from those that leave at least 100 in its memory.
+    updates = sum(10 * rollout >= 100 for rollout in range(1, 251)) * (1 if synchronous else 4)
+    rate = parts_of(alone)[0].rate
+    assert (rate(updates) == 0.0, rate(updates - 1) > 0.0) == (True, True)
+
+
+def test_random_actions_end_when_the_workers_begin_to_learn():
+    agent = {"type": "sac", "learning_starts": 400, "batch_size": 16}
+    alone = worker_engine(spec_of(agent, PENDULUM, num_envs=1, num_workers=4, seed=None)).agent
+    # By the timesteps of all four.
+    assert [float(alone.exploration(timestep, np)["epsilon"]) for timestep in (399, 400)] == [1.0, 0.0]
+    assert 4 * alone.first_update == 400
 
 
 def test_the_kind_of_memory_stays():

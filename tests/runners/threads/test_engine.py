@@ -234,6 +234,20 @@ def test_evaluations_and_policies_are_of_the_shared_model(tmp_path):
     assert np.isin(flat, arrays["model/params"]).all()
 
 
+def test_evaluations_are_without_the_noise_that_is_explored_with(begun):
+    quiet, noisy = begun(), begun(agent=TINY_A3C | {"variable_noise": 100.0})
+    assert noisy.evaluate(8, True, 5) == quiet.evaluate(8, True, 5)
+
+
+def test_rollouts_of_whole_episodes_weigh_as_much_as_they_are_long(begun):
+    environment = {"id": "worlds:World", "normalize_observations": True, "normalize_rewards": True}
+    engine = begun(environment, {"type": "a3c", "rollout_episodes": 2}, num_envs=1)
+    chunk = engine.advance(6, 0, Limits())
+    # Each episode has ten timesteps.
+    assert chunk.columns["timesteps"].tolist() == [20] * 6
+    assert (engine.model.observations.value.samples, engine.model.returns.value.samples) == (120, 120)
+
+
 def test_agents_that_do_not_learn_only_collect(tmp_path):
     outcome = train(tmp_path, threaded(agent={"type": "random", "horizon": 8}, network=None, total_timesteps=512))
     assert (outcome.timestep, outcome.update) == (512, 0)

@@ -89,8 +89,8 @@ def make_engine(spec: ExperimentSpec) -> Engine:
 def _explored(spec: ExperimentSpec) -> tuple[Rules, tuple[Space, Space], int | None]:
     """(how episodes are played, the environment's spaces, after how many timesteps its episodes are over)."""
     from steppe.envs.host import HostEnvs
+    from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
     from steppe.runners.playing import Rules
-    from steppe.runners.setup import DEFAULT_EPISODE_LIMIT
 
     limit = spec.max_timesteps_per_episode
     with HostEnvs(spec.environment, 1, limit, spec.repeat_actions) as envs:

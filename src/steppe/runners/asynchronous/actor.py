@@ -38,7 +38,10 @@ class Ending(NamedTuple):
 
 
 class WorkerActor:
-    """Works in its only call, until the learner is done."""
+    """Works in its second call, until the learner is done."""
+
+    def arrive(self) -> None:
+        """Answers once Ray has found a place for its process."""
 
     def work(self, placement: Placement) -> Ending:
         """Errors come back as sentences: not every exception survives the way to another process."""

@@ -23,6 +23,11 @@ class AgentCore:
         # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
         self._acting = jax.jit(agent.acting) if agent.perturbs_parameters else agent.acting
 
+    @property
+    def unsaved(self) -> int:
+        """A snapshot has them all."""
+        return 0
+
     def weights(self) -> dict[str, np.ndarray]:
         """The policy's tensors, with noise where the agent explores by it."""
         state = self._learner.agent

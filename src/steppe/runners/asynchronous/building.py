@@ -105,6 +105,8 @@ def _task(spec: ExperimentSpec, agent: Any) -> Task:
         rows=rows,
         # What workers have of such a policy is never without its noise.
         evaluation_share=0.0 if agent.perturbs_parameters else wishes.evaluation_share,
+        max_timesteps=spec.max_timesteps_per_episode,
+        repeat_actions=spec.repeat_actions,
         patience=wishes.patience,
     )
 

@@ -40,7 +40,11 @@ class Core(Protocol):
         """Starts from a snapshot."""
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Everything needed to go on from here, batches that are half learned from included."""
+        """Everything needed to go on from here, but for the batches that are `unsaved`."""
+
+    @property
+    def unsaved(self) -> int:
+        """How many batches were taken in, of which what a snapshot leaves out is not learned from yet."""
 
     @property
     def wants_data(self) -> bool:

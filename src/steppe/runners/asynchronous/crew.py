@@ -75,8 +75,15 @@ class Post:
 
     name: str
     actor: Any
+    arrival: Any
+    """Resolves when Ray has found a place for it."""
     ending: Any
     """Resolves when the worker ends."""
+    arrived: float | None = None
+    """When that was noticed."""
+    has_joined: bool = False
+    fault: str = ""
+    """Why it was ended, where that is known."""
 
 
 class RayCrew:
@@ -139,6 +146,7 @@ class RayCrew:
         self._batches = received
         for name in membership.take_hung():
             self._kill(name)
+        self._end_stuck(now)
         done, _ = self._ray.wait([post.ending for post in self._posts], num_returns=len(self._posts), timeout=0)
         for post in [post for post in self._posts if post.ending in done]:
             reason = self._reason(post)
@@ -169,7 +177,8 @@ class RayCrew:
         name, ray_spec = secrets.token_hex(8), self._spec.ray
         options = {"num_cpus": ray_spec.cpus_per_worker, "num_gpus": ray_spec.gpus_per_worker}
         actor: Any = self._ray.remote(WorkerActor).options(max_restarts=0, **options).remote()
-        self._posts.append(Post(name, actor, actor.work.remote(Placement(name=name, **self._plan))))
+        arrival, ending = actor.arrive.remote(), actor.work.remote(Placement(name=name, **self._plan))
+        self._posts.append(Post(name, actor, arrival, ending))
 
     def _kill(self, name: str) -> None:
         for post in self._posts:
@@ -177,12 +186,32 @@ class RayCrew:
                 log.warning("a worker hangs and is ended")
                 self._ray.kill(post.actor)
 
+    def _end_stuck(self, now: float) -> None:
+        """Ends workers that have a place and still do not join: their environment hangs while it is made."""
+        missing = [post for post in self._posts if not post.has_joined and not post.fault]
+        if not missing:
+            return
+        arrived, _ = self._ray.wait([post.arrival for post in missing], num_returns=len(missing), timeout=0)
+        patience = self._spec.asynchronous.worker_timeout
+        for post in missing:
+            post.has_joined = self._membership.knows(post.name)
+            if post.has_joined or post.arrival not in arrived:
+                continue
+            # From here on, not from its start: until the learner is compiled nobody can join.
+            post.arrived = post.arrived or now
+            if now - post.arrived > patience:
+                post.fault = (
+                    f"it has not made its environment within {patience:g} s; where that is no fault of the "
+                    "environment, raise asynchronous.worker_timeout"
+                )
+                self._ray.kill(post.actor)
+
     def _reason(self, post: Post) -> str:
         """Why a worker ended; a mistake of the user's is raised, unless workers with the same settings have worked."""
         try:
             ending = self._ray.get(post.ending)
         except self._ray.exceptions.RayError:
-            return WAS_KILLED
+            return post.fault or WAS_KILLED
         if ending.kind == "user" and not self._batches:
             raise UserError(ending.sentence)
         return ending.sentence or "it ended by itself"

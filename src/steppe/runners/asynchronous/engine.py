@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,9 @@ class AsyncEngine:
         """`open_server` takes the host to listen at; `rules` are for evaluations here, where they are possible."""
         self.agent = core.agent
         self.core = core
+        if rules is not None:
+            # Whoever joins plays by what was found out of the environment here.
+            core.task = replace(core.task, max_timesteps=rules.max_timesteps, repeat_actions=rules.repeat_actions)
         self.timesteps_per_iteration = core.task.rows_for(num_envs)[1] * num_envs
         self._open_server, self._crew, self._rules = open_server, crew, rules
         self._server: Server | None = None
@@ -100,7 +104,7 @@ class AsyncEngine:
         Batches that still wait are in no checkpoint: a run that goes on from it counts them as dropped.
         """
         server = self._opened
-        dropped = self.dropped + len(server.inbox)
+        dropped = self.dropped + len(server.inbox) + self.core.unsaved
         counts = [server.membership.next_number, dropped, server.membership.lost, self._starts, self._timestep]
         return self.core.snapshot() | {
             "async/returns": np.array(self._returns, np.float32),

@@ -32,6 +32,30 @@ ENVIRONMENT = "workers"
 """What an experiment's environment is called where only its workers know it."""
 OWN = "own"
 """What the agent of an experiment is called where the policy is the user's own."""
+BASIS = {"name": "learner", "environment": ENVIRONMENT, "video": False, "run_mode": "async"}
+"""What its experiment is, where nothing else is said."""
+_STARTS_NOBODY = "it starts no processes, and whoever comes works for it; leave it out"
+NOT_HERE = {
+    "evaluation": (
+        "it has no environment to play in; its workers play greedy episodes, as many as asynchronous.evaluation_share "
+        "says"
+    ),
+    "video": "it has no environment to film; leave it out, and film with the policy that it leaves",
+    "run_mode": 'it knows none but "async"; leave it out',
+    "num_workers": "it starts none, and takes in as many as come; leave it out",
+    "num_parameter_servers": "it holds all parameters itself; leave it out",
+    "distributed": 'that is for run mode "distributed"; leave it out',
+    "ray": _STARTS_NOBODY,
+    "platform": _STARTS_NOBODY,
+    "cluster": _STARTS_NOBODY,
+    "kubernetes": _STARTS_NOBODY,
+}
+"""Fields of an experiment that only mean something where Steppe starts the workers -> why, and the way out."""
+NOT_HERE_EITHER = {
+    "address": "where it listens is its own argument; write AsyncLearner(..., address=...)",
+    "reconnect": "each worker says for how long it looks for its learner; write AsyncWorker(..., reconnect=...)",
+}
+"""The same, of `asynchronous`."""
 WAIT_SECONDS = 0.2
 """How often a learner that has no workers yet looks whether it should stop."""
 
@@ -133,7 +157,14 @@ class AsyncLearner:
 
         size = wishes.batch_timesteps
         least, most = (1, LONGEST_EPISODE) if size == "episode" else (size or TIMESTEPS, size or TIMESTEPS)
-        task = Task(least=least, most=most, evaluation_share=wishes.evaluation_share, patience=wishes.patience)
+        task = Task(
+            least=least,
+            most=most,
+            evaluation_share=wishes.evaluation_share,
+            max_timesteps=self.spec.max_timesteps_per_episode,
+            repeat_actions=self.spec.repeat_actions,
+            patience=wishes.patience,
+        )
         ratio = None if wishes.update_to_data in (None, "max") else float(wishes.update_to_data or 0.0)
         return OwnCore(*self._own, task, spaces, ratio)
 
@@ -166,8 +197,12 @@ def _where(address: str) -> tuple[str, int]:
 
 
 def _experiment(agent: Any, fields: dict[str, Any]) -> ExperimentSpec:
-    given = {"name": "learner", "environment": ENVIRONMENT, "video": False, "run_mode": "async", **fields}
-    return load_experiment(None, {**given, "agent": agent}, [], Path.cwd(), options=False)
+    spec = load_experiment(None, {**BASIS, **fields, "agent": agent}, [], Path.cwd(), options=False)
+    for part, reasons, start in ((spec, NOT_HERE, ""), (spec.asynchronous, NOT_HERE_EITHER, "asynchronous.")):
+        for name, reason in reasons.items():
+            if getattr(part, name) != BASIS.get(name, type(part).model_fields[name].default):
+                raise UserError(f"an AsyncLearner cannot go by {start}{name}: {reason}")
+    return spec
 
 
 def _with_memory(policy: Any, replay: Any) -> dict[str, Any]:

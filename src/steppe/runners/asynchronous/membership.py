@@ -56,6 +56,11 @@ class Membership:
         with self._lock:
             return self._lost
 
+    def knows(self, name: str) -> bool:
+        """Whether a worker has ever joined."""
+        with self._lock:
+            return name in self._members
+
     def join(self, name: str) -> tuple[int, int]:
         """(its number, which of its connections this is); one who vanished and returns has lost nothing."""
         with self._lock:

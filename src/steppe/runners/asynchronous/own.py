@@ -98,6 +98,11 @@ class OwnCore:
         return arrays | {"own/updates": np.array(self.updates), "own/owed": np.array(self._pace.owed)}
 
     @property
+    def unsaved(self) -> int:
+        """What was taken in is the memory's affair."""
+        return 0
+
+    @property
     def wants_data(self) -> bool:
         """Not while updates are owed."""
         return self._drawn is None or self._pace.wants_data

@@ -30,7 +30,8 @@ class StackingCore(AgentCore):
         form = Form(task, *spaces)
         self._has_log_std = form.has_log_std
         self._stack = _room(form, agent.horizon, self._width)
-        self._columns = 0
+        self._columns = self._batches = 0
+        """How many trajectories are in the stack, and of how many batches."""
         self._rest: Batch | None = None
         """The batch whose trajectories did not all fit, and how many did."""
         self._used = 0
@@ -47,6 +48,11 @@ class StackingCore(AgentCore):
     def snapshot(self) -> dict[str, np.ndarray]:
         """The agent."""
         return to_arrays(self._learner)
+
+    @property
+    def unsaved(self) -> int:
+        """All whose trajectories wait; when the run goes on they are too old."""
+        return self._batches + (self._rest is not None and self._used == 0)
 
     @property
     def wants_data(self) -> bool:
@@ -69,7 +75,7 @@ class StackingCore(AgentCore):
         metrics = dict(zip(self._names, np.asarray(values).tolist(), strict=True))
         healthy, updates = bool(metrics.pop("is_healthy")), round(metrics.pop("updates"))
         self.updates += updates
-        self._columns = 0
+        self._columns = self._batches = 0
         self._fill()
         return Learned(updates, metrics, healthy)
 
@@ -77,7 +83,7 @@ class StackingCore(AgentCore):
         # Compiled before the first worker comes, with parameters that are thrown away.
         self._learn(begin(self.agent, keys.make(0)), self._stack)
         self._learner = jax.tree.map(jnp.asarray, learner)
-        self._columns, self._rest = 0, None
+        self._columns, self._batches, self._rest = 0, 0, None
         self.updates = int(learner.agent.updates)
 
     def _fill(self) -> None:
@@ -90,6 +96,7 @@ class StackingCore(AgentCore):
         for array, column in zip(jax.tree.leaves(self._stack), self._leaves(batch), strict=True):
             array[:, mine] = column[:, theirs]
         self._columns += count
+        self._batches += count > 0
         self._used += count
         if self._used == batch.rewards.shape[1]:
             self._rest = None

@@ -39,6 +39,10 @@ class Task:
     """How many timesteps of each environment a batch has, where all must be alike; else `least` and `most` count."""
     evaluation_share: float = 0.0
     """The share of episodes that are played greedily."""
+    max_timesteps: int | None = None
+    """After how many timesteps an episode is cut; without it the environment's own limit holds, or 1,000."""
+    repeat_actions: int = 1
+    """How many times the environment is stepped with each action."""
     patience: float = 10.0
     """For how many seconds the learner may leave a batch without an answer."""
 

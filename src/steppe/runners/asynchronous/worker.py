@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from steppe.envs.host import HostEnvs
+from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
 from steppe.envs.remote.credentials import read_token
 from steppe.envs.remote.packing import Malformed
 from steppe.errors import SteppeError, UserError
@@ -25,6 +26,7 @@ from steppe.runners.asynchronous.collecting import Collector
 from steppe.runners.asynchronous.environments import environment_of
 from steppe.runners.asynchronous.inbox import Over
 from steppe.runners.asynchronous.link import Door, Link, TaskChanged, Welcome
+from steppe.runners.asynchronous.task import Task
 from steppe.runners.asynchronous.words import ALIVE_SECONDS, LISTEN_SECONDS, LONGEST_SENTENCE, TOKEN_VARIABLE
 from steppe.runners.preprocessed_host import PreprocessedHostEnvs
 from steppe.specs.connections import split_address
@@ -118,6 +120,7 @@ class Shift:
         welcome, envs = self._link.welcome, self._envs
         assert welcome is not None
         task = welcome.task
+        _apply_rules(task, envs)
         self._actor = _actor_for(welcome, envs, self._policy, self._link)
         self._news("fetch", {})
         seen: Any = envs
@@ -160,6 +163,13 @@ class Shift:
         if now - self._spoke >= ALIVE_SECONDS:
             self._link.ask({"op": "alive"})
             self._spoke = time.monotonic()
+
+
+def _apply_rules(task: Task, envs: HostEnvs) -> None:
+    """An episode is what the learner says it is, and none goes on for ever."""
+    envs.play_by(task.max_timesteps, task.repeat_actions)
+    if envs.max_episode_steps is None:
+        envs.play_by(DEFAULT_EPISODE_LIMIT, task.repeat_actions)
 
 
 def _actor_for(welcome: Welcome, envs: HostEnvs, policy: Any, link: Link) -> Actor:

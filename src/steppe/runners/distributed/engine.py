@@ -21,7 +21,7 @@ from steppe.runners.distributed import servers as server_places
 from steppe.runners.distributed.counting import Count
 from steppe.runners.distributed.crew import Crew, check_room
 from steppe.runners.distributed.moments import Seen, moments
-from steppe.runners.distributed.plan import borders_of, duty_of, rollouts_per_push, worker_spec
+from steppe.runners.distributed.plan import borders_of, duty_of, rollouts_per_push, worker_engine
 from steppe.runners.distributed.server import State, fresh_state
 from steppe.runners.distributed.servers import Servers
 from steppe.runners.distributed.shards import joined, shared_out
@@ -31,7 +31,6 @@ from steppe.runners.distributed.work import statistics
 from steppe.runners.learning import LARGEST_TIMESTEP, begin
 from steppe.runners.playing import Rules, play
 from steppe.runners.ray_session import ray_session
-from steppe.runners.setup import make_engine
 from steppe.specs.experiment import ExperimentSpec, dump
 
 TICK_SECONDS = 0.1
@@ -55,7 +54,7 @@ class DistributedEngine:
 
     def __init__(self, spec: ExperimentSpec) -> None:
         self.spec = spec
-        alone: Any = make_engine(worker_spec(spec), shards=1)
+        alone = worker_engine(spec)
         alone.close()
         self.agent = alone.agent
         self._rollout = getattr(alone, "rollout", None)

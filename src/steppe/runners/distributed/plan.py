@@ -22,6 +22,17 @@ MOST_NUMBERS_PER_PUSH = 2**20
 """But of a large network fewer do: sending them would cost more than it saves."""
 
 
+def worker_engine(spec: ExperimentSpec) -> Any:
+    """The engine that each worker runs, with an agent that knows how many it is one of."""
+    from steppe.runners.setup import make_engine
+
+    engine: Any = make_engine(worker_spec(spec), shards=1)
+    if engine.agent.experience == "transitions":
+        engine.agent.workers = spec.num_workers
+        engine.agent.waits = 1 if spec.distributed.synchronous else spec.num_workers
+    return engine
+
+
 def worker_spec(spec: ExperimentSpec) -> ExperimentSpec:
     """What each worker runs, as if it were alone."""
     changes: dict[str, Any] = {"run_mode": "single"}

@@ -75,13 +75,12 @@ class Worker:
         _share_gpu()
         import ray
 
-        from steppe.runners.distributed.plan import worker_spec
+        from steppe.runners.distributed.plan import worker_engine
         from steppe.runners.distributed.tape import parts_of
         from steppe.runners.distributed.work import CompiledWork, HostWork
-        from steppe.runners.setup import make_engine
         from steppe.specs.experiment import ExperimentSpec
 
-        engine: Any = make_engine(worker_spec(ExperimentSpec.model_validate(posting.spec)), shards=1)
+        engine = worker_engine(ExperimentSpec.model_validate(posting.spec))
         self._parts = parts_of(engine.agent)
         if hasattr(engine, "rollout"):
             self._work = CompiledWork(engine.agent, engine.rollout, posting.rollouts)

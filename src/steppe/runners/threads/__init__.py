@@ -47,7 +47,7 @@ def check(spec: ExperimentSpec) -> list[str]:
             ends = ", ".join(f"{end:g} ({chance:.0%})" for end, chance in zip(FINAL_EPSILONS, CHANCES, strict=True))
             notices.append(
                 f"each worker draws where its share of random actions ends: {ends}; it lowers returns while learning, "
-                "so watch those of an evaluation, or give agent.exploration a final_epsilon for all"
+                "so watch those of an evaluation, or give agent.exploration another final_epsilon, for all"
             )
         return notices
     finally:

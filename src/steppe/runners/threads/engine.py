@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from steppe.agents._base import Agent
+from steppe.agents._base import Acting, Agent
 from steppe.errors import CheckpointError, EnvironmentFault
 from steppe.records.policy import Policy
 from steppe.runners import keys
@@ -107,7 +107,9 @@ class ThreadsEngine:
         """In environments of its own."""
         if self._play is None:
             return play(self.policy(0), self._rules, self.agent.situation.num_envs, episodes, greedy, seed)
-        acting = self.agent.acting(self.model.state())
+        # As the saved policy acts: without the noise that some agents explore with.
+        state = self.model.state()
+        acting = Acting(state.params, state.observations)
         returns, lengths = self._play(acting, keys.make(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
         return float(np.mean(returns)), float(np.mean(lengths))
 

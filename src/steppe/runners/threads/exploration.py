@@ -16,12 +16,16 @@ CHANCES = (0.4, 0.3, 0.3)
 
 
 def explores_apart(agent: Agent[Any], num_workers: int) -> bool:
-    """Whether workers draw their final epsilons: where values are learned and nobody has said what it is to be."""
+    """Whether workers draw their final epsilons: where values are learned and nobody has said otherwise."""
     exploration: Any = getattr(agent.settings, "exploration", None)
     if agent.kind != "q_values" or num_workers == 1 or agent.situation.deterministic:
         return False
-    is_own_choice = "exploration" in agent.settings.model_fields_set and "final_epsilon" in exploration.model_fields_set
-    return isinstance(exploration, EpsilonAnneal) and not is_own_choice
+    if not isinstance(exploration, EpsilonAnneal):
+        return False
+    # Files that write every default out, and overrides of something else, spell out the agent's own as well.
+    default: Any = type(agent.settings).model_fields["exploration"].default
+    usual = default.final_epsilon if isinstance(default, EpsilonAnneal) else None
+    return "final_epsilon" not in exploration.model_fields_set or exploration.final_epsilon == usual
 
 
 def final_epsilon_of(seed: int, worker: int) -> float:

@@ -75,7 +75,7 @@ class Worker:
             timesteps, returns, lengths = self._timesteps, *_ended(report)
         else:
             timesteps, returns, lengths = collected.timesteps, collected.returns, collected.lengths
-        self._share_statistics(report)
+        self._share_statistics(report, timesteps)
         metrics: list[Any] = [0.0] * len(program.plan.phases)
         counts = [0] * len(program.plan.phases)
         lag = 0
@@ -131,11 +131,12 @@ class Worker:
         statistics = (reading.observations or nothing, reading.returns or nothing)
         return TrainState(reading.params, reading.target, (), *statistics, key, reading.updates)
 
-    def _share_statistics(self, report: Any) -> None:
+    def _share_statistics(self, report: Any, timesteps: int) -> None:
+        """What was seen weighs as much as there was of it, which varies where rollouts end with episodes."""
         for name, statistics in (("observations", self._model.observations), ("returns", self._model.returns)):
             if statistics is not None:
                 mean, variance = report[name]
-                statistics.merge(mean, variance, self._timesteps)
+                statistics.merge(mean, variance, timesteps)
 
 
 def _ended(report: Any) -> tuple[list[float], list[int]]:
