@@ -120,6 +120,8 @@ AGENTS: list[Any] = [
     {"type": "dqn", "update_mode": {"unit": "timesteps", "batch_size": 64, "frequency": 4}},
     {"type": "ppo", "update_mode": {"unit": "timesteps", "batch_size": 256}, "memory": {"type": "latest"}},
     {"type": "vpg", "update_mode": {"unit": "episodes", "batch_size": 20, "frequency": 20}, "memory": "latest"},
+    {"type": "dqn_nstep", "update_mode": {"unit": "episodes", "batch_size": 10}, "memory": "latest"},
+    {"type": "dqn_nstep", "memory": {"type": "latest", "capacity": 10000, "include_next_states": True}},
     {"type": "dqn", "actions_exploration": {"type": "epsilon_anneal", "timesteps": 1e6}},
     {"type": "dqn", "double_q_model": True, "huber_loss": None},
     {"type": "dqn", "huber_loss": 1.0},
