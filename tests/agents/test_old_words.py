@@ -202,6 +202,9 @@ def test_unrolled_loops_of_optimisers_may_be_said_not_to_be(checked):
     old = {"type": "multi_step", "num_steps": 5, "unroll_loop": False, "optimizer": step}
     new = {"type": "multi_step", "num_steps": 5, "optimizer": {"type": "optimized_step", "optimizer": "adam"}}
     assert checked("vpg", optimizer=old) == checked("vpg", optimizer=new)
+    old = {"type": "evolutionary", "num_samples": 8, "unroll_loop": False, "learning_rate": 0.1}
+    new = {"type": "evolutionary", "num_samples": 8}
+    assert checked("vpg", optimizer=old) == checked("vpg", optimizer=new, learning_rate=0.1)
 
 
 def test_no_baseline_in_the_old_files_is_no_baseline(checked):
@@ -480,6 +483,7 @@ def test_words_that_say_nothing_may_stand_anywhere(checked, agent):
             {"optimizer": {"type": "multi_step", "unroll_loop": True, "optimizer": "adam"}},
             '"unroll_loop" cannot',
         ),
+        ("dqn", {"optimizer": {"type": "evolutionary", "unroll_loop": True}}, '"unroll_loop" cannot'),
         (
             "dqn",
             {"learning_rate": {"type": "decaying", "decay": "exponential", "decay_steps": 9, "decay_rate": 0.5}},
