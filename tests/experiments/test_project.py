@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from steppe import agents
+from steppe import agents, runners
 from steppe.errors import ProjectError, StateError
 from steppe.experiments.project import find_experiment, init_project, open_project, templates
 from steppe.experiments.store import Store
+from steppe.records.metrics import read_metrics
+from steppe.records.policy import load_policy
 from steppe.runners.setup import make_engine
 from steppe.specs.agent import AgentSpec
 from steppe.specs.cluster import ClusterSpec
@@ -68,6 +71,23 @@ def test_every_shipped_experiment_loads_by_its_name_and_fits_together(path: Path
     engine = make_engine(spec, shards=1)
     assert engine.agent.type == spec.agent.type
     engine.close()
+
+
+def test_the_example_of_the_old_manual_learns_from_frames_of_the_game(tmp_path: Path) -> None:
+    pytest.importorskip("ale_py")
+    init_project(tmp_path)
+    sooner = ["agent.memory.capacity=256", "agent.update_mode.first_update=64", "total_timesteps=84"]
+    spec = load_experiment("space_invaders_dqn", {}, [*sooner, "video=false"], tmp_path)
+    assert any("ALE/SpaceInvaders-v5" in notice for notice in spec.environment.notices)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    outcome = runners.run(spec, folder, resume=False, request=lambda: None, on_progress=lambda progress: None)
+    # One of 64 timesteps when there are as many, then one every 4.
+    assert (outcome.state, outcome.timestep, outcome.update) == ("completed", 84, 6)
+    assert read_metrics(folder)[-1]["loss"] > 0
+    policy = load_policy(folder / "policy")
+    frame = np.random.default_rng(0).integers(256, size=(210, 160, 3), dtype=np.uint8)
+    assert policy.act(frame) in range(6)
 
 
 @pytest.mark.parametrize("path", [path for path in TEMPLATES if path.parts[0] == "environments"], ids=str)
