@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from steppe.specs.spaces import Box
@@ -29,11 +31,11 @@ class Networks:
         return self.tools.dense(self.tensors, f"critic_{index}/head", features)[..., 0]
 
 
-def loss_in_numpy(in_numpy, agent, vector, state, batch):
-    """(loss, errors of the first critic): the actor climbs critics that stand still."""
+def loss_in_numpy(in_numpy, agent, vector, state, batch, noise=0.0):
+    """(the critics' loss, the actor's, errors of the first critic): the actor climbs critics that stand still."""
     moving, frozen = Networks(in_numpy, agent, vector), Networks(in_numpy, agent, state.params)
     target = Networks(in_numpy, agent, state.target)
-    next_actions = target.act(batch.next_observations)
+    next_actions = np.clip(target.act(batch.next_observations) + noise, -1.0, 1.0)
     following = np.min(
         [target.value(index, batch.next_observations, next_actions) for index in range(agent.critics)], 0
     )
@@ -57,6 +59,39 @@ def test_loss_and_gradient_are_those_of_the_papers(make_agent, shaken, random_tr
     np.testing.assert_allclose(metrics["priorities"], np.abs(errors), rtol=1e-3, atol=1e-5)
     slope = in_numpy.slope(lambda vector: sum(loss_in_numpy(in_numpy, agent, vector, state, batch)[:2]), state.params)
     np.testing.assert_allclose(gradients, slope, rtol=1e-3, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def twins(make_agent):
+    """(td3, its metrics as one program), for many batches."""
+    agent = make_agent("td3", BOUNDED, target_noise=0.3, target_noise_clip=0.4, policy_delay=2)
+    return agent, jax.jit(lambda state, batch: agent.gradients(state, batch)[1])
+
+
+@settings(deadline=None, max_examples=50, derandomize=True)
+@given(
+    seed=st.integers(0, 10_000),
+    size=st.sampled_from([0.1, 0.4, 1.0]),
+    scale=st.sampled_from([0.01, 1.0, 30.0]),
+    updates=st.integers(0, 9),
+)
+def test_the_losses_of_td3_are_those_of_the_paper_for_any_batch(
+    twins, random_transitions, in_numpy, seed, size, scale, updates
+):
+    agent, metrics_of = twins
+    batch, state = random_transitions(BOUNDED, seed), agent.init(jax.random.key(seed))
+    batch = batch._replace(rewards=scale * batch.rewards)
+    params, target = np.random.default_rng(seed).normal(0.0, size, (2, *state.params.shape)).astype(np.float32)
+    state = state._replace(params=params, target=target, updates=np.int32(updates))
+    drawn = np.asarray(jax.random.normal(jax.random.fold_in(state.key, updates), (12, 2)), np.float64)
+    noise = np.clip(0.3 * drawn, -0.4, 0.4)
+    metrics = metrics_of(state, batch)
+    critic_loss, actor_loss, errors = loss_in_numpy(in_numpy, agent, params, state, batch, noise)
+    # Every second update is the actor's too.
+    actor_loss = actor_loss if updates % 2 else 0.0
+    assert metrics["critic_loss"].item() == pytest.approx(critic_loss, rel=1e-3, abs=1e-4)
+    assert metrics["actor_loss"].item() == pytest.approx(actor_loss, rel=1e-3, abs=1e-4)
+    np.testing.assert_allclose(metrics["priorities"], np.abs(errors), rtol=1e-3, atol=1e-3)
 
 
 def test_only_the_lower_of_two_critics_counts_for_the_targets(make_agent, shaken, random_transitions, in_numpy):

@@ -202,6 +202,9 @@ def test_unrolled_loops_of_optimisers_may_be_said_not_to_be(checked):
     old = {"type": "multi_step", "num_steps": 5, "unroll_loop": False, "optimizer": step}
     new = {"type": "multi_step", "num_steps": 5, "optimizer": {"type": "optimized_step", "optimizer": "adam"}}
     assert checked("vpg", optimizer=old) == checked("vpg", optimizer=new)
+    old = {"type": "evolutionary", "num_samples": 8, "unroll_loop": False, "learning_rate": 0.1}
+    new = {"type": "evolutionary", "num_samples": 8}
+    assert checked("vpg", optimizer=old) == checked("vpg", optimizer=new, learning_rate=0.1)
 
 
 def test_no_baseline_in_the_old_files_is_no_baseline(checked):
@@ -283,6 +286,35 @@ def test_a_rollout_of_episodes_ends_when_the_memory_is_full(checked):
     memory = {"type": "latest", "capacity": 500, "include_next_states": False}
     settings = checked("vpg", update_mode={"unit": "episodes", "batch_size": 8, "frequency": 8}, memory=memory)
     assert (settings.rollout_episodes, settings.rollout_timesteps) == (8, 500)
+
+
+LATEST_EPISODES = {
+    "update_mode": {"unit": "episodes", "batch_size": 10, "frequency": 10, "first_update": 20},
+    "memory": {"type": "latest", "include_next_states": True, "capacity": 10000},
+}
+
+
+def test_n_step_learning_from_the_latest_episodes_becomes_a_replay_memory(checked):
+    settings, usual = checked("dqn_nstep", **LATEST_EPISODES), checked("dqn_nstep")
+    assert settings == usual.model_copy(update={"memory": usual.memory.model_copy(update={"capacity": 10_000})})
+    (notice,) = settings.notices
+    assert notice == (
+        'update_mode in episodes and memory "latest": this agent has a replay memory instead, and learns from 128 '
+        "timesteps of it every 4 timesteps"
+    )
+    (notice,) = checked("dqn_nstep", memory="latest", update_mode={"batch_size": 16, "frequency": 2}).notices
+    assert notice.endswith("learns from 16 timesteps of it every 2 timesteps")
+    (notice,) = checked("dqn_nstep", update_mode={"unit": "episodes"}, batch_size=32).notices
+    assert notice.startswith("update_mode in episodes: this agent has a replay memory instead, and learns from 32 ")
+    assert checked("dqn_nstep", memory="replay", update_mode={"unit": "timesteps"}).notices == ()
+
+
+@pytest.mark.parametrize("agent", ["dqn", "ddqn", "dqfd"])
+@pytest.mark.parametrize("word", ["update_mode", "memory"])
+def test_agents_that_had_a_replay_memory_do_not_learn_from_the_latest_episodes(checked, agent, word):
+    settings = {"demonstrations": "a.npz"} if agent == "dqfd" else {}
+    with pytest.raises(SpecError, match="replay"):
+        checked(agent, **{word: LATEST_EPISODES[word]}, **settings)
 
 
 def test_a_rollout_has_one_length(checked):
@@ -451,6 +483,7 @@ def test_words_that_say_nothing_may_stand_anywhere(checked, agent):
             {"optimizer": {"type": "multi_step", "unroll_loop": True, "optimizer": "adam"}},
             '"unroll_loop" cannot',
         ),
+        ("dqn", {"optimizer": {"type": "evolutionary", "unroll_loop": True}}, '"unroll_loop" cannot'),
         (
             "dqn",
             {"learning_rate": {"type": "decaying", "decay": "exponential", "decay_steps": 9, "decay_rate": 0.5}},

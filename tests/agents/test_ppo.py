@@ -7,6 +7,8 @@ import math
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import special, stats
 
 from steppe.agents.ppo import shuffled
@@ -108,6 +110,53 @@ def test_loss_and_gradient_are_those_of_the_paper(make_agent, shaken, random_bat
     slope = in_numpy.slope(lambda vector: loss_in_numpy(in_numpy, agent, vector, batch)["loss"], state.params)
     np.testing.assert_allclose(gradients, slope, rtol=1e-3, atol=2e-5)
     assert np.count_nonzero(gradients) > agent.layout.size / 2
+
+
+@pytest.fixture(scope="module")
+def learners(make_agent):
+    """{"discrete": (agent, its metrics as one program), ...}, for many batches."""
+    made = {}
+    for name, (space, distribution) in ACTIONS.items():
+        settings = {"distribution": distribution, "share_network": False, "entropy_coefficient": 0.1, "horizon": 8}
+        agent = make_agent("ppo", space, **settings)
+        made[name] = agent, jax.jit(lambda state, batch, agent=agent: agent.gradients(state, batch)[1])
+    return made
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(
+    name=st.sampled_from(sorted(ACTIONS)),
+    seed=st.integers(0, 10_000),
+    size=st.sampled_from([0.1, 0.4, 1.0]),
+    scale=st.sampled_from([0.01, 1.0, 30.0]),
+)
+def test_the_loss_of_any_batch_is_that_of_the_paper(learners, random_batch, in_numpy, name, seed, size, scale):
+    agent, metrics_of = learners[name]
+    state, batch = agent.init(jax.random.key(0)), random_batch(ACTIONS[name][0], seed)
+    batch = batch._replace(actions=np.tanh(batch.actions)) if name == "beta" else batch
+    batch = batch._replace(advantages=scale * batch.advantages, returns=scale * batch.returns)
+    params = np.random.default_rng(seed).normal(0.0, size, state.params.shape).astype(np.float32)
+    metrics = metrics_of(state._replace(params=params), batch)
+    expected = loss_in_numpy(in_numpy, agent, params, batch)
+    # A ratio at the very edge of the clip counts on either side of it.
+    for word in set(expected) - {"clip_fraction"}:
+        assert metrics[word].item() == pytest.approx(expected[word], rel=1e-3, abs=1e-4), word
+
+
+logarithms = st.floats(-3, 3, width=32)
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(rows=st.lists(st.tuples(logarithms, logarithms, st.floats(-10, 10, width=32)), min_size=6, max_size=6))
+def test_a_gain_counts_up_to_the_clip_and_a_loss_from_there_on(learners, rows):
+    agent, _ = learners["discrete"]
+    loss, _ = agent.policy_loss(*np.array(rows, np.float32).T)
+    worth = 0.0
+    for new, old, advantage in rows:
+        ratio = math.exp(new - old)
+        held = min(ratio, 1 + agent.settings.clip) if advantage > 0 else max(ratio, 1 - agent.settings.clip)
+        worth += held * advantage / len(rows)
+    assert float(loss) == pytest.approx(-worth, rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.parametrize("action", ["multi-discrete", "box"])

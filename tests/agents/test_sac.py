@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from steppe.errors import SpecError
@@ -15,13 +17,12 @@ BOUNDED = Box((2,), (-1.0,), (1.0,))
 
 
 def squashed(outputs, noise):
-    """(actions, log-probabilities) by SciPy's normal density and the change of variables a = tanh(u)."""
+    """(actions, log-probabilities) by SciPy's normal density and a = tanh(u), whose slope is 1 / cosh(u)^2."""
     mean, log_std = np.split(outputs, 2, -1)
     std = np.exp(np.clip(log_std, -20, 2))
     before = mean + std * noise
-    actions = np.tanh(before)
-    log_probs = stats.norm(mean, std).logpdf(before) - np.log(1 - actions**2)
-    return actions, log_probs.sum(-1)
+    log_probs = stats.norm(mean, std).logpdf(before) + 2 * np.log(np.cosh(before))
+    return np.tanh(before), log_probs.sum(-1)
 
 
 class Networks:
@@ -45,14 +46,14 @@ class Networks:
         )
 
 
-def losses_in_numpy(in_numpy, agent, vector, state, batch, noise):
+def losses_in_numpy(in_numpy, agent, vector, state, batch, noise, next_noise=None):
     """Equations 5, 7 and 18, each for its own part of the vector: the rest stands still."""
-    said = agent.settings
+    said, next_noise = agent.settings, noise if next_noise is None else next_noise
     moving, frozen = (Networks(in_numpy, agent, each) for each in (vector, state.params))
     target = Networks(in_numpy, agent, state.target)
     log_temperature = frozen.tensors["temperature/log"][0]
     temperature = np.exp(log_temperature) if said.temperature == "auto" else said.temperature
-    next_actions, next_log_probs = squashed(frozen.outputs(batch.next_observations), noise)
+    next_actions, next_log_probs = squashed(frozen.outputs(batch.next_observations), next_noise)
     following = target.values(batch.next_observations, next_actions).min(0) - temperature * next_log_probs
     targets = batch.rewards + batch.discounts * following
     errors = moving.values(batch.observations, batch.actions) - targets
@@ -95,6 +96,40 @@ def test_losses_and_gradient_are_those_of_the_paper(
         return losses["critic_loss"] + losses["actor_loss"] + losses["temperature_loss"]
 
     np.testing.assert_allclose(gradients, in_numpy.slope(total, state.params), rtol=2e-3, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def learners(make_agent):
+    """[(agent, its metrics as one program), ...] with a learned and with a fixed temperature, for many batches."""
+    made = [make_agent("sac", BOUNDED), make_agent("sac", BOUNDED, temperature=0.2)]
+    return [(agent, jax.jit(lambda state, batch, agent=agent: agent.gradients(state, batch)[1])) for agent in made]
+
+
+@settings(deadline=None, max_examples=50, derandomize=True)
+@given(
+    which=st.sampled_from([0, 1]),
+    seed=st.integers(0, 10_000),
+    size=st.sampled_from([0.1, 0.4, 0.8]),
+    scale=st.sampled_from([0.01, 1.0, 30.0]),
+    updates=st.integers(0, 9),
+)
+def test_the_losses_of_any_batch_are_those_of_the_paper(
+    learners, random_transitions, in_numpy, which, seed, size, scale, updates
+):
+    agent, metrics_of = learners[which]
+    batch, state = random_transitions(BOUNDED, seed), agent.init(jax.random.key(seed))
+    batch = batch._replace(rewards=scale * batch.rewards)
+    params, target = np.random.default_rng(seed).normal(0.0, size, (2, *state.params.shape)).astype(np.float32)
+    state = state._replace(params=params, target=target, updates=np.int32(updates))
+    keys = jax.random.split(jax.random.fold_in(state.key, updates))
+    noise, next_noise = (np.asarray(jax.random.normal(key, (12, 2)), np.float64) for key in keys)
+    metrics = metrics_of(state, batch)
+    expected = losses_in_numpy(in_numpy, agent, params, state, batch, noise, next_noise)
+    for name in ("critic_loss", "actor_loss", "entropy", "temperature"):
+        assert metrics[name].item() == pytest.approx(expected[name], rel=2e-3, abs=2e-3), name
+    total = sum(expected[name] for name in ("critic_loss", "actor_loss", "temperature_loss"))
+    assert metrics["loss"].item() == pytest.approx(total, rel=2e-3, abs=4e-3)
+    np.testing.assert_allclose(metrics["priorities"], expected["priorities"], rtol=2e-3, atol=2e-3)
 
 
 def test_the_actor_and_the_next_action_are_drawn_with_noise_of_their_own(make_agent, shaken, random_transitions):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +61,26 @@ def test_what_is_recorded_can_be_trained_from(steppe: Callable, here: Path, trai
     answer = steppe("train", "CartPole-v1", "-A", "dqfd", "-t", "64", "-n", "second", "--set", "video=false", *words)
     assert answer.code == 0, answer.err
     assert RunFolder(here / "steppe-runs" / "second").status().state == "completed"
+
+
+def test_a_run_is_resumed_from_another_folder_with_the_same_demonstrations(
+    steppe: Callable, here: Path, trained_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert steppe("record", "-e", "first", "--episodes", "2", "--out", "good.safetensors").code == 0
+    agent = {"type": "dqfd", "demonstrations": "good.safetensors", "pretraining_updates": 5, "batch_size": 8}
+    (here / "second.json").write_text(json.dumps({"environment": "CartPole-v1", "agent": agent, "video": False}))
+    answer = steppe("train", "-f", "second.json", "-t", "64")
+    assert answer.code == 0, answer.err
+    (folder,) = (path for path in (here / "steppe-runs").iterdir() if path.name != "first")
+    elsewhere = here / "elsewhere"
+    elsewhere.mkdir()
+    # Were it taken, the run would end: it holds no demonstrations.
+    (elsewhere / "good.safetensors").write_text("a namesake")
+    monkeypatch.chdir(elsewhere)
+    answer = steppe("experiment", "resume", "-e", str(folder), "--set", "total_timesteps=128")
+    assert answer.code == 0, answer.err
+    status = RunFolder(folder).status()
+    assert (status.state, status.timestep) == ("completed", 128)
 
 
 def test_episodes_that_are_too_few_are_said_to_be(

@@ -2,23 +2,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from steppe import agents
+from steppe import agents, runners
+from steppe.envs.registry import catalogue
 from steppe.errors import ProjectError, StateError
 from steppe.experiments.project import find_experiment, init_project, open_project, templates
 from steppe.experiments.store import Store
+from steppe.records.metrics import read_metrics
+from steppe.records.policy import load_policy
 from steppe.runners.setup import make_engine
 from steppe.specs.agent import AgentSpec
 from steppe.specs.cluster import ClusterSpec
+from steppe.specs.connections import CONNECTIONS
+from steppe.specs.describing import members
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import ExperimentSpec, load_experiment
-from steppe.specs.network import NetworkSpec
+from steppe.specs.network import Layer, NetworkSpec
 from steppe.specs.serving import GraphSpec
 
 TEMPLATES = dict(templates())
-PACKAGES = {"ALE/": "ale_py", "HalfCheetah": "mujoco", "MiniGrid": "minigrid"}
+PACKAGES = {"ALE/": "ale_py", "HalfCheetah": "mujoco", "LunarLander": "Box2D", "MiniGrid": "minigrid"}
 """What the environments whose ids begin so need."""
 
 
@@ -27,10 +34,7 @@ def test_init_writes_every_kind_of_config(tmp_path: Path) -> None:
     about = json.loads((tmp_path / "steppe.json").read_text())
     assert (about["name"], about["remote_id"]) == ("demo", "cloud-7")
     kinds = {path.name: {file.stem for file in path.iterdir()} for path in (tmp_path / "configs").iterdir()}
-    assert kinds["agents"] == set(agents.names())
-    assert kinds["networks"] == {
-        *("mlp_64_tanh", "mlp_256_relu", "mlp_128_layer_norm", "nature_cnn", "space_invaders", "lstm_64", "gru_64"),
-    }
+    assert kinds["agents"] == {*agents.names(), "rainbow"}
     assert kinds["experiments"] == {
         *("cartpole_ppo", "cartpole_dqn", "cartpole_recurrent_ppo", "pendulum_ppo", "pendulum_sac"),
         *("breakout_ppo", "space_invaders_dqn"),
@@ -39,7 +43,58 @@ def test_init_writes_every_kind_of_config(tmp_path: Path) -> None:
         *("small_cluster", "large_cluster", "single_node", "single_node_gpu", "single_node_2xgpu"),
     }
     assert kinds["graphs"] == {"cartpole", "cartpole_abtest", "cartpole_router", "cartpole_shadow"}
-    assert {"cartpole", "pendulum", "grid_world", "breakout", "half_cheetah", "minigrid_empty"} <= kinds["environments"]
+
+
+def shipped(kind: str) -> dict[str, Any]:
+    """The configs of one kind, by their names."""
+    return {path.stem: json.loads(text) for path, text in TEMPLATES.items() if path.parts[0] == kind}
+
+
+def test_there_is_a_config_of_every_environment_that_the_catalogue_names() -> None:
+    ids = {EnvironmentSpec.model_validate(data).id for data in shipped("environments").values()}
+    assert {entry.id for entry in catalogue()} <= ids
+
+
+def test_there_is_a_config_with_every_layer_that_the_catalogue_names() -> None:
+    used = {layer.type for data in shipped("networks").values() for layer in NetworkSpec.model_validate(data).root}
+    # The first is another name of lstm, the second a module of the user's.
+    assert set(members(Layer)) - {"internal_lstm", "custom"} == used
+
+
+VECTORS, CHOICES, PICTURES = "CartPole-v1", "FrozenLake-v1", "worlds:Pictures"
+ROWS = {"type": "ppo", "states_preprocessing": [{"type": "sequence", "length": 4}]}
+SUITED: dict[str, tuple[Any, Any]] = {
+    "conv1d_32": (VECTORS, ROWS),
+    "dueling_128": (VECTORS, "dqn"),
+    "frozen_lake_embedding": (CHOICES, "ppo"),
+    "minigrid_branches": ("minigrid_empty_parts", "ppo"),
+    "nature_cnn": ("breakout", "ppo"),
+    "pooled_cnn": (PICTURES, "ppo"),
+    "space_invaders": ("breakout", "dqn"),
+}
+"""What else than a policy over four numbers a network is made for."""
+
+
+@pytest.mark.parametrize("name", shipped("networks"))
+def test_every_shipped_network_fits_what_it_is_made_for(name: str, tmp_path: Path) -> None:
+    init_project(tmp_path)
+    environment, agent = SUITED.get(name, (VECTORS, "ppo"))
+    fields = {"name": "a", "environment": environment, "agent": agent, "network": name, "num_envs": 8}
+    spec = load_experiment(None, fields, [], tmp_path)
+    skip_without_its_package(spec.environment.id)
+    engine = make_engine(spec, shards=1)
+    assert spec.network is not None
+    engine.close()
+
+
+def test_rainbow_is_named_by_its_file(tmp_path: Path) -> None:
+    init_project(tmp_path)
+    spec = load_experiment(None, {"name": "a", "environment": "CartPole-v1", "agent": "rainbow"}, [], tmp_path)
+    settings = spec.agent.settings_as(agents.settings_class(spec.agent.type))
+    assert spec.agent.type == "dqn"
+    assert (settings.double, settings.dueling, settings.noisy) == (True, True, True)
+    assert min(settings.n_step, settings.quantiles) > 1
+    assert settings.memory.type == "prioritized_replay"
 
 
 def test_init_refuses_to_overwrite_and_writes_nothing_then(tmp_path: Path) -> None:
@@ -70,9 +125,28 @@ def test_every_shipped_experiment_loads_by_its_name_and_fits_together(path: Path
     engine.close()
 
 
+def test_the_example_of_the_old_manual_learns_from_frames_of_the_game(tmp_path: Path) -> None:
+    pytest.importorskip("ale_py")
+    init_project(tmp_path)
+    sooner = ["agent.memory.capacity=256", "agent.update_mode.first_update=64", "total_timesteps=84"]
+    spec = load_experiment("space_invaders_dqn", {}, [*sooner, "video=false"], tmp_path)
+    assert any("ALE/SpaceInvaders-v5" in notice for notice in spec.environment.notices)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    outcome = runners.run(spec, folder, resume=False, request=lambda: None, on_progress=lambda progress: None)
+    # One of 64 timesteps when there are as many, then one every 4.
+    assert (outcome.state, outcome.timestep, outcome.update) == ("completed", 84, 6)
+    assert read_metrics(folder)[-1]["loss"] > 0
+    policy = load_policy(folder / "policy")
+    frame = np.random.default_rng(0).integers(256, size=(210, 160, 3), dtype=np.uint8)
+    assert policy.act(frame) in range(6)
+
+
 @pytest.mark.parametrize("path", [path for path in TEMPLATES if path.parts[0] == "environments"], ids=str)
 def test_every_shipped_environment_can_be_made(path: Path) -> None:
     environment = EnvironmentSpec.model_validate(json.loads(TEMPLATES[path]))
+    if environment.id in CONNECTIONS:
+        pytest.skip("it needs a server")
     skip_without_its_package(environment.id)
     spec = ExperimentSpec(name="x", environment=environment, agent=AgentSpec(type="random"), num_envs=1)
     engine = make_engine(spec, shards=1)
@@ -80,7 +154,9 @@ def test_every_shipped_environment_can_be_made(path: Path) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("path", [path for path in TEMPLATES if path.parts[0] == "agents"], ids=str)
+@pytest.mark.parametrize(
+    "path", [path for path in TEMPLATES if path.parts[0] == "agents" and path.stem != "rainbow"], ids=str
+)
 def test_every_shipped_agent_shows_the_real_defaults(path: Path) -> None:
     written = json.loads(TEMPLATES[path])
     settings = agents.settings_class(written.pop("type"))

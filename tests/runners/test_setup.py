@@ -61,3 +61,69 @@ def test_vectorization_asks_for_the_original_in_place_of_the_twin():
 def test_vectorization_of_what_only_runs_compiled_is_refused():
     with pytest.raises(UserError, match="only runs compiled; leave out backend, wrappers and vectorization"):
         make_engine(experiment({"id": "GridWorld-v0", "vectorization": "processes"}, {"type": "random"}))
+
+
+def test_whole_episodes_ask_for_the_original_in_place_of_the_twin():
+    agent = {"type": "vpg", "rollout_episodes": 2}
+    assert notices_for(experiment(agent=agent)) == [
+        "rollout_episodes (update_mode in episodes) steps gymnasium's CartPole-v1; give rollout_timesteps for the "
+        "compiled twin, which is many times faster"
+    ]
+    assert notices_for(experiment({"id": "CartPole-v1", "backend": "gymnasium"}, agent)) == []
+    assert notices_for(experiment(agent="vpg")) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "fields", "notice"),
+    [
+        ("single", {"num_workers": 2}, 'num_workers has no effect in run mode "single", which has one worker'),
+        (
+            "single",
+            {"num_parameter_servers": 2},
+            'num_parameter_servers has no effect in run mode "single", which has one worker',
+        ),
+        (
+            "multi-threaded",
+            {"num_parameter_servers": 2},
+            'num_parameter_servers has no effect in run mode "multi-threaded", whose threads share one model',
+        ),
+        (
+            "single",
+            {"distributed": {"synchronous": True, "overlap": True}},
+            'distributed.synchronous, distributed.overlap have no effect in run mode "single", only in "distributed"',
+        ),
+        (
+            "async",
+            {"distributed": {"max_staleness": 3}},
+            'distributed.max_staleness has no effect in run mode "async", only in "distributed"',
+        ),
+        (
+            "distributed",
+            {"asynchronous": {"queue_size": 3}},
+            'asynchronous.queue_size has no effect in run mode "distributed", only in "async"',
+        ),
+        (
+            "multi-threaded",
+            {"ray": {"gpus_per_worker": 0.5}},
+            'ray.gpus_per_worker has no effect in run mode "multi-threaded", only in "distributed" and "async"',
+        ),
+    ],
+)
+def test_what_is_said_for_another_run_mode_is_told(mode, fields, notice):
+    assert notices_for(experiment(run_mode=mode, **fields)) == [notice]
+
+
+@pytest.mark.parametrize(
+    ("mode", "fields"),
+    [
+        ("single", {"num_workers": 3, "distributed": {"synchronous": False}, "ray": {}}),
+        ("multi-threaded", {"num_workers": 2}),
+        (
+            "distributed",
+            {"num_parameter_servers": 2, "distributed": {"overlap": True}, "ray": {"cpus_per_worker": 0.5}},
+        ),
+        ("async", {"num_workers": 2, "asynchronous": {"queue_size": 3}, "ray": {"gpus_per_worker": 0.5}}),
+    ],
+)
+def test_what_the_run_mode_uses_or_nobody_changed_needs_no_notice(mode, fields):
+    assert notices_for(experiment(run_mode=mode, **fields)) == []

@@ -347,6 +347,28 @@ def test_a_network_or_cluster_that_is_not_found_is_named(project):
     )
 
 
+def test_demonstrations_are_found_from_where_they_are_named(project, monkeypatch):
+    def found(*arguments, **keywords):
+        return load(project, *arguments, **keywords).agent.settings["demonstrations"]
+
+    project.write("elsewhere/good.safetensors", "a namesake")
+    monkeypatch.chdir(project.root / "elsewhere")
+    agent = {"type": "dqfd", "demonstrations": "good.safetensors"}
+    named = CARTPOLE | {"agent": agent}
+    assert found(named) == "good.safetensors", "the agent says that it is not there"
+    in_project = project.write("good.safetensors", "those of the project")
+    assert found(named) == str(in_project.resolve())
+    beside = project.write("experiments/good.safetensors", "those of the experiment")
+    assert found(named) == str(beside.resolve())
+    project.write("configs/agents/shown.json", agent)
+    assert found(CARTPOLE | {"agent": "shown"}) == str(in_project.resolve())
+    assert found(CARTPOLE | {"agent": "dqfd"}, sets=["agent.demonstrations=elsewhere/good.safetensors"]) == str(
+        (project.root / "elsewhere" / "good.safetensors").resolve()
+    )
+    outside = load_experiment(None, {"name": "a", **named}, [], project.root / "elsewhere")
+    assert outside.agent.settings["demonstrations"] == str((project.root / "elsewhere/good.safetensors").resolve())
+
+
 @pytest.mark.parametrize(
     ("agent", "steps"),
     [

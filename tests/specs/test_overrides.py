@@ -120,3 +120,9 @@ def test_episodes_and_timesteps_of_a_rollout_are_told_apart():
         "update_mode": {"unit": "episodes", "batch_size": 6},
         "memory": {"capacity": 60},
     }
+
+
+def test_an_override_in_timesteps_does_not_replace_what_an_old_file_says_in_episodes():
+    old = {"type": "dqn_nstep", "update_mode": {"unit": "episodes", "batch_size": 5, "frequency": 5, "first_update": 5}}
+    new = {"batch_size": 6, "update_frequency": 6, "learning_starts": 6}
+    assert apply_overrides({"agent": old}, [f"agent.{name}=6" for name in new])["agent"] == old | new

@@ -85,3 +85,24 @@ class Shifted(World):
     def _pay(self, action):
         assert action in (5, 6)
         return float(action - 5 == self._wanted)
+
+
+class Flags(World):
+    """Three times yes or no: what is wanted, its opposite, and always yes."""
+
+    action_space = spaces.MultiBinary(3)
+
+    def _pay(self, action):
+        return float(action[0] == self._wanted) + float(action[1] != self._wanted) + float(action[2] == 1)
+
+
+class Recalled(World):
+    """What is wanted in all of an episode shows in its first observation only."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._wanted = int(self.np_random.integers(2))
+        return np.full(3, 2 * self._wanted - 1, np.float32), {}
+
+    def _observation(self):
+        return np.zeros(3, np.float32)

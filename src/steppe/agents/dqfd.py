@@ -30,7 +30,7 @@ class DQfDSettings(DQNSettings):
     """Settings of `dqfd`."""
 
     demonstrations: Annotated[str, Field(min_length=1)]
-    """A file that `steppe record` wrote; looked for from the current folder, then from the project."""
+    """A file that `steppe record` wrote; looked for from the file that names it, the project and the current folder."""
     expert_margin: NonNegative = 0.8
     """How much more a demonstrated action must be worth than any other."""
     supervised_weight: NonNegative = 1.0

@@ -6,7 +6,7 @@ double (arXiv:1509.06461), dueling (arXiv:1511.06581), n-step returns, prioritis
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,14 @@ from jax import Array
 from pydantic import model_validator
 
 from steppe.agents._base import Acting, Internals, Metrics, Situation, TrainState, Transitions, normalizer_tensors
-from steppe.agents.off_policy import OffPolicy, OffPolicySettings
+from steppe.agents.off_policy import MemorySettings, OffPolicy, OffPolicySettings
 from steppe.agents.q_network import QNetwork
 from steppe.errors import SpecError, UserError
 from steppe.networks import Network, default_layers
 from steppe.specs._base import Count, Flag, Positive, Unit
 from steppe.specs.exploration import EpsilonAnneal, RandomActions
 from steppe.specs.network import NetworkSpec
+from steppe.specs.old_words import FROM_EPISODES
 from steppe.specs.spaces import Discrete, MultiDiscrete, Space
 
 
@@ -239,6 +240,8 @@ class NStepDQNSettings(DQNSettings):
 
     n_step: Count = 5
     """How many rewards are summed before the target network's estimate."""
+    memory: Annotated[MemorySettings, FROM_EPISODES] = MemorySettings()
+    """The replay memory."""
 
 
 class NStepDQN(DQN):

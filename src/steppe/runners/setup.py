@@ -10,6 +10,7 @@ from steppe.agents import agent_class, make
 from steppe.envs.registry import DEFAULT_EPISODE_LIMIT, has_twin, make_jax, only_runs_compiled, plays_atari
 from steppe.errors import UserError
 from steppe.runners.compilation import prepare_jax, shards_for
+from steppe.runners.unused import unused
 from steppe.specs.experiment import ExperimentSpec
 
 if TYPE_CHECKING:
@@ -30,18 +31,16 @@ PARALLEL = {
 
 def notices_for(spec: ExperimentSpec) -> list[str]:
     """What a user should know of settings that have no effect here."""
-    notices = [*spec.environment.notices, *agents.notices(spec, num_envs_of(spec))]
-    if spec.run_mode == "single":
-        defaults = {name: type(spec).model_fields[name].default for name in ("num_workers", "num_parameter_servers")}
-        notices += [
-            f'{name} has no effect in run mode "single", which has one worker'
-            for name, default in defaults.items()
-            if getattr(spec, name) != default
-        ]
+    notices = [*spec.environment.notices, *agents.notices(spec, num_envs_of(spec)), *unused(spec)]
     if _could_be_compiled(spec.environment) and not is_compiled(spec):
         notices.append(
             f'vectorization "{spec.environment.vectorization}" steps gymnasium\'s {spec.environment.id}; leave it out '
             "for the compiled twin, which is many times faster"
+        )
+    elif spec.environment.backend == "auto" and is_compiled(spec) and _counts_episodes(spec):
+        notices.append(
+            f"rollout_episodes (update_mode in episodes) steps gymnasium's {spec.environment.id}; give "
+            "rollout_timesteps for the compiled twin, which is many times faster"
         )
     notices += _too_short_to_learn(spec)
     if spec.deterministic:

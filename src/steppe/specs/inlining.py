@@ -22,8 +22,8 @@ def inline(
 ) -> tuple[dict[str, Any], Origins]:
     """Every part given as text replaced by the content of the file it names, or by what it means.
 
-    `folder` is where paths begin, `written_in` the file that the text stands in. An agent's own networks are found from
-    the agent's file, where it has one.
+    `folder` is where paths begin, `written_in` the file that the text stands in. An agent's own networks and its
+    demonstrations are found from the agent's file, where it has one.
     """
     data, place = dict(data), (folder, written_in)
     for kind in SUB_SPECS:
@@ -41,6 +41,7 @@ def inline(
         data["network"], origins = _unwrapped(data["network"], ("network",), origins)
     if isinstance(data.get("agent"), dict):
         data["agent"], origins = _with_networks(data["agent"], origins, *place)
+        data["agent"] = _with_demonstrations(data["agent"], place[0])
     return data, origins
 
 
@@ -58,6 +59,16 @@ def _with_networks(
         layers, origins = _read(path, steps, origins)
         part[name], origins = _unwrapped(layers, steps, origins)
     return agent, origins
+
+
+def _with_demonstrations(agent: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """An agent whose file of demonstrations has its full path, so that it is the same wherever a run is resumed."""
+    name = agent.get("demonstrations")
+    if not isinstance(name, str) or not name:
+        return agent
+    places = [folder, find_project(folder)]
+    path = next((path for place in places if place is not None and (path := place / name).is_file()), None)
+    return agent if path is None else agent | {"demonstrations": str(path.resolve())}
 
 
 def _networks(agent: dict[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import AliasChoices
 
 from steppe.specs._base import Settings
-from steppe.specs.old_words import SAME_THING, Misread, elsewhere, understand, without_effect
+from steppe.specs.old_words import SAME_THING, Misread, Reading, elsewhere, understand, without_effect
 
 Json = dict[str, Any]
 _NULL: Json = {"type": "null"}
@@ -44,7 +44,7 @@ def spelled(settings: type[Settings]) -> dict[str, list[str]]:
 def schemas(settings: type[Settings], known: Json) -> Json:
     """An agent's settings, each with all that it may be written as, and the old words that it understands."""
     found = {name: _widened(name, settings, schema) for name, schema in known.items()}
-    found |= _timing(known)
+    found |= _timing(settings, found)
     if "share_network" in known:
         found["baseline_mode"] = {"enum": ["states", "network", None]}
     for old, new in SAME_THING.items():
@@ -83,13 +83,20 @@ def _aliases(field: Any) -> list[str]:
     return [str(choice) for choice in alias.choices] if isinstance(alias, AliasChoices) else []
 
 
-def _timing(known: Json) -> Json:
-    """update_mode, and the memory of agents that learn from what they just saw."""
+def _timing(settings: type[Settings], known: Json) -> Json:
+    """update_mode, and the memory of agents that learn from what they just saw, or did so in TensorForce."""
+    if Reading({}, settings.model_fields).learned_from_episodes:
+        kind: Json = {"const": "latest"}
+        latest = _object({"type": kind, "capacity": _COUNT, "include_next_states": {"const": True}})
+        return {
+            "update_mode": _or(_update_mode("timesteps", "episodes", first_update={}), _NULL),
+            "memory": _or(known["memory"], kind, latest | {"required": ["type"]}),
+        }
     if "memory" in known:
         return {"update_mode": _or(_update_mode("timesteps", first_update={}), _NULL)}
     if "rollout_timesteps" not in known:
         return {"update_mode": _NULL, "memory": _NULL}
-    kind: Json = {"enum": ["latest", None]}
+    kind = {"enum": ["latest", None]}
     memory = _object({"type": kind, "capacity": _COUNT, "include_next_states": _FLAG})
     return {
         "update_mode": _or(_update_mode("timesteps", "episodes", first_update=_NULL), _NULL),

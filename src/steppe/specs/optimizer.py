@@ -153,6 +153,7 @@ _NOT_HERE = {
 
 
 _OLD_OPTIONS: dict[str, dict[str, Any]] = {
+    "evolutionary": {"unroll_loop": False},
     "multi_step": {"unroll_loop": False},
     "natural_gradient": {"cg_unroll_loop": False},
     "optimized_step": {"ls_unroll_loop": False, "ls_mode": "exponential"},

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from steppe.specs.old_words import elsewhere, optimizers, parts, rollouts, without_effect
-from steppe.specs.old_words.reading import Misread, Reading
+from steppe.specs.old_words.reading import FROM_EPISODES, Misread, Reading
 from steppe.specs.old_words.renamed import SAME_THING, rename, settle_nulls
 
-__all__ = ["SAME_THING", "Misread", "Reading", "understand"]
+__all__ = ["FROM_EPISODES", "SAME_THING", "Misread", "Reading", "understand"]
 
 
 def understand(data: dict[str, Any], fields: Mapping[str, FieldInfo]) -> Reading:

@@ -31,8 +31,8 @@ def _spellings(agent: dict[str, Any]) -> Iterator[list[Steps]]:
         yield [("rollout_timesteps",), ("memory", "capacity")]
     else:
         yield [("batch_size",), ("rollout_timesteps",), ("update_mode", "batch_size")]
-    yield [("update_frequency",), ("update_mode", "frequency")]
-    yield [("learning_starts",), ("update_mode", "first_update")]
+        yield [("update_frequency",), ("update_mode", "frequency")]
+        yield [("learning_starts",), ("update_mode", "first_update")]
     for optimizer, rate in (
         ("optimizer", "learning_rate"),
         ("step_optimizer", "learning_rate"),

@@ -25,6 +25,10 @@ _OLD_FILES_SAY = (
 )
 
 
+FROM_EPISODES = "TensorForce's agent of this name learned from the latest episodes"
+"""Marks the `memory` of an agent that has a replay memory here and had none there."""
+
+
 class Misread(ValueError):
     """Words that cannot be understood, and the way to them."""
 
@@ -52,6 +56,11 @@ class Reading:
         if "rollout_timesteps" in self.fields:
             return "rollouts"
         return "otherwise" if "learning_rate" in self.fields else "never"
+
+    @property
+    def learned_from_episodes(self) -> bool:
+        """Whether it is an agent that has a replay memory here and had none in TensorForce."""
+        return "memory" in self.fields and FROM_EPISODES in self.fields["memory"].metadata
 
     def old(self, words: Iterable[str]) -> list[str]:
         """Those of the words that were written and are no settings of this agent."""

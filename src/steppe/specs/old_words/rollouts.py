@@ -49,6 +49,8 @@ def count_updates(reading: Reading) -> None:
 def _settle_replay(reading: Reading) -> None:
     """How much each update learns from, how often, and from when on."""
     mode = _update_mode(reading)
+    if reading.learned_from_episodes:
+        mode = _replay_instead(reading, mode)
     if mode.get("unit") == "episodes":
         raise Misread(
             'update_mode.unit is "episodes", but an agent with a replay memory learns from timesteps; write that',
@@ -61,6 +63,25 @@ def _settle_replay(reading: Reading) -> None:
             reading.put(new, mode[old], "update_mode", old)
     if isinstance(reading.data.get("memory"), dict):
         reading.data["memory"] = _replay(reading, dict(reading.data["memory"]))
+
+
+def _replay_instead(reading: Reading, mode: dict[str, Any]) -> dict[str, Any]:
+    """TensorForce's words for learning from the latest episodes, told what is done in their place."""
+    replaced, memory = [], reading.data.get("memory")
+    if mode.get("unit") == "episodes":
+        replaced.append("update_mode in episodes")
+        mode = {}
+    if memory == "latest" or (isinstance(memory, dict) and memory.get("type") == "latest"):
+        replaced.append('memory "latest"')
+        reading.data["memory"] = (memory if isinstance(memory, dict) else {}) | {"type": "replay"}
+    if replaced:
+        size = mode.get("batch_size", _given(reading, "batch_size"))
+        frequency = mode.get("frequency", _given(reading, "update_frequency"))
+        reading.notices.append(
+            f"{' and '.join(replaced)}: this agent has a replay memory instead, and learns from {shown(size)} "
+            f"timesteps of it every {shown(frequency)} timesteps"
+        )
+    return mode
 
 
 def _replay(reading: Reading, memory: dict[str, Any]) -> dict[str, Any]:
