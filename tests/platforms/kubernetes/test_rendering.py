@@ -167,10 +167,11 @@ def test_what_the_specs_add_reaches_the_pods(planned):
     assert acting["envFrom"] == [{"secretRef": {"name": "keys"}}]
     assert (variables_of(acting)["A"], variables_of(acting)["B"]) == ("1", "2")
     assert sidecar["image"] == "registry/world:1"
-    assert [each["image"] for each in driver["spec"]["template"]["spec"]["containers"]] == ["registry/steppe:1"]
+    beside = [each["image"] for each in driver["spec"]["template"]["spec"]["containers"]]
+    assert beside == ["registry/steppe:1", "registry/world:1"]
 
 
-def test_a_remote_environment_stands_beside_whoever_acts(planned):
+def test_a_remote_environment_stands_beside_whoever_opens_it(planned):
     own = {"sidecars": [{"image": "world:1"}]}
     beside = {
         mode: [
@@ -178,7 +179,14 @@ def test_a_remote_environment_stands_beside_whoever_acts(planned):
         ]
         for mode in MODES
     }
-    assert beside == {"single": [2], "multi-threaded": [2], "distributed": [1, 1, 2], "async": [1, 2]}
+    assert beside == {"single": [2], "multi-threaded": [2], "distributed": [2, 1, 2], "async": [2, 2]}
+
+
+def test_a_driver_knows_that_a_simulator_keeps_its_pod(planned):
+    for sidecars, told in (([{"image": "world:1"}], "1"), ([], None)):
+        driver = job_of(planned(kubernetes={"sidecars": sidecars}), "driver")
+        container = driver["spec"]["template"]["spec"]["containers"][0]
+        assert variables_of(container).get("STEPPE_POD_HAS_SIDECARS") == told
 
 
 def test_the_root_holds_the_experiment_and_the_users_modules(planned):

@@ -161,6 +161,7 @@ def _environment(plan: Plan, crowd: Crowd) -> dict[str, str]:
         # Kept with the results, so that what goes on in another Pod need not be compiled again.
         general["STEPPE_CACHE"] = f"{RESULTS}/.compiled"
         general |= _store(plan)
+        own |= {"HAS_SIDECARS": "1"} if plan.pods.sidecars else {}
     return {f"{PREFIX}{name}": value for name, value in own.items()} | general | (plan.pods.env or {})
 
 
@@ -218,9 +219,9 @@ def _tokens(plan: Plan, keys: tuple[str, ...]) -> Json:
 
 
 def _sidecars(plan: Plan, crowd: Crowd) -> list[Json]:
-    """Containers of the user's own, beside whoever acts."""
-    acts = crowd.role == "worker" or plan.spec.run_mode in ("single", "multi-threaded")
-    given = (plan.pods.sidecars or []) if acts else []
+    """Containers of the user's own, beside whoever opens environments."""
+    # A driver whose workers act asks an environment for its spaces, and plays its evaluations in it.
+    given = (plan.pods.sidecars or []) if crowd.role != "server" else []
     return [{"name": f"sidecar-{number}"} | each for number, each in enumerate(given)]
 
 

@@ -79,9 +79,14 @@ class Worker:
         from steppe.runners.distributed.tape import parts_of
         from steppe.runners.distributed.work import CompiledWork, HostWork
         from steppe.runners.setup import make_engine
+        from steppe.runners.simulators import wait_for_simulator
         from steppe.specs.experiment import ExperimentSpec
 
-        engine: Any = make_engine(worker_spec(ExperimentSpec.model_validate(posting.spec)), shards=1)
+        spec = ExperimentSpec.model_validate(posting.spec)
+        if spec.platform == "kubernetes":
+            # It stands in this worker's own Pod, and may start later than the driver's.
+            wait_for_simulator(spec.environment)
+        engine: Any = make_engine(worker_spec(spec), shards=1)
         self._parts = parts_of(engine.agent)
         if hasattr(engine, "rollout"):
             self._work = CompiledWork(engine.agent, engine.rollout, posting.rollouts)
