@@ -60,22 +60,32 @@ class RemoteRun:
         self._token: str | None = None
         self._known_engine: Engine | None = None
 
-    def start(self, plan: Plan) -> None:
+    def check(self, plan: Plan, *, is_known: bool = False) -> Json | None:
+        """Refuses what cannot be started here, before anything is made; the root, where there is one.
+
+        `is_known` says that it is the caller's own experiment, from wherever it was started before.
+        """
+        engine_named(plan.engine, self.kube, self.name).check()
+        root = self.kube.get("ConfigMap", plan.name)
+        if root is not None:
+            if not is_known:
+                self._check_ours(root, plan)
+            stored_results.check_place(self._plan_of(root), plan)
+        return root
+
+    def start(self, plan: Plan, *, is_known: bool = False) -> None:
         """Makes everything that is not there; what runs since an earlier start must have ended."""
         kube = self.kube
         engine = engine_named(plan.engine, kube, self.name)
-        engine.check()
         manifest = rendering.root(plan)
-        root = kube.get("ConfigMap", plan.name)
+        root = self.check(plan, is_known=is_known)
         is_new = root is None
         if root is None:
             root = kube.create(manifest)
-        else:
-            self._check_ours(root, plan)
         uid = root["metadata"]["uid"]
         try:
             self._end_work(self._engine_of(root))
-            changes = {"metadata": {"annotations": {naming.ENGINE: plan.engine}}, "data": manifest["data"]}
+            changes = {"metadata": {"annotations": manifest["metadata"]["annotations"]}, "data": manifest["data"]}
             kube.patch("ConfigMap", plan.name, changes)
             self._known_engine = engine
             if kube.get("Secret", f"{plan.name}-tokens") is None:
@@ -84,8 +94,8 @@ class RemoteRun:
             for each in (*rendering.claims(plan), rendering.service(plan)):
                 kube.create_or_keep(rendering.with_owner(plan, each, uid))
             engine.make(plan, uid)
-        except KubeError:
-            # Nothing is left of a start that came to nothing, unless there were results before.
+        except BaseException:
+            # Nothing is left of a start that came to nothing, be it by Ctrl-C, unless there were results before.
             with contextlib.suppress(ClusterError):
                 engine.end()
             if is_new:
@@ -200,6 +210,12 @@ class RemoteRun:
         """Whether the cluster has it."""
         return self.kube.get("ConfigMap", self.name) is not None
 
+    @property
+    def origin(self) -> str | None:
+        """From where it was last started; None where the cluster has it not, or does not know."""
+        root = self.kube.get("ConfigMap", self.name) or {}
+        return (root.get("metadata", {}).get("annotations") or {}).get(naming.ORIGIN)
+
     def _check_ours(self, root: Json, plan: Plan) -> None:
         known = root["metadata"].get("annotations", {}).get(naming.ORIGIN, "")
         if plan.origin and known and known != plan.origin:
@@ -208,7 +224,6 @@ class RemoteRun:
                 f'"{plan.spec.name}" of a project "{plan.project}" already, started from {known}; choose another name, '
                 "or another namespace"
             )
-        stored_results.check_place(self._plan_of(root), plan)
 
     def _engine(self) -> Engine:
         """What makes its Pods, as its root says; that stays so until somebody starts it again."""
