@@ -213,3 +213,23 @@ def test_one_pod_writes_the_results(planned):
     plan = planned()
     (mount,) = [each for each in reader(plan)["spec"]["containers"][0]["volumeMounts"] if each["name"] == "results"]
     assert mount["readOnly"] is True
+
+
+def test_a_reader_runs_the_image_that_wrote_the_results(planned):
+    images = {"driver": {"image": "registry/steppe:1"}, "worker": {"image": "registry/simulator:2"}}
+    for own, image in ((images, "registry/steppe:1"), (images | {"image": "other:1"}, "registry/steppe:1")):
+        (container,) = reader(planned(kubernetes=own))["spec"]["containers"]
+        assert container["image"] == image
+    (container,) = reader(planned(kubernetes={"image": "other:1"}))["spec"]["containers"]
+    assert container["image"] == "other:1"
+
+
+def test_readers_at_once_have_names_of_their_own_and_like_the_same_node(planned):
+    plan = planned()
+    first, second = (reader(plan, suffix=suffix) for suffix in ("a", "b"))
+    assert [pod["metadata"]["name"] for pod in (first, second)] == [f"{plan.name}-reader-a", f"{plan.name}-reader-b"]
+    (wish,) = first["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    wanted = wish["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert wanted.items() <= second["metadata"]["labels"].items()
+    # Object storage can be read from anywhere.
+    assert "affinity" not in reader(planned(kubernetes={"results": "s3://bucket"}))["spec"]
