@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kube_memory import MemoryKube
 
 from steppe.clusters import registry
@@ -187,3 +188,13 @@ def test_an_experiment_that_is_gone_from_its_cluster_can_be_started_anew(folder:
     lifecycle.prepare(folder, force=True)
     lifecycle.start_on_cluster(folder, force=True)
     assert starts_of(kube) == ["2"]
+
+
+def test_all_of_a_manifest_is_removed_by_its_own_words(folder: RunFolder):
+    text = remote.manifest(folder, None, "space")
+    words = [line.split()[2:] for line in text.splitlines() if line.startswith("#   kubectl ")]
+    (create, label, delete) = words
+    name = create[3]
+    assert label == ["label", "secret", name, "--namespace", "space", delete[-1]]
+    assert delete[:2] == ["delete", "all,configmap,secret,pvc"]
+    assert [each["metadata"]["labels"][naming.RUN] for each in yaml.safe_load_all(text)] == [delete[-1][11:]] * 4

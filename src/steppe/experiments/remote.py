@@ -112,6 +112,7 @@ def manifest(folder: RunFolder, cluster: str | None, namespace: str | None) -> s
     comment = (
         f"Experiment {folder.name}. Its Pods share tokens, which are made once:\n"
         f"  kubectl create secret generic {made.name}-tokens --namespace {made.namespace} {literals}\n"
+        f"  kubectl label secret {made.name}-tokens --namespace {made.namespace} steppe/run={made.name}\n"
         "All of it is removed again by:\n"
         f"  kubectl delete all,configmap,secret,pvc --namespace {made.namespace} --selector steppe/run={made.name}"
     )
