@@ -121,6 +121,26 @@ def test_what_is_learned_cannot_change_on_resume(ended: Any) -> None:
     assert folder.spec().agent.type == "random"
 
 
+@pytest.mark.parametrize("platform", ["local", "ray", "kubernetes"])
+def test_an_async_run_may_be_resumed_with_another_number_of_workers(ended: Any, platform: str) -> None:
+    folder = ended("paused")
+    ray = {"address": "127.0.0.1:6379"} if platform == "ray" else {}
+    fields = {"run_mode": "async", "agent": "dqn", "platform": platform, "ray": ray}
+    folder.write_spec(ExperimentSpec.model_validate(folder.spec().model_dump(mode="json") | fields))
+    lifecycle.prepare(folder, resume=True, sets=["num_workers=7"])
+    assert folder.spec().num_workers == 7
+    with pytest.raises(UserError, match=r"^num_envs cannot change .*, kubernetes, num_workers can, or make another"):
+        lifecycle.prepare(folder, resume=True, sets=["num_envs=7"])
+
+
+@pytest.mark.parametrize("mode", ["multi-threaded", "distributed"])
+def test_whose_workers_learn_themselves_keeps_their_number(ended: Any, mode: str) -> None:
+    folder = ended("paused")
+    folder.write_spec(folder.spec().model_copy(update={"run_mode": mode}))
+    with pytest.raises(UserError, match=r"^num_workers cannot change when an experiment is resumed"):
+        lifecycle.prepare(folder, resume=True, sets=["num_workers=7"])
+
+
 def test_which_ray_it_runs_on_may_change_on_resume(ended: Any) -> None:
     folder = ended("paused")
     lifecycle.prepare(folder, resume=True, sets=["ray.port=7001"])

@@ -41,6 +41,8 @@ CHANGEABLE = (
 )
 """The fields that may change between a run and its resumption: how long, where and what is written, never what is
 learned."""
+CHANGEABLE_IN = {"async": ("num_workers",)}
+"""Run mode -> what may change there beside these: a learner takes what any number of workers sends."""
 
 
 def check(spec: ExperimentSpec, start: Path) -> list[str]:
@@ -271,12 +273,13 @@ def _changed(
     from steppe.specs.experiment import load_experiment
     from steppe.specs.overrides import parse_override
 
+    changeable = CHANGEABLE + CHANGEABLE_IN.get(before.run_mode, ())
     for field in [*fields, *(str(parse_override(text)[0][0]) for text in sets)]:
         if field == "name":
             raise UserError("the name of an experiment cannot change; make another experiment")
-        if resume and field in type(before).model_fields and field not in CHANGEABLE:
+        if resume and field in type(before).model_fields and field not in changeable:
             raise UserError(
-                f"{field} cannot change when an experiment is resumed; {', '.join(CHANGEABLE)} can, "
+                f"{field} cannot change when an experiment is resumed; {', '.join(changeable)} can, "
                 "or make another experiment"
             )
     # Among fields None means "not given", so what is to be nothing from now on is set.

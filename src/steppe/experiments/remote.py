@@ -52,6 +52,10 @@ class Place:
     start: int = 0
     owns_cluster: bool = False
     """Whether the cluster was made for this experiment alone, and ends with it."""
+    project: str = ""
+    """What its project was called when it was first started, which its objects' names follow from."""
+    has_begun: bool = True
+    """Whether its last start went through: one that was cut short may have left Pods."""
 
 
 def place_of(folder: RunFolder) -> Place | None:
@@ -83,7 +87,7 @@ def plan(folder: RunFolder, spec: ExperimentSpec, reachable: Reachable | None, p
     namespace = place.namespace if place is not None else reachable.namespace if reachable is not None else "default"
     return Plan(
         spec=spec,
-        project=_project_name(folder, root),
+        project=(place.project if place is not None else "") or _project_name(folder, root),
         namespace=namespace,
         cluster=cluster,
         modules=user_modules(spec, [Path.cwd(), *([root] if root else [])]),
@@ -108,6 +112,7 @@ def manifest(folder: RunFolder, cluster: str | None, namespace: str | None) -> s
     comment = (
         f"Experiment {folder.name}. Its Pods share tokens, which are made once:\n"
         f"  kubectl create secret generic {made.name}-tokens --namespace {made.namespace} {literals}\n"
+        f"  kubectl label secret {made.name}-tokens --namespace {made.namespace} steppe/run={made.name}\n"
         "All of it is removed again by:\n"
         f"  kubectl delete all,configmap,secret,pvc --namespace {made.namespace} --selector steppe/run={made.name}"
     )
@@ -147,16 +152,31 @@ def settle_place(folder: RunFolder, spec: ExperimentSpec, cluster: str | None, t
             f'run mode "{spec.run_mode}" is one Pod, so that only one of the {reachable.spec.num_nodes} nodes of '
             f'cluster "{reachable.name}" has something to do'
         )
-    return Place(reachable.name, reachable.namespace, run_name(project, folder.name), owns_cluster=owns)
+    name = run_name(project, spec.name)
+    return Place(reachable.name, reachable.namespace, name, owns_cluster=owns, project=project)
 
 
 def start(folder: RunFolder, place: Place, *, renew: bool = False) -> Place:
     """Begins the prepared experiment on its cluster, or goes on with it there."""
-    place = dataclasses.replace(place, start=place.start + 1, generation=place.generation + renew)
+    is_known, status = place_of(folder) is not None, folder.read_status()
+    place = dataclasses.replace(place, start=place.start + 1, generation=place.generation + renew, has_begun=True)
     with _reached(place) as (reachable, run):
-        run.start(plan(folder, folder.spec(), reachable, place))
+        made = plan(folder, folder.spec(), reachable, place)
+        run.check(made, is_known=is_known)
+        # Before anything is made: Pods that nobody knows of would run for ever.
+        _write_place(folder, dataclasses.replace(place, has_begun=False))
+        try:
+            run.start(made, is_known=is_known)
+        except BaseException:
+            with contextlib.suppress(ClusterError):
+                run.end_pods(place.start)
+                folder.write_status(status)
+                if is_known or run.origin == made.origin:
+                    _write_place(folder, place)
+                else:
+                    (folder.path / PLACE_FILE).unlink()
+            raise
         _write_place(folder, place)
-        status = folder.read_status()
         folder.write_status(
             dataclasses.replace(status, state="starting", reason="", phase="its Pod is starting", finished=None)
         )
@@ -167,13 +187,23 @@ def status(folder: RunFolder, place: Place) -> Status:
     """What can be seen of it now, noted here too; one that has ended stays as it was."""
     from steppe.clusters import registry
 
-    if (known := folder.read_status()).state in ENDED:
+    if (known := folder.read_status()).state in ENDED and place.has_begun:
         return known
     if not registry.knows(place.cluster):
         # Not written down: it may be registered again.
         return dataclasses.replace(known, state="failed", reason=_unknown(place), phase="")
     with _reached(place) as (_, run):
-        seen = _noted(folder, _status(folder, run.look()))
+        try:
+            sight = run.look()
+        except StateError as error:
+            # Nothing of it is there. Not written down either: whoever starts it anew, or deletes it, does that.
+            return dataclasses.replace(known, state="failed", reason=str(error), phase="") if known.is_live else known
+        if not place.has_begun:
+            if not sight.is_alive:
+                # Its start goes on in another process, or was cut short before it had made any Pods.
+                return known
+            _write_place(folder, dataclasses.replace(place, has_begun=True))
+        seen = _noted(folder, _status(folder, sight))
         if known.is_live and not seen.is_live:
             # Nobody has followed it: what is left of its Pods, such as a simulator beside it, has nothing to do.
             _settle(folder, run, seen, place.start)

@@ -83,7 +83,7 @@ class KubernetesSpec(Spec):
     volume_mounts: list[Json] | None = None
     """Where containers see them, as Kubernetes writes them."""
     sidecars: list[Json] | None = None
-    """Containers beside each Pod that acts, as Kubernetes writes them: a simulator that serves a remote environment."""
+    """Containers beside the driver and each worker, as Kubernetes writes them: a simulator of a remote environment."""
     labels: dict[str, str] | None = None
     """More labels of everything that is made."""
     annotations: dict[str, str] | None = None

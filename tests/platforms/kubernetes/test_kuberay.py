@@ -268,7 +268,7 @@ def test_a_driver_joins_the_ray_that_is_there(ray_planned, monkeypatch):
 
 @pytest.fixture
 def drive(tmp_path, monkeypatch):
-    """Starts a driver as in a Pod of KubeRay's, in a process of its own; its training is any program."""
+    """Starts a driver as in a Pod of KubeRay's, unless it is told otherwise; its training is any program."""
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "door").write_text("secret")
     monkeypatch.setattr(pod, "DRIVER_FILE", tmp_path / "driver.pid")
@@ -282,7 +282,7 @@ def drive(tmp_path, monkeypatch):
     }
     started = []
 
-    def start(training):
+    def start(training, told=(pods.RAY_VARIABLE, "127.0.0.1:1")):
         program = f"""
             import pathlib, sys
             from steppe.platforms.kubernetes import pod
@@ -292,7 +292,7 @@ def drive(tmp_path, monkeypatch):
             sys.exit(pod.Driver().run())
         """
         command = [sys.executable, "-c", textwrap.dedent(program)]
-        environment = os.environ | {pods.RAY_VARIABLE: "127.0.0.1:1", "STEPPE_POD_EXPERIMENT": "x"}
+        environment = os.environ | {"STEPPE_POD_EXPERIMENT": "x"} | dict([told])
         started.append(subprocess.Popen(command, env=environment))
         return started[-1]
 
@@ -302,16 +302,16 @@ def drive(tmp_path, monkeypatch):
         process.wait()
 
 
-def test_a_training_that_ends_without_a_word_begins_again_in_the_same_pod(drive, tmp_path):
+@pytest.mark.parametrize("told", [(pods.RAY_VARIABLE, "127.0.0.1:1"), ("STEPPE_POD_HAS_SIDECARS", "1")])
+def test_a_training_that_ends_without_a_word_begins_again_in_the_same_pod(drive, tmp_path, told):
     count = tmp_path / "count"
-    driver = drive(
-        f"""
+    training = f"""
         import pathlib, sys
         file = pathlib.Path({str(count)!r})
         file.write_text(file.read_text() + "x" if file.exists() else "x")
         sys.exit(0 if len(file.read_text()) == 3 else 1)
         """
-    )
+    driver = drive(training, told)
     assert driver.wait(60) == 0
     assert count.read_text() == "xxx"
     assert not pod.DRIVER_FILE.exists()

@@ -167,10 +167,11 @@ def test_what_the_specs_add_reaches_the_pods(planned):
     assert acting["envFrom"] == [{"secretRef": {"name": "keys"}}]
     assert (variables_of(acting)["A"], variables_of(acting)["B"]) == ("1", "2")
     assert sidecar["image"] == "registry/world:1"
-    assert [each["image"] for each in driver["spec"]["template"]["spec"]["containers"]] == ["registry/steppe:1"]
+    beside = [each["image"] for each in driver["spec"]["template"]["spec"]["containers"]]
+    assert beside == ["registry/steppe:1", "registry/world:1"]
 
 
-def test_a_remote_environment_stands_beside_whoever_acts(planned):
+def test_a_remote_environment_stands_beside_whoever_opens_it(planned):
     own = {"sidecars": [{"image": "world:1"}]}
     beside = {
         mode: [
@@ -178,7 +179,14 @@ def test_a_remote_environment_stands_beside_whoever_acts(planned):
         ]
         for mode in MODES
     }
-    assert beside == {"single": [2], "multi-threaded": [2], "distributed": [1, 1, 2], "async": [1, 2]}
+    assert beside == {"single": [2], "multi-threaded": [2], "distributed": [2, 1, 2], "async": [2, 2]}
+
+
+def test_a_driver_knows_that_a_simulator_keeps_its_pod(planned):
+    for sidecars, told in (([{"image": "world:1"}], "1"), ([], None)):
+        driver = job_of(planned(kubernetes={"sidecars": sidecars}), "driver")
+        container = driver["spec"]["template"]["spec"]["containers"][0]
+        assert variables_of(container).get("STEPPE_POD_HAS_SIDECARS") == told
 
 
 def test_the_root_holds_the_experiment_and_the_users_modules(planned):
@@ -205,3 +213,23 @@ def test_one_pod_writes_the_results(planned):
     plan = planned()
     (mount,) = [each for each in reader(plan)["spec"]["containers"][0]["volumeMounts"] if each["name"] == "results"]
     assert mount["readOnly"] is True
+
+
+def test_a_reader_runs_the_image_that_wrote_the_results(planned):
+    images = {"driver": {"image": "registry/steppe:1"}, "worker": {"image": "registry/simulator:2"}}
+    for own, image in ((images, "registry/steppe:1"), (images | {"image": "other:1"}, "registry/steppe:1")):
+        (container,) = reader(planned(kubernetes=own))["spec"]["containers"]
+        assert container["image"] == image
+    (container,) = reader(planned(kubernetes={"image": "other:1"}))["spec"]["containers"]
+    assert container["image"] == "other:1"
+
+
+def test_readers_at_once_have_names_of_their_own_and_like_the_same_node(planned):
+    plan = planned()
+    first, second = (reader(plan, suffix=suffix) for suffix in ("a", "b"))
+    assert [pod["metadata"]["name"] for pod in (first, second)] == [f"{plan.name}-reader-a", f"{plan.name}-reader-b"]
+    (wish,) = first["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    wanted = wish["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert wanted.items() <= second["metadata"]["labels"].items()
+    # Object storage can be read from anywhere.
+    assert "affinity" not in reader(planned(kubernetes={"results": "s3://bucket"}))["spec"]

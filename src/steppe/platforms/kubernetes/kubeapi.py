@@ -50,6 +50,14 @@ class KubeError(ClusterError):
         self.code, self.reason = code, reason
 
 
+class _NotTaken(Exception):
+    """Whoever was to take in what came could not."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 class Answer(NamedTuple):
     """What came back from a Pod."""
 
@@ -145,10 +153,16 @@ class Kube:
         sink: Callable[[bytes], None] | None = None,
         seconds: float = ANSWER_SECONDS,
     ) -> Answer:
-        """What a Pod answers at an HTTP port, through the API server; with `sink` its body goes there bit by bit."""
+        """What a Pod answers at an HTTP port, through the API server; with `sink` its body goes there bit by bit.
+
+        KubeError where the API server answers itself, for one because there is no such Pod.
+        """
         place = f"/api/v1/namespaces/{self.namespace}/pods/{pod}:{port}/proxy{path}"
         content = None if body is None else json.dumps(body).encode()
-        return self._sent(method, place, dict(headers or {}), content, sink, seconds)
+        answer = self._sent(method, place, dict(headers or {}), content, sink, seconds)
+        if answer.code >= 400 and _is_servers_own(answer.body):
+            raise self.refused(answer, f"{method} pods/proxy")
+        return answer
 
     def ask(self, method: str, place: str, body: Json | None = None) -> Answer:
         """Any question by its path, and the answer, whatever it says."""
@@ -209,6 +223,9 @@ class Kube:
             return self._portal.call(self._exchange, method, place, headers, content, sink, seconds)  # type: ignore[no-any-return]
         except KubeError:
             raise
+        except _NotTaken as error:
+            # A full disk here is not the cluster's fault.
+            raise error.reason from None
         except Exception as error:
             raise self._unreachable(error) from error
 
@@ -229,14 +246,19 @@ class Kube:
             async with self._api.call_api(
                 method, version="", base=place.rpartition("/")[0], url=place.rpartition("/")[2], stream=True, **request
             ) as response:
-                if response.status_code == 401 and not is_last and "/proxy/" not in place:
+                if response.status_code == 401 and not is_last:
+                    body = await response.aread()
+                    if "/proxy/" in place and not _is_servers_own(body):
+                        return Answer(response.status_code, body)
                     # Credentials may have expired; kr8s fetches others from where it has them.
-                    await response.aread()
                 elif sink is None or response.is_error:
                     return Answer(response.status_code, await response.aread())
                 else:
                     async for block in response.aiter_bytes():
-                        sink(block)
+                        try:
+                            sink(block)
+                        except OSError as error:
+                            raise _NotTaken(error) from error
                     return Answer(response.status_code, b"")
             await self._api.auth.reauthenticate()
             await self._api._create_session()
@@ -323,6 +345,15 @@ def refusal(cluster: str, namespace: str, code: int, message: str) -> str:
             "name another one in the cluster's spec"
         )
     return f'the cluster "{cluster}" refuses: {_plain(message)}'
+
+
+def _is_servers_own(body: bytes) -> bool:
+    """Whether an error was said by the API server itself, and not by a Pod behind it."""
+    try:
+        status = json.loads(body)
+    except ValueError:
+        return False
+    return isinstance(status, dict) and status.get("kind") == "Status"
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ KEPT = ("state", "reason", "timestep", "episode", "update", "mean_return", "best
 DRIVER_FILE = Path("/tmp/steppe-driver.pid")
 """Where a driver in a Ray of KubeRay's notes its process, as long as it has something to save."""
 RESTARTS, RESTART_SECONDS = 20, 5.0
-"""How often a driver in a Ray of KubeRay's begins a training anew that has ended without a word, and after how long."""
+"""How often a driver begins a training anew in a Pod that would not be replaced, and after how long."""
 OUT_OF_MEMORY = "its Pod ran out of memory; give it more by kubernetes.driver.memory"
 
 
@@ -144,7 +144,7 @@ class Driver:
         try:
             if self._stored is not None and not self._stored.begin():
                 return REPLACED
-            exit_code = self._train_in_ray() if self._is_in_ray else self._train()
+            exit_code = self._train_on() if self._is_in_ray or told("HAS_SIDECARS") else self._train()
             # Only what is stored is over: this Pod's own disk goes with it.
             if self._stored is not None and not self._stored.finish():
                 return REPLACED
@@ -158,9 +158,13 @@ class Driver:
             self._linger(LINGER_SECONDS)
         return exit_code if self._is_over else REPLACED
 
-    def _train_in_ray(self) -> int:
-        """Trains in a Ray of KubeRay's, which would make all Pods anew for a training that ends without a word."""
-        DRIVER_FILE.write_text(str(os.getpid()))
+    def _train_on(self) -> int:
+        """Begins a training anew here that ends without a word, as long as that helps.
+
+        KubeRay would make all Pods anew for it, and a Pod that a simulator still runs in is not replaced by its Job.
+        """
+        if self._is_in_ray:
+            DRIVER_FILE.write_text(str(os.getpid()))
         for _ in range(RESTARTS):
             exit_code = self._train()
             if exit_code in OVER:

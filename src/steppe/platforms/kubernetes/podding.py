@@ -50,7 +50,8 @@ def reader_pod(plan: Plan, role: str = "reader") -> Json:
     is_stored = plan.pods.results is not None
     container = {
         "name": role,
-        "image": _image(plan, None),
+        # What the driver has written, its image can read; it may be the only one that the cluster has.
+        "image": _image(plan, plan.pods.driver.image),
         "command": command_of(role),
         "env": _variables(_store(plan) | environment),
         **_secrets(plan if is_stored else None),
@@ -68,12 +69,20 @@ def reader_pod(plan: Plan, role: str = "reader") -> Json:
         **_container_security(),
     }
     volumes = [_results(plan), _tokens(plan, (DOOR_TOKEN,)), *(plan.pods.volumes or [])]
-    spec = _pod(plan, [container], volumes)
+    spec = _pod(plan, [container], volumes) | ({} if is_stored else _near_other_readers(plan))
     return spec | {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": READER_SECONDS,
         "terminationGracePeriodSeconds": 1,
     }
+
+
+def _near_other_readers(plan: Plan) -> Json:
+    """Most disks can only be mounted on one node at a time."""
+    labels = {naming.RUN: plan.name, naming.ROLE: "reader"}
+    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
+    wish = {"weight": 100, "podAffinityTerm": term}
+    return {"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}}
 
 
 def module_key(path: str) -> str:
@@ -161,6 +170,7 @@ def _environment(plan: Plan, crowd: Crowd) -> dict[str, str]:
         # Kept with the results, so that what goes on in another Pod need not be compiled again.
         general["STEPPE_CACHE"] = f"{RESULTS}/.compiled"
         general |= _store(plan)
+        own |= {"HAS_SIDECARS": "1"} if plan.pods.sidecars else {}
     return {f"{PREFIX}{name}": value for name, value in own.items()} | general | (plan.pods.env or {})
 
 
@@ -218,9 +228,9 @@ def _tokens(plan: Plan, keys: tuple[str, ...]) -> Json:
 
 
 def _sidecars(plan: Plan, crowd: Crowd) -> list[Json]:
-    """Containers of the user's own, beside whoever acts."""
-    acts = crowd.role == "worker" or plan.spec.run_mode in ("single", "multi-threaded")
-    given = (plan.pods.sidecars or []) if acts else []
+    """Containers of the user's own, beside whoever opens environments."""
+    # A driver whose workers act asks an environment for its spaces, and plays its evaluations in it.
+    given = (plan.pods.sidecars or []) if crowd.role != "server" else []
     return [{"name": f"sidecar-{number}"} | each for number, each in enumerate(given)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import secrets
 import time
@@ -12,17 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from steppe.errors import ClusterError, StateError
-from steppe.platforms.kubernetes import naming, rendering, stored_results
+from steppe.platforms.kubernetes import fetching, naming, rendering, stored_results
 from steppe.platforms.kubernetes.engines import Engine, engine_named
 from steppe.platforms.kubernetes.kubeapi import ANSWER_SECONDS, Kube, KubeError
 from steppe.platforms.kubernetes.object_store import stored_at
 from steppe.platforms.kubernetes.rendering import Plan
 from steppe.platforms.kubernetes.waiting import is_ready_to_answer, termination_of, trouble_of
 from steppe.platforms.kubernetes.words import DOOR_TOKEN, TOKEN_HEADER, TOKEN_KEYS
-from steppe.records.durable import storing
 from steppe.runners.pods import DOOR_PORT
 
 Json = dict[str, Any]
@@ -30,10 +27,7 @@ DOOR_SECONDS = 10.0
 """How long a driver may take to answer: it is busy with other things."""
 READER_SECONDS = 180.0
 """How long a reader may take to start."""
-FILE_SECONDS = 300.0
-"""How long nothing may come while a file is fetched or summed up."""
 LARGEST_NOTE = 200_000
-DOWNLOAD_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -60,22 +54,32 @@ class RemoteRun:
         self._token: str | None = None
         self._known_engine: Engine | None = None
 
-    def start(self, plan: Plan) -> None:
+    def check(self, plan: Plan, *, is_known: bool = False) -> Json | None:
+        """Refuses what cannot be started here, before anything is made; the root, where there is one.
+
+        `is_known` says that it is the caller's own experiment, from wherever it was started before.
+        """
+        engine_named(plan.engine, self.kube, self.name).check()
+        root = self.kube.get("ConfigMap", plan.name)
+        if root is not None:
+            if not is_known:
+                self._check_ours(root, plan)
+            stored_results.check_place(self._plan_of(root), plan)
+        return root
+
+    def start(self, plan: Plan, *, is_known: bool = False) -> None:
         """Makes everything that is not there; what runs since an earlier start must have ended."""
         kube = self.kube
         engine = engine_named(plan.engine, kube, self.name)
-        engine.check()
         manifest = rendering.root(plan)
-        root = kube.get("ConfigMap", plan.name)
+        root = self.check(plan, is_known=is_known)
         is_new = root is None
         if root is None:
             root = kube.create(manifest)
-        else:
-            self._check_ours(root, plan)
         uid = root["metadata"]["uid"]
         try:
             self._end_work(self._engine_of(root))
-            changes = {"metadata": {"annotations": {naming.ENGINE: plan.engine}}, "data": manifest["data"]}
+            changes = {"metadata": {"annotations": manifest["metadata"]["annotations"]}, "data": manifest["data"]}
             kube.patch("ConfigMap", plan.name, changes)
             self._known_engine = engine
             if kube.get("Secret", f"{plan.name}-tokens") is None:
@@ -84,8 +88,8 @@ class RemoteRun:
             for each in (*rendering.claims(plan), rendering.service(plan)):
                 kube.create_or_keep(rendering.with_owner(plan, each, uid))
             engine.make(plan, uid)
-        except KubeError:
-            # Nothing is left of a start that came to nothing, unless there were results before.
+        except BaseException:
+            # Nothing is left of a start that came to nothing, be it by Ctrl-C, unless there were results before.
             with contextlib.suppress(ClusterError):
                 engine.end()
             if is_new:
@@ -128,33 +132,19 @@ class RemoteRun:
     def log(self, start: int = 0) -> bytes:
         """What was logged from byte `start` on."""
         with self._at_door() as pod:
-            return self._expect(self._asked(pod, f"/log?from={start}", seconds=FILE_SECONDS))
+            return self._expect(self._asked(pod, f"/log?from={start}", seconds=fetching.FILE_SECONDS))
 
     def files(self) -> list[Json]:
         """Every file with its size and checksum."""
-        with self._at_door() as pod:
-            return self._listed(pod)
+        with self._files() as files:
+            return files.listed()
 
     def download(
         self, to: Path, wanted: Callable[[str], bool], *, force: bool, tell: Callable[[str], None] | None = None
     ) -> list[Path]:
         """Fetches files, each checked by its checksum; what is here already, whole or in part, is not fetched again."""
-        with self._at_door() as pod:
-            found = [each for each in self._listed(pod) if wanted(each["path"])]
-            for each in found:
-                copy = to / each["path"]
-                if copy.exists() and not force and _sum(copy) != each["sha256"]:
-                    raise StateError(f"{copy} exists already; choose another --to, or use --force to replace it")
-            copies: list[Path] = []
-            removed: set[Path] = set()
-            for number, each in enumerate(found, 1):
-                if tell is not None:
-                    tell(f"{number} of {len(found)}: {each['path']}")
-                if (copy := self._fetch(pod, each, to)) is not None:
-                    copies.append(copy)
-                else:
-                    removed.add((to / each["path"]).parent)
-            return _without_remains(copies, removed - {to})
+        with self._files() as files:
+            return fetching.download(files, to, wanted, force=force, tell=tell)
 
     def note(self, status: Json) -> None:
         """Keeps a status with the experiment, for when its Pods are gone."""
@@ -172,8 +162,8 @@ class RemoteRun:
         engine = self._engine()
         engine.end()
         engine.wait_until_gone()
+        self._delete_readers(lambda pod: True)
         for kind, name in (
-            ("Pod", f"{self.name}-reader"),
             ("Pod", f"{self.name}-eraser"),
             ("Service", self.name),
             ("Secret", f"{self.name}-tokens"),
@@ -200,6 +190,12 @@ class RemoteRun:
         """Whether the cluster has it."""
         return self.kube.get("ConfigMap", self.name) is not None
 
+    @property
+    def origin(self) -> str | None:
+        """From where it was last started; None where the cluster has it not, or does not know."""
+        root = self.kube.get("ConfigMap", self.name) or {}
+        return (root.get("metadata", {}).get("annotations") or {}).get(naming.ORIGIN)
+
     def _check_ours(self, root: Json, plan: Plan) -> None:
         known = root["metadata"].get("annotations", {}).get(naming.ORIGIN, "")
         if plan.origin and known and known != plan.origin:
@@ -208,7 +204,6 @@ class RemoteRun:
                 f'"{plan.spec.name}" of a project "{plan.project}" already, started from {known}; choose another name, '
                 "or another namespace"
             )
-        stored_results.check_place(self._plan_of(root), plan)
 
     def _engine(self) -> Engine:
         """What makes its Pods, as its root says; that stays so until somebody starts it again."""
@@ -285,15 +280,16 @@ class RemoteRun:
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[str]:
-        name, kube = f"{self.name}-reader", self.kube
-        root = kube.get("ConfigMap", self.name)
+        root, kube = self.kube.get("ConfigMap", self.name), self.kube
         if root is None:
             self._noted()
             raise AssertionError
-        self._delete_reader()
-        plan = self._plan_of(root)
-        kube.create(rendering.reader(plan, owner_uid=root["metadata"]["uid"]))
+        self._delete_readers(lambda pod: pod.get("status", {}).get("phase") in ("Succeeded", "Failed"))
+        # One for each who reads: nobody ends another's.
+        pod = rendering.reader(self._plan_of(root), owner_uid=root["metadata"]["uid"], suffix=secrets.token_hex(3))
+        name = pod["metadata"]["name"]
         try:
+            kube.create(pod)
             self._wait_for_reader(name)
             yield name
         finally:
@@ -308,9 +304,10 @@ class RemoteRun:
         annotations = root["metadata"].get("annotations") or {}
         return Plan(spec, annotations.get(naming.PROJECT, ""), self.kube.namespace, cluster=spec.cluster)
 
-    def _delete_reader(self) -> None:
-        self.kube.delete("Pod", f"{self.name}-reader")
-        self.kube.wait_until_gone("Pod", self._labels | {naming.ROLE: "reader"})
+    def _delete_readers(self, which: Callable[[Json], bool]) -> None:
+        for pod in self.kube.listed("Pod", self._labels | {naming.ROLE: "reader"}):
+            if which(pod):
+                self.kube.delete("Pod", pod["metadata"]["name"])
 
     def _wait_for_reader(self, name: str) -> None:
         deadline = time.monotonic() + READER_SECONDS
@@ -326,51 +323,12 @@ class RemoteRun:
                 raise ClusterError(f"the results cannot be read: {reason}")
             time.sleep(0.3)
 
-    def _listed(self, pod: str) -> list[Json]:
-        answer = self._asked(pod, "/files", seconds=FILE_SECONDS)
-        return list(json.loads(self._expect(answer))["files"])
+    def _files(self) -> fetching.Files:
+        return fetching.Files(self._at_door, self._still_answers, self._asked, self.kube.refused)
 
-    def _fetch(self, pod: str, about: Json, to: Path) -> Path | None:
-        """One file; None if the run has removed it meanwhile."""
-        copy = to / about["path"]
-        if copy.exists() and _sum(copy) == about["sha256"]:
-            return copy
-        half = copy.with_name(f".{copy.name}.part")
-        with storing(copy):
-            copy.parent.mkdir(parents=True, exist_ok=True)
-        for attempt in range(DOWNLOAD_TRIES):
-            try:
-                if not self._fetch_rest(pod, about["path"], half):
-                    half.unlink(missing_ok=True)
-                    return None
-            except KubeError:
-                if attempt == DOWNLOAD_TRIES - 1:
-                    raise
-                time.sleep(0.5 * 2**attempt)
-                continue
-            if _sum(half) == about["sha256"]:
-                with storing(copy):
-                    half.replace(copy)
-                return copy
-            # It has changed since it was listed, or came damaged: from the start, as it is now.
-            half.unlink(missing_ok=True)
-            again = [each for each in self._listed(pod) if each["path"] == about["path"]]
-            if not again:
-                return None
-            about = again[0]
-        raise ClusterError(f"{about['path']} changes faster than it can be fetched; pause the experiment first")
-
-    def _fetch_rest(self, pod: str, path: str, half: Path) -> bool:
-        """Whether the file was there; what of it is here already is kept."""
-        start = half.stat().st_size if half.exists() else 0
-        headers = {"Range": f"bytes={start}-"} if start else {}
-        with storing(half), half.open("ab") as file:
-            answer = self._asked(pod, f"/files/{quote(path)}", headers=headers, sink=file.write, seconds=FILE_SECONDS)
-        if answer.code == 404:
-            return False
-        if answer.code not in (200, 206):
-            self._expect(answer)
-        return True
+    def _still_answers(self, name: str) -> bool:
+        pod = self.kube.get("Pod", name)
+        return pod is not None and is_ready_to_answer(pod) and self._status_at(pod) is not None
 
     def _asked(
         self,
@@ -410,17 +368,3 @@ def _phase(drivers: list[Json]) -> str:
     if not alive:
         return "its Pod is being replaced" if drivers else "waiting for a Pod"
     return "its Pod is starting"
-
-
-def _without_remains(copies: list[Path], folders: set[Path]) -> list[Path]:
-    """A running experiment removes its oldest checkpoint: better none of it than a part."""
-    for copy in [each for each in copies if each.parent in folders]:
-        copy.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            copy.parent.rmdir()
-    return [each for each in copies if each.parent not in folders]
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

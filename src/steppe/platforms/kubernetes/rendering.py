@@ -175,12 +175,16 @@ def jobs(plan: Plan) -> list[Json]:
     return [_driver_job(plan, crowd) if crowd.role == "driver" else _crew_job(plan, crowd) for crowd in plan.crowds]
 
 
-def reader(plan: Plan, *, owner_uid: str | None = None, role: str = "reader") -> Json:
-    """A short-lived Pod that shows the results when nothing runs, or as `eraser` removes them from object storage."""
+def reader(plan: Plan, *, owner_uid: str | None = None, role: str = "reader", suffix: str = "") -> Json:
+    """A short-lived Pod that shows the results when nothing runs, or as `eraser` removes them from object storage.
+
+    `suffix` tells those apart that are there at once.
+    """
+    name = "-".join(part for part in (plan.name, role, suffix) if part)
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _metadata(plan, f"{plan.name}-{role}", role=role),
+        "metadata": _metadata(plan, name, role=role),
         "spec": reader_pod(plan, role),
     }
     return with_owner(plan, pod, owner_uid)

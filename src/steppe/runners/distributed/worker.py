@@ -78,9 +78,14 @@ class Worker:
         from steppe.runners.distributed.plan import worker_engine
         from steppe.runners.distributed.tape import parts_of
         from steppe.runners.distributed.work import CompiledWork, HostWork
+        from steppe.runners.simulators import wait_for_simulator
         from steppe.specs.experiment import ExperimentSpec
 
-        engine = worker_engine(ExperimentSpec.model_validate(posting.spec))
+        spec = ExperimentSpec.model_validate(posting.spec)
+        if spec.platform == "kubernetes":
+            # It stands in this worker's own Pod, and may start later than the driver's.
+            wait_for_simulator(spec.environment)
+        engine = worker_engine(spec)
         self._parts = parts_of(engine.agent)
         if hasattr(engine, "rollout"):
             self._work = CompiledWork(engine.agent, engine.rollout, posting.rollouts)

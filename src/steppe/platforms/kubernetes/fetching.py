@@ -1,0 +1,158 @@
+"""Fetching the files of a run: each is checked, goes on where it was cut short, and comes from a Pod that is there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from steppe.errors import ClusterError, StateError
+from steppe.platforms.kubernetes.kubeapi import Answer, KubeError
+from steppe.records.durable import storing
+
+Json = dict[str, Any]
+FILE_SECONDS = 300.0
+"""How long nothing may come while a file is fetched or summed up."""
+TRIES = 5
+"""How often a file is tried of which nothing more comes."""
+PAUSE_SECONDS = 0.5
+
+
+class Files:
+    """The files of a run as a Pod shows them, and another Pod when that one is gone; opened with the context."""
+
+    def __init__(
+        self,
+        open_door: Callable[[], AbstractContextManager[str]],
+        answers: Callable[[str], bool],
+        ask: Callable[..., Answer],
+        refused: Callable[[Answer, str], KubeError],
+    ) -> None:
+        """`open_door` gives a Pod, of which `answers` tells whether it is still there; `ask` asks it for a path."""
+        self._open_door, self._answers, self._ask, self._refused = open_door, answers, ask, refused
+        self._stack = ExitStack()
+        self._pod = ""
+
+    def __enter__(self) -> Self:
+        self._pod = self._stack.enter_context(self._open_door())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def listed(self) -> list[Json]:
+        """Every file with its size and checksum."""
+        answer = self._expected(self._ask(self._pod, "/files", seconds=FILE_SECONDS))
+        return list(json.loads(answer.body)["files"])
+
+    def fetch(self, about: Json, to: Path) -> Path | None:
+        """One file, into the folder `to`; None if the run has removed it meanwhile."""
+        copy = to / about["path"]
+        if copy.exists() and sum_of(copy) == about["sha256"]:
+            return copy
+        half = copy.with_name(f".{copy.name}.part")
+        with storing(copy):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+        tries, changes = TRIES, 0
+        while changes < TRIES:
+            had = _size(half)
+            try:
+                if not self._fetch_rest(about["path"], half):
+                    half.unlink(missing_ok=True)
+                    return None
+                if sum_of(half) == about["sha256"]:
+                    with storing(copy):
+                        half.replace(copy)
+                    return copy
+                # It has changed since it was listed, or came damaged: from the start, as it is now.
+                half.unlink(missing_ok=True)
+                changes += 1
+                again = [each for each in self.listed() if each["path"] == about["path"]]
+                if not again:
+                    return None
+                about = again[0]
+            except KubeError:
+                tries = TRIES if _size(half) > had else tries - 1
+                if not tries:
+                    raise
+                time.sleep(PAUSE_SECONDS * 2 ** (TRIES - tries))
+                self._find_door()
+        raise ClusterError(f"{about['path']} changes faster than it can be fetched; pause the experiment first")
+
+    def _fetch_rest(self, path: str, half: Path) -> bool:
+        """Whether the file was there; what of it is here already is kept."""
+        start = _size(half)
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        with storing(half), half.open("ab") as file:
+            answer = self._ask(
+                self._pod, f"/files/{quote(path)}", headers=headers, sink=file.write, seconds=FILE_SECONDS
+            )
+        if answer.code == 404:
+            return False
+        self._expected(answer)
+        return True
+
+    def _find_door(self) -> None:
+        """Another Pod, where the one that showed the files has gone: a driver that is done, a reader after its time."""
+        # A cluster that cannot be reached is tried again with the Pod that was there.
+        with contextlib.suppress(KubeError):
+            if self._answers(self._pod):
+                return
+            stack = ExitStack()
+            self._pod = stack.enter_context(self._open_door())
+            self._stack.close()
+            self._stack = stack
+
+    def _expected(self, answer: Answer) -> Answer:
+        if answer.code >= 400:
+            raise self._refused(answer, "the Pod")
+        return answer
+
+
+def download(
+    files: Files, to: Path, wanted: Callable[[str], bool], *, force: bool, tell: Callable[[str], None] | None = None
+) -> list[Path]:
+    """Fetches the wanted files; what is here already, whole or in part, is not fetched again."""
+    found = [each for each in files.listed() if wanted(each["path"])]
+    for each in found:
+        copy = to / each["path"]
+        if copy.exists() and not force and sum_of(copy) != each["sha256"]:
+            raise StateError(f"{copy} exists already; choose another --to, or use --force to replace it")
+    copies: list[Path] = []
+    removed: set[Path] = set()
+    for number, each in enumerate(found, 1):
+        if tell is not None:
+            tell(f"{number} of {len(found)}: {each['path']}")
+        if (fetched := files.fetch(each, to)) is not None:
+            copies.append(fetched)
+        else:
+            removed.add((to / each["path"]).parent)
+    return _without_remains(copies, removed - {to})
+
+
+def sum_of(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _without_remains(copies: list[Path], folders: set[Path]) -> list[Path]:
+    """A running experiment removes its oldest checkpoint: better none of it than a part."""
+    for copy in [each for each in copies if each.parent in folders]:
+        copy.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            copy.parent.rmdir()
+    return [each for each in copies if each.parent not in folders]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,200 @@
+"""Starting an experiment on a cluster, and what is known of one whose start was cut short."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kube_memory import MemoryKube
+
+from steppe.clusters import registry
+from steppe.clusters._base import Reachable
+from steppe.errors import StateError
+from steppe.experiments import lifecycle, remote
+from steppe.experiments.store import RunFolder, Status
+from steppe.platforms.kubernetes import naming
+from steppe.platforms.kubernetes.kubeapi import KubeError
+from steppe.platforms.kubernetes.remote_run import RemoteRun
+from steppe.specs.cluster import ClusterSpec
+
+
+@pytest.fixture
+def kube(monkeypatch: pytest.MonkeyPatch) -> MemoryKube:
+    """The only cluster that is known."""
+    server = MemoryKube()
+
+    @contextlib.contextmanager
+    def reached(place: remote.Place) -> Iterator[tuple[Reachable, Any]]:
+        spec = ClusterSpec(provider="kubeconfig")
+        yield Reachable("lab", Path("none"), "", "space", False, spec), RemoteRun(server, place.name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(remote, "_reached", reached)
+    monkeypatch.setattr(registry, "knows", lambda name: True)
+    return server
+
+
+def place_for(folder: RunFolder) -> remote.Place:
+    project = folder.path.parent.name
+    return remote.Place("lab", "space", naming.run_name(project, "first"), project=project)
+
+
+def start(folder: RunFolder) -> remote.Place:
+    return remote.start(folder, remote.place_of(folder) or place_for(folder))
+
+
+def paused(folder: RunFolder, kube: MemoryKube) -> Status:
+    """After a first start."""
+    start(folder)
+    for job in kube.listed("Job"):
+        kube.delete("Job", job["metadata"]["name"])
+    status = Status(state="paused", created=1.0, timestep=10)
+    folder.write_status(status)
+    return status
+
+
+def interrupt(kube: MemoryKube, kind: str, *, is_away: bool = False) -> None:
+    """Ctrl-C, or the loss of the cluster, once something of a kind was made and before that is heard of."""
+
+    def after(done: str, what: str) -> None:
+        if (done, what) == ("create", kind):
+            kube.after, kube.is_away = lambda *_: None, is_away
+            raise KubeError("no answer") if is_away else KeyboardInterrupt
+
+    kube.after = after
+
+
+def starts_of(kube: MemoryKube) -> list[str]:
+    return [job["metadata"]["labels"][naming.START] for job in kube.listed("Job")]
+
+
+def test_a_start_is_remembered(folder: RunFolder, kube: MemoryKube):
+    start(folder)
+    assert kube.kinds == ["ConfigMap", "Job", "PersistentVolumeClaim", "Secret", "Service"]
+    place = remote.place_of(folder)
+    assert place is not None
+    assert (place.start, place.has_begun) == (1, True)
+    assert folder.status().state == "starting"
+
+
+@pytest.mark.parametrize("kind", ["Secret", "PersistentVolumeClaim", "Service", "Job"])
+def test_nothing_is_left_of_a_first_start_that_is_interrupted(folder: RunFolder, kube: MemoryKube, kind: str):
+    interrupt(kube, kind)
+    with pytest.raises(KeyboardInterrupt):
+        start(folder)
+    assert kube.kinds == []
+    assert remote.place_of(folder) is None
+    assert folder.status().state == "created"
+
+
+def test_what_an_interrupted_start_has_left_is_not_forgotten(folder: RunFolder, kube: MemoryKube):
+    interrupt(kube, "ConfigMap")
+    with pytest.raises(KeyboardInterrupt):
+        start(folder)
+    assert kube.kinds == ["ConfigMap"]
+    assert folder.status().state == "created"
+    remote.delete(folder)
+    assert kube.kinds == []
+
+
+def test_pods_of_a_first_start_that_lost_its_cluster_are_found_and_ended(folder: RunFolder, kube: MemoryKube):
+    interrupt(kube, "Job", is_away=True)
+    with pytest.raises(KubeError):
+        start(folder)
+    kube.is_away = False
+    assert "Job" in kube.kinds
+    assert folder.status().state == "starting"
+    assert remote.stop(folder, 1.0).state == "stopped"
+    assert "Job" not in kube.kinds
+    assert folder.status().state == "stopped"
+
+
+def test_pods_of_a_resume_that_lost_its_cluster_are_found_and_ended(folder: RunFolder, kube: MemoryKube):
+    paused(folder, kube)
+    interrupt(kube, "Job", is_away=True)
+    with pytest.raises(KubeError):
+        start(folder)
+    kube.is_away = False
+    assert starts_of(kube) == ["2"]
+    assert folder.status().state == "starting"
+    remote.stop(folder, 1.0)
+    assert starts_of(kube) == []
+
+
+def test_a_resume_that_is_interrupted_leaves_the_experiment_as_it_was(folder: RunFolder, kube: MemoryKube):
+    before = paused(folder, kube)
+    interrupt(kube, "Job")
+    with pytest.raises(KeyboardInterrupt):
+        start(folder)
+    assert kube.kinds == ["ConfigMap", "PersistentVolumeClaim", "Secret", "Service"]
+    assert folder.status() == before
+    start(folder)
+    assert starts_of(kube) == ["3"]
+
+
+def test_who_looks_while_an_experiment_is_resumed_ends_nothing(folder: RunFolder, kube: MemoryKube):
+    before = paused(folder, kube)
+    seen = []
+
+    def after(verb: str, kind: str) -> None:
+        kube.after = lambda *_: None
+        seen.append(folder.status())
+        kube.after = after
+
+    kube.after = after
+    start(folder)
+    kube.after = lambda *_: None
+    assert seen[0] == before
+    assert seen[-1].state == "starting"
+    assert starts_of(kube) == ["2"]
+    assert folder.status().state == "starting"
+
+
+def test_an_experiment_of_somebody_else_is_neither_started_nor_taken_for_ones_own(folder: RunFolder, kube: MemoryKube):
+    start(folder)
+    (folder.path / remote.PLACE_FILE).unlink()
+    folder.write_status(Status(created=1.0))
+    kube.objects["ConfigMap", place_for(folder).name]["metadata"]["annotations"][naming.ORIGIN] = "ann@desk:/first"
+    before = json.dumps(sorted(kube.objects))
+    with pytest.raises(StateError, match=r'has an experiment "first" .* started from ann@desk:/first; choose another'):
+        start(folder)
+    assert json.dumps(sorted(kube.objects)) == before
+    assert remote.place_of(folder) is None
+
+
+def test_one_resumes_ones_own_from_a_machine_of_another_name_and_a_moved_folder(
+    folder: RunFolder, kube: MemoryKube, monkeypatch: pytest.MonkeyPatch
+):
+    paused(folder, kube)
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    moved = RunFolder(folder.path.rename(folder.path.parent.with_name("elsewhere")))
+    assert start(moved).name == place_for(folder).name
+    assert starts_of(kube) == ["2"]
+    (root,) = kube.listed("ConfigMap")
+    assert root["metadata"]["annotations"][naming.ORIGIN].endswith(f"@another:{moved.path}")
+
+
+def test_an_experiment_that_is_gone_from_its_cluster_can_be_started_anew(folder: RunFolder, kube: MemoryKube):
+    start(folder)
+    kube.objects.clear()
+    status = folder.status()
+    assert status.state == "failed"
+    assert 'cluster "lab" has no experiment' in status.reason
+    assert "start it anew with --force" in status.reason
+    lifecycle.prepare(folder, force=True)
+    lifecycle.start_on_cluster(folder, force=True)
+    assert starts_of(kube) == ["2"]
+
+
+def test_all_of_a_manifest_is_removed_by_its_own_words(folder: RunFolder):
+    text = remote.manifest(folder, None, "space")
+    words = [line.split()[2:] for line in text.splitlines() if line.startswith("#   kubectl ")]
+    (create, label, delete) = words
+    name = create[3]
+    assert label == ["label", "secret", name, "--namespace", "space", delete[-1]]
+    assert delete[:2] == ["delete", "all,configmap,secret,pvc"]
+    assert [each["metadata"]["labels"][naming.RUN] for each in yaml.safe_load_all(text)] == [delete[-1][11:]] * 4
