@@ -189,6 +189,19 @@ def test_delete_leaves_nothing_behind(steppe: Steppe, amazon: AmazonCloud, clien
     assert registry.names() == []
 
 
+def test_a_namesake_without_a_label_is_not_deleted(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
+    assert steppe(*CREATE).code == 0
+    client("eks").delete_nodegroup(clusterName="first", nodegroupName="nodes")
+    client("eks").delete_cluster(name="first")
+    network = {"subnetIds": ["subnet-1", "subnet-2"]}
+    client("eks").create_cluster(name="first", roleArn="arn:aws:iam::123456789012:role/x", resourcesVpcConfig=network)
+    answer = steppe("cluster", "delete", "-c", "first", "--yes")
+    assert answer.code == 2
+    assert "is not the one that Steppe made, but a namesake" in answer.err
+    assert steppe("cluster", "delete", "--all", "--yes").code == 0
+    assert client("eks").list_clusters()["clusters"] == ["first"]
+
+
 def test_what_failed_leaves_no_roles_behind(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
     message = "You have reached the limit of clusters"
     amazon.refusals["POST", "/clusters"] = (400, "ResourceLimitExceededException", message)

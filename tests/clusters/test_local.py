@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import stat
 from collections.abc import Callable
@@ -86,6 +87,34 @@ def test_a_namesake_is_told_by_its_certificate(steppe: Steppe, programs: Program
     assert answer.code == 2
     assert "a namesake" in answer.err
     assert programs.clusters == ["here"]
+
+
+@pytest.mark.parametrize("provider", ["kind", "k3d"])
+def test_what_an_interrupted_command_has_left_is_made_anew_or_deleted(
+    steppe: Steppe, programs: Programs, provider: str
+) -> None:
+    programs.install(provider)
+    steppe("cluster", "list")
+    begun = lifecycle.plan(ClusterSpec(provider=provider, num_nodes=1), "here")
+    registry.write(begun)
+    (programs.state / "clusters" / "here").write_text("half a cluster")
+    lifecycle.create(begun, lambda line: None)
+    assert registry.find("here").name == "here"
+    registry.forget("here")
+    registry.write(begun)
+    assert steppe("cluster", "delete", "-c", "here", "--yes").code == 0
+    assert programs.clusters == []
+
+
+def test_a_namesake_of_a_cluster_that_is_half_made_is_not_replaced(steppe: Steppe, programs: Programs) -> None:
+    programs.install("kind")
+    assert steppe("cluster", "create", "-n", "here", "--provider", "kind").code == 0
+    registry.write(dataclasses.replace(registry.read("here"), state="creating"))
+    (programs.state / "clusters" / "here").write_text("authority of another")
+    answer = steppe("cluster", "create", "-n", "here")
+    assert answer.code == 1
+    assert "is not the one that Steppe began to make, but a namesake" in answer.err
+    assert (programs.state / "clusters" / "here").read_text() == "authority of another"
 
 
 def test_a_cluster_made_by_hand_is_seen_and_kept(steppe: Steppe, programs: Programs) -> None:
