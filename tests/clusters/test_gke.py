@@ -255,9 +255,18 @@ def test_making_a_cluster_does_not_go_on_with_a_namesake(steppe: Steppe, project
 def test_delete_all_deletes_each_that_steppe_made(steppe: Steppe, project: Path, google: GoogleCloud) -> None:
     for name in ("first", "second"):
         assert steppe("cluster", "create", "-f", "small_cluster", "-n", name, "--provider", "gke").code == 0
-    answer = steppe("cluster", "delete", "--all", "--yes")
+    answer = steppe("cluster", "delete", "--all", "--yes", "--force")
     assert answer.out.count("deleted cluster") == 2
     assert google.clusters == {}
+
+
+def test_a_cluster_that_ails_may_still_have_experiments(steppe: Steppe, project: Path, google: GoogleCloud) -> None:
+    assert steppe("cluster", "create", *SMALL).code == 0
+    google.clusters["cloud-7", "europe-west1-b", "first"]["status"] = "DEGRADED"
+    answer = steppe("cluster", "delete", "-c", "first", "--yes")
+    assert answer.code == 1
+    assert 'whether experiments are on cluster "first" is not known' in answer.err
+    assert google.clusters
 
 
 def test_a_cluster_that_vanished_can_be_forgotten(steppe: Steppe, project: Path, google: GoogleCloud) -> None:

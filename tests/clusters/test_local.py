@@ -35,7 +35,7 @@ def test_a_cluster_is_made_listed_and_deleted(steppe: Steppe, programs: Programs
     assert stat.S_IMODE(reachable.kubeconfig.stat().st_mode) == 0o600
     (row,) = json.loads(steppe("cluster", "list", "--json").out)["clusters"]
     assert (row["name"], row["state"], row["made_by"]) == ("here", "ready", "steppe")
-    assert steppe("cluster", "delete", "-c", "here", "--yes").code == 0
+    assert steppe("cluster", "delete", "-c", "here", "--yes", "--force").code == 0
     assert programs.clusters == []
     assert not reachable.kubeconfig.exists()
 
@@ -140,12 +140,23 @@ def test_a_cluster_that_is_half_made_keeps_the_experiment_it_is_made_for(program
     assert registry.read("here").made_for == "/runs/first"
 
 
-def test_delete_tells_when_experiments_cannot_be_looked_for(steppe: Steppe, programs: Programs) -> None:
+def test_a_cluster_whose_experiments_cannot_be_asked_for_is_deleted_by_force_or_a_person(
+    steppe: Steppe, programs: Programs, answering: Callable[[str], None]
+) -> None:
     programs.install("kind")
     assert steppe("cluster", "create", "-n", "here", "--provider", "kind").code == 0
+    unknown = 'whether experiments are on cluster "here" is not known: the cluster "here" cannot be'
     answer = steppe("cluster", "delete", "-c", "here", "--yes")
+    assert answer.code == 1
+    assert f"nothing was deleted, since {unknown}" in answer.err
+    assert "add --force" in answer.err
+    answering("no")
+    assert f"note: {unknown}" in steppe("cluster", "delete", "-c", "here").out
+    assert programs.clusters == ["here"]
+    answer = steppe("cluster", "delete", "-c", "here", "--yes", "--force")
     assert answer.code == 0, answer.err
-    assert 'note: whether experiments are on cluster "here" is not known: the cluster "here" cannot be' in answer.out
+    assert f"note: {unknown}" in answer.out
+    assert programs.clusters == []
 
 
 def test_gpus_are_refused(steppe: Steppe, programs: Programs) -> None:
