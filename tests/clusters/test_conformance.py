@@ -63,7 +63,7 @@ def test_a_cluster_is_made_found_listed_and_deleted(steppe: Steppe, place: Place
     assert reachable.spec.num_nodes == 1
     (row,) = json.loads(steppe("cluster", "list", "--json").out)["clusters"]
     assert (row["name"], row["provider"], row["state"]) == ("first", place.name, "ready")
-    answer = steppe("cluster", "delete", "-c", "first", "--yes")
+    answer = steppe("cluster", "delete", "-c", "first", "--yes", "--force")
     assert answer.code == 0, answer.err
     assert place.existing() == ([] if place.is_deletable else ["first"])
     assert registry.names() == []
@@ -82,7 +82,7 @@ def test_a_name_is_taken_once_and_can_be_used_again(steppe: Steppe, place: Place
     answer = create(steppe, place)
     assert answer.code == 2
     assert 'there is a cluster "first" already' in answer.err
-    assert steppe("cluster", "delete", "-c", "first", "--yes").code == 0
+    assert steppe("cluster", "delete", "-c", "first", "--yes", "--force").code == 0
     assert create(steppe, place).code == 0
 
 

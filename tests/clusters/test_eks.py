@@ -120,7 +120,7 @@ def test_shared_gpus_are_a_setting_of_the_nodes(steppe: Steppe, amazon: AmazonCl
     # Under their usual name, so that the same manifest asks for a part as for a whole one.
     assert (sharing["time-slicing"]["replicas"], sharing["time-slicing"]["rename-by-default"]) == (4, False)
     assert data["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 50
-    assert steppe("cluster", "delete", "-c", "first", "--yes").code == 0
+    assert steppe("cluster", "delete", "-c", "first", "--yes", "--force").code == 0
     assert (templates(client), roles(client)) == ([], [])
 
 
@@ -182,11 +182,24 @@ def test_list_shows_known_and_foreign_clusters(steppe: Steppe, amazon: AmazonClo
 def test_delete_leaves_nothing_behind(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
     assert steppe(*CREATE).code == 0
     assert len(roles(client)) == 2
-    answer = steppe("cluster", "delete", "-c", "first", "--yes")
+    answer = steppe("cluster", "delete", "-c", "first", "--yes", "--force")
     assert answer.code == 0, answer.err
     assert client("eks").list_clusters()["clusters"] == []
     assert roles(client) == []
     assert registry.names() == []
+
+
+def test_a_namesake_without_a_label_is_not_deleted(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
+    assert steppe(*CREATE).code == 0
+    client("eks").delete_nodegroup(clusterName="first", nodegroupName="nodes")
+    client("eks").delete_cluster(name="first")
+    network = {"subnetIds": ["subnet-1", "subnet-2"]}
+    client("eks").create_cluster(name="first", roleArn="arn:aws:iam::123456789012:role/x", resourcesVpcConfig=network)
+    answer = steppe("cluster", "delete", "-c", "first", "--yes")
+    assert answer.code == 2
+    assert "is not the one that Steppe made, but a namesake" in answer.err
+    assert steppe("cluster", "delete", "--all", "--yes").code == 0
+    assert client("eks").list_clusters()["clusters"] == ["first"]
 
 
 def test_what_failed_leaves_no_roles_behind(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:

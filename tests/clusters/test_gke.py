@@ -181,6 +181,7 @@ def test_list_says_what_it_could_not_ask(steppe: Steppe, project: Path, google: 
     answer = steppe("cluster", "list")
     assert answer.code == 0
     assert "unknown" in answer.out
+    assert "others" not in answer.out
     assert "note: Google does not let these credentials look at cluster" in answer.out
 
 
@@ -224,24 +225,48 @@ def test_a_foreign_cluster_is_deleted_only_by_force(steppe: Steppe, project: Pat
     assert key not in google.clusters
 
 
+@pytest.mark.parametrize("labels", [{"steppe-id": "of another"}, {"team": "theirs"}, {}])
 def test_a_namesake_of_the_cluster_that_was_made_is_not_deleted(
-    steppe: Steppe, project: Path, google: GoogleCloud
+    steppe: Steppe, project: Path, google: GoogleCloud, labels: dict[str, str]
 ) -> None:
     assert steppe("cluster", "create", *SMALL).code == 0
-    google.clusters["cloud-7", "europe-west1-b", "first"]["resourceLabels"]["steppe-id"] = "of another"
+    google.clusters["cloud-7", "europe-west1-b", "first"]["resourceLabels"] = labels
     answer = steppe("cluster", "delete", "-c", "first", "--yes")
     assert answer.code == 2
     assert "is not the one that Steppe made, but a namesake" in answer.err
     assert steppe("cluster", "delete", "--all", "--yes").code == 0
+    assert google.clusters
+    (row,) = json.loads(steppe("cluster", "list", "--json").out)["clusters"]
+    assert row["made_by"] == "others"
+
+
+def test_making_a_cluster_does_not_go_on_with_a_namesake(steppe: Steppe, project: Path, google: GoogleCloud) -> None:
+    google.failure = "no"
+    assert steppe("cluster", "create", *SMALL).code == 1
+    # What was begun was removed in the console, and somebody took its name.
+    google.clusters["cloud-7", "europe-west1-b", "first"] = {"name": "first", "status": "RUNNING"}
+    answer = steppe("cluster", "create", *SMALL)
+    assert answer.code == 1
+    assert "is not the one that Steppe began to make, but a namesake" in answer.err
+    assert registry.read("first").state == "creating"
     assert google.clusters
 
 
 def test_delete_all_deletes_each_that_steppe_made(steppe: Steppe, project: Path, google: GoogleCloud) -> None:
     for name in ("first", "second"):
         assert steppe("cluster", "create", "-f", "small_cluster", "-n", name, "--provider", "gke").code == 0
-    answer = steppe("cluster", "delete", "--all", "--yes")
+    answer = steppe("cluster", "delete", "--all", "--yes", "--force")
     assert answer.out.count("deleted cluster") == 2
     assert google.clusters == {}
+
+
+def test_a_cluster_that_ails_may_still_have_experiments(steppe: Steppe, project: Path, google: GoogleCloud) -> None:
+    assert steppe("cluster", "create", *SMALL).code == 0
+    google.clusters["cloud-7", "europe-west1-b", "first"]["status"] = "DEGRADED"
+    answer = steppe("cluster", "delete", "-c", "first", "--yes")
+    assert answer.code == 1
+    assert 'whether experiments are on cluster "first" is not known' in answer.err
+    assert google.clusters
 
 
 def test_a_cluster_that_vanished_can_be_forgotten(steppe: Steppe, project: Path, google: GoogleCloud) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import stat
 from collections.abc import Callable
@@ -34,7 +35,7 @@ def test_a_cluster_is_made_listed_and_deleted(steppe: Steppe, programs: Programs
     assert stat.S_IMODE(reachable.kubeconfig.stat().st_mode) == 0o600
     (row,) = json.loads(steppe("cluster", "list", "--json").out)["clusters"]
     assert (row["name"], row["state"], row["made_by"]) == ("here", "ready", "steppe")
-    assert steppe("cluster", "delete", "-c", "here", "--yes").code == 0
+    assert steppe("cluster", "delete", "-c", "here", "--yes", "--force").code == 0
     assert programs.clusters == []
     assert not reachable.kubeconfig.exists()
 
@@ -88,6 +89,34 @@ def test_a_namesake_is_told_by_its_certificate(steppe: Steppe, programs: Program
     assert programs.clusters == ["here"]
 
 
+@pytest.mark.parametrize("provider", ["kind", "k3d"])
+def test_what_an_interrupted_command_has_left_is_made_anew_or_deleted(
+    steppe: Steppe, programs: Programs, provider: str
+) -> None:
+    programs.install(provider)
+    steppe("cluster", "list")
+    begun = lifecycle.plan(ClusterSpec(provider=provider, num_nodes=1), "here")
+    registry.write(begun)
+    (programs.state / "clusters" / "here").write_text("half a cluster")
+    lifecycle.create(begun, lambda line: None)
+    assert registry.find("here").name == "here"
+    registry.forget("here")
+    registry.write(begun)
+    assert steppe("cluster", "delete", "-c", "here", "--yes").code == 0
+    assert programs.clusters == []
+
+
+def test_a_namesake_of_a_cluster_that_is_half_made_is_not_replaced(steppe: Steppe, programs: Programs) -> None:
+    programs.install("kind")
+    assert steppe("cluster", "create", "-n", "here", "--provider", "kind").code == 0
+    registry.write(dataclasses.replace(registry.read("here"), state="creating"))
+    (programs.state / "clusters" / "here").write_text("authority of another")
+    answer = steppe("cluster", "create", "-n", "here")
+    assert answer.code == 1
+    assert "is not the one that Steppe began to make, but a namesake" in answer.err
+    assert (programs.state / "clusters" / "here").read_text() == "authority of another"
+
+
 def test_a_cluster_made_by_hand_is_seen_and_kept(steppe: Steppe, programs: Programs) -> None:
     programs.install("kind")
     steppe("cluster", "list")
@@ -111,12 +140,23 @@ def test_a_cluster_that_is_half_made_keeps_the_experiment_it_is_made_for(program
     assert registry.read("here").made_for == "/runs/first"
 
 
-def test_delete_tells_when_experiments_cannot_be_looked_for(steppe: Steppe, programs: Programs) -> None:
+def test_a_cluster_whose_experiments_cannot_be_asked_for_is_deleted_by_force_or_a_person(
+    steppe: Steppe, programs: Programs, answering: Callable[[str], None]
+) -> None:
     programs.install("kind")
     assert steppe("cluster", "create", "-n", "here", "--provider", "kind").code == 0
+    unknown = 'whether experiments are on cluster "here" is not known: the cluster "here" cannot be'
     answer = steppe("cluster", "delete", "-c", "here", "--yes")
+    assert answer.code == 1
+    assert f"nothing was deleted, since {unknown}" in answer.err
+    assert "add --force" in answer.err
+    answering("no")
+    assert f"note: {unknown}" in steppe("cluster", "delete", "-c", "here").out
+    assert programs.clusters == ["here"]
+    answer = steppe("cluster", "delete", "-c", "here", "--yes", "--force")
     assert answer.code == 0, answer.err
-    assert 'note: whether experiments are on cluster "here" is not known: the cluster "here" cannot be' in answer.out
+    assert f"note: {unknown}" in answer.out
+    assert programs.clusters == []
 
 
 def test_gpus_are_refused(steppe: Steppe, programs: Programs) -> None:

@@ -73,6 +73,23 @@ def test_a_cluster_that_costs_money_for_nothing_is_told(placed: RunFolder, state
     assert bool(words) == bool(own_cluster.note_of(placed, status))
 
 
+def test_a_cluster_whose_deletion_was_cut_short_is_told(placed: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    remember(placed)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(remote, "download", lambda *_, **__: None)
+    monkeypatch.setattr(clusters, "entry", killed)
+    with pytest.raises(KeyboardInterrupt):
+        own_cluster.bring_home(placed, lambda line: None)
+    assert remote.place_of(placed) is None
+    status = dataclasses.replace(placed.read_status(), state="completed")
+    note = own_cluster.note_of(placed, status)
+    assert "is still there; the results are here, so delete it with: steppe cluster delete -c gone" in note
+    assert own_cluster.note_of(placed, dataclasses.replace(status, state="running")) == ""
+
+
 @pytest.mark.parametrize(
     ("experiment", "name"),
     [("CartPole-v1_ppo.1", "steppe-cartpole-v1-ppo-1"), ("x" * 60, f"steppe-{'x' * 33}"), ("a" * 32 + "--b", None)],

@@ -18,15 +18,23 @@ HERE = Path(__file__).parent
 MINUTES = float(os.environ.get("STEPPE_TEST_MINUTES") or "inf")
 """How long tests on the cluster may go on being begun: `.ci/run` has so much time and no more."""
 BEGUN = time.monotonic()
+FIRST = ("test_runs.py", "test_faults.py")
+"""What is begun before all others, since what there is no time for is left out."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What asks for the cluster is marked `kubernetes`, so that `-m "not kubernetes"` starts none."""
+    items.sort(key=_turn)
     for item in items:
         if HERE in item.path.parents and "testbed" in getattr(item, "fixturenames", ()):
             item.add_marker("kubernetes")
             # The first of them waits for the image, for which some hundred megabytes of packages are fetched.
             item.add_marker(pytest.mark.timeout(1500), append=False)
+
+
+def _turn(item: pytest.Item) -> int:
+    is_first = item.path.parent == HERE and item.path.name in FIRST
+    return FIRST.index(item.path.name) if is_first else len(FIRST)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

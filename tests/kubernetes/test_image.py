@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -198,6 +199,12 @@ def test_dockerfile_copies_only_what_the_ignore_file_lets_through():
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--from" not in line]
     assert {source for sources in copied for source in sources} == kept
+
+
+@pytest.mark.parametrize("page", ["docs/kubernetes.md", "docs/commands.md", "src/steppe/cli/image.py"])
+def test_what_is_said_of_the_base_is_what_the_dockerfile_has(page):
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert re.findall(r"python:3[\w.-]*\w", (ROOT / page).read_text()) == [base]
 
 
 def test_the_image_trains_as_nobody_special_on_a_read_only_disk(testbed: Testbed, namespace: str, image: str):

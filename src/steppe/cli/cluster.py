@@ -153,7 +153,7 @@ def delete(
         bool, typer.Option("--forget", help="Only forget it: nothing is asked or changed at its provider.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Even one that Steppe did not make; with --yes, also one with experiments.")
+        bool, typer.Option("--force", help="Even one that Steppe did not make; with --yes, whatever is on it.")
     ] = False,
     yes: YES = False,
 ) -> int:
@@ -179,12 +179,16 @@ def delete(
     for entry in chosen:
         if entry.is_deletable:
             lifecycle.check_deletable(entry, force)
-    lost = _what_is_lost(chosen)
+    lost, unasked = _what_is_lost(chosen)
     if lost and yes and not force:
         raise UserError(
             f"nothing was deleted, since what {lost} has on {_them(chosen)} would be lost; fetch it first (steppe "
             "experiment download -e NAME), or give it up with --force"
         )
+    if unasked and yes and not force:
+        raise ClusterError(f"nothing was deleted, since {unasked[0]}; to delete it all the same, add --force")
+    for note in unasked:
+        print(f"note: {note}")
     if not yes and not typer.confirm(_question(chosen, lost)):
         print("nothing was deleted")
         return 1
@@ -333,18 +337,19 @@ def _forget(name: str, yes: bool) -> int:
     return 0
 
 
-def _what_is_lost(chosen: list[Entry]) -> str:
-    """The experiments that are on these clusters, in words."""
+def _what_is_lost(chosen: list[Entry]) -> tuple[str, list[str]]:
+    """(the experiments that are on these clusters, in words; of which clusters that is not known, and why)."""
     from steppe.errors import SteppeError
     from steppe.platforms.kubernetes.emptying import experiments_on
 
     found: list[str] = []
+    unasked: list[str] = []
     for entry in chosen:
         try:
             found += [f"experiment {each}" for each in experiments_on(entry)]
         except SteppeError as error:
-            print(f'note: whether experiments are on cluster "{entry.record.name}" is not known: {error}')
-    return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+            unasked.append(f'whether experiments are on cluster "{entry.record.name}" is not known: {error}')
+    return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found), unasked
 
 
 def _question(chosen: list[Entry], lost: str) -> str:

@@ -38,7 +38,7 @@ def build(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="IMAGE", help="What it is built on, instead of python:3.11-slim."),
+        typer.Option("--base", metavar="IMAGE", help="What it is built on, instead of python:3.11.14-slim-bookworm."),
     ] = None,
     program: PROGRAM = None,
     dry_run: DRY_RUN = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import shutil
@@ -164,10 +165,12 @@ def _check(spec: ClusterSpec, name: str) -> None:
 def _same(provider: Kind | K3d, seen: Seen, record: Record) -> Seen:
     """Tells a cluster from another of the same name by its certificate authority."""
     path = registry.kubeconfig_path(record.name)
-    if not path.exists():
-        return seen
-    mine, found = kubeconfig.authority_of(kubeconfig.read(path)), kubeconfig.authority_of(provider.kubeconfig(record))
-    return Seen(seen.name, seen.state, id=record.id if mine == found else "another", num_nodes=seen.num_nodes)
+    mine = kubeconfig.authority_of(kubeconfig.read(path)) if path.exists() else None
+    if mine is None and record.state != "ready":
+        # Half made or half deleted: nothing can be compared, but nobody had the name when Steppe took it.
+        return dataclasses.replace(seen, id=record.id)
+    is_same = mine is not None and mine == kubeconfig.authority_of(provider.kubeconfig(record))
+    return dataclasses.replace(seen, id=record.id if is_same else "another")
 
 
 def _run(provider: Kind | K3d, command: list[str], seconds: float = ANSWER_SECONDS, text: str | None = None) -> str:

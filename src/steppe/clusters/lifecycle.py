@@ -41,8 +41,9 @@ class Entry:
 
     @property
     def is_own(self) -> bool:
-        """Whether this very cluster was made by Steppe from here."""
-        return self.is_known and self.record.is_owned and self.seen.id in ("", self.record.id)
+        """Whether this very cluster was made by Steppe from here, or is gone; a namesake without a label is not."""
+        is_same = self.seen.state == "gone" or self.seen.id == self.record.id
+        return self.is_known and self.record.is_owned and is_same
 
 
 def plan(spec: ClusterSpec, name: str | None = None, made_for: str = "") -> Record:
@@ -79,6 +80,12 @@ def create(record: Record, tell: Tell) -> Reachable:
     provider = registry.provider(record.provider)
     if registry.knows(record.name):
         record = _begun(record)
+        seen = provider.look(record)
+        if provider.is_deletable and seen.state != "gone" and seen.id != record.id:
+            raise ClusterError(
+                f'the cluster "{record.name}" at {record.provider} is not the one that Steppe began to make, but a '
+                f"namesake; forget what was begun with: steppe cluster delete -c {record.name} --forget"
+            )
     else:
         if provider.look(record).state != "gone" and provider.is_deletable:
             raise ClusterError(
@@ -189,7 +196,8 @@ def entries() -> tuple[list[Entry], list[str]]:
                 seen = future.result()
             except SteppeError as error:
                 notes.append(str(error))
-                seen = Seen(record.name, "unknown", place=record.place)
+                # It is taken for what it was; nothing is deleted that could not be asked for.
+                seen = Seen(record.name, "unknown", id=record.id, place=record.place)
             found.append(Entry(record, seen, is_known=True))
     others, more = _discovered({(each.record.provider, each.record.name) for each in found})
     return [*found, *others], [*notes, *(note for note in more if note not in notes)]

@@ -46,13 +46,22 @@ def note_of(folder: RunFolder, status: Status) -> str:
     """What a user should know of the cluster that was made for an experiment that does not run; else nothing."""
     from steppe.clusters import registry
 
-    place = remote.place_of(folder)
-    if place is None or not place.owns_cluster or status.is_live or not registry.knows(place.cluster):
+    if status.is_live:
         return ""
-    made = f'cluster "{place.cluster}", which was made for experiment "{folder.name}", is still there; it is deleted'
-    if status.state == "completed":
-        return f"{made} when the results are fetched: {folder.ways.download}"
-    return f"{made} when the experiment has completed, or is deleted itself"
+    place = remote.place_of(folder)
+    if place is not None and place.owns_cluster and registry.knows(place.cluster):
+        cluster: str | None = place.cluster
+    else:
+        # Also one of which the run folder tells nothing: its making or its deletion was cut short.
+        cluster = made_for(folder)
+    if cluster is None:
+        return ""
+    made = f'cluster "{cluster}", which was made for experiment "{folder.name}", is still there;'
+    if status.state != "completed":
+        return f"{made} it is deleted when the experiment has completed, or is deleted itself"
+    if place is None:
+        return f"{made} the results are here, so delete it with: steppe cluster delete -c {cluster}"
+    return f"{made} it is deleted when the results are fetched: {folder.ways.download}"
 
 
 def made_for(folder: RunFolder) -> str | None:

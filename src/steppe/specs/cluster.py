@@ -52,7 +52,7 @@ class ClusterSpec(Spec):
     gpu_sharing: Flag = False
     """Whether the provider lets several Pods share a GPU (gke, eks)."""
     clients_per_gpu: Count = WORKERS_PER_GPU
-    """How many Pods share a GPU where gpu_sharing is on: each asks the cluster for one of so many parts."""
+    """How many workers share a GPU at most: those of one Pod, or with gpu_sharing as many Pods, each with a part."""
     spot: Flag = False
     """Whether nodes are the cheaper kind that the provider may take back; training goes on elsewhere then."""
     version: Text | None = None

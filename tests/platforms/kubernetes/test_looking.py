@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from steppe.platforms.kubernetes import engines, naming
-from steppe.platforms.kubernetes.kubeapi import Answer
+from steppe.platforms.kubernetes.kubeapi import Answer, Kube
 from steppe.platforms.kubernetes.remote_run import RemoteRun
 
 Json = dict[str, Any]
@@ -90,6 +90,21 @@ def test_the_trouble_of_a_worker_is_seen(engine):
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
     sight = look(Server(engine, [pod("driver"), pod("worker", 1, waiting), *JOBS, ray_job()]))
     assert "the image steppe:1 of Pod" in sight.trouble
+
+
+def test_waiting_for_the_end_of_a_thousand_pods_asks_for_one_of_them():
+    server, labels = Server("jobs", [*CROWD]), {naming.RUN: RUN}
+    assert Kube.wait_until_gone(server, "Pod", labels, seconds=0.0) == [CROWD[0]["metadata"]["name"]]  # type: ignore[arg-type]
+    assert server.sent == 1
+    assert Kube.wait_until_gone(server, "Pod", labels | {naming.ROLE: "nobody"}) == []  # type: ignore[arg-type]
+
+
+def test_an_empty_page_is_not_the_end_of_pods(monkeypatch):
+    # A server may look at some objects only, and say that there are more.
+    server = Server("jobs", [*CROWD])
+    everything = server.listed
+    monkeypatch.setattr(server, "listed", lambda *words, limit=0: [] if limit else everything(*words))
+    assert Kube.wait_until_gone(server, "Pod", {naming.RUN: RUN}, seconds=0.0)  # type: ignore[arg-type]
 
 
 def test_without_anything_that_makes_pods_the_run_is_not_alive():

@@ -107,6 +107,8 @@ def test_without_more_words_a_threaded_driver_has_a_cpu_for_each_worker(planned)
     [
         (0.33, 7, 3, "1", "3"),
         (0.5, 4, 2, "1", "2"),
+        # No more than three, unless the cluster's spec says so.
+        (0.1, 7, 3, "1", "3"),
         (1.0, 2, 2, "1", "1"),
         (2.0, 2, 2, "2", "1"),
         (0.0, 2, 2, None, "1"),
@@ -120,11 +122,38 @@ def test_workers_share_a_gpu_by_fractions(planned, share, workers, pods, gpus, m
     assert variables_of(container)["STEPPE_POD_MEMBERS"] == members
 
 
-def test_on_a_cluster_that_shares_gpus_each_pod_asks_for_a_part(planned):
-    cluster = {"gpus_per_node": 1, "gpu_sharing": True}
-    plan = planned(cluster, run_mode="async", num_workers=6, ray={"gpus_per_worker": 0.33})
+def test_a_cluster_says_how_many_workers_share_a_gpu_at_most(planned):
+    plan = planned({"clients_per_gpu": 10}, run_mode="async", num_workers=20, ray={"gpus_per_worker": 0.1})
+    assert variables_of(container_of(plan, "worker"))["STEPPE_POD_MEMBERS"] == "10"
+
+
+@pytest.mark.parametrize(
+    ("provider", "share", "parts", "devices"),
+    [
+        ("eks", 0.1, "1", "1"),
+        ("eks", 0.33, "1", "1"),
+        ("eks", 0.5, "2", "1"),
+        ("kubeconfig", 1.0, "3", "1"),
+        ("eks", 2.0, "6", "2"),
+        ("gke", 0.33, "1", "1"),
+        ("gke", 0.1, "1", "1"),
+    ],
+)
+def test_on_a_cluster_that_shares_gpus_each_pod_asks_for_its_parts(planned, provider, share, parts, devices):
+    cluster = {"provider": provider, "gpus_per_node": 1, "gpu_sharing": True}
+    plan = planned(cluster, run_mode="async", num_workers=6, ray={"gpus_per_worker": share})
     assert job_of(plan, "worker")["spec"]["parallelism"] == 6
-    assert container_of(plan, "worker")["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    container = container_of(plan, "worker")
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == parts
+    assert variables_of(container)["STEPPE_POD_GPUS"] == devices
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0, 2.0])
+def test_gke_shares_no_more_than_one_part_with_a_pod(planned, share):
+    cluster = {"provider": "gke", "gpus_per_node": 1, "gpu_sharing": True}
+    plan = planned(cluster, run_mode="async", ray={"gpus_per_worker": share})
+    with pytest.raises(UserError, match=r"gives each Pod one of a GPU's 3 parts; ask for 0\.33 or less"):
+        jobs(plan)
 
 
 def test_what_the_specs_add_reaches_the_pods(planned):

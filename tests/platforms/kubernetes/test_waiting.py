@@ -45,6 +45,13 @@ def test_a_pod_that_fits_on_no_node_says_what_it_asks_for():
     )
 
 
+def test_a_pod_that_its_node_turns_away_says_why():
+    message = "Allocate failed due to [at most 1 nvidia.com/gpu can be requested on GPU nodes], which is unexpected"
+    trouble = trouble_of([pod(phase="Failed", reason="UnexpectedAdmissionError", message=message)], [], [])
+    assert trouble.sentence == f"Pod x-driver-1 was turned away by its node: {message}"
+    assert not trouble.is_final
+
+
 def test_memory_that_ran_out_ends_a_driver_and_not_a_worker():
     ended = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
     driver, worker = trouble_of([pod(ended)], [], []), trouble_of([pod(ended, role="worker")], [], [])

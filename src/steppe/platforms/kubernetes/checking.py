@@ -19,7 +19,7 @@ from steppe.platforms.kubernetes.podding import pod_template
 from steppe.platforms.kubernetes.rendering import Plan
 from steppe.platforms.kubernetes.shapes import GPU
 from steppe.platforms.kubernetes.waiting import termination_of, trouble_of
-from steppe.platforms.kubernetes.words import RESULTS, TERMINATION_LOG
+from steppe.platforms.kubernetes.words import PREFIX, RESULTS, TERMINATION_LOG
 
 if TYPE_CHECKING:
     from steppe.clusters._base import Reachable
@@ -34,6 +34,8 @@ TRIAL_SECONDS = 300.0
 SETTLING_SECONDS = 20.0
 """For how long a Pod may find no node before that is taken for more than a passing lack of room."""
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+STORE_FAILED = 4
+"""The exit code of a trial Pod whose object storage does not do what results need."""
 # What a driver needs of its image and its disk, in one line each.
 SCRIPT = f"""
 import pathlib, steppe.experiments.run
@@ -41,6 +43,19 @@ file = pathlib.Path("{RESULTS}/trial")
 file.write_text("steppe")
 assert file.read_text() == "steppe"
 pathlib.Path("{TERMINATION_LOG}").write_text("fine")
+"""
+# And of its object storage, where results are kept there.
+STORE_SCRIPT = f"""
+import os, sys
+from steppe.errors import SteppeError
+from steppe.platforms.kubernetes.object_store import ObjectStore
+try:
+    store = ObjectStore(os.environ["{PREFIX}STORE"] + "/" + os.environ["{PREFIX}HEAD"])
+    store.write("trial", b"steppe")
+    assert store.sizes() == {{"trial": 6}} and store.erase() == 1
+except SteppeError as error:
+    pathlib.Path("{TERMINATION_LOG}").write_text(str(error))
+    sys.exit({STORE_FAILED})
 """
 
 
@@ -62,7 +77,7 @@ def check(
     has_trial: bool = True,
     seconds: float = TRIAL_SECONDS,
 ) -> Iterator[Finding]:
-    """Looks at one thing after the other; the last is a trial Pod with a disk, which is removed again."""
+    """Looks at one thing after the other; the last is a trial Pod with its results, which are removed again."""
     tell("asks the API server")
     reached = _reach(kube)
     yield reached
@@ -79,11 +94,11 @@ def check(
     if engine == "kuberay":
         yield _kuberay(kube)
     classes = _storage_classes(kube)
-    wanted = reachable.spec.kubernetes.storage_class
+    pods = reachable.spec.kubernetes
     if (gpus := _gpus(kube, reachable)) is not None:
         yield gpus
     if not has_trial or allowed.outcome == "failed":
-        yield _storage(classes, wanted)
+        yield _storage(classes, pods.storage_class) if pods.results is None else _unseen(pods.results)
         return
     yield from _trial(kube, reachable, classes, tell, seconds)
 
@@ -178,6 +193,10 @@ def _storage(classes: list[Json] | None, wanted: str | None) -> Finding:
     return Finding("storage", "ok", f'results get disks of storage class "{wanted or default[0]}"')
 
 
+def _unseen(results: str) -> Finding:
+    return Finding("storage", "unknown", f"results are kept in {results}; a trial Pod would show whether they can be")
+
+
 def _storage_fix(names: list[str]) -> str:
     if names:
         return f"name one in the cluster's spec: --set kubernetes.storage_class={names[0]}"
@@ -210,38 +229,51 @@ def _gpus(kube: Kube, reachable: Reachable) -> Finding | None:
 def _trial(
     kube: Kube, reachable: Reachable, classes: list[Json] | None, tell: Callable[[str], None], seconds: float
 ) -> Iterator[Finding]:
-    """Runs Steppe in a Pod like a driver's, on a disk like an experiment's."""
+    """Runs Steppe in a Pod like a driver's, whose results are kept as an experiment's are."""
     plan = _plan(reachable, kube.namespace)
-    claim, pod = rendering.claim(plan), _pod(plan, seconds)
-    image = pod["spec"]["containers"][0]["image"]
+    claims, pod = rendering.claims(plan), _pod(plan, seconds)
     _remove_leftovers(kube, plan)
     try:
-        kube.create(claim)
-        created = kube.create(pod)
-        trouble = _wait(kube, created["metadata"]["name"], claim["metadata"]["name"], tell, seconds)
-        bound = kube.get("PersistentVolumeClaim", claim["metadata"]["name"]) or {}
-        if bound.get("status", {}).get("phase") == "Bound":
-            kind = bound.get("spec", {}).get("storageClassName")
-            yield Finding("storage", "ok", "a disk was made" + (f' of storage class "{kind}"' if kind else ""))
-            yield _ran(image) if trouble is None else Finding("image and nodes", "failed", trouble)
-            return
-        from_classes = _storage(classes, plan.pods.storage_class)
-        reason = _claim_reason(kube, bound) or (from_classes.sentence if from_classes.outcome == "failed" else "")
-        if reason:
-            fix = from_classes.fix or _storage_fix([each["metadata"]["name"] for each in classes or []])
-            yield Finding("storage", "failed", f"no disk is made: {reason}", fix)
+        for claim in claims:
+            kube.create(claim)
+        kube.create(pod)
+        ran = _wait(kube, pod["metadata"]["name"], pod["spec"]["containers"][0]["image"], tell, seconds)
+        if plan.pods.results is not None:
+            yield from _stored(ran, plan.pods.results)
         else:
-            yield Finding("image and nodes", "failed", trouble or "the Pod ended without its disk")
+            yield from _on_disk(kube, ran, claims[0]["metadata"]["name"], classes, plan.pods.storage_class)
     except KubeError as error:
         yield Finding("image and nodes", "failed", str(error))
     finally:
-        for kind, manifest in (("Pod", pod), ("PersistentVolumeClaim", claim)):
+        for manifest in (pod, *claims):
             with contextlib.suppress(ClusterError):
-                kube.delete(kind, manifest["metadata"]["name"])
+                kube.delete(manifest["kind"], manifest["metadata"]["name"])
 
 
-def _ran(image: str) -> Finding:
-    return Finding("image and nodes", "ok", f"a Pod of {image} started, and wrote to its disk")
+def _on_disk(kube: Kube, ran: Finding, claim: str, classes: list[Json] | None, wanted: str | None) -> Iterator[Finding]:
+    """What a trial Pod shows of the disk for results."""
+    bound = kube.get("PersistentVolumeClaim", claim) or {}
+    if bound.get("status", {}).get("phase") == "Bound":
+        kind = bound.get("spec", {}).get("storageClassName")
+        yield Finding("storage", "ok", "a disk was made" + (f' of storage class "{kind}"' if kind else ""))
+        yield ran
+        return
+    from_classes = _storage(classes, wanted)
+    reason = _claim_reason(kube, bound) or (from_classes.sentence if from_classes.outcome == "failed" else "")
+    if reason:
+        fix = from_classes.fix or _storage_fix([each["metadata"]["name"] for each in classes or []])
+        yield Finding("storage", "failed", f"no disk is made: {reason}", fix)
+    elif ran.outcome == "failed":
+        yield ran
+    else:
+        yield Finding("image and nodes", "failed", "the Pod ended without its disk")
+
+
+def _stored(ran: Finding, results: str) -> Iterator[Finding]:
+    """What a trial Pod shows of the object storage for results."""
+    if ran.outcome == "ok":
+        yield Finding("storage", "ok", f"an object was written to {results}, and removed again")
+    yield ran
 
 
 def _plan(reachable: Reachable, namespace: str) -> Plan:
@@ -253,12 +285,12 @@ def _plan(reachable: Reachable, namespace: str) -> Plan:
 
 
 def _pod(plan: Plan, seconds: float) -> Json:
-    """A driver's Pod that runs SCRIPT, without what only an experiment has."""
+    """A driver's Pod that runs the scripts, without what only an experiment has."""
     template = pod_template(plan, plan.crowds[0])
     spec, container = template["spec"], template["spec"]["containers"][0]
     own = {"experiment", "tokens", "modules"}
     container = container | {
-        "command": ["python", "-P", "-c", SCRIPT],
+        "command": ["python", "-P", "-c", SCRIPT if plan.pods.results is None else SCRIPT + STORE_SCRIPT],
         "volumeMounts": [mount for mount in container["volumeMounts"] if mount["name"] not in own],
     }
     spec = spec | {
@@ -276,26 +308,33 @@ def _pod(plan: Plan, seconds: float) -> Json:
     }
 
 
-def _wait(kube: Kube, name: str, claim: str, tell: Callable[[str], None], seconds: float) -> str | None:
-    """Waits until the Pod has ended well (None), or says why it does not."""
+def _wait(kube: Kube, name: str, image: str, tell: Callable[[str], None], seconds: float) -> Finding:
+    """Waits until the Pod has ended well, or says why it does not."""
     begin, pause = time.monotonic(), 0.2
+
+    def failed(sentence: str) -> Finding:
+        return Finding("image and nodes", "failed", sentence)
+
     while True:
         pod = kube.get("Pod", name)
         if pod is None:
-            return "the trial Pod was deleted by somebody else; try again"
+            return failed("the trial Pod was deleted by somebody else; try again")
         ended = termination_of(pod)
         if ended is not None:
             if ended.get("exitCode") == 0:
-                return None
+                return Finding("image and nodes", "ok", f"a Pod of {image} started, and wrote to its results")
+            last = str(ended.get("message", "")).strip().splitlines() or [f"exit code {ended.get('exitCode')}"]
+            if ended.get("exitCode") == STORE_FAILED:
+                return Finding("storage", "failed", last[-1])
             if ended.get("reason") != "OOMKilled":
-                last = str(ended.get("message", "")).strip().splitlines() or [f"exit code {ended.get('exitCode')}"]
-                return f"Steppe does not run in that image: {last[-1]}"
+                return failed(f"Steppe does not run in that image: {last[-1]}")
         trouble = trouble_of([pod], [], [])
         waited = time.monotonic() - begin
         if trouble is not None and (trouble.is_final or waited > SETTLING_SECONDS):
-            return trouble.sentence
+            return failed(trouble.sentence)
         if waited > seconds:
-            return trouble.sentence if trouble is not None else f"the Pod has not started within {seconds:.0f} s"
+            late = f"the Pod has not started within {seconds:.0f} s"
+            return failed(trouble.sentence if trouble is not None else late)
         tell(trouble.sentence if trouble is not None else "waits for a trial Pod, which pulls the image")
         time.sleep(pause)
         pause = min(1.5 * pause, 2.0)

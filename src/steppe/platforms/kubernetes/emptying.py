@@ -68,8 +68,9 @@ def empty(kube: Kube, tell: Callable[[str], None], seconds: float = DISK_SECONDS
 
 
 def _can_be_asked(entry: Entry) -> bool:
-    """Whether this is a cluster of Steppe's own making that runs."""
-    return entry.is_deletable and entry.is_own and entry.record.state == entry.seen.state == "ready"
+    """Whether this is a cluster of Steppe's own making that was ready once; one that ails now is asked all the same."""
+    is_there = entry.record.state == "ready" and entry.seen.state not in ("gone", "deleting")
+    return entry.is_deletable and entry.is_own and is_there
 
 
 def _opened(entry: Entry) -> Kube:

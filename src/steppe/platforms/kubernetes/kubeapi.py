@@ -132,11 +132,12 @@ class Kube:
             self._asked("DELETE", kind, name, body={"propagationPolicy": "Background"})
 
     def wait_until_gone(self, kind: str, labels: Mapping[str, str], seconds: float = GONE_SECONDS) -> list[str]:
-        """Waits until nothing of a kind has these labels; the names of what is still there in the end."""
+        """Waits until nothing of a kind has these labels; the name of one that is still there in the end."""
         deadline, pause = time.monotonic() + seconds, 0.1
-        while left := [each["metadata"]["name"] for each in self.listed(kind, labels)]:
+        # One is enough to go on waiting; where there seems to be none, all are asked for: a page may be empty.
+        while left := self.listed(kind, labels, limit=1) or self.listed(kind, labels):
             if time.monotonic() > deadline:
-                return left
+                return [each["metadata"]["name"] for each in left]
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
         return []

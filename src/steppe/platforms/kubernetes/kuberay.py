@@ -150,7 +150,7 @@ def _head_words(plan: Plan, crowd: Crowd) -> dict[str, str]:
     """How Ray is started in the driver's Pod, where no worker or server is to be."""
     store = int(plan.spec.ray.object_store * 2**30)
     # Asked for by name, a dashboard that is not installed is an error that says so.
-    return _words(0, crowd.gpus, store) | {"dashboard-host": "0.0.0.0", "include-dashboard": "true"}
+    return _words(0, crowd.devices, store) | {"dashboard-host": "0.0.0.0", "include-dashboard": "true"}
 
 
 def _group_words(crowd: Crowd) -> dict[str, str]:
@@ -158,7 +158,7 @@ def _group_words(crowd: Crowd) -> dict[str, str]:
     room = f"'{json.dumps({place_of(crowd.role): crowd.members})}'"
     store = store_of(crowd.memory * 2**30)
     # What workers and servers take is promised by their Pods: Ray only counts places.
-    return _words(1000, crowd.gpus, store) | {"resources": room}
+    return _words(1000, crowd.devices, store) | {"resources": room}
 
 
 def _words(cpus: int, gpus: int, store: int) -> dict[str, str]:

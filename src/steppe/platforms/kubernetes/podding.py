@@ -153,7 +153,7 @@ def _environment(plan: Plan, crowd: Crowd) -> dict[str, str]:
         "HEAD": plan.name,
         "MEMBERS": str(crowd.members),
         "CPUS": f"{crowd.cpus:g}",
-        "GPUS": str(crowd.gpus),
+        "GPUS": str(crowd.devices),
         "MEMORY": str(int(crowd.memory * 2**30)),
         "GENERATION": plan.generation,
         "START": plan.start,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from steppe.errors import UserError
-from steppe.specs.cluster import ClusterSpec
+from steppe.specs.cluster import WORKERS_PER_GPU, ClusterSpec
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.kubernetes import Engine, KubernetesSpec, PodSpec
 
@@ -30,7 +30,9 @@ class Crowd:
     memory: float
     """In GB."""
     gpus: int
-    """Of the cluster's parts of GPUs, where Pods share one."""
+    """What it asks the cluster for; of its parts of GPUs, where Pods share one."""
+    devices: int
+    """How many GPUs its processes see, whole or shared."""
     image: str | None
 
     @property
@@ -90,14 +92,12 @@ def _crowd(role: Role, wanted: int, members: int, own: PodSpec, usual: PodSpec, 
     cpus, memory, share = (_first(own, usual, name) for name in ("cpus", "memory", "gpus"))
     if share > 1 and not float(share).is_integer():
         raise UserError(f"a {role} gets a part of one GPU (0.33) or whole ones (2), not {share:g}")
-    is_shared = cluster is not None and cluster.gpu_sharing
     gpus = math.ceil(share)
-    if 0 < share < 1 and is_shared:
-        assert cluster is not None
-        # The cluster hands out parts of a GPU as if they were whole ones.
-        gpus, members = max(1, round(share * cluster.clients_per_gpu)), 1
+    if share and cluster is not None and cluster.gpu_sharing:
+        gpus, members = _parts(role, share, cluster), 1
     elif 0 < share < 1 and not members:
-        members = min(wanted, int(1 / share + 1e-9))
+        most = WORKERS_PER_GPU if cluster is None else cluster.clients_per_gpu
+        members = min(wanted, int(1 / share + 1e-9), most)
     members = members or 1
     return Crowd(
         role=role,
@@ -107,8 +107,22 @@ def _crowd(role: Role, wanted: int, members: int, own: PodSpec, usual: PodSpec, 
         cpu_limit=max(cpus, own.cpu_limit or cpus) * members,
         memory=memory * members,
         gpus=gpus,
+        devices=math.ceil(share),
         image=own.image,
     )
+
+
+def _parts(role: Role, share: float, cluster: ClusterSpec) -> int:
+    """How many it asks for where the cluster hands out parts of a GPU as if they were whole ones."""
+    most = cluster.clients_per_gpu
+    parts = max(1, round(share * most))
+    if parts > 1 and cluster.provider == "gke":
+        # A node there turns away a Pod that asks for more.
+        raise UserError(
+            f"a {role} is to get {share:g} GPUs, and a gke cluster with gpu_sharing gives each Pod one of a GPU's "
+            f"{most} parts; ask for {1 / most:.2g} or less, or make a cluster without gpu_sharing"
+        )
+    return parts
 
 
 def _first(own: PodSpec, usual: PodSpec, name: str) -> float:

@@ -86,6 +86,8 @@ def _of_pod(pod: Json) -> Trouble | None:
                 f"{_requests(pod)}; ask for less (kubernetes.{_role(pod)}), or add nodes",
                 is_final=False,
             )
+    if status.get("reason") == "UnexpectedAdmissionError":
+        return Trouble(f"Pod {name} was turned away by its node: {_plain(status.get('message', ''))}", is_final=False)
     if status.get("reason") == "Evicted":
         return Trouble(f"Pod {name} was evicted: {_plain(status.get('message', ''))}", is_final=False)
     return None

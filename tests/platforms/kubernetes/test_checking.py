@@ -1,0 +1,116 @@
+"""What `steppe cluster check` makes and finds; tests/clusters/test_testbed.py asks a real cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steppe.clusters._base import Reachable
+from steppe.platforms.kubernetes import checking
+from steppe.platforms.kubernetes.kubeapi import Answer
+from steppe.platforms.kubernetes.words import PREFIX, RESULTS, TERMINATION_LOG
+from steppe.specs.cluster import ClusterSpec
+
+Json = dict[str, Any]
+STORE = {"results": "s3://bucket/runs", "env_from_secrets": ["keys"]}
+
+
+class Server:
+    """An API server without any storage class, on which every Pod ends at once."""
+
+    def __init__(self, exit_code: int = 0, message: str = "fine") -> None:
+        self.name, self.namespace = "lab", "space"
+        self.ended = {"exitCode": exit_code, "message": message}
+        self.made: list[Json] = []
+        self.deleted: list[str] = []
+
+    def ask(self, method: str, path: str, body: Json | None = None) -> Answer:
+        said = {"gitVersion": "v1.33.1", "major": "1", "minor": "33", "items": [], "status": {"allowed": True}}
+        return Answer(200, json.dumps(said).encode())
+
+    def create(self, manifest: Json) -> Json:
+        self.made.append(manifest)
+        return manifest
+
+    def get(self, kind: str, name: str) -> Json | None:
+        found = next((each for each in self.made if (each["kind"], each["metadata"]["name"]) == (kind, name)), None)
+        if found is None or kind != "Pod":
+            return found
+        container = found["spec"]["containers"][0]["name"]
+        states = [{"name": container, "state": {"terminated": self.ended}}]
+        return found | {"status": {"containerStatuses": states}}
+
+    def listed(self, kind: str, labels: Json | None = None, fields: str = "") -> list[Json]:
+        return []
+
+    def delete(self, kind: str, name: str) -> None:
+        self.deleted.append(kind)
+
+
+def check(server: Server, pods: Json, *, has_trial: bool = True) -> dict[str, checking.Finding]:
+    spec = ClusterSpec.model_validate({"provider": "kubeconfig", "kubernetes": pods})
+    reachable = Reachable("lab", Path("config"), "lab", "space", False, spec)
+    found = checking.check(server, reachable, lambda line: None, has_trial=has_trial)  # type: ignore[arg-type]
+    return {finding.what: finding for finding in found}
+
+
+def test_results_in_object_storage_need_no_disk():
+    server = Server()
+    found = check(server, STORE)
+    assert {finding.outcome for finding in found.values()} == {"ok"}
+    assert "written to s3://bucket/runs" in found["storage"].sentence
+    (pod,) = server.made
+    assert pod["kind"] == "Pod"
+    container = pod["spec"]["containers"][0]
+    assert {"name": f"{PREFIX}STORE", "value": "s3://bucket/runs"} in container["env"]
+    assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    assert "ObjectStore" in container["command"][-1]
+    assert server.deleted == ["Pod"]
+
+
+def test_what_object_storage_refuses_is_told_as_storage():
+    found = check(Server(checking.STORE_FAILED, "cannot write s3://bucket/runs/x: there is no such bucket"), STORE)
+    assert (found["storage"].outcome, found["storage"].sentence[:12]) == ("failed", "cannot write")
+    assert "image and nodes" not in found
+
+
+def test_without_a_trial_object_storage_is_not_known():
+    found = check(Server(), STORE, has_trial=False)["storage"]
+    assert found.outcome == "unknown"
+    assert "s3://bucket/runs" in found.sentence
+
+
+def test_a_disk_is_tried_where_results_are_kept_on_one():
+    server = Server()
+    found = check(server, {})["storage"]
+    assert (found.outcome, found.sentence) == ("failed", "no disk is made: there is no default storage class")
+    assert [each["kind"] for each in server.made] == ["PersistentVolumeClaim", "Pod"]
+    assert server.deleted == ["Pod", "PersistentVolumeClaim"]
+    assert "ObjectStore" not in server.made[1]["spec"]["containers"][0]["command"][-1]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_trial_writes_to_object_storage_and_leaves_nothing(tmp_path: Path, is_there: bool):
+    pytest.importorskip("fsspec")
+    bucket, last_words = tmp_path / "bucket", tmp_path / "last-words"
+    if is_there:
+        (bucket / "run").mkdir(parents=True)
+    script = (checking.SCRIPT + checking.STORE_SCRIPT).replace(RESULTS, str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script.replace(TERMINATION_LOG, str(last_words))],
+        env=os.environ | {f"{PREFIX}STORE": f"file://{bucket}", f"{PREFIX}HEAD": "run"},
+        capture_output=True,
+        text=True,
+    )
+    if is_there:
+        assert (done.returncode, last_words.read_text()) == (0, "fine"), done.stderr
+        assert [path for path in bucket.rglob("*") if path.is_file()] == []
+    else:
+        assert done.returncode == checking.STORE_FAILED, done.stderr
+        assert last_words.read_text().startswith(f"cannot write file://{bucket}/run/trial: there is no such bucket")
