@@ -142,11 +142,6 @@ def settle_place(folder: RunFolder, spec: ExperimentSpec, cluster: str | None, t
 
     project = _project_name(folder, find_project(folder.path))
     owns = reachable.is_owned and registry.read(name).made_for == str(folder.path)
-    if reachable.is_owned and spec.run_mode in ("single", "multi-threaded") and reachable.spec.num_nodes > 1:
-        tell(
-            f'run mode "{spec.run_mode}" is one Pod, so that only one of the {reachable.spec.num_nodes} nodes of '
-            f'cluster "{reachable.name}" has something to do'
-        )
     return Place(reachable.name, reachable.namespace, run_name(project, folder.name), owns_cluster=owns)
 
 
