@@ -32,6 +32,8 @@ def make():
     return Stuck(gymnasium.make("CartPole-v1"))
 """
 """An environment that hangs once in each Pod."""
+HASTY = "from steppe.platforms.kubernetes import waiting; waiting.PATIENT_SECONDS = 10.0"
+"""Has a command believe sooner that a registry has nothing to give."""
 
 
 @pytest.mark.long
@@ -95,21 +97,44 @@ def test_a_run_outlives_its_node(workplace: Workplace):
 
 def test_an_image_that_cannot_be_pulled_ends_in_a_sentence(workplace: Workplace):
     workplace.new("image", kubernetes={"image": "localhost/no-such-image:1"})
-    said = workplace.steppe("experiment", "start", "-e", "image", "-c", "testbed", exit_code=1)
+    said = workplace.steppe("experiment", "start", "-e", "image", "-c", "testbed", exit_code=1, before=HASTY)
     assert "the image localhost/no-such-image:1 of Pod" in said
     assert "cannot be pulled" in said
     assert 'experiment "image" is failed' in said
     wait_until(lambda: not workplace.pods_of("driver"), "its Pod to end", seconds=120, pause=1.0)
 
 
+def test_workers_that_cannot_be_pulled_end_in_a_sentence(workplace: Workplace):
+    kubernetes = {"worker": {"image": "localhost/no-such-image:1"}}
+    workplace.new("crew", run_mode="async", agent="dqn", num_workers=2, kubernetes=kubernetes)
+    said = workplace.steppe("experiment", "start", "-e", "crew", "-c", "testbed", exit_code=1, before=HASTY)
+    assert "0 of 2 workers are ready: the image localhost/no-such-image:1 of Pod" in said
+    assert 'experiment "crew" is failed' in said
+    wait_until(lambda: not workplace.pods_of("driver"), "its Pods to end", seconds=120, pause=1.0)
+    assert "cannot be pulled" in workplace.status("crew")["reason"]
+
+
+@pytest.mark.long
+def test_a_quota_without_room_for_workers_ends_in_a_sentence(workplace: Workplace):
+    limit_pods(workplace, 2)
+    workplace.new("shards", run_mode="distributed", num_workers=2, num_parameter_servers=1)
+    said = workplace.steppe("experiment", "start", "-e", "shards", "-c", "testbed", exit_code=1, before=HASTY)
+    assert "1 of 1 servers and 0 of 2 workers are ready: the namespace has no room for a Pod: exceeded quota" in said
+
+
+def test_a_run_whose_pod_is_gone_after_its_end_has_completed(workplace: Workplace):
+    workplace.new("done", total_timesteps=4_000)
+    workplace.steppe("experiment", "start", "-e", "done", "-c", "testbed", "--detach")
+    is_done = lambda: (pods := workplace.pods_of("driver")) and has_ended(pods[0])  # noqa: E731
+    wait_until(is_done, "the driver to end", seconds=300, pause=1.0)
+    (pod,) = workplace.pods_of("driver")
+    workplace.testbed.kubectl("delete", "pod", pod["metadata"]["name"], "-n", workplace.namespace)
+    status = workplace.status("done")
+    assert (status["state"], status["timestep"] >= 4_000) == ("completed", True)
+
+
 def test_a_quota_that_is_too_small_ends_in_a_sentence(workplace: Workplace):
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "small"},
-        "spec": {"hard": {"pods": "0"}},
-    }
-    workplace.testbed.apply(quota, namespace=workplace.namespace)
+    limit_pods(workplace, 0)
     workplace.new("quota")
     said = workplace.steppe("experiment", "start", "-e", "quota", "-c", "testbed", exit_code=1)
     assert "the namespace has no room for a Pod: exceeded quota: small, requested: pods=1" in said
@@ -160,6 +185,17 @@ def test_a_missing_permission_is_named(workplace: Workplace, tmp_path, resource,
     said = workplace.steppe("experiment", "start", "-e", "role", "-c", "limited", exit_code=1)
     assert sentence in said
     assert "docs/kubernetes.md" in said
+
+
+def limit_pods(workplace: Workplace, pods: int) -> None:
+    """Lets the namespace have so many."""
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "small"},
+        "spec": {"hard": {"pods": str(pods)}},
+    }
+    workplace.testbed.apply(quota, namespace=workplace.namespace)
 
 
 def outlive(workplace: Workplace, name: str, pods: dict[str, int]) -> None:

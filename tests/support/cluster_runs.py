@@ -68,9 +68,10 @@ class Workplace:
         (self.folder / "configs" / "clusters" / f"{name}.json").write_text(json.dumps(spec))
         self.steppe("cluster", "create", "-f", name)
 
-    def steppe(self, *words: str, exit_code: int = 0) -> str:
-        """What a command prints, errors last."""
-        command = [sys.executable, "-m", "steppe", *words]
+    def steppe(self, *words: str, exit_code: int = 0, before: str = "") -> str:
+        """What a command prints, errors last; `before` is Python that its process runs first."""
+        begin = ["-c", f"{before}; import runpy; runpy.run_module('steppe', run_name='__main__')"] if before else []
+        command = [sys.executable, *(begin or ["-m", "steppe"]), *words]
         done = subprocess.run(
             command, cwd=self.folder, env=self._environment(), capture_output=True, text=True, timeout=SECONDS
         )

@@ -64,14 +64,18 @@ class _Watching:
 
     def __init__(self, shows: Display) -> None:
         self._shows = shows
-        self._said = ""
+        self._said: set[str] = set()
 
     def __call__(self, status: Status) -> None:
         """Called with every look."""
         from steppe.experiments import remote
 
-        if " " in status.phase and status.phase != self._said:
-            self._said = status.phase
+        if " " not in status.phase:
+            # All is well: whatever comes next is news.
+            self._said.clear()
+        elif status.phase not in self._said:
+            # Kubernetes says the same in turns, such as that a pull has failed and that it waits before the next.
+            self._said.add(status.phase)
             self._shows.announce(status.phase)
         if status.state in ("running", "pausing"):
             self._shows.update(remote.progress_of(status))

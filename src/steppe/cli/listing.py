@@ -64,15 +64,15 @@ def print_experiment(folder: RunFolder, as_json: bool) -> None:
     from steppe.cli.console import console, print_json
 
     status, spec = folder.status(), folder.spec_data()
+    sizes, where = _sizes(folder, status)
     if as_json:
-        names = [str(path.relative_to(folder.path)) for path in folder.files()]
         print_json(
             {
                 "name": folder.name,
                 "folder": str(folder.path),
                 "status": dataclasses.asdict(status),
                 "spec": spec,
-                "files": names,
+                "files": [name for name, _ in sizes],
             }
         )
         return
@@ -87,8 +87,10 @@ def print_experiment(folder: RunFolder, as_json: bool) -> None:
     ]:
         out.print(line, markup=False)
     out.print("files", style="bold")
-    for label, text in _files(folder):
+    for label, text in _summed(sizes):
         out.print(f"  {label:<24} {text}", markup=False)
+    if where:
+        out.print(f"  {where}", markup=False)
 
 
 def print_log(folder: RunFolder, follow: bool) -> None:
@@ -164,7 +166,7 @@ def _row(folder: RunFolder) -> dict[str, Any]:
         except ClusterError as error:
             # What was last seen of it is better than nothing.
             status, note = folder.read_status(), str(error)
-        note = note or own_cluster.note_of(folder, status)
+        note = note or _waits(folder, status) or own_cluster.note_of(folder, status)
     except SteppeError as error:
         return {"name": folder.name, "error": str(error)}
     environment, agent = spec.get("environment"), spec.get("agent")
@@ -172,6 +174,7 @@ def _row(folder: RunFolder) -> dict[str, Any]:
         "name": folder.name,
         "state": status.state,
         "reason": status.reason,
+        "phase": status.phase,
         "run_mode": spec.get("run_mode", "single"),
         "platform": spec.get("platform", "local"),
         "note": note,
@@ -189,6 +192,12 @@ def _row(folder: RunFolder) -> dict[str, Any]:
     }
 
 
+def _waits(folder: RunFolder, status: Status) -> str:
+    """What an experiment on a cluster waits for; what it does while all is well is one word."""
+    is_told = status.is_live and " " in status.phase
+    return f'experiment "{folder.name}" is {status.state}: {status.phase}' if is_told else ""
+
+
 def _facts(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
     from steppe.experiments import own_cluster, remote
 
@@ -202,7 +211,9 @@ def _facts(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
             ("time", duration(status.seconds)),
             ("return", _mean(status)),
         ]
-    if status.is_live:
+    if status.is_live and status.phase:
+        facts.append(("phase", status.phase))
+    if status.is_live and status.heartbeat is not None:
         facts.append(("process", f"{status.pid} on {status.host}, heard {age(status.heartbeat)}"))
     elif status.finished is not None:
         facts.append(("ended", age(status.finished)))
@@ -215,15 +226,33 @@ def _mean(status: Status) -> str:
     return f"{score(status.mean_return)}{of}"
 
 
-def _files(folder: RunFolder) -> list[tuple[str, str]]:
-    """Each file with its size, each folder with how many files it has."""
-    sizes: dict[str, list[int]] = {}
+def _sizes(folder: RunFolder, status: Status) -> tuple[list[tuple[str, int]], str]:
+    """Every file with its size, and where the others are that cannot be seen from here."""
+    from steppe.clusters import registry
+    from steppe.errors import SteppeError
+    from steppe.experiments import remote
+
+    found = []
     for path in folder.files():
-        first, *rest = path.relative_to(folder.path).parts
         # A running experiment may have removed it meanwhile.
         with contextlib.suppress(FileNotFoundError):
-            amount = path.stat().st_size
-            sizes.setdefault(f"{first}/" if rest else first, []).append(amount)
+            found.append((path.relative_to(folder.path).as_posix(), path.stat().st_size))
+    place = remote.place_of(folder)
+    if place is None or not registry.knows(place.cluster):
+        return found, ""
+    if status.state in ("running", "pausing"):
+        # A driver answers: no Pod must be started just for this.
+        with contextlib.suppress(SteppeError):
+            return [(each["path"], each["size"]) for each in remote.files(folder)], ""
+    return found, f'what it has left is on cluster "{place.cluster}"; fetch it with: {folder.ways.download}'
+
+
+def _summed(files: list[tuple[str, int]]) -> list[tuple[str, str]]:
+    """Each file with its size, each folder with how many files it has."""
+    sizes: dict[str, list[int]] = {}
+    for name, amount in files:
+        first, *rest = name.split("/")
+        sizes.setdefault(f"{first}/" if rest else first, []).append(amount)
     return [(name, _amount(name, inside)) for name, inside in sorted(sizes.items())]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import EnvironmentAway, StateError, SteppeError, UserError
-from steppe.experiments import own_cluster, remote
+from steppe.experiments import idle_nodes, own_cluster, remote
 from steppe.experiments.project import let_user_modules_import
 from steppe.experiments.states import State
 from steppe.experiments.store import REQUEST_FILE, SPEC_FILE, RunFolder, Status, Store, is_own
@@ -160,7 +160,10 @@ def start_on_cluster(
             f"{folder.ways.resume_with('platform', 'local')}; to start it anew on a cluster, stop it, and: "
             f"{folder.ways.start_on(cluster or 'CLUSTER')}"
         )
-    place = remote.settle_place(folder, folder.spec(), cluster, tell)
+    spec = folder.spec()
+    place = remote.settle_place(folder, spec, cluster, tell)
+    if notice := idle_nodes.notice_of(spec, place.cluster):
+        tell(notice)
     return remote.start(folder, place, renew=force and not is_new)
 
 

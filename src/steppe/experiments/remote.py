@@ -21,8 +21,9 @@ from steppe.specs.files import PROJECT_FILE, find_project, read_spec_file
 
 if TYPE_CHECKING:
     from steppe.clusters._base import Reachable
-    from steppe.platforms.kubernetes.remote_run import RemoteRun, Sight
+    from steppe.platforms.kubernetes.remote_run import RemoteRun
     from steppe.platforms.kubernetes.rendering import Plan
+    from steppe.platforms.kubernetes.sights import Sight
     from steppe.runners import Progress
     from steppe.specs.experiment import ExperimentSpec
 
@@ -33,8 +34,6 @@ UNREACHABLE_SECONDS = 120.0
 """For how long a cluster may be out of reach before nobody follows a run any more."""
 PENDING_SECONDS = 900.0
 """For how long a run that is followed may wait for its Pod."""
-TROUBLE_SECONDS = 5.0
-"""For how long trouble must last before it is believed."""
 PODS_GONE = "its Pods are gone; somebody has deleted them"
 Tell = Callable[[str], None]
 
@@ -147,11 +146,6 @@ def settle_place(folder: RunFolder, spec: ExperimentSpec, cluster: str | None, t
 
     project = _project_name(folder, find_project(folder.path))
     owns = reachable.is_owned and registry.read(name).made_for == str(folder.path)
-    if reachable.is_owned and spec.run_mode in ("single", "multi-threaded") and reachable.spec.num_nodes > 1:
-        tell(
-            f'run mode "{spec.run_mode}" is one Pod, so that only one of the {reachable.spec.num_nodes} nodes of '
-            f'cluster "{reachable.name}" has something to do'
-        )
     name = run_name(project, spec.name)
     return Place(reachable.name, reachable.namespace, name, owns_cluster=owns, project=project)
 
@@ -216,6 +210,7 @@ def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
     with _reached(place) as (_, run):
         reached = progressed = time.monotonic()
         troubled: float | None = None
+        timestep = 0
         while True:
             try:
                 sight = run.look()
@@ -233,10 +228,12 @@ def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
                 return seen
             now = time.monotonic()
             troubled = (troubled or now) if sight.trouble else None
-            if troubled is not None and now - troubled >= TROUBLE_SECONDS:
+            if troubled is not None and now - troubled >= sight.seconds:
                 # Nobody is to pay for its waiting.
                 return _ended(folder, run, seen, "failed", sight.trouble)
-            progressed = now if not sight.phase else progressed
+            if not sight.phase or seen.timestep != timestep:
+                # Some of its workers may be missing while it trains.
+                progressed, timestep = now, seen.timestep
             if now - progressed > PENDING_SECONDS:
                 raise ClusterError(
                     f'experiment "{folder.name}" still waits on cluster "{place.cluster}": {sight.phase}; it goes on '
@@ -386,8 +383,9 @@ def _status(folder: RunFolder, sight: Sight) -> Status:
         # It never said a word.
         seen = known
     seen = dataclasses.replace(seen, created=known.created)
-    if seen.is_live:
-        return dataclasses.replace(seen, state="failed", reason=PODS_GONE, finished=time.time(), phase="")
+    if seen.is_live or (sight.trouble and seen.state != "failed"):
+        reason = sight.trouble or PODS_GONE
+        return dataclasses.replace(seen, state="failed", reason=reason, finished=time.time(), phase="")
     return seen
 
 

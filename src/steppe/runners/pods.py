@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
 import time
 
+from steppe.records.durable import write_atomically
 from steppe.specs.distributed import RaySpec
 from steppe.specs.experiment import ExperimentSpec
 
@@ -18,6 +20,8 @@ RAY_PORT = 6379
 """Where the driver's Ray takes in the other Pods."""
 CREW_FILE_VARIABLE = "STEPPE_CREW_FILE"
 """Names the file in which a learner writes down what its workers must know."""
+JOINED_FILE_VARIABLE = "STEPPE_JOINED_FILE"
+"""Names the file in which a training writes down how many have joined it."""
 RAY_VARIABLE = "STEPPE_POD_RAY"
 """Names the address of a Ray that runs in the driver's Pod already, since somebody else starts it."""
 STORE_SHARE, LARGEST_STORE = 0.3, 2**28
@@ -58,19 +62,39 @@ def store_of(memory: float) -> int:
     return int(min(memory * STORE_SHARE, LARGEST_STORE))
 
 
-def wait_for_pods(spec: ExperimentSpec) -> None:
+class RollCall:
+    """Writes down who has joined the training, for the driver's Pod to tell."""
+
+    def __init__(self) -> None:
+        self._noted: dict[str, dict[str, int]] = {}
+
+    def note(self, kind: str, here: int, wanted: int) -> None:
+        """So many of this kind, "worker" or "server", are here now; the most that ever were are remembered."""
+        before = self._noted.get(kind, {})
+        now = {"here": here, "wanted": wanted, "most": max(here, before.get("most", 0))}
+        file = os.environ.get(JOINED_FILE_VARIABLE)
+        if now != before and file:
+            self._noted[kind] = now
+            write_atomically(file, json.dumps(self._noted))
+
+
+def wait_for_pods(spec: ExperimentSpec, roll: RollCall) -> None:
     """Waits until there is room for every parameter server and for a worker: a cluster may take its time for Pods."""
     import ray
 
-    wanted = {place_of("server"): spec.num_parameter_servers, place_of("worker"): 1}
+    needed = {"server": spec.num_parameter_servers, "worker": 1}
+    wanted = needed | {"worker": spec.num_workers}
     told = time.monotonic()
     while True:
-        there = ray.cluster_resources()
-        missing = {name: count for name, count in wanted.items() if there.get(name, 0) < count}
+        resources = ray.cluster_resources()
+        there = {kind: int(resources.get(place_of(kind), 0)) for kind in needed}
+        for kind, count in there.items():
+            roll.note(kind, min(count, wanted[kind]), wanted[kind])
+        missing = [kind for kind, count in needed.items() if there[kind] < count]
         if not missing:
             return
         if time.monotonic() - told > TELL_SECONDS:
             told = time.monotonic()
-            have = ", ".join(f"{there.get(name, 0):g} of {count} {name[7:]}s" for name, count in missing.items())
+            have = ", ".join(f"{there[kind]} of {needed[kind]} {kind}s" for kind in missing)
             log.warning("waiting for Pods: %s have joined", have)
         time.sleep(LOOK_SECONDS)

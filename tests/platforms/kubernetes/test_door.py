@@ -6,7 +6,9 @@ from door_client import TOKEN, opened
 
 from steppe.experiments.store import LOG_FILE, REQUEST_FILE, STATUS_FILE, RunFolder
 from steppe.platforms.kubernetes import door as doors
+from steppe.platforms.kubernetes import pod
 from steppe.platforms.kubernetes.door import Door
+from steppe.runners import pods
 
 
 @pytest.fixture
@@ -88,3 +90,18 @@ def test_a_request_reaches_the_run(ask, folder):
 def test_a_request_that_makes_no_sense_is_refused(ask, folder, body):
     assert ask("/ask", "POST", body=body)[0] == 400
     assert RunFolder(folder).asked() is None
+
+
+def test_a_driver_tells_who_has_joined_the_training_that_it_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(pod, "token", lambda key: TOKEN)
+    driver = pod.Driver()
+    driver._joined_file = tmp_path / "joined.json"
+    driver._command = lambda: ["true"]
+    assert driver._facts()["joined"] == {}
+    told = {"worker": {"here": 1, "wanted": 2, "most": 1}}
+    driver._joined_file.write_text(json.dumps(told))
+    assert driver._facts()["joined"] == told
+    assert driver._environment()[pods.JOINED_FILE_VARIABLE] == str(driver._joined_file)
+    # Another training has to hear of them itself.
+    assert driver._train() == 0
+    assert driver._facts()["joined"] == {}

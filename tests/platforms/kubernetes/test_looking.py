@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from steppe.platforms.kubernetes import engines, naming
+from steppe.errors import ClusterError
+from steppe.platforms.kubernetes import engines, naming, remote_run
 from steppe.platforms.kubernetes.kubeapi import Answer, Kube
 from steppe.platforms.kubernetes.remote_run import RemoteRun
+from steppe.platforms.kubernetes.waiting import PATIENT_SECONDS
 
 Json = dict[str, Any]
 RUN = "steppe-first-12345678"
@@ -38,7 +40,7 @@ class Server:
         found = [
             each
             for each in self.objects
-            if each["kind"] == kind and wanted <= each["metadata"].get("labels", {}).items()
+            if each["kind"] == kind and wanted <= each["metadata"].get("labels", {}).items() and selects(fields, each)
         ]
         self.sent += len(found[: limit or None])
         return found[: limit or None]
@@ -47,10 +49,22 @@ class Server:
         return Answer(503, b"") if self.door is None else Answer(200, json.dumps(self.door).encode())
 
 
+def selects(fields: str, thing: Json) -> bool:
+    """As an API server understands what is asked for here: `a.b=value` and `a.b!=value`, all of them."""
+    for each in fields.split(",") if fields else ():
+        path, _, value = each.replace("!=", "=").partition("=")
+        found: Any = thing
+        for name in path.split("."):
+            found = found.get(name, {})
+        if (found == value) == ("!=" in each):
+            return False
+    return True
+
+
 def pod(role: str, number: int = 0, state: Json | None = None) -> Json:
     statuses = [{"name": role, "image": "steppe:1", "state": state or {"running": {}}}]
     return made("Pod", f"{RUN}-{role}-{number}", role) | {
-        "status": {"containerStatuses": statuses},
+        "status": {"containerStatuses": statuses, "phase": "Pending" if "waiting" in (state or {}) else "Running"},
         "spec": {"containers": [{"name": role, "image": "steppe:1"}]},
     }
 
@@ -85,11 +99,139 @@ def test_of_a_thousand_workers_some_are_looked_at_while_the_driver_is_away():
     assert server.sent <= 1 + len(JOBS) + engines.MOST_PODS
 
 
+NOT_PULLED = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+NO_ROOM = {
+    "kind": "Event",
+    "metadata": {"name": "1"},
+    "reason": "FailedCreate",
+    "message": 'Error creating: pods "x" is forbidden: exceeded quota: small, requested: pods=1',
+    "involvedObject": {"uid": f"{RUN}-worker"},
+}
+
+
+def answer(**joined: tuple[int, int, int]) -> Json:
+    """What a driver says that has so many servers and workers: here, wanted, and at most until now."""
+    told = {kind: dict(zip(("here", "wanted", "most"), each, strict=True)) for kind, each in joined.items()}
+    return {"status": {"state": "starting", "phase": "compiling"}, "is_over": False, "joined": told}
+
+
+@pytest.mark.parametrize("joined", [{"worker": (0, 2, 0)}, {"server": (0, 1, 0), "worker": (0, 2, 0)}])
 @pytest.mark.parametrize("engine", ["jobs", "kuberay"])
-def test_the_trouble_of_a_worker_is_seen(engine):
-    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-    sight = look(Server(engine, [pod("driver"), pod("worker", 1, waiting), *JOBS, ray_job()]))
-    assert "the image steppe:1 of Pod" in sight.trouble
+def test_workers_whose_image_cannot_be_pulled_are_trouble_where_none_has_joined(engine, joined):
+    objects = [pod("driver"), pod("worker", 1, NOT_PULLED), pod("worker", 2, NOT_PULLED), *JOBS, ray_job()]
+    sight = look(Server(engine, objects, door=answer(**joined)))
+    assert sight.is_alive
+    assert f"0 of 2 workers are ready: the image steppe:1 of Pod {RUN}-worker-1 cannot be pulled" in sight.phase
+    assert sight.trouble.startswith(f"the image steppe:1 of Pod {RUN}-worker-1 cannot be pulled (no such image)")
+    assert sight.seconds == PATIENT_SECONDS
+
+
+@pytest.mark.parametrize("joined", [(1, 2, 1), (0, 2, 1)])
+@pytest.mark.parametrize("engine", ["jobs", "kuberay"])
+def test_the_trouble_of_one_worker_ends_nothing_where_another_has_joined(engine, joined):
+    objects = [pod("driver"), pod("worker", 1, NOT_PULLED), pod("worker", 2), *JOBS, ray_job()]
+    sight = look(Server(engine, objects, door=answer(worker=joined)))
+    assert sight.phase.startswith(f"{joined[0]} of 2 workers are ready: the image steppe:1 of Pod {RUN}-worker-1")
+    assert sight.trouble == ""
+
+
+def test_a_quota_that_is_enough_for_the_driver_only_is_trouble():
+    sight = look(Server("jobs", [pod("driver"), *JOBS, NO_ROOM], door=answer(worker=(0, 2, 0))))
+    assert sight.trouble.startswith("the namespace has no room for a Pod: exceeded quota: small, requested: pods=1")
+
+
+def test_a_parameter_server_that_is_missing_is_trouble_though_another_has_joined():
+    objects = [pod("driver"), pod("server", 1), pod("server", 2, NOT_PULLED), pod("worker"), *JOBS]
+    objects.append(made("Job", f"{RUN}-server", "server"))
+    sight = look(Server("jobs", objects, door=answer(server=(1, 2, 1), worker=(1, 1, 1))))
+    assert sight.phase.startswith("1 of 2 servers and 1 of 1 workers are ready: the image")
+    assert f"Pod {RUN}-server-2" in sight.trouble
+
+
+def test_workers_that_are_on_their_way_are_counted():
+    sight = look(Server("jobs", [pod("driver"), pod("worker"), *JOBS], door=answer(worker=(0, 1, 0))))
+    assert (sight.phase, sight.trouble) == ("0 of 1 workers are ready", "")
+
+
+def test_the_one_worker_of_a_thousand_that_does_not_run_is_found():
+    server = Server("jobs", [*CROWD, pod("worker", 1000, NOT_PULLED), *JOBS], door=answer(worker=(1000, 1001, 1000)))
+    assert f"Pod {RUN}-worker-1000 cannot be pulled" in look(server).phase
+    assert server.sent <= 1 + len(JOBS) + 2 * engines.MOST_PODS
+
+
+def test_missing_workers_are_not_looked_at_every_second(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(remote_run.time, "monotonic", lambda: now)
+    server = Server("jobs", [pod("driver"), pod("worker", 1, NOT_PULLED), *JOBS], door=answer(worker=(1, 2, 1)))
+    run = RemoteRun(server, RUN)  # type: ignore[arg-type]
+    first = run.look()
+    server.asked.clear()
+    now += remote_run.CREW_SECONDS / 2
+    assert run.look() == first
+    assert server.asked == ["Pod"]
+    now += remote_run.CREW_SECONDS
+    assert run.look() == first
+    assert "Job" in server.asked
+
+
+def test_a_first_worker_is_seen_at_once():
+    server = Server("jobs", [pod("driver"), pod("worker", 1, NOT_PULLED), *JOBS], door=answer(worker=(0, 2, 0)))
+    run = RemoteRun(server, RUN)  # type: ignore[arg-type]
+    assert run.look().trouble
+    server.door = answer(worker=(1, 2, 1))
+    assert not run.look().trouble
+
+
+@pytest.mark.parametrize(("engine", "is_final"), [("jobs", False), ("kuberay", True)])
+def test_while_the_driver_is_away_only_kuberays_workers_can_be_what_it_waits_for(engine, is_final):
+    sight = look(Server(engine, [pod("driver"), pod("worker", 1, NOT_PULLED), *JOBS, ray_job()]))
+    assert "the image steppe:1 of Pod" in sight.phase
+    assert bool(sight.trouble) == is_final
+
+
+@pytest.mark.parametrize("engine", ["jobs", "kuberay"])
+def test_a_driver_that_moves_is_not_ended_by_one_of_its_workers(engine):
+    objects = [pod("driver"), pod("worker", 1, NOT_PULLED), pod("worker", 2), *JOBS, ray_job()]
+    assert look(Server(engine, objects)).trouble == ""
+
+
+def ended_job(kind: str, message: str = "") -> Json:
+    condition = {"type": kind, "status": "True", "message": message}
+    return made("Job", f"{RUN}-driver", "driver") | {"status": {"conditions": [condition]}}
+
+
+@pytest.mark.parametrize("stored", ["completed", "paused", "stopped"])
+def test_a_job_that_completed_and_whose_pod_is_gone_is_seen_by_its_results(monkeypatch, stored):
+    monkeypatch.setattr(RemoteRun, "_status_of_results", lambda self: {"state": stored})
+    sight = look(Server("jobs", [ended_job("Complete")]))
+    assert (sight.status, sight.is_alive, sight.trouble) == ({"state": stored}, False, "")
+
+
+def test_a_job_that_failed_and_whose_pod_is_gone_has_failed(monkeypatch):
+    monkeypatch.setattr(RemoteRun, "_status_of_results", lambda self: {"state": "running"})
+    sight = look(Server("jobs", [ended_job("Failed", "backoff limit reached")]))
+    assert (sight.status, sight.is_alive) == ({"state": "running"}, False)
+    assert sight.trouble == f"Job {RUN}-driver has failed: backoff limit reached"
+
+
+def test_a_job_that_failed_is_told_even_if_its_results_cannot_be_read(monkeypatch):
+    def unreadable(self: RemoteRun) -> Json:
+        raise ClusterError("the results cannot be read")
+
+    monkeypatch.setattr(RemoteRun, "_status_of_results", unreadable)
+    sight = look(Server("jobs", [ended_job("Failed", "backoff limit reached")]))
+    assert (sight.status, sight.is_alive) == (None, False)
+    assert "has failed: backoff limit reached" in sight.trouble
+
+
+def test_a_job_that_failed_says_what_its_last_pod_died_of():
+    words = json.dumps({"status": {"state": "running", "reason": "exit code 7"}, "is_over": False})
+    dead = pod("driver", 0, {"terminated": {"exitCode": 1, "reason": "OOMKilled", "message": words}})
+    sight = look(Server("jobs", [dead, ended_job("Failed", "backoff limit reached")]))
+    assert not sight.is_alive
+    assert "has failed: backoff limit reached; Pod" in sight.trouble
+    assert "ran out of memory" in sight.trouble
+    assert sight.trouble.endswith("; its last Pod: exit code 7")
 
 
 def test_waiting_for_the_end_of_a_thousand_pods_asks_for_one_of_them():
@@ -130,9 +272,9 @@ def test_an_image_without_rays_dashboard_is_named():
     [
         ("SUCCEEDED", "completed", False, ""),
         ("SUCCEEDED", "paused", False, ""),
-        ("FAILED", "failed", False, ""),
+        ("FAILED", "failed", False, "RayJob steppe-first-12345678 has ended: out of luck"),
         # The driver was lost before it could write down an end.
-        ("FAILED", "running", True, "RayJob steppe-first-12345678 has ended: out of luck"),
+        ("FAILED", "running", False, "RayJob steppe-first-12345678 has ended: out of luck"),
     ],
 )
 def test_a_ray_job_that_has_ended_is_seen_by_its_results(monkeypatch, job, stored, is_alive, trouble):

@@ -1,4 +1,6 @@
-from steppe.platforms.kubernetes.waiting import trouble_of
+import pytest
+
+from steppe.platforms.kubernetes.waiting import PATIENT_SECONDS, SURE_SECONDS, end_of, trouble_of
 
 
 def pod(state=None, role="driver", **status):
@@ -15,6 +17,29 @@ def pod(state=None, role="driver", **status):
         "spec": {"containers": containers},
         "status": {"containerStatuses": states, **status},
     }
+
+
+def job(role="driver", active=0, wanted=1, **status):
+    return {
+        "metadata": {"name": f"x-{role}", "uid": role, "labels": {"steppe/role": role}},
+        "spec": {"parallelism": wanted},
+        "status": {"active": active, **status},
+    }
+
+
+def no_room(role="driver", at="2026-01-01T10:00:00Z"):
+    message = 'Error creating: pods "x" is forbidden: exceeded quota: small, requested: pods=1, used: pods=0'
+    return {"reason": "FailedCreate", "message": message, "involvedObject": {"uid": role}, "lastTimestamp": at}
+
+
+def owned(role, created):
+    made = pod({"running": {}}, role)
+    made["metadata"] |= {"ownerReferences": [{"uid": role}], "creationTimestamp": created}
+    return made
+
+
+def not_pulled(role="driver", reason="ImagePullBackOff"):
+    return pod({"waiting": {"reason": reason, "message": "no answer"}}, role)
 
 
 def test_a_pod_that_runs_is_no_trouble():
@@ -52,9 +77,10 @@ def test_a_pod_that_its_node_turns_away_says_why():
     assert not trouble.is_final
 
 
-def test_memory_that_ran_out_ends_a_driver_and_not_a_worker():
+def test_memory_that_ran_out_ends_a_driver_and_not_a_worker_that_others_step_in_for():
     ended = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
-    driver, worker = trouble_of([pod(ended)], [], []), trouble_of([pod(ended, role="worker")], [], [])
+    driver = trouble_of([pod(ended)], [], [])
+    worker = trouble_of([pod(ended, role="worker")], [], [], spare={"worker"})
     assert (
         driver.sentence
         == "Pod x-driver-1 ran out of memory (its limit is 3Gi); give it more by kubernetes.driver.memory"
@@ -62,21 +88,78 @@ def test_memory_that_ran_out_ends_a_driver_and_not_a_worker():
     assert (driver.is_final, worker.is_final) == (True, False)
 
 
-def test_a_quota_is_told_from_the_jobs_events():
-    job = {"metadata": {"name": "x-driver", "uid": "1", "labels": {"steppe/role": "driver"}}, "status": {}}
-    event = {
-        "reason": "FailedCreate",
-        "message": 'Error creating: pods "x" is forbidden: exceeded quota: small, requested: pods=1, '
-        "used: pods=0, limited: pods=0",
-    }
-    trouble = trouble_of([], [job], [event])
+@pytest.mark.parametrize(
+    ("role", "reason", "seconds"),
+    [
+        ("driver", "ErrImagePull", PATIENT_SECONDS),
+        ("driver", "ImagePullBackOff", PATIENT_SECONDS),
+        ("worker", "ImagePullBackOff", PATIENT_SECONDS),
+        # No registry can change these.
+        ("driver", "InvalidImageName", SURE_SECONDS),
+        ("driver", "ErrImageNeverPull", SURE_SECONDS),
+    ],
+)
+def test_a_registry_may_be_slow_before_a_pull_counts_as_failed(role, reason, seconds):
+    trouble = trouble_of([not_pulled(role, reason)], [], [])
+    assert (trouble.is_final, trouble.seconds) == (True, seconds)
+    assert PATIENT_SECONDS >= 60
+
+
+@pytest.mark.parametrize(
+    ("pods", "jobs", "events"),
+    [
+        ([not_pulled("worker")], [], []),
+        ([pod({"waiting": {"reason": "CreateContainerError"}}, "worker")], [], []),
+        ([], [job("worker")], [no_room("worker")]),
+        ([], [job("worker", conditions=[{"type": "Failed", "status": "True", "message": "too often"}])], []),
+    ],
+)
+def test_the_trouble_of_workers_is_final_unless_the_run_can_do_without(pods, jobs, events):
+    vital, spare = trouble_of(pods, jobs, events), trouble_of(pods, jobs, events, spare={"worker"})
+    assert (vital.is_final, spare.is_final) == (True, False)
+    assert vital.sentence == spare.sentence
+
+
+def test_a_final_trouble_comes_before_one_that_may_pass():
+    trouble = trouble_of([not_pulled("worker"), not_pulled("driver")], [], [], spare={"worker"})
     assert trouble.is_final
-    assert "exceeded quota: small, requested: pods=1, used: pods=0, limited: pods=0; ask for less" in trouble.sentence
+    assert "x-driver-1" in trouble.sentence
 
 
-def test_an_old_event_is_forgotten_when_the_pod_is_there():
-    job = {"metadata": {"name": "x-driver", "uid": "1", "labels": {"steppe/role": "driver"}}, "status": {}}
-    there = pod({"running": {}})
-    there["metadata"]["ownerReferences"] = [{"uid": "1"}]
-    event = {"reason": "FailedCreate", "message": "exceeded quota: small"}
-    assert trouble_of([there], [job], [event]) is None
+def test_a_quota_is_told_from_the_jobs_events():
+    trouble = trouble_of([], [job()], [no_room()])
+    assert trouble.is_final
+    assert "exceeded quota: small, requested: pods=1, used: pods=0; ask for less" in trouble.sentence
+
+
+def test_a_quota_for_some_of_the_workers_is_told():
+    there = owned("worker", "2026-01-01T10:00:00Z")
+    trouble = trouble_of([there], [job("worker", active=1, wanted=3)], [no_room("worker")], spare={"worker"})
+    assert "the namespace has no room for a Pod" in trouble.sentence
+
+
+@pytest.mark.parametrize(
+    ("made", "active"),
+    [
+        ("2026-01-01T09:00:00Z", 1),  # there are as many as there should be
+        ("2026-01-01T10:00:05Z", 0),  # there was room since, for one that has ended now
+    ],
+)
+def test_an_old_event_is_forgotten_when_the_pod_is_there(made, active):
+    assert trouble_of([owned("driver", made)], [job(active=active)], [no_room()]) is None
+
+
+def test_the_event_of_another_job_is_not_held_against_one_that_has_its_pods():
+    there = owned("driver", "2026-01-01T10:00:00Z")
+    assert trouble_of([there], [job(active=1)], [no_room("worker")]) is None
+
+
+def test_a_job_that_has_ended_says_how():
+    completed = {"type": "Complete", "status": "True"}
+    failed = {"type": "Failed", "status": "True", "message": "Job has reached the specified backoff limit."}
+    assert end_of(job()) is None
+    assert end_of(job(conditions=[completed | {"status": "False"}])) is None
+    assert end_of(job(conditions=[completed])).sentence == ""
+    assert end_of(job(conditions=[failed])).sentence == (
+        "Job x-driver has failed: Job has reached the specified backoff limit"
+    )

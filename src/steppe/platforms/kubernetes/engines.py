@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from steppe.errors import ClusterError
 from steppe.platforms.kubernetes import kuberay, naming, rendering
 from steppe.platforms.kubernetes.kubeapi import Kube, KubeError
 from steppe.platforms.kubernetes.rendering import Plan
-from steppe.platforms.kubernetes.waiting import trouble_of
+from steppe.platforms.kubernetes.waiting import CREW, SURE_SECONDS, Trouble, end_of, is_ready_to_answer, trouble_of
 
 Json = dict[str, Any]
 MOST_PODS = 30
 """So many Pods of a role are looked at for trouble: what a thousand have in common, some of them have too."""
+NOT_RUNNING = "status.phase!=Running,status.phase!=Succeeded"
+"""Selects the Pods that wait, or have failed."""
 
 
 class Outlook(NamedTuple):
@@ -29,6 +31,8 @@ class Outlook(NamedTuple):
     """Whether all has ended, so that only the results can tell how."""
     has_succeeded: bool = False
     """Whether it has ended as it should."""
+    seconds: float = SURE_SECONDS
+    """For how long what is final must last before it is believed."""
 
 
 class Engine(Protocol):
@@ -47,7 +51,10 @@ class Engine(Protocol):
         """Waits until there is room for another one of the same name."""
 
     def look(self, drivers: list[Json]) -> Outlook | None:
-        """What is to be expected, given the driver's Pods; None where nothing makes any."""
+        """What is to be expected, given the driver's Pods, none of which answers; None where nothing makes any."""
+
+    def trouble_of_crew(self, spare: Collection[str]) -> Trouble | None:
+        """What keeps those from running who work for a driver that answers; it goes on without those of `spare`."""
 
 
 def engine_named(name: str, kube: Kube, run: str) -> Engine:
@@ -80,12 +87,22 @@ class Jobs:
     def look(self, drivers: list[Json]) -> Outlook | None:
         """Why there are no Pods, or why they do not run."""
         jobs = self._kube.listed("Job", self._labels)
-        roles = [job["metadata"]["labels"].get(naming.ROLE) for job in jobs]
-        if "driver" not in roles:
+        own = [job for job in jobs if _role(job) == "driver"]
+        if not own:
             return None
-        pods = [*drivers, *_some_pods(self._kube, self._labels, (role for role in roles if role != "driver"))]
-        trouble = trouble_of(pods, jobs, self._events(jobs))
-        return Outlook() if trouble is None else Outlook(trouble.sentence, trouble.is_final)
+        if (end := end_of(own[0])) is not None:
+            why = trouble_of(drivers, [], []) if end.sentence else None
+            sentence = end.sentence if why is None else f"{end.sentence}; {why.sentence}"
+            return Outlook(sentence, is_final=True, is_over=True, has_succeeded=not end.sentence)
+        pods = [*drivers, *_some_pods(self._kube, self._labels, (role for role in map(_role, jobs) if role in CREW))]
+        # Only the driver can tell whether it has anybody to work with.
+        return _outlook(trouble_of(pods, jobs, self._events(jobs), spare=CREW))
+
+    def trouble_of_crew(self, spare: Collection[str]) -> Trouble | None:
+        """Of their Pods and their Jobs."""
+        jobs = [job for job in self._kube.listed("Job", self._labels) if _role(job) in CREW]
+        pods = _some_pods(self._kube, self._labels, map(_role, jobs))
+        return trouble_of(pods, jobs, self._events(jobs), spare)
 
     def _events(self, jobs: list[Json]) -> list[Json]:
         """What happened to Jobs; whoever may not see that is told less."""
@@ -147,8 +164,9 @@ class RayJobs:
         standing = kuberay.standing_of(job)
         if standing.is_over:
             return Outlook(standing.sentence, True, True, standing.has_succeeded)
-        pods = [*drivers, *_some_pods(self._kube, self._labels, ("server", "worker"))]
-        trouble = trouble_of(pods, [], [])
+        crew = _some_pods(self._kube, self._labels, CREW)
+        # KubeRay has the driver train when all Pods are ready: before that it cannot tell who has joined.
+        trouble = trouble_of([*drivers, *crew], [], [], spare={_role(pod) for pod in crew if is_ready_to_answer(pod)})
         if trouble is None:
             return Outlook(standing.sentence, is_final="exceeded quota" in standing.sentence)
         if kuberay.NO_DASHBOARD in trouble.sentence:
@@ -157,7 +175,14 @@ class RayJobs:
                 """"steppe image build --package 'ray[default]'", or leave kubernetes.engine out""",
                 is_final=True,
             )
-        return Outlook(trouble.sentence, trouble.is_final)
+        return _outlook(trouble)
+
+    def trouble_of_crew(self, spare: Collection[str]) -> Trouble | None:
+        """Of their Pods; why there are none only KubeRay knows."""
+        trouble = trouble_of(_some_pods(self._kube, self._labels, CREW), [], [], spare)
+        job = self._kube.get("RayJob", self._run) if trouble is None else None
+        sentence = kuberay.standing_of(job).sentence if job is not None else ""
+        return Trouble(sentence, is_final=False) if sentence else trouble
 
     def _listed(self, labels: dict[str, str]) -> list[Json]:
         try:
@@ -180,7 +205,23 @@ def has_kuberay(kube: Kube) -> bool | None:
 
 
 def _some_pods(kube: Kube, labels: dict[str, str], roles: Iterable[str]) -> list[Json]:
-    return [pod for role in roles for pod in kube.listed("Pod", labels | {naming.ROLE: role}, limit=MOST_PODS)]
+    """Some of each role, those that do not run first."""
+    found: dict[str, Json] = {}
+    for role in roles:
+        for fields in (NOT_RUNNING, ""):
+            some = kube.listed("Pod", labels | {naming.ROLE: role}, fields, limit=MOST_PODS)
+            found |= {pod["metadata"]["name"]: pod for pod in some}
+            if len(some) == MOST_PODS:
+                break
+    return list(found.values())
+
+
+def _outlook(trouble: Trouble | None) -> Outlook:
+    return Outlook() if trouble is None else Outlook(trouble.sentence, trouble.is_final, seconds=trouble.seconds)
+
+
+def _role(thing: Json) -> str:
+    return str(thing["metadata"]["labels"].get(naming.ROLE))
 
 
 def _since(labels: dict[str, str], start: int | None) -> dict[str, str]:

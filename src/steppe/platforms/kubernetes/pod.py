@@ -35,7 +35,7 @@ from steppe.platforms.kubernetes.words import (
     TERMINATION_LOG,
     TOKENS,
 )
-from steppe.runners.pods import CREW_FILE_VARIABLE, DOOR_PORT, RAY_VARIABLE
+from steppe.runners.pods import CREW_FILE_VARIABLE, DOOR_PORT, JOINED_FILE_VARIABLE, RAY_VARIABLE
 
 LINGER_SECONDS = 15.0
 """How long a driver that is done tells so, for all that work for it to hear it."""
@@ -135,6 +135,7 @@ class Driver:
         if told("STORE"):
             self._stored = StoredRun(_store_url(), self.folder, self._session, self._hand_over)
         self._crew_file = Path("/tmp") / f"steppe-crew-{os.getpid()}.json"
+        self._joined_file = Path("/tmp") / f"steppe-joined-{os.getpid()}.json"
 
     def run(self) -> int:
         """Until the training has ended; the exit code says whether Kubernetes is to begin it anew."""
@@ -182,6 +183,7 @@ class Driver:
 
     def _train(self) -> int:
         """The exit code of one training."""
+        self._joined_file.unlink(missing_ok=True)
         self._process = subprocess.Popen(self._command(), env=self._environment())
         if self._is_ending:
             self._process.send_signal(signal.SIGTERM)
@@ -192,8 +194,15 @@ class Driver:
         return exit_code
 
     def _facts(self) -> dict[str, Any]:
-        facts = {"role": "driver", "pod": told("NAME"), "session": self._session, "is_over": self._is_over}
+        facts: dict[str, Any] = {"role": "driver", "pod": told("NAME"), "session": self._session}
+        facts |= {"is_over": self._is_over, "joined": self._joined()}
         return facts if self._stored is None else facts | {"status": self._stored.shown()}
+
+    def _joined(self) -> dict[str, Any]:
+        """How many servers and workers the training has, and how many it wants; nothing before it knows."""
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads(self._joined_file.read_text(encoding="utf-8")))
+        return {}
 
     def _command(self) -> list[str]:
         spec = Path(SPEC) / SPEC_KEY
@@ -201,7 +210,10 @@ class Driver:
         return [sys.executable, "-P", "-m", "steppe.experiments.pod_run", *words]
 
     def _environment(self) -> dict[str, str]:
-        environment = os.environ | {CREW_FILE_VARIABLE: str(self._crew_file)}
+        environment = os.environ | {
+            CREW_FILE_VARIABLE: str(self._crew_file),
+            JOINED_FILE_VARIABLE: str(self._joined_file),
+        }
         for key, name in ((RAY_TOKEN, "RAY_AUTH_TOKEN"), (LEARNER_TOKEN, "STEPPE_LEARNER_TOKEN")):
             with contextlib.suppress(FileNotFoundError):
                 environment[name] = token(key)

@@ -8,17 +8,17 @@ import secrets
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from steppe.errors import ClusterError, StateError
 from steppe.platforms.kubernetes import fetching, naming, rendering, stored_results
-from steppe.platforms.kubernetes.engines import Engine, engine_named
+from steppe.platforms.kubernetes.engines import Engine, Outlook, engine_named
 from steppe.platforms.kubernetes.kubeapi import ANSWER_SECONDS, Kube, KubeError
 from steppe.platforms.kubernetes.object_store import stored_at
 from steppe.platforms.kubernetes.rendering import Plan
-from steppe.platforms.kubernetes.waiting import is_ready_to_answer, termination_of, trouble_of
+from steppe.platforms.kubernetes.sights import Sight, can_do_with, lack, phase_of
+from steppe.platforms.kubernetes.waiting import Trouble, is_ready_to_answer, termination_of, trouble_of
 from steppe.platforms.kubernetes.words import DOOR_TOKEN, TOKEN_HEADER, TOKEN_KEYS
 from steppe.runners.pods import DOOR_PORT
 
@@ -27,21 +27,9 @@ DOOR_SECONDS = 10.0
 """How long a driver may take to answer: it is busy with other things."""
 READER_SECONDS = 180.0
 """How long a reader may take to start."""
+CREW_SECONDS = 10.0
+"""How long is believed what was seen of workers that are missing: some may be for as long as a run lasts."""
 LARGEST_NOTE = 200_000
-
-
-@dataclass(frozen=True)
-class Sight:
-    """What can be seen of an experiment on its cluster."""
-
-    status: Json | None = None
-    """The run's own status, as it last said it; None before it has said anything."""
-    is_alive: bool = False
-    """Whether the cluster still works on it, or waits to."""
-    phase: str = ""
-    """What it waits for."""
-    trouble: str = ""
-    """Why waiting will not help."""
 
 
 class RemoteRun:
@@ -53,6 +41,7 @@ class RemoteRun:
         self._labels = {naming.RUN: name}
         self._token: str | None = None
         self._known_engine: Engine | None = None
+        self._seen_of_crew: tuple[float, set[str], Trouble | None] | None = None
 
     def check(self, plan: Plan, *, is_known: bool = False) -> Json | None:
         """Refuses what cannot be started here, before anything is made; the root, where there is one.
@@ -106,7 +95,7 @@ class RemoteRun:
         )
         for pod in reversed(drivers):
             if is_ready_to_answer(pod) and (answer := self._status_at(pod)) is not None:
-                return Sight(answer.get("status"), is_alive=not answer["is_over"])
+                return self._answered(answer)
         last = self._last_words(drivers)
         if last is not None and last.get("is_over"):
             return Sight(last.get("status"), is_alive=False)
@@ -114,13 +103,10 @@ class RemoteRun:
         if outlook is None:
             return Sight(self._noted(), is_alive=False)
         if outlook.is_over:
-            status = self._status_of_results()
-            if outlook.has_succeeded or (status is not None and status.get("state") == "failed"):
-                return Sight(status, is_alive=False)
-        else:
-            status = last.get("status") if last is not None else self._noted()
-        phase = outlook.sentence or _phase(drivers)
-        return Sight(status, is_alive=True, phase=phase, trouble=outlook.sentence if outlook.is_final else "")
+            return self._over(outlook, last)
+        status = last.get("status") if last is not None else self._noted()
+        phase, trouble = outlook.sentence or phase_of(drivers), outlook.sentence if outlook.is_final else ""
+        return Sight(status, is_alive=True, phase=phase, trouble=trouble, seconds=outlook.seconds)
 
     def ask(self, action: str) -> None:
         """Asks the driver to pause or stop."""
@@ -225,6 +211,41 @@ class RemoteRun:
                 f"Pod {left[0]} does not end, as Pods of a lost node do; when the node is really gone: "
                 f"kubectl delete pod {left[0]} --namespace {self.kube.namespace} --force"
             )
+
+    def _answered(self, answer: Json) -> Sight:
+        """What a driver tells, and where it lacks servers or workers, why."""
+        status, joined = answer.get("status"), answer.get("joined") or {}
+        missing = lack(joined)
+        if answer["is_over"] or not missing:
+            return Sight(status, is_alive=not answer["is_over"])
+        trouble = self._trouble_of_crew({kind for kind, each in joined.items() if can_do_with(kind, each)})
+        if trouble is None:
+            return Sight(status, is_alive=True, phase=missing)
+        final = trouble.sentence if trouble.is_final else ""
+        phase = f"{missing}: {trouble.sentence}"
+        return Sight(status, is_alive=True, phase=phase, trouble=final, seconds=trouble.seconds)
+
+    def _trouble_of_crew(self, spare: set[str]) -> Trouble | None:
+        now = time.monotonic()
+        known = self._seen_of_crew
+        if known is None or known[0] < now - CREW_SECONDS or known[1] != spare:
+            self._seen_of_crew = known = (now, spare, self._engine().trouble_of_crew(spare))
+        return known[2]
+
+    def _over(self, outlook: Outlook, last: Json | None) -> Sight:
+        """What has ended without saying how: its results know."""
+        if outlook.has_succeeded:
+            return Sight(self._status_of_results(), is_alive=False)
+        if last is not None:
+            status = last.get("status") or {}
+            reason = f"; its last Pod: {status['reason']}" if status.get("reason") else ""
+            return Sight(status, is_alive=False, trouble=outlook.sentence + reason)
+        try:
+            status = self._status_of_results()
+        except ClusterError:
+            # What keeps a reader from running may be what has ended the run.
+            status = self._noted()
+        return Sight(status, is_alive=False, trouble=outlook.sentence)
 
     def _status_at(self, pod: Json) -> Json | None:
         try:
@@ -361,10 +382,3 @@ class RemoteRun:
                 )
             self._token = b64decode(secret["data"][DOOR_TOKEN]).decode().strip()
         return self._token
-
-
-def _phase(drivers: list[Json]) -> str:
-    alive = [pod for pod in drivers if termination_of(pod) is None and not pod["metadata"].get("deletionTimestamp")]
-    if not alive:
-        return "its Pod is being replaced" if drivers else "waiting for a Pod"
-    return "its Pod is starting"

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from steppe.platforms.kubernetes.naming import ROLE
 
 Json = dict[str, Any]
 NOT_PULLED = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+MAY_COME_LATER = ("ImagePullBackOff", "ErrImagePull", "ImageInspectError")
+"""Of these, what a registry that answers slowly brings about too."""
 NOT_MADE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+CREW = ("server", "worker")
+"""The roles of those who work for a driver."""
+SURE_SECONDS = 5.0
+"""For how long trouble must last before it is believed."""
+PATIENT_SECONDS = 90.0
+"""The same where it may pass: a registry may be slow, and a worker that died may do better when it begins anew."""
 
 
 class Trouble(NamedTuple):
@@ -18,15 +26,35 @@ class Trouble(NamedTuple):
     sentence: str
     is_final: bool
     """Whether waiting will not help."""
+    seconds: float = SURE_SECONDS
+    """For how long it must last before it is believed."""
 
 
-def trouble_of(pods: Sequence[Json], jobs: Sequence[Json], events: Sequence[Json]) -> Trouble | None:
-    """The gravest of what can be seen; None where nothing is wrong."""
-    found = [trouble for pod in pods if (trouble := _of_pod(pod)) is not None]
-    found += [trouble for job in jobs if (trouble := _of_job(job)) is not None]
-    if _lacks_pods(jobs, pods):
-        found += [trouble for event in events if (trouble := _of_event(event)) is not None]
-    return max(found, key=lambda trouble: trouble.is_final, default=None)
+def trouble_of(
+    pods: Sequence[Json], jobs: Sequence[Json], events: Sequence[Json], spare: Collection[str] = ()
+) -> Trouble | None:
+    """The gravest of what can be seen; None where nothing is wrong. `spare` are roles whose trouble ends nothing."""
+    found = [(_role(pod), trouble) for pod in pods if (trouble := _of_pod(pod)) is not None]
+    found += [(_role(job), trouble) for job in jobs if (trouble := _of_job(job)) is not None]
+    for job in jobs:
+        recent = [event for event in events if _still_holds(event, job, pods)]
+        found += [(_role(job), trouble) for event in recent if (trouble := _of_event(event)) is not None]
+    judged = [
+        trouble._replace(
+            is_final=trouble.is_final and role not in spare,
+            seconds=PATIENT_SECONDS if role in CREW else trouble.seconds,
+        )
+        for role, trouble in found
+    ]
+    return max(judged, key=lambda trouble: trouble.is_final, default=None)
+
+
+def end_of(job: Json) -> Trouble | None:
+    """How a Job has ended, without a sentence where that was well; None while it has not."""
+    for condition in job.get("status", {}).get("conditions") or []:
+        if condition.get("type") == "Complete" and condition.get("status") == "True":
+            return Trouble("", is_final=True)
+    return _of_job(job)
 
 
 def is_ready_to_answer(pod: Json) -> bool:
@@ -57,17 +85,17 @@ def _of_pod(pod: Json) -> Trouble | None:
                 '"steppe image build" and "steppe image push", name another one in kubernetes.image, or give '
                 "kubernetes.image_pull_secrets",
                 is_final=True,
+                seconds=PATIENT_SECONDS if reason in MAY_COME_LATER else SURE_SECONDS,
             )
         if reason in NOT_MADE:
             return Trouble(f"Pod {name} cannot be started: {message or reason}", is_final=True)
         ended = (state.get("state") or {}).get("terminated") or (state.get("lastState") or {}).get("terminated") or {}
         if ended.get("reason") == "OOMKilled":
-            role = _role(pod)
             limit = _limit(pod, state["name"])
             return Trouble(
                 f"Pod {name} ran out of memory{f' (its limit is {limit})' if limit else ''}; give it more by "
-                f"kubernetes.{role}.memory",
-                is_final=role == "driver",
+                f"kubernetes.{_role(pod)}.memory",
+                is_final=True,
             )
         if reason == "CrashLoopBackOff":
             last = _last_line(ended.get("message", "")) or f"exit code {ended.get('exitCode')}"
@@ -97,7 +125,7 @@ def _of_job(job: Json) -> Trouble | None:
     for condition in job.get("status", {}).get("conditions") or []:
         if condition.get("type") == "Failed" and condition.get("status") == "True":
             reason = _plain(condition.get("message", "") or condition.get("reason", ""))
-            return Trouble(f"Job {job['metadata']['name']} has failed: {reason}", is_final=_role(job) == "driver")
+            return Trouble(f"Job {job['metadata']['name']} has failed: {reason}", is_final=True)
     return None
 
 
@@ -113,9 +141,20 @@ def _of_event(event: Json) -> Trouble | None:
     return None
 
 
-def _lacks_pods(jobs: Sequence[Json], pods: Sequence[Json]) -> bool:
-    owners = {owner.get("uid") for pod in pods for owner in pod["metadata"].get("ownerReferences") or ()}
-    return any(job["metadata"].get("uid") not in owners for job in jobs)
+def _still_holds(event: Json, job: Json, pods: Sequence[Json]) -> bool:
+    """Whether a Job has fewer Pods than it should have, and has got none since that happened to it."""
+    uid, status = job["metadata"].get("uid"), job.get("status", {})
+    wanted = job.get("spec", {}).get("parallelism", 1)
+    if (event.get("involvedObject") or {}).get("uid") != uid or status.get("succeeded"):
+        return False
+    own = [pod["metadata"] for pod in pods if uid in _owners(pod)]
+    happened = str(event.get("lastTimestamp") or event.get("eventTime") or "")
+    is_past = any(str(pod.get("creationTimestamp", "")) > happened for pod in own)
+    return not own or (status.get("active", 0) < wanted and not is_past)
+
+
+def _owners(pod: Json) -> list[str]:
+    return [owner.get("uid", "") for owner in pod["metadata"].get("ownerReferences") or ()]
 
 
 def _requests(pod: Json) -> str:

@@ -14,7 +14,7 @@ from steppe.records.durable import write_atomically
 from steppe.runners.asynchronous.crew import BATCHES_PER_DEATH, START_SECONDS, TEND_SECONDS
 from steppe.runners.asynchronous.server import Server
 from steppe.runners.playing import Rules
-from steppe.runners.pods import CREW_FILE_VARIABLE, LEARNER_PORT
+from steppe.runners.pods import CREW_FILE_VARIABLE, LEARNER_PORT, RollCall
 from steppe.specs.asynchronous import AsyncSpec
 from steppe.specs.experiment import ExperimentSpec
 
@@ -40,6 +40,7 @@ class PodCrew:
         self._level = 0.0
         self._batches = self._lost = 0
         self._has_warned = False
+        self._roll = RollCall()
 
     def open(self) -> str:
         """Every address of this Pod."""
@@ -59,6 +60,7 @@ class PodCrew:
         self._write()
         self._membership, self._started = server.membership, time.monotonic()
         self._lost = server.membership.lost
+        self._call_roll()
 
     def tend(self) -> EnvironmentFault | None:
         """Has Pods end workers that hang, and finds out when workers only come to fail."""
@@ -66,6 +68,7 @@ class PodCrew:
         if now - self._tended < TEND_SECONDS:
             return None
         self._tended, members = now, self._membership
+        self._call_roll()
         self._warn_if_missing(now)
         if hung := members.take_hung():
             log.warning("workers that hang are replaced: %d", len(hung))
@@ -86,6 +89,10 @@ class PodCrew:
     def _write(self) -> None:
         if file := os.environ.get(CREW_FILE_VARIABLE):
             write_atomically(file, json.dumps({"plan": self._plan, "hung": list(self._hung)}))
+
+    def _call_roll(self) -> None:
+        wanted = self._spec.num_workers
+        self._roll.note("worker", min(self._membership.here, wanted), wanted)
 
     def _warn_if_missing(self, now: float) -> None:
         if self._has_warned or now - self._started < START_SECONDS:

@@ -66,6 +66,7 @@ class DistributedEngine:
         self.timesteps_per_iteration = self._rollouts * self.agent.horizon * self.agent.situation.num_envs
         self._stack = ExitStack()
         self._count = Count()
+        self._roll = pods.RollCall()
         self._servers: Servers | None = None
         self._crew: Crew | None = None
         self._first_worker = self._round = self._version = 0
@@ -119,7 +120,9 @@ class DistributedEngine:
             spent = time.monotonic() - started
             is_urgent = self._count.has_trouble or self._count.has_reached(limits)
             if is_urgent or spent >= LONGEST_TICK_SECONDS or (spent >= TICK_SECONDS and self._count.has_row):
-                return self._count.chunk(limits, self._its_crew.working)
+                working = self._its_crew.working
+                self._roll.note("worker", working, self.spec.num_workers)
+                return self._count.chunk(limits, working)
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """Plays in this process; the workers meanwhile do what they were ordered."""
@@ -172,7 +175,7 @@ class DistributedEngine:
         try:
             if spec.platform == "kubernetes":
                 session = self._stack.enter_context(ray_session(pods.ray_of(spec), cpus=0))
-                pods.wait_for_pods(spec)
+                pods.wait_for_pods(spec, self._roll)
             else:
                 session = self._stack.enter_context(ray_session(spec.ray, cpus=cpus))
             import ray

@@ -1,0 +1,46 @@
+"""What a client sees of an experiment on its cluster, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from steppe.platforms.kubernetes.waiting import SURE_SECONDS, termination_of
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What can be seen of an experiment on its cluster."""
+
+    status: Json | None = None
+    """The run's own status, as it last said it; None before it has said anything."""
+    is_alive: bool = False
+    """Whether the cluster still works on it, or waits to."""
+    phase: str = ""
+    """What it waits for."""
+    trouble: str = ""
+    """Why waiting will not help; of a run that is not alive any more, why it has ended."""
+    seconds: float = SURE_SECONDS
+    """For how long trouble must last before it is believed."""
+
+
+def lack(joined: Json) -> str:
+    """Who is missing; empty where nobody is."""
+    if all(each["here"] >= each["wanted"] for each in joined.values()):
+        return ""
+    return " and ".join(f"{each['here']} of {each['wanted']} {kind}s" for kind, each in joined.items()) + " are ready"
+
+
+def can_do_with(kind: str, each: Json) -> bool:
+    """Whether there were so many of a kind that the training has begun, and goes on with those that are left."""
+    return bool(each["most"] >= (1 if kind == "worker" else each["wanted"]))
+
+
+def phase_of(drivers: list[Json]) -> str:
+    """What is to be said of a driver's Pods that do not answer, where nothing is wrong with them."""
+    alive = [pod for pod in drivers if termination_of(pod) is None and not pod["metadata"].get("deletionTimestamp")]
+    if not alive:
+        return "its Pod is being replaced" if drivers else "waiting for a Pod"
+    return "its Pod is starting"

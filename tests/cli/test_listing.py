@@ -1,0 +1,82 @@
+"""What `list` and `show` tell of experiments on clusters."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steppe.clusters import registry
+from steppe.errors import ClusterError
+from steppe.experiments import remote
+from steppe.experiments.store import RunFolder, Status
+
+WAITS = "0 of 2 workers are ready: Pod x waits for a node"
+
+
+@pytest.fixture
+def placed(steppe: Any, project: Path, trained: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An experiment on a cluster, and what is seen of it there."""
+    assert steppe("experiment", "new", "-f", "cartpole_ppo", "-n", "first").code == 0
+    folder = RunFolder(project / "experiments" / "first")
+    place = remote.Place("lab", "default", "steppe-first-1", start=1)
+    (folder.path / remote.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
+    monkeypatch.setattr(registry, "knows", lambda name: True)
+    monkeypatch.setattr(remote, "files", lambda folder: pytest.fail("a reader would be started"))
+
+    def see(**fields: Any) -> RunFolder:
+        monkeypatch.setattr(remote, "status", lambda folder, place: Status(created=1.0, **fields))
+        return folder
+
+    return see
+
+
+@pytest.mark.parametrize("state", ["starting", "running"])
+def test_what_a_run_waits_for_is_told(steppe: Any, placed: Any, monkeypatch: Any, state: str) -> None:
+    placed(state=state, phase=WAITS)
+    monkeypatch.setattr(remote, "files", lambda folder: [])
+    assert f'note: experiment "first" is {state}: {WAITS}\n' in steppe("experiment", "list").out.replace("\n ", " ")
+    assert json.loads(steppe("experiment", "list", "--json").out)[0]["phase"] == WAITS
+    shown = " ".join(steppe("experiment", "show", "-e", "first").out.split())
+    assert f"phase {WAITS}" in shown
+    # Nobody has heard of a process yet.
+    assert "None" not in shown
+
+
+def test_plain_training_is_no_note(steppe: Any, placed: Any, monkeypatch: Any) -> None:
+    placed(state="running", phase="training")
+    assert "note:" not in steppe("experiment", "list").out
+
+
+def test_the_files_of_a_run_are_those_on_its_cluster(steppe: Any, placed: Any, monkeypatch: Any) -> None:
+    placed(state="running", phase="training", heartbeat=1.0)
+    there = [{"path": "metrics.jsonl", "size": 2000}, {"path": "checkpoints/5/a", "size": 1000}]
+    there.append({"path": "checkpoints/5/b", "size": 1000})
+    monkeypatch.setattr(remote, "files", lambda folder: there)
+    shown = " ".join(steppe("experiment", "show", "-e", "first").out.split())
+    assert "checkpoints/ 2 files, 2 kB" in shown
+    assert "metrics.jsonl 2 kB" in shown
+    told = json.loads(steppe("experiment", "show", "-e", "first", "--json").out)["files"]
+    assert told == [each["path"] for each in there]
+
+
+def test_where_the_files_are_of_what_has_ended_is_told_without_a_reader(steppe: Any, placed: Any) -> None:
+    placed(state="paused")
+    answer = steppe("experiment", "show", "-e", "first")
+    assert answer.code == 0
+    shown = " ".join(answer.out.split())
+    assert 'what it has left is on cluster "lab"; fetch it with: steppe experiment download -e first' in shown
+    assert "experiment.json" in shown.partition("files")[2]
+
+
+def test_a_driver_that_does_not_show_its_files_is_no_error(steppe: Any, placed: Any, monkeypatch: Any) -> None:
+    placed(state="running")
+
+    def away(folder: RunFolder) -> Any:
+        raise ClusterError("nobody answers")
+
+    monkeypatch.setattr(remote, "files", away)
+    assert 'what it has left is on cluster "lab"' in " ".join(steppe("experiment", "show", "-e", "first").out.split())

@@ -1,0 +1,125 @@
+"""What a user is told of a run on a cluster, by what is seen of it there."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steppe.clusters import registry
+from steppe.errors import ClusterError
+from steppe.experiments import remote
+from steppe.experiments.store import RunFolder, Status
+from steppe.platforms.kubernetes.sights import Sight
+
+BEGIN = 1000.0
+RUNNING = {"state": "running", "timestep": 10, "phase": "training"}
+
+
+class Cluster:
+    """Shows one sight after the other, the last one for ever, each a second after the one before."""
+
+    def __init__(self, *sights: Sight) -> None:
+        self.sights, self.looks, self.now = sights, 0, BEGIN
+        self.ended: list[int] = []
+        self.noted: list[dict[str, Any]] = []
+
+    def look(self) -> Sight:
+        self.looks += 1
+        return self.sights[min(self.looks, len(self.sights)) - 1]
+
+    def end_pods(self, start: int) -> None:
+        self.ended.append(start)
+
+    def note(self, status: dict[str, Any]) -> None:
+        self.noted.append(status)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def on(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts the experiment on a cluster where these things are seen."""
+
+    def put(*sights: Sight) -> Cluster:
+        cluster = Cluster(*sights)
+
+        @contextlib.contextmanager
+        def reached(place: remote.Place) -> Iterator[tuple[None, Cluster]]:
+            yield None, cluster
+
+        monkeypatch.setattr(remote, "_reached", reached)
+        monkeypatch.setattr(registry, "knows", lambda name: True)
+        monkeypatch.setattr(remote.time, "monotonic", lambda: cluster.now)
+        monkeypatch.setattr(remote.time, "sleep", cluster.sleep)
+        place = remote.Place("lab", "default", "steppe-first-1", start=3)
+        (folder.path / remote.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
+        folder.write_status(Status(state="starting", created=1.0))
+        return cluster
+
+    return put
+
+
+def test_trouble_that_lasts_ends_the_run_with_its_sentence(folder: RunFolder, on: Any) -> None:
+    cluster = on(Sight(RUNNING, True, "0 of 2 workers are ready: no image", trouble="no image", seconds=90.0))
+    status = remote.follow(folder, lambda seen: None)
+    assert (status.state, status.reason) == ("failed", "no image")
+    assert cluster.now == BEGIN + 90.0
+    assert cluster.ended == [3]
+
+
+def test_trouble_that_passes_ends_nothing(folder: RunFolder, on: Any) -> None:
+    troubled = Sight(RUNNING, True, "no image yet", trouble="no image yet", seconds=90.0)
+    completed = Sight({"state": "completed", "timestep": 30}, False)
+    on(*[troubled] * 80, Sight(RUNNING, True), *[troubled] * 80, completed)
+    assert remote.follow(folder, lambda seen: None).state == "completed"
+
+
+def test_a_run_that_waits_for_its_workers_is_not_followed_for_ever(folder: RunFolder, on: Any) -> None:
+    cluster = on(Sight(RUNNING, True, "0 of 2 workers are ready: Pod x waits for a node"))
+    with pytest.raises(ClusterError, match=r"still waits on cluster .lab.: 0 of 2 workers are ready: Pod x waits"):
+        remote.follow(folder, lambda seen: None)
+    assert remote.PENDING_SECONDS < cluster.now - BEGIN < remote.PENDING_SECONDS + 5
+    assert cluster.ended == []
+
+
+def test_a_run_that_trains_with_some_of_its_workers_is_followed_on(folder: RunFolder, on: Any) -> None:
+    phase = "1 of 2 workers are ready: Pod x waits for a node"
+    many = int(remote.PENDING_SECONDS) + 100
+    training = [Sight(RUNNING | {"timestep": number // 30}, True, phase) for number in range(many)]
+    on(*training, Sight({"state": "completed", "timestep": 30}, False))
+    seen: list[Status] = []
+    assert remote.follow(folder, seen.append).state == "completed"
+    assert seen[0].phase == phase
+
+
+def test_what_a_run_waits_for_is_seen_without_following_it(folder: RunFolder, on: Any) -> None:
+    on(Sight(None, True, "the image cannot be pulled", trouble="the image cannot be pulled"))
+    status = folder.status()
+    assert (status.state, status.phase) == ("starting", "the image cannot be pulled")
+
+
+@pytest.mark.parametrize("stored", [None, RUNNING, {"state": "paused", "timestep": 10}])
+def test_a_driver_job_that_failed_is_a_failure_though_nobody_followed(folder: RunFolder, on: Any, stored: Any) -> None:
+    cluster = on(Sight(stored, False, trouble="Job x has failed: too often"))
+    status = folder.status()
+    assert (status.state, status.reason) == ("failed", "Job x has failed: too often")
+    assert cluster.ended == [3]
+    assert folder.status() == status
+    assert cluster.looks == 1
+
+
+def test_a_failure_that_the_run_has_written_down_itself_keeps_its_reason(folder: RunFolder, on: Any) -> None:
+    on(Sight({"state": "failed", "reason": "the agent diverged"}, False, trouble="Job x has failed"))
+    assert folder.status().reason == "the agent diverged"
+
+
+def test_pods_that_are_gone_without_a_word_are_told(folder: RunFolder, on: Any) -> None:
+    on(Sight(RUNNING, False))
+    assert folder.status().reason == remote.PODS_GONE

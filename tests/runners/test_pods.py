@@ -1,0 +1,81 @@
+"""What the training in a driver's Pod tells of those who have joined it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from steppe.runners import pods
+from steppe.runners.asynchronous.membership import Membership
+from steppe.runners.asynchronous.pod_crew import PodCrew
+from steppe.runners.playing import Rules
+from steppe.specs.experiment import ExperimentSpec
+
+
+@pytest.fixture
+def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What is written down now."""
+    file = tmp_path / "joined.json"
+    monkeypatch.setenv(pods.JOINED_FILE_VARIABLE, str(file))
+    return lambda: json.loads(file.read_text()) if file.exists() else None
+
+
+def spec_of(**fields: Any) -> ExperimentSpec:
+    return ExperimentSpec(name="x", environment="CartPole-v1", agent="random", platform="kubernetes", **fields)
+
+
+def test_the_most_that_ever_were_here_are_remembered(joined: Any) -> None:
+    roll = pods.RollCall()
+    for here in (0, 2, 1):
+        roll.note("worker", here, 3)
+    assert joined() == {"worker": {"here": 1, "wanted": 3, "most": 2}}
+
+
+def test_only_what_changes_is_written(joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(pods, "write_atomically", lambda file, text: written.append(text))
+    roll = pods.RollCall()
+    for here in (1, 1, 1, 2):
+        roll.note("worker", here, 2)
+    assert len(written) == 2
+
+
+def test_outside_of_a_pod_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(pods.JOINED_FILE_VARIABLE, raising=False)
+    monkeypatch.setattr(pods, "write_atomically", lambda *_: pytest.fail("nobody has asked for it"))
+    pods.RollCall().note("worker", 1, 2)
+
+
+def test_a_driver_that_waits_for_pods_tells_of_each(joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([{}, {"steppe_worker": 5.0}, {"steppe_worker": 5.0, "steppe_server": 1.0}])
+    told = []
+
+    def cluster_resources() -> dict[str, float]:
+        told.append(joined())
+        return next(seen)
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cluster_resources=cluster_resources))
+    monkeypatch.setattr(pods, "LOOK_SECONDS", 0.0)
+    pods.wait_for_pods(spec_of(run_mode="distributed", num_workers=4, num_parameter_servers=1), pods.RollCall())
+    server = {"here": 0, "wanted": 1, "most": 0}
+    assert told[1] == {"server": server, "worker": {"here": 0, "wanted": 4, "most": 0}}
+    assert told[2] == {"server": server, "worker": {"here": 4, "wanted": 4, "most": 4}}
+    assert joined()["server"] == {"here": 1, "wanted": 1, "most": 1}
+
+
+def test_a_learner_tells_of_its_workers(joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(run_mode="async", num_workers=2)
+    crew, membership = PodCrew(spec, Rules(spec.environment, None, 1), 1), Membership()
+    monkeypatch.setattr("steppe.runners.asynchronous.pod_crew.TEND_SECONDS", 0.0)
+    crew.start(SimpleNamespace(membership=membership), None)  # type: ignore[arg-type]
+    assert joined() == {"worker": {"here": 0, "wanted": 2, "most": 0}}
+    connection = membership.join("first")[1]
+    crew.tend()
+    membership.leave("first", connection, vanished=True)
+    crew.tend()
+    assert joined() == {"worker": {"here": 0, "wanted": 2, "most": 1}}
