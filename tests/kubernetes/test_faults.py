@@ -68,7 +68,7 @@ def test_a_worker_that_hangs_begins_anew_in_its_pod(workplace: Workplace):
 
 @pytest.mark.faults
 def test_a_run_in_mode_distributed_outlives_its_pods(workplace: Workplace):
-    workplace.new("shards", run_mode="distributed", num_workers=2, num_parameter_servers=1, total_timesteps=1_200_000)
+    workplace.new("shards", run_mode="distributed", num_workers=2, num_parameter_servers=1, total_timesteps=3_000_000)
     outlive(workplace, "shards", {"worker": 2, "server": 1, "driver": 1})
 
 
