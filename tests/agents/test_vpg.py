@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -54,7 +55,7 @@ def test_loss_and_gradient_are_the_policy_gradient(
 def bandit(agent, state, key):
     """[T, N] timesteps of one state each, in which action 1 alone is rewarded."""
     lead = (agent.horizon, agent.situation.num_envs)
-    observations = np.ones((*lead, 3), np.float32)
+    observations = jnp.ones((*lead, 3))
     noise = agent.draw_noise(key, lead)
     actions, outputs, _ = jax.vmap(lambda o, n: agent.act(agent.acting(state), o, n, 0, {}))(observations, noise)
     rewards = (actions == 1) * 1.0

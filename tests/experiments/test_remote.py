@@ -15,7 +15,7 @@ from kube_memory import MemoryKube
 from steppe.clusters import registry
 from steppe.clusters._base import Reachable
 from steppe.errors import StateError
-from steppe.experiments import lifecycle, remote
+from steppe.experiments import idle_nodes, lifecycle, remote
 from steppe.experiments.store import RunFolder, Status
 from steppe.platforms.kubernetes import naming
 from steppe.platforms.kubernetes.kubeapi import KubeError
@@ -35,6 +35,7 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> MemoryKube:
 
     monkeypatch.setattr(remote, "_reached", reached)
     monkeypatch.setattr(registry, "knows", lambda name: True)
+    monkeypatch.setattr(idle_nodes, "notice_of", lambda spec, cluster: "")
     return server
 
 

@@ -38,7 +38,7 @@ HASTY = "from steppe.platforms.kubernetes import waiting; waiting.PATIENT_SECOND
 
 @pytest.mark.long
 def test_a_driver_pod_that_is_deleted_goes_on_in_another(workplace: Workplace):
-    workplace.new("moved", total_timesteps=600_000)
+    workplace.new("moved", total_timesteps=600_000, saver_frequency="3600s")
     workplace.steppe("experiment", "start", "-e", "moved", "-c", "testbed", "--detach")
     workplace.wait_for("moved", "running", timestep=1)
     (first,) = workplace.pods_of("driver")
@@ -52,7 +52,8 @@ def test_a_driver_pod_that_is_deleted_goes_on_in_another(workplace: Workplace):
 
 @pytest.mark.faults
 def test_a_run_in_mode_async_outlives_its_pods(workplace: Workplace):
-    workplace.new("crew", run_mode="async", agent="dqn", num_workers=2, total_timesteps=150_000)
+    fields = {"num_workers": 2, "total_timesteps": 150_000, "saver_frequency": "3600s"}
+    workplace.new("crew", run_mode="async", agent="dqn", **fields)
     outlive(workplace, "crew", {"worker": 2, "driver": 1})
 
 
@@ -68,7 +69,8 @@ def test_a_worker_that_hangs_begins_anew_in_its_pod(workplace: Workplace):
 
 @pytest.mark.faults
 def test_a_run_in_mode_distributed_outlives_its_pods(workplace: Workplace):
-    workplace.new("shards", run_mode="distributed", num_workers=2, num_parameter_servers=1, total_timesteps=1_200_000)
+    fields = {"num_workers": 2, "num_parameter_servers": 1, "total_timesteps": 3_000_000, "saver_frequency": "3600s"}
+    workplace.new("shards", run_mode="distributed", **fields)
     outlive(workplace, "shards", {"worker": 2, "server": 1, "driver": 1})
 
 
@@ -199,7 +201,10 @@ def limit_pods(workplace: Workplace, pods: int) -> None:
 
 
 def outlive(workplace: Workplace, name: str, pods: dict[str, int]) -> None:
-    """Deletes a Pod of each role in the middle of a run, one after the other; it goes on each time, and completes."""
+    """Deletes a Pod of each role in the middle of a run, one after the other; it goes on each time, and completes.
+
+    Where checkpoints are seldom, the driver goes on from the one that it saves when it is asked to end.
+    """
     workplace.steppe("experiment", "start", "-e", name, "-c", "testbed", "--detach")
     timestep = workplace.wait_for(name, "running", timestep=1)["timestep"]
     for kind, count in pods.items():
@@ -207,6 +212,9 @@ def outlive(workplace: Workplace, name: str, pods: dict[str, int]) -> None:
         lose_one(workplace, kind)
         timestep = workplace.wait_for(name, "running", timestep=timestep + 1)["timestep"]
     workplace.wait_for(name, "completed")
+    log = workplace.steppe("experiment", "logs", "-e", name)
+    assert log.count(f"starting /steppe/results/{name}") == 1
+    assert f"resuming /steppe/results/{name}" in log
     crew = [kind for kind in pods if kind != "driver"]
     # Nothing of it is left running.
     wait_until(

@@ -79,7 +79,8 @@ def test_results_are_kept_in_object_storage(workplace: Workplace, bucket: Bucket
 
 
 def test_a_driver_pod_that_is_deleted_goes_on_from_the_store(workplace: Workplace, bucket: Bucket):
-    workplace.new("moved", total_timesteps=600_000, kubernetes=bucket.pods)
+    # So seldom that the only checkpoint is that of a Pod which is asked to end.
+    workplace.new("moved", total_timesteps=600_000, saver_frequency="3600s", kubernetes=bucket.pods)
     workplace.steppe("experiment", "start", "-e", "moved", "-c", "testbed", "--detach")
     workplace.wait_for("moved", "running", timestep=1)
     (first,) = workplace.pods_of("driver")

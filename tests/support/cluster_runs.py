@@ -116,6 +116,27 @@ class Workplace:
         found: dict[str, Any] = wait_until(reached, f"{name} to be {state}", seconds=seconds, pause=1.0)
         return found
 
+    def kept(self, experiment: str) -> dict[str, str]:
+        """path -> sha256 of each result on the one disk there is, by a Pod and programs that know nothing of Steppe."""
+        (claim,) = self.testbed.objects("persistentvolumeclaims", self.namespace)
+        summing = f"cd '/results/{experiment}' && find . -type f -not -path '*/.*' -exec sha256sum {{}} +"
+        container = {
+            "name": "sums",
+            "image": self.pods["image"],
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["sh", "-c", summing],
+            "volumeMounts": [{"name": "results", "mountPath": "/results", "readOnly": True}],
+        }
+        disk = {"name": "results", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
+        spec = {"restartPolicy": "Never", "containers": [container], "volumes": [disk]}
+        spec["securityContext"] = {"runAsUser": self.pods.get("user", 1000)}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "sums", "labels": {"of": "sums"}}, "spec": spec}
+        self.testbed.apply(pod, namespace=self.namespace)
+        wait_until(lambda: has_ended(self.testbed.objects("pods", self.namespace, "of=sums")[0]), "the sums", pause=0.5)
+        lines = self.testbed.kubectl("logs", "sums", "-n", self.namespace).splitlines()
+        self.testbed.kubectl("delete", "pod", "sums", "-n", self.namespace, "--wait=false")
+        return {path.removeprefix("./"): digest for digest, path in (line.split("  ", 1) for line in lines)}
+
     def pods_of(self, role: str) -> list[dict[str, Any]]:
         """The Pods of a role that are not on their way out."""
         found = self.testbed.objects("pods", self.namespace, f"steppe/role={role}")
