@@ -12,9 +12,10 @@ ASYNCHRONOUS_Q = {
     "type": "dqn_nstep",
     # At the usual one what was learned may be lost again.
     "learning_rate": 2.5e-4,
-    "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.02, "timesteps": 10_000},
+    "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.01, "timesteps": 10_000},
 }
-"""With an end of exploration for all workers, so that returns while learning tell how good the policy is."""
+"""With an end of exploration for all workers, not the default one, so that returns while learning tell how good the
+policy is."""
 
 
 @pytest.mark.parametrize(
