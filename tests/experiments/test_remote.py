@@ -10,17 +10,21 @@ from typing import Any
 
 import pytest
 import yaml
+from demonstrated import made_up
 from kube_memory import MemoryKube
 
 from steppe.clusters import registry
 from steppe.clusters._base import Reachable
-from steppe.errors import StateError
+from steppe.errors import StateError, UserError
 from steppe.experiments import idle_nodes, lifecycle, remote
 from steppe.experiments.store import RunFolder, Status
 from steppe.platforms.kubernetes import naming
 from steppe.platforms.kubernetes.kubeapi import KubeError
 from steppe.platforms.kubernetes.remote_run import RemoteRun
 from steppe.specs.cluster import ClusterSpec
+from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.experiment import ExperimentSpec
+from steppe.specs.spaces import Box, Discrete
 
 
 @pytest.fixture
@@ -177,6 +181,61 @@ def test_one_resumes_ones_own_from_a_machine_of_another_name_and_a_moved_folder(
     assert starts_of(kube) == ["2"]
     (root,) = kube.listed("ConfigMap")
     assert root["metadata"]["annotations"][naming.ORIGIN].endswith(f"@another:{moved.path}")
+
+
+def test_demonstrations_go_along_and_are_replaced_and_removed(tmp_path: Path, kube: MemoryKube):
+    file = tmp_path / "good.safetensors"
+    made_up(Box((4,)), Discrete(2)).save(file)
+    agent = {"type": "dqfd", "demonstrations": str(file)}
+    folder = RunFolder(tmp_path / "first")
+    folder.create(ExperimentSpec(name="first", environment="CartPole-v1", agent=agent))
+
+    def maps() -> list[str]:
+        found = kube.listed("ConfigMap", {naming.ROLE: naming.FILES})
+        assert all(each["metadata"]["ownerReferences"] for each in found)
+        return [each["metadata"]["name"] for each in found]
+
+    start(folder)
+    (first,) = maps()
+    paused(folder, kube)
+    assert maps() == [first]
+    made_up(Box((4,)), Discrete(2), seed=1).save(file)
+    start(folder)
+    (second,) = maps()
+    assert second != first
+    job = next(each for each in kube.listed("Job"))
+    assert second in json.dumps(job["spec"]["template"]["spec"]["volumes"])
+    file.unlink()
+    folder.write_status(Status(state="paused", timestep=10))
+    with pytest.raises(UserError, match=r"agent\.demonstrations cannot go along"):
+        start(folder)
+    remote.delete_at(place_for(folder))
+    assert kube.kinds == ["Job"] or not kube.objects
+
+
+def test_modules_that_an_experiment_names_no_more_leave_its_root(folder: RunFolder, kube: MemoryKube, monkeypatch):
+    given: dict[str, str | bytes] = {"one.py": "a = 1\n", "level.bin": b"\xff"}
+    monkeypatch.setattr("steppe.experiments.user_modules.user_modules", lambda spec, folders: dict(given))
+    start(folder)
+    given.clear()
+    given["two.py"] = "a = 2\n"
+    paused(folder, kube)
+    (root,) = kube.listed("ConfigMap")
+    assert "a = 2\n" in root["data"].values()
+    assert len(root["data"]) == 2
+    assert not root["binaryData"]
+
+
+def test_what_pods_could_not_find_is_refused_before_a_cluster_is_made(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "level.txt").write_text("")
+    environment = {"id": "worlds:make", "settings": {"level": str(tmp_path / "level.txt")}}
+    cluster = ClusterSpec(name="new", provider="kind")
+    spec = folder.spec().model_copy(update={"environment": EnvironmentSpec(**environment), "cluster": cluster})
+    monkeypatch.setattr("steppe.clusters.lifecycle.ensure", lambda *_: pytest.fail("a cluster was made"))
+    with pytest.raises(UserError, match=r"environment\.settings\.level names"):
+        remote.settle_place(folder, spec, None, lambda line: None)
 
 
 def test_an_experiment_that_is_gone_from_its_cluster_can_be_started_anew(folder: RunFolder, kube: MemoryKube):

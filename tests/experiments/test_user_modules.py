@@ -32,6 +32,17 @@ def test_a_package_goes_along_as_a_whole(tmp_path):
     assert set(found) == {"worlds/__init__.py", "worlds/cart.py", "worlds/inner/__init__.py"}
 
 
+def test_what_a_package_reads_goes_along_but_not_what_is_hidden(tmp_path):
+    package = tmp_path / "worlds"
+    (package / ".cache").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "level.txt").write_text("..#")
+    (package / "level.bin").write_bytes(b"\xff")
+    (package / ".cache" / "x").write_text("")
+    found = user_modules(spec(tmp_path, environment="worlds:make"), [tmp_path])
+    assert found == {"worlds/__init__.py": "", "worlds/level.bin": b"\xff", "worlds/level.txt": "..#"}
+
+
 def test_wrappers_are_found_too_and_the_first_folder_wins(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     for folder, text in ((here, "a = 1\n"), (there, "a = 2\n")):

@@ -7,7 +7,10 @@ import json
 
 import pytest
 from cluster_runs import Workplace, has_ended
+from demonstrated import made_up
 from processes import wait_until
+
+from steppe.specs.spaces import Box, Discrete
 
 
 def test_an_experiment_is_started_paused_resumed_downloaded_and_deleted(workplace: Workplace, tmp_path):
@@ -78,6 +81,37 @@ def test_an_environment_of_the_users_own_goes_along(workplace: Workplace):
     workplace.new("own", environment="my_world:make", total_timesteps=4_000)
     workplace.steppe("experiment", "start", "-e", "own", "-c", "testbed")
     assert workplace.status("own")["state"] == "completed"
+
+
+@pytest.mark.parametrize("mode", ["single", "distributed"])
+def test_files_that_an_experiment_names_go_along(workplace: Workplace, mode):
+    source = """
+import gymnasium, pathlib
+
+def make(level):
+    assert pathlib.Path(level).read_text() == "hard"
+    return gymnasium.make("CartPole-v1")
+"""
+    (workplace.folder / "my_world.py").write_text(source)
+    (workplace.folder / "levels").mkdir()
+    (workplace.folder / "levels" / "one.txt").write_text("hard")
+    # Noise, so that it does not fit into one ConfigMap even when it is compressed.
+    file = made_up(Box((4,)), Discrete(2), episodes=(200,) * 250).save(workplace.folder / "good.safetensors")
+    assert file.stat().st_size > 2_000_000
+    workplace.new(
+        "named",
+        environment={"id": "my_world:make", "settings": {"level": "levels/one.txt"}},
+        agent={"type": "dqfd", "demonstrations": str(file), "pretraining_updates": 10, "learning_starts": 100},
+        total_timesteps=1_000,
+        run_mode=mode,
+        num_workers=1,
+    )
+    started = workplace.steppe("experiment", "start", "-e", "named", "-c", "testbed", "--detach")
+    assert 'experiment "named" starts on cluster "testbed"' in started
+    file.unlink()
+    workplace.wait_for("named", "completed")
+    workplace.steppe("experiment", "delete", "-e", "named", "--force")
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
 
 
 def test_a_simulator_may_stand_beside_the_one_that_acts(workplace: Workplace):

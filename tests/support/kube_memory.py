@@ -67,7 +67,9 @@ class MemoryKube:
         found = self.objects[kind, name]
         annotations = changes.get("metadata", {}).get("annotations", {})
         found["metadata"]["annotations"] = found["metadata"].get("annotations", {}) | annotations
-        found["data"] = found.get("data", {}) | changes.get("data", {})
+        for part in ("data", "binaryData"):
+            merged = (found.get(part) or {}) | (changes.get(part) or {})
+            found[part] = {key: value for key, value in merged.items() if value is not None}
         self.after("patch", kind)
         return copy.deepcopy(found)
 

@@ -169,7 +169,7 @@ class DQfD(DQN):
 
 def _loaded(settings: DQfDSettings, situation: Situation) -> Demonstrations:
     """The file's content, where it fits."""
-    shown = demonstrations.load(demonstrations.find(settings.demonstrations))
+    shown = demonstrations.load_named(settings.demonstrations)
     preprocessing = situation.preprocessing
     observation = situation.observation if preprocessing is None else preprocessing.observation
     shown = shown.fitting(observation, situation.action, situation.environment or "this environment")

@@ -74,6 +74,7 @@ def place_of(folder: RunFolder) -> Place | None:
 
 def plan(folder: RunFolder, spec: ExperimentSpec, reachable: Reachable | None, place: Place | None = None) -> Plan:
     """What the experiment looks like on a cluster."""
+    from steppe.experiments import named_files
     from steppe.experiments.user_modules import user_modules
     from steppe.platforms.kubernetes.rendering import Plan
     from steppe.specs.kubernetes import joined
@@ -84,12 +85,15 @@ def plan(folder: RunFolder, spec: ExperimentSpec, reachable: Reachable | None, p
     pods = joined(cluster.kubernetes if cluster is not None else None, spec.kubernetes)
     spec = spec.model_copy(update={"platform": "kubernetes", "kubernetes": pods, "cluster": cluster})
     namespace = place.namespace if place is not None else reachable.namespace if reachable is not None else "default"
+    folders = [Path.cwd(), *([root] if root else [])]
+    named_files.check(spec)
     return Plan(
         spec=spec,
         project=(place.project if place is not None else "") or _project_name(folder, root),
         namespace=namespace,
         cluster=cluster,
-        modules=user_modules(spec, [Path.cwd(), *([root] if root else [])]),
+        modules=user_modules(spec, folders) | named_files.small_files(spec, folders),
+        files=named_files.large_files(spec),
         generation=str(place.generation if place is not None else 1),
         start=str(place.start if place is not None else 1),
         origin=f"{getpass.getuser()}@{socket.gethostname()}:{folder.path}",
@@ -141,6 +145,9 @@ def settle_place(folder: RunFolder, spec: ExperimentSpec, cluster: str | None, t
     wanted = spec.cluster if spec.cluster is not None else None if registry.knows(name) else _described(name, folder)
     # Remembered with the cluster: a start that is cut short while it is made must not leave it without its owner.
     made_for = "" if cluster is not None else str(folder.path)
+    # What cannot be started is not to cost a cluster.
+    described = registry.read(name).spec if registry.knows(name) else wanted
+    plan(folder, spec.model_copy(update={"cluster": described}), None)
     reachable = clusters.ensure(name, wanted, tell, made_for)
     from steppe.platforms.kubernetes.naming import run_name
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import StorageError, UserError
+from steppe.records import carried
 from steppe.records.durable import storing, write_atomically
 from steppe.records.preprocessing import Preprocessing
 from steppe.records.tensors import checksum, parse, serialize
@@ -112,6 +113,12 @@ def find(name: str) -> Path:
     raise UserError(f'there are no demonstrations "{name}"{where}; record some with: steppe record')
 
 
+def load_named(name: str) -> Demonstrations:
+    """Those of the file that an experiment names: the one that came along with it, or else one of this machine."""
+    data = carried.unpack(name)
+    return load(find(name)) if data is None else _understood(data, name)
+
+
 def load(path: Path | str) -> Demonstrations:
     """The demonstrations in a file; UserError where it is none, damaged, or from a later Steppe."""
     path = Path(path)
@@ -120,6 +127,11 @@ def load(path: Path | str) -> Demonstrations:
         data = path.read_bytes()
     except OSError as error:
         raise StorageError(f"cannot read {shown}: {(error.strerror or str(error)).lower()}") from error
+    return _understood(data, shown)
+
+
+def _understood(data: bytes, shown: str) -> Demonstrations:
+    """The demonstrations that these bytes are, of a file that messages call `shown`."""
     try:
         metadata, arrays = parse(data)
     except ValueError as error:

@@ -1,6 +1,8 @@
+import base64
 import json
 
 import kubernetes_validate
+import numpy as np
 import pytest
 import yaml
 from kubernetes_validate.utils import latest_version
@@ -9,6 +11,7 @@ from steppe.errors import UserError
 from steppe.platforms.kubernetes import naming
 from steppe.platforms.kubernetes.rendering import as_yaml, jobs, reader, render, root
 from steppe.platforms.kubernetes.words import TOKEN_KEYS
+from steppe.records.carried import unpack
 
 TOKENS = dict.fromkeys(TOKEN_KEYS, "secret-0123456789")
 MODES = ("single", "multi-threaded", "distributed", "async")
@@ -231,6 +234,59 @@ def test_the_root_holds_the_experiment_and_the_users_modules(planned):
 def test_modules_that_are_too_large_are_named_with_a_way_out(planned):
     with pytest.raises(UserError, match=r"take 2\.0 MB, and a cluster takes 1 MB; .*kubernetes\.image"):
         root(planned(modules={"big.py": "#" * 2_000_000}))
+
+
+def test_what_modules_read_goes_along_as_it_is(planned):
+    manifest = root(planned(modules={"worlds/__init__.py": "", "worlds/level.bin": b"\xff\x00"}))
+    ((key, content),) = manifest["binaryData"].items()
+    assert (key.endswith("worlds_level.bin"), base64.b64decode(content)) == (True, b"\xff\x00")
+    assert len(manifest["data"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "roles"),
+    [
+        ("single", {"driver"}),
+        ("multi-threaded", {"driver"}),
+        # Workers there only act.
+        ("async", {"driver"}),
+        ("distributed", {"driver", "server", "worker"}),
+    ],
+)
+def test_large_files_go_in_pieces_to_all_that_learn(planned, packed, mode, roles, monkeypatch, tmp_path):
+    content = np.random.default_rng(1).bytes(2_500_000)
+    plan = planned(files=[packed("/home/me/good.safetensors", content)], run_mode=mode)
+    maps = {
+        each["metadata"]["name"]: each["binaryData"]
+        for each in render(plan)
+        if each["metadata"]["labels"].get(naming.ROLE) == naming.FILES
+    }
+    assert len(maps) == 3
+    for held in maps.values():
+        assert sum(len(base64.b64decode(part)) for part in held.values()) <= 1_000_000
+    assert root(plan)["metadata"]["annotations"][naming.CARRIED].split() == list(maps)
+    found = set()
+    for job in jobs(plan):
+        spec = job["spec"]["template"]["spec"]
+        for volume in spec["volumes"]:
+            if volume["name"] == "carried":
+                found.add(job["metadata"]["labels"]["steppe/role"])
+                sources = [source["configMap"]["name"] for source in volume["projected"]["sources"]]
+        container = spec["containers"][0]
+        assert ("STEPPE_CARRIED" in variables_of(container)) == (job["metadata"]["labels"]["steppe/role"] in found)
+    assert found == roles
+    # As a Pod sees them.
+    for name in sources:
+        for key, part in maps[name].items():
+            (tmp_path / key).write_bytes(base64.b64decode(part))
+    monkeypatch.setenv("STEPPE_CARRIED", str(tmp_path))
+    assert unpack("/home/me/good.safetensors") == content
+
+
+def test_another_content_is_in_config_maps_of_other_names(planned, packed):
+    one, same, other = (planned(files=[packed("x", content)]).carried for content in (b"1", b"1", b"2"))
+    assert one == same
+    assert not one.keys() & other.keys()
 
 
 def test_one_pod_writes_the_results(planned):

@@ -27,7 +27,7 @@ def experiments_on(entry: Entry, but: str = "") -> list[str]:
         return []
     with _opened(entry) as kube:
         roots = _everywhere(kube, "/api/v1/configmaps")
-    found = [each["metadata"] for each in roots if each["metadata"]["name"] != but]
+    found = [each["metadata"] for each in roots if each["metadata"]["name"] != but and not _holds_files(each)]
     return sorted(_called(about.get("annotations") or {}, about["name"]) for about in found)
 
 
@@ -81,6 +81,11 @@ def _opened(entry: Entry) -> Kube:
 def _called(annotations: dict[str, str], name: str) -> str:
     experiment, project = annotations.get(naming.EXPERIMENT), annotations.get(naming.PROJECT)
     return name if experiment is None else f'"{experiment}" of project "{project}"'
+
+
+def _holds_files(config_map: Json) -> bool:
+    """Whether it is not an experiment's root, but holds files that go along with one."""
+    return (config_map["metadata"].get("labels") or {}).get(naming.ROLE) == naming.FILES
 
 
 def _everywhere(kube: Kube, place: str) -> list[Json]:

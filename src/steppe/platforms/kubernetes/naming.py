@@ -19,6 +19,10 @@ STATUS, ORIGIN = "steppe/status", "steppe/origin"
 """Annotations of the root: the last status that was seen, and from where the experiment was started."""
 ENGINE = "steppe/engine"
 """Annotation of the root: what makes the experiment's Pods."""
+FILES = "files"
+"""The role of ConfigMaps with large files that the experiment names."""
+CARRIED = "steppe/carried"
+"""Annotation of the root: their names, a space between."""
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
 

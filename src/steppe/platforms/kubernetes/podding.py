@@ -9,6 +9,7 @@ from steppe.images import standard_name
 from steppe.platforms.kubernetes import naming
 from steppe.platforms.kubernetes.shapes import Crowd, quantity
 from steppe.platforms.kubernetes.words import (
+    CARRIED,
     DOOR_TOKEN,
     LEARNER_TOKEN,
     MODULES,
@@ -19,6 +20,7 @@ from steppe.platforms.kubernetes.words import (
     SPEC_KEY,
     TOKENS,
 )
+from steppe.records.carried import FOLDER_VARIABLE
 from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT
 
 if TYPE_CHECKING:
@@ -127,6 +129,7 @@ def _container(plan: Plan, crowd: Crowd) -> Json:
         {"name": "tokens", "mountPath": TOKENS, "readOnly": True},
         *([{"name": "results", "mountPath": RESULTS}] if is_driver else []),
         *([{"name": "modules", "mountPath": MODULES, "readOnly": True}] if plan.modules else []),
+        *([{"name": "carried", "mountPath": CARRIED, "readOnly": True}] if _gets_files(plan, crowd) else []),
         *([{"name": "memory", "mountPath": "/dev/shm"}] if _uses_ray(plan) else []),
         *(plan.pods.volume_mounts or []),
     ]
@@ -166,6 +169,8 @@ def _environment(plan: Plan, crowd: Crowd) -> dict[str, str]:
         "HOME": "/tmp",
         **{name: str(crowd.threads) for name in THREADS},
     }
+    if _gets_files(plan, crowd):
+        general[FOLDER_VARIABLE] = CARRIED
     if crowd.role == "driver":
         # Kept with the results, so that what goes on in another Pod need not be compiled again.
         general["STEPPE_CACHE"] = f"{RESULTS}/.compiled"
@@ -207,6 +212,9 @@ def _volumes(plan: Plan, crowd: Crowd) -> list[Json]:
     if plan.modules:
         items = [{"key": module_key(path), "path": path} for path in plan.modules]
         volumes.append({"name": "modules", "configMap": {"name": plan.name, "items": items}})
+    if _gets_files(plan, crowd):
+        sources = [{"configMap": {"name": name}} for name in plan.carried]
+        volumes.append({"name": "carried", "projected": {"sources": sources}})
     if _uses_ray(plan):
         # Ray's messages lie here; what a Pod has by itself is 64 MB.
         size = quantity(plan.spec.ray.object_store + 0.1)
@@ -237,6 +245,11 @@ def _sidecars(plan: Plan, crowd: Crowd) -> list[Json]:
 def _ports(plan: Plan) -> list[Json]:
     more = {"distributed": [_port("ray", RAY_PORT)], "async": [_port("learner", LEARNER_PORT)]}
     return [_port("door", DOOR_PORT), *more.get(plan.spec.run_mode, [])]
+
+
+def _gets_files(plan: Plan, crowd: Crowd) -> bool:
+    """Whether it is one of those that learn: workers that only act have what they need from the learner."""
+    return bool(plan.files) and (crowd.role == "driver" or _uses_ray(plan))
 
 
 def _uses_ray(plan: Plan) -> bool:

@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,10 @@ class RemoteRun:
         uid = root["metadata"]["uid"]
         try:
             self._end_work(self._engine_of(root))
-            changes = {"metadata": {"annotations": manifest["metadata"]["annotations"]}, "data": manifest["data"]}
-            kube.patch("ConfigMap", plan.name, changes)
+            for each in rendering.carried(plan):
+                kube.create_or_keep(rendering.with_owner(plan, each, uid))
+            kube.patch("ConfigMap", plan.name, _changes(root, manifest))
+            self._delete_carried(root, but=plan.carried)
             self._known_engine = engine
             if kube.get("Secret", f"{plan.name}-tokens") is None:
                 tokens = {key: secrets.token_hex(32) for key in TOKEN_KEYS}
@@ -150,6 +152,7 @@ class RemoteRun:
         engine.wait_until_gone()
         self._delete_readers(lambda pod: True)
         for kind, name in (
+        self._delete_carried(self.kube.get("ConfigMap", self.name) or {})
             ("Pod", f"{self.name}-eraser"),
             ("Service", self.name),
             ("Secret", f"{self.name}-tokens"),
@@ -331,6 +334,13 @@ class RemoteRun:
                 self.kube.delete("Pod", pod["metadata"]["name"])
 
     def _wait_for_reader(self, name: str) -> None:
+    def _delete_carried(self, root: Json, but: Collection[str] = ()) -> None:
+        """The large files of an earlier start."""
+        annotations = root.get("metadata", {}).get("annotations") or {}
+        for name in annotations.get(naming.CARRIED, "").split():
+            if name not in but:
+                self.kube.delete("ConfigMap", name)
+
         deadline = time.monotonic() + READER_SECONDS
         while True:
             pod = self.kube.get("Pod", name)
@@ -377,6 +387,15 @@ class RemoteRun:
             secret = self.kube.get("Secret", f"{self.name}-tokens")
             if secret is None:
                 raise ClusterError(
+
+
+def _changes(root: Json, manifest: Json) -> Json:
+    """What makes an earlier root the one of this start: what it held and holds no more is taken out."""
+    changes: Json = {"metadata": {"annotations": manifest["metadata"]["annotations"]}}
+    for part in ("data", "binaryData"):
+        wanted = manifest.get(part) or {}
+        changes[part] = dict.fromkeys(root.get(part) or {}) | wanted
+    return changes
                     f'Secret {self.name}-tokens is gone from namespace "{self.kube.namespace}"; start the experiment '
                     "again with resume"
                 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,7 @@ from steppe.platforms.kubernetes import kuberay, naming
 from steppe.platforms.kubernetes.podding import module_key, pod_template, reader_pod
 from steppe.platforms.kubernetes.shapes import Crowd, crowds, engine_of, quantity
 from steppe.platforms.kubernetes.words import FAILED_FOR_GOOD, SPEC_KEY, TOKEN_KEYS
+from steppe.records.carried import Packed
 from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT
 from steppe.specs.cluster import ClusterSpec
 from steppe.specs.experiment import ExperimentSpec
@@ -22,6 +24,10 @@ from steppe.specs.kubernetes import Engine, KubernetesSpec, joined
 Json = dict[str, Any]
 LARGEST_CONFIG_MAP = 1_000_000
 """What a ConfigMap may hold, in bytes, with some room for the rest of it."""
+PIECE = 900_000
+"""How large a part of a larger file is, in bytes."""
+LARGEST_FILES = 20_000_000
+"""What large files may take in all, compressed, in bytes: a cluster keeps them in the memory of its API server."""
 RETRIES = 20
 """How often a driver that ends without a word is begun anew; each time it goes on from its last checkpoint."""
 RETRIES_PER_MEMBER = 20
@@ -35,8 +41,10 @@ class Plan:
     project: str
     namespace: str
     cluster: ClusterSpec | None = None
-    modules: Mapping[str, str] = field(default_factory=dict)
-    """The user's own Python files that the experiment names: path -> text."""
+    modules: Mapping[str, str | bytes] = field(default_factory=dict)
+    """The user's own Python files that the experiment names, and what these read: path -> text, or bytes."""
+    files: Sequence[Packed] = ()
+    """Large files that the experiment names."""
     generation: str = "1"
     """Another one begins the experiment anew, its old results kept beside."""
     start: str = "1"
@@ -65,6 +73,21 @@ class Plan:
         return naming.run_name(self.project, self.spec.name)
 
     @cached_property
+    def carried(self) -> dict[str, dict[str, bytes]]:
+        """The ConfigMaps of large files: name -> what it holds. Another content has another name."""
+        digest = hashlib.sha256()
+        parts = [(name, data) for file in self.files for name, data in file.files.items()]
+        for name, data in parts:
+            digest.update(f"{name} {len(data)}\n".encode() + data)
+        shelves: list[dict[str, bytes]] = []
+        for name, data in parts:
+            if not shelves or sum(map(len, shelves[-1].values())) + len(data) > LARGEST_CONFIG_MAP:
+                shelves.append({})
+            shelves[-1][name] = data
+        stem = f"{self.name}-files-{digest.hexdigest()[: naming.DIGEST]}"
+        return {f"{stem}-{number}": shelf for number, shelf in enumerate(shelves)}
+
+    @cached_property
     def labels(self) -> dict[str, str]:
         """What all objects are labelled with."""
         return (self.pods.labels or {}) | naming.labels_of(self.project, self.spec.name)
@@ -85,6 +108,7 @@ def render(
     owned = [*claims(plan), service(plan), *workloads(plan)]
     for job in owned if for_any_server else ():
         job["spec"].pop("podFailurePolicy", None)
+    owned[:0] = carried(plan)
     if tokens is not None:
         owned.insert(0, secret(plan, tokens))
     return [root(plan), *(with_owner(plan, each, owner_uid) for each in owned)]
@@ -93,22 +117,42 @@ def render(
 def root(plan: Plan) -> Json:
     """The ConfigMap with the experiment and the user's modules; what belongs to the experiment ends with it."""
     data = {SPEC_KEY: plan.spec.model_dump_json(indent=2) + "\n"}
-    data |= {module_key(path): text for path, text in plan.modules.items()}
-    size = sum(len(text.encode()) for text in data.values())
+    data |= {module_key(path): text for path, text in plan.modules.items() if isinstance(text, str)}
+    binary = {module_key(path): content for path, content in plan.modules.items() if isinstance(content, bytes)}
+    size = sum(len(text.encode()) for text in data.values()) + sum(map(len, binary.values()))
     if size > LARGEST_CONFIG_MAP:
+        largest = max(plan.modules, key=lambda path: len(plan.modules[path]), default=SPEC_KEY)
         raise UserError(
             f"the experiment and its own modules take {size / 1e6:.1f} MB, and a cluster takes 1 MB; install the "
-            "modules in an image of your own and name it in kubernetes.image"
+            f"modules and what they read (the largest is {largest}) in an image of your own and name it in "
+            "kubernetes.image, or mount them by kubernetes.volumes and kubernetes.volume_mounts"
         )
     annotations = {naming.EXPERIMENT: plan.spec.name, naming.PROJECT: plan.project, naming.ENGINE: plan.engine}
     if plan.origin:
         annotations[naming.ORIGIN] = plan.origin
+    # Also where there are none: those of an earlier start are not to be looked for again.
+    annotations[naming.CARRIED] = " ".join(plan.carried)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(plan, plan.name) | {"annotations": annotations},
         "data": data,
+        **({"binaryData": {key: _base64(content) for key, content in binary.items()}} if binary else {}),
     }
+
+
+def carried(plan: Plan) -> list[Json]:
+    """The ConfigMaps with large files that the experiment names."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": _metadata(plan, name, role=naming.FILES),
+            "immutable": True,
+            "binaryData": {key: _base64(data) for key, data in held.items()},
+        }
+        for name, held in plan.carried.items()
+    ]
 
 
 def secret(plan: Plan, tokens: Mapping[str, str]) -> Json:
@@ -265,6 +309,10 @@ def _work_metadata(plan: Plan, name: str, role: str | None = None) -> Json:
     if plan.pods.queue is not None:
         metadata["labels"] |= {naming.KUEUE_QUEUE: plan.pods.queue}
     return metadata
+
+
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode()
 
 
 def _metadata(plan: Plan, name: str, role: str | None = None) -> Json:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 RESULTS, SPEC, MODULES, TOKENS = "/steppe/results", "/steppe/spec", "/steppe/modules", "/steppe/tokens"
 """Where containers find the results, the experiment, the user's modules and the tokens."""
+CARRIED = "/steppe/carried"
+"""Where they find large files that the experiment names, in pieces."""
 SPEC_KEY = "experiment.json"
 DOOR_TOKEN, RAY_TOKEN, LEARNER_TOKEN = TOKEN_KEYS = ("door", "ray", "learner")
 """The keys of the Secret, and the names of the files in TOKENS."""

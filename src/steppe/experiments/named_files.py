@@ -1,0 +1,101 @@
+"""Files of this machine that an experiment names: they go along to Pods, or are refused before anything is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from steppe.errors import UserError
+from steppe.experiments.user_modules import Content, content_of, files_below, texts_of
+from steppe.platforms.kubernetes.rendering import LARGEST_FILES, PIECE
+from steppe.records import carried, demonstrations
+from steppe.specs.experiment import ExperimentSpec
+from steppe.specs.kubernetes import KubernetesSpec
+from steppe.specs.validation import join_path
+
+MOUNT = "mount it there under the same path (kubernetes.volumes, kubernetes.volume_mounts)"
+SECRET = (
+    "put the token into a Secret under the key STEPPE_ENV_TOKEN and name that in kubernetes.env_from_secrets instead, "
+    "or mount a Secret under the same path (kubernetes.volumes, kubernetes.volume_mounts)"
+)
+LONGEST_PATH = 4096
+
+
+def large_files(spec: ExperimentSpec) -> list[carried.Packed]:
+    """What an agent learns from, ready to go along; what Pods have mounted under the same path is not sent."""
+    name = spec.agent.settings.get("demonstrations")
+    if not isinstance(name, str) or _is_mounted(name, spec.kubernetes):
+        return []
+    try:
+        path = demonstrations.find(name)
+    except UserError as error:
+        raise UserError(f"agent.demonstrations cannot go along to the cluster: {error}, or {MOUNT}") from None
+    packed = carried.pack(path, name, PIECE, LARGEST_FILES)
+    if packed is None:
+        raise UserError(
+            f"agent.demonstrations names {path}, which takes more than the {LARGEST_FILES / 1e6:.0f} MB that a cluster "
+            f"keeps of such files, even compressed; record fewer timesteps, or {MOUNT}"
+        )
+    return [packed]
+
+
+def small_files(spec: ExperimentSpec, folders: list[Path]) -> dict[str, Content]:
+    """Path -> content, of what environments, wrappers and layers are given by a path inside one of `folders`.
+
+    There it is found in Pods too, since they work in the folder that it goes to.
+    """
+    found: dict[str, Content] = {}
+    for way, text in texts_of(spec):
+        if way[0] == "agent" or _is_token(spec, way) or not _may_be_a_path(text) or _is_mounted(text, spec.kubernetes):
+            continue
+        path = Path(text).expanduser()
+        places = [path] if path.is_absolute() else [folder / path for folder in folders]
+        there = next((place for place in places if place.is_file() or ("/" in text and place.is_dir())), None)
+        if there is None or (path.is_absolute() and there.is_dir()):
+            continue
+        folder = None if path.is_absolute() else folders[places.index(there)].resolve()
+        if folder is None or not there.resolve().is_relative_to(folder) or there.resolve() == folder:
+            raise UserError(
+                f"{join_path('', way)} names {text}, a file of this machine that Pods do not have; give a path that "
+                f"begins in the project's folder and stays in it, whose file goes along, or {MOUNT}"
+            )
+        name = there.resolve().relative_to(folder)
+        found |= files_below(folder, folder / name) if there.is_dir() else {name.as_posix(): content_of(there)}
+    return found
+
+
+def check(spec: ExperimentSpec) -> None:
+    """Refuses secrets, and files that each machine has its own of, where Pods have not mounted them."""
+    for field, name, way_out in _secrets(spec):
+        if not _is_mounted(name, spec.kubernetes):
+            raise UserError(f"{field} names {name}, a file that Pods do not have, and no secret is sent; {way_out}")
+
+
+def _secrets(spec: ExperimentSpec) -> Iterator[tuple[str, str, str]]:
+    """(field, the file it names, the way out) of what this run mode would look for in Pods."""
+    mount = "mount a Secret under the same path (kubernetes.volumes, kubernetes.volume_mounts), or leave it out"
+    if spec.environment.id == "remote" and isinstance(file := spec.environment.settings.get("token_file"), str):
+        yield "environment.token_file", file, SECRET
+    if spec.run_mode == "async":
+        for field in ("token_file", "tls_cert", "tls_key"):
+            if (file := getattr(spec.asynchronous, field)) is not None:
+                yield f"asynchronous.{field}", file, mount
+    if spec.run_mode == "distributed" and spec.ray.tls is not None:
+        for field in type(spec.ray.tls).model_fields:
+            yield f"ray.tls.{field}", getattr(spec.ray.tls, field), mount
+
+
+def _is_token(spec: ExperimentSpec, way: tuple[str | int, ...]) -> bool:
+    """Whether this is a file with a secret."""
+    return spec.environment.id == "remote" and way == ("environment", "settings", "token_file")
+
+
+def _may_be_a_path(text: str) -> bool:
+    """A word alone may be anything, and is no path even where a file is called so."""
+    return len(text) < LONGEST_PATH and text.isprintable() and ("/" in text or "." in text)
+
+
+def _is_mounted(name: str, pods: KubernetesSpec) -> bool:
+    """Whether Pods have a volume of the user's own where this path is."""
+    places = [PurePosixPath(each["mountPath"]) for each in pods.volume_mounts or ()]
+    return any(PurePosixPath(name).is_relative_to(place) for place in places)
