@@ -88,6 +88,45 @@ def test_memory_that_ran_out_ends_a_driver_and_not_a_worker_that_others_step_in_
     assert (driver.is_final, worker.is_final) == (True, False)
 
 
+def beside(state, limits=None):
+    """A driver's Pod whose own container is well, and the second of its two simulators is not."""
+    made = pod({"running": {}})
+    made["spec"]["containers"] += [
+        {"name": "physics", "image": "world:1"},
+        {"name": "sidecar-1", "image": "world:2", "resources": {"limits": limits or {}}},
+    ]
+    made["status"]["containerStatuses"] += [
+        {"name": "physics", "state": {"running": {}}},
+        {"name": "sidecar-1", "state": state},
+    ]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [({"memory": "1Gi"}, "ran out of memory (its limit is 1Gi); give"), ({}, "ran out of memory; give")],
+)
+def test_memory_that_ran_out_for_a_simulator_is_its_own(limits, said):
+    trouble = trouble_of([beside({"terminated": {"reason": "OOMKilled", "exitCode": 137}}, limits)], [], [])
+    assert trouble.sentence == (
+        f'the container "sidecar-1" beside Pod x-driver-1\'s own {said} it more by resources.limits.memory in '
+        "kubernetes.sidecars[1]"
+    )
+
+
+def test_an_image_of_a_simulator_that_cannot_be_pulled_is_its_own():
+    trouble = trouble_of([beside({"waiting": {"reason": "ErrImagePull"}})], [], [])
+    assert trouble.sentence == (
+        "the image world:2 of Pod x-driver-1 cannot be pulled; push it, name another one in "
+        "kubernetes.sidecars[1].image, or give kubernetes.image_pull_secrets"
+    )
+
+
+def test_a_reader_that_ran_out_of_memory_is_given_no_field_that_is_not_there():
+    trouble = trouble_of([pod({"terminated": {"reason": "OOMKilled"}}, "reader")], [], [])
+    assert trouble.sentence == "Pod x-reader-1 ran out of memory (its limit is 3Gi)"
+
+
 @pytest.mark.parametrize(
     ("role", "reason", "seconds"),
     [

@@ -81,8 +81,7 @@ def _of_pod(pod: Json) -> Trouble | None:
         if reason in NOT_PULLED:
             return Trouble(
                 f"the image {state.get('image') or _image(pod, state['name'])} of Pod {name} cannot be pulled"
-                f"{f' ({message})' if message else ''}; build and push it with "
-                '"steppe image build" and "steppe image push", name another one in kubernetes.image, or give '
+                f"{f' ({message})' if message else ''}; {_way_to_image(pod, state['name'])}, or give "
                 "kubernetes.image_pull_secrets",
                 is_final=True,
                 seconds=PATIENT_SECONDS if reason in MAY_COME_LATER else SURE_SECONDS,
@@ -91,10 +90,10 @@ def _of_pod(pod: Json) -> Trouble | None:
             return Trouble(f"Pod {name} cannot be started: {message or reason}", is_final=True)
         ended = (state.get("state") or {}).get("terminated") or (state.get("lastState") or {}).get("terminated") or {}
         if ended.get("reason") == "OOMKilled":
-            limit = _limit(pod, state["name"])
+            limit, sidecar = _limit(pod, state["name"]), _sidecar(pod, state["name"])
+            who = f"Pod {name}" if sidecar is None else f'the container "{state["name"]}" beside Pod {name}\'s own'
             return Trouble(
-                f"Pod {name} ran out of memory{f' (its limit is {limit})' if limit else ''}; give it more by "
-                f"kubernetes.{_role(pod)}.memory",
+                f"{who} ran out of memory{f' (its limit is {limit})' if limit else ''}{_way_to_memory(pod, sidecar)}",
                 is_final=True,
             )
         if reason == "CrashLoopBackOff":
@@ -165,6 +164,25 @@ def _requests(pod: Json) -> str:
 def _limit(pod: Json, container: str) -> str:
     found = [each for each in pod["spec"]["containers"] if each["name"] == container]
     return str(found[0].get("resources", {}).get("limits", {}).get("memory", "")) if found else ""
+
+
+def _sidecar(pod: Json, container: str) -> str | None:
+    """The field that describes a container of the user's own; None for the Pod's own."""
+    others = [each["name"] for each in pod["spec"]["containers"] if each["name"] != _role(pod)]
+    return f"kubernetes.sidecars[{others.index(container)}]" if container in others else None
+
+
+def _way_to_memory(pod: Json, sidecar: str | None) -> str:
+    if sidecar is not None:
+        return f"; give it more by resources.limits.memory in {sidecar}"
+    # Others, such as readers, have what they have.
+    return f"; give it more by kubernetes.{_role(pod)}.memory" if _role(pod) in ("driver", *CREW) else ""
+
+
+def _way_to_image(pod: Json, container: str) -> str:
+    if (sidecar := _sidecar(pod, container)) is not None:
+        return f"push it, name another one in {sidecar}.image"
+    return 'build and push it with "steppe image build" and "steppe image push", name another one in kubernetes.image'
 
 
 def _image(pod: Json, container: str) -> str:
