@@ -213,11 +213,12 @@ def status(folder: RunFolder, place: Place) -> Status:
 
 def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
     """Looks at a run until it ends or cannot go on; its Pods are ended then, and what it left stays."""
+    from steppe.platforms.kubernetes.patience import Patience
+
     place = _placed(folder)
     with _reached(place) as (_, run):
         reached = progressed = time.monotonic()
-        troubled: float | None = None
-        timestep = 0
+        patience, timestep = Patience(), 0
         while True:
             try:
                 sight = run.look()
@@ -234,8 +235,7 @@ def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
                 _settle(folder, run, seen, place.start)
                 return seen
             now = time.monotonic()
-            troubled = (troubled or now) if sight.trouble else None
-            if troubled is not None and now - troubled >= sight.seconds:
+            if patience.ends(sight.trouble, sight.seconds):
                 # Nobody is to pay for its waiting.
                 return _ended(folder, run, seen, "failed", sight.trouble)
             if not sight.phase or seen.timestep != timestep:

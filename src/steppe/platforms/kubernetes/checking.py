@@ -15,10 +15,11 @@ from steppe.platforms.kubernetes import naming, permissions, rendering
 from steppe.platforms.kubernetes.engines import has_kuberay
 from steppe.platforms.kubernetes.kubeapi import Kube, KubeError
 from steppe.platforms.kubernetes.kuberay import INSTALLATION
+from steppe.platforms.kubernetes.patience import NotComing, watch
 from steppe.platforms.kubernetes.podding import pod_template
 from steppe.platforms.kubernetes.rendering import Plan
 from steppe.platforms.kubernetes.shapes import GPU
-from steppe.platforms.kubernetes.waiting import termination_of, trouble_of
+from steppe.platforms.kubernetes.waiting import termination_of
 from steppe.platforms.kubernetes.words import PREFIX, RESULTS, TERMINATION_LOG
 
 if TYPE_CHECKING:
@@ -310,34 +311,28 @@ def _pod(plan: Plan, seconds: float) -> Json:
 
 def _wait(kube: Kube, name: str, image: str, tell: Callable[[str], None], seconds: float) -> Finding:
     """Waits until the Pod has ended well, or says why it does not."""
-    begin, pause = time.monotonic(), 0.2
+    begin = time.monotonic()
+    try:
+        for pod, trouble in watch(kube, name, seconds):
+            ended = termination_of(pod)
+            if ended is not None and ended.get("reason") != "OOMKilled":
+                return _found(ended, image)
+            if trouble is not None and not trouble.is_final and time.monotonic() - begin > SETTLING_SECONDS:
+                raise NotComing(trouble.sentence)
+            tell(trouble.sentence if trouble is not None else "waits for a trial Pod, which pulls the image")
+    except NotComing as error:
+        return Finding("image and nodes", "failed", str(error))
+    raise AssertionError
 
-    def failed(sentence: str) -> Finding:
-        return Finding("image and nodes", "failed", sentence)
 
-    while True:
-        pod = kube.get("Pod", name)
-        if pod is None:
-            return failed("the trial Pod was deleted by somebody else; try again")
-        ended = termination_of(pod)
-        if ended is not None:
-            if ended.get("exitCode") == 0:
-                return Finding("image and nodes", "ok", f"a Pod of {image} started, and wrote to its results")
-            last = str(ended.get("message", "")).strip().splitlines() or [f"exit code {ended.get('exitCode')}"]
-            if ended.get("exitCode") == STORE_FAILED:
-                return Finding("storage", "failed", last[-1])
-            if ended.get("reason") != "OOMKilled":
-                return failed(f"Steppe does not run in that image: {last[-1]}")
-        trouble = trouble_of([pod], [], [])
-        waited = time.monotonic() - begin
-        if trouble is not None and (trouble.is_final or waited > SETTLING_SECONDS):
-            return failed(trouble.sentence)
-        if waited > seconds:
-            late = f"the Pod has not started within {seconds:.0f} s"
-            return failed(trouble.sentence if trouble is not None else late)
-        tell(trouble.sentence if trouble is not None else "waits for a trial Pod, which pulls the image")
-        time.sleep(pause)
-        pause = min(1.5 * pause, 2.0)
+def _found(ended: Json, image: str) -> Finding:
+    """What a trial Pod that has ended shows."""
+    if ended.get("exitCode") == 0:
+        return Finding("image and nodes", "ok", f"a Pod of {image} started, and wrote to its results")
+    last = str(ended.get("message", "")).strip().splitlines() or [f"exit code {ended.get('exitCode')}"]
+    if ended.get("exitCode") == STORE_FAILED:
+        return Finding("storage", "failed", last[-1])
+    return Finding("image and nodes", "failed", f"Steppe does not run in that image: {last[-1]}")
 
 
 def _claim_reason(kube: Kube, claim: Json) -> str:

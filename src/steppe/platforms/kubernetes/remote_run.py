@@ -16,9 +16,10 @@ from steppe.platforms.kubernetes import fetching, naming, rendering, stored_resu
 from steppe.platforms.kubernetes.engines import Engine, Outlook, engine_named
 from steppe.platforms.kubernetes.kubeapi import ANSWER_SECONDS, Kube, KubeError
 from steppe.platforms.kubernetes.object_store import stored_at
+from steppe.platforms.kubernetes.patience import NotComing, watch
 from steppe.platforms.kubernetes.rendering import Plan
 from steppe.platforms.kubernetes.sights import Sight, can_do_with, lack, phase_of
-from steppe.platforms.kubernetes.waiting import Trouble, is_ready_to_answer, termination_of, trouble_of
+from steppe.platforms.kubernetes.waiting import Trouble, is_ready_to_answer, termination_of
 from steppe.platforms.kubernetes.words import DOOR_TOKEN, TOKEN_HEADER, TOKEN_KEYS
 from steppe.runners.pods import DOOR_PORT
 
@@ -151,8 +152,8 @@ class RemoteRun:
         engine.end()
         engine.wait_until_gone()
         self._delete_readers(lambda pod: True)
-        for kind, name in (
         self._delete_carried(self.kube.get("ConfigMap", self.name) or {})
+        for kind, name in (
             ("Pod", f"{self.name}-eraser"),
             ("Service", self.name),
             ("Secret", f"{self.name}-tokens"),
@@ -333,7 +334,6 @@ class RemoteRun:
             if which(pod):
                 self.kube.delete("Pod", pod["metadata"]["name"])
 
-    def _wait_for_reader(self, name: str) -> None:
     def _delete_carried(self, root: Json, but: Collection[str] = ()) -> None:
         """The large files of an earlier start."""
         annotations = root.get("metadata", {}).get("annotations") or {}
@@ -341,18 +341,13 @@ class RemoteRun:
             if name not in but:
                 self.kube.delete("ConfigMap", name)
 
-        deadline = time.monotonic() + READER_SECONDS
-        while True:
-            pod = self.kube.get("Pod", name)
-            if pod is None:
-                raise ClusterError(f"the reader Pod {name} was deleted by somebody else; try again")
-            if is_ready_to_answer(pod) and self._status_at(pod) is not None:
-                return
-            trouble = trouble_of([pod], [], [])
-            if (trouble is not None and trouble.is_final) or time.monotonic() > deadline:
-                reason = trouble.sentence if trouble is not None else f"it has not answered for {READER_SECONDS:g} s"
-                raise ClusterError(f"the results cannot be read: {reason}")
-            time.sleep(0.3)
+    def _wait_for_reader(self, name: str) -> None:
+        try:
+            for pod, _ in watch(self.kube, name, READER_SECONDS):
+                if is_ready_to_answer(pod) and self._status_at(pod) is not None:
+                    return
+        except NotComing as error:
+            raise ClusterError(f"the results cannot be read: {error}") from None
 
     def _files(self) -> fetching.Files:
         return fetching.Files(self._at_door, self._still_answers, self._asked, self.kube.refused)
@@ -387,6 +382,11 @@ class RemoteRun:
             secret = self.kube.get("Secret", f"{self.name}-tokens")
             if secret is None:
                 raise ClusterError(
+                    f'Secret {self.name}-tokens is gone from namespace "{self.kube.namespace}"; start the experiment '
+                    "again with resume"
+                )
+            self._token = b64decode(secret["data"][DOOR_TOKEN]).decode().strip()
+        return self._token
 
 
 def _changes(root: Json, manifest: Json) -> Json:
@@ -396,8 +396,3 @@ def _changes(root: Json, manifest: Json) -> Json:
         wanted = manifest.get(part) or {}
         changes[part] = dict.fromkeys(root.get(part) or {}) | wanted
     return changes
-                    f'Secret {self.name}-tokens is gone from namespace "{self.kube.namespace}"; start the experiment '
-                    "again with resume"
-                )
-            self._token = b64decode(secret["data"][DOOR_TOKEN]).decode().strip()
-        return self._token

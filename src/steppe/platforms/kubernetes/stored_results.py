@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from typing import Any
 
 from steppe.errors import ClusterError, StateError
 from steppe.platforms.kubernetes import naming, rendering
 from steppe.platforms.kubernetes.kubeapi import Kube
+from steppe.platforms.kubernetes.patience import NotComing, watch
 from steppe.platforms.kubernetes.rendering import Plan
-from steppe.platforms.kubernetes.waiting import termination_of, trouble_of
+from steppe.platforms.kubernetes.waiting import termination_of
 
 Json = dict[str, Any]
 ERASER_SECONDS = 600.0
@@ -49,22 +49,18 @@ def erase(kube: Kube, plan: Plan, owner_uid: str) -> None:
 
 
 def _last_words(kube: Kube, name: str) -> Json:
-    deadline = time.monotonic() + ERASER_SECONDS
-    while True:
-        pod = kube.get("Pod", name)
-        if pod is None:
-            raise ClusterError(f"the Pod {name} was deleted by somebody else; try again")
-        if (ended := termination_of(pod)) is not None:
-            try:
-                words = json.loads(ended.get("message") or "")
-            except ValueError:
-                words = {"error": ended.get("message") or f"its Pod ended with exit code {ended.get('exitCode')}"}
-            return dict(words)
-        trouble = trouble_of([pod], [], [])
-        if (trouble is not None and trouble.is_final) or time.monotonic() > deadline:
-            reason = trouble.sentence if trouble is not None else f"it has not ended for {ERASER_SECONDS:g} s"
-            return {"error": reason}
-        time.sleep(0.5)
+    ended: Json | None = None
+    try:
+        for pod, _ in watch(kube, name, ERASER_SECONDS):
+            if (ended := termination_of(pod)) is not None:
+                break
+    except NotComing as error:
+        return {"error": str(error)}
+    assert ended is not None
+    try:
+        return dict(json.loads(ended.get("message") or ""))
+    except ValueError:
+        return {"error": ended.get("message") or f"its Pod ended with exit code {ended.get('exitCode')}"}
 
 
 def _where(results: str | None) -> str:
