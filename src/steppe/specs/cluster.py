@@ -8,12 +8,11 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from steppe.specs._base import Count, Flag, Natural, Positive, Spec
+from steppe.specs.distributed import WORKERS_PER_GPU
 from steppe.specs.kubernetes import KubernetesSpec
 
 Text = Annotated[str, Field(min_length=1)]
 Provider = Literal["kubeconfig", "gke", "eks", "kind", "k3d"]
-WORKERS_PER_GPU = 3
-"""How many share a GPU at most, unless told otherwise."""
 
 
 class ClusterSpec(Spec):

@@ -8,6 +8,9 @@ from pydantic import Field, field_validator
 
 from steppe.specs._base import Count, Flag, NonNegative, Positive, Spec
 
+WORKERS_PER_GPU = 3
+"""How many share a GPU at most, unless told otherwise."""
+Sharers = Annotated[int, Field(strict=True, ge=1, le=100)]
 Port = Annotated[int, Field(strict=True, ge=1024, le=65535)]
 
 
@@ -33,6 +36,9 @@ class RaySpec(Spec):
     """The files that encrypt what goes between machines; nothing is encrypted without them."""
     gpus_per_worker: NonNegative = 0.0
     """The share of a GPU that each worker gets: 0.33 puts at most three workers on one."""
+    workers_per_gpu: Sharers | None = None
+    """How many workers share a GPU at most, however small their shares are; without it as many as the cluster's
+    clients_per_gpu says, or 3."""
     cpus_per_worker: NonNegative = 1.0
     """The share of a core that each worker is counted as."""
     object_store: Positive = 0.25

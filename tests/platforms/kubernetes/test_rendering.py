@@ -130,6 +130,12 @@ def test_a_cluster_says_how_many_workers_share_a_gpu_at_most(planned):
     assert variables_of(container_of(plan, "worker"))["STEPPE_POD_MEMBERS"] == "10"
 
 
+def test_an_experiment_says_it_before_its_cluster(planned):
+    ray = {"gpus_per_worker": 0.1, "workers_per_gpu": 5}
+    plan = planned({"clients_per_gpu": 10}, run_mode="async", num_workers=20, ray=ray)
+    assert variables_of(container_of(plan, "worker"))["STEPPE_POD_MEMBERS"] == "5"
+
+
 @pytest.mark.parametrize(
     ("provider", "share", "parts", "devices"),
     [

@@ -10,7 +10,7 @@ import pytest
 
 from steppe.errors import EnvironmentFault, SteppeError, UserError
 from steppe.runners.distributed import crew
-from steppe.runners.distributed.crew import Crew, check_room
+from steppe.runners.distributed.crew import Crew
 from steppe.runners.distributed.words import Order, Report
 from steppe.specs.distributed import RaySpec
 
@@ -129,16 +129,3 @@ def test_a_worker_that_never_starts_is_told_and_waited_for_no_more(monkeypatch, 
     now += 600.0
     team.poll(0.0)
     assert team.next_number == 4, "and then it is replaced"
-
-
-@pytest.mark.parametrize(("gpus", "fits"), [(0.33, True), (1, True), (2, False)])
-def test_it_is_said_at_once_when_no_machine_has_room_for_a_worker(caplog, gpus, fits):
-    nodes = [{"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}}, {"Alive": False, "Resources": {"GPU": 8.0}}]
-    ray, spec = SimpleNamespace(nodes=lambda: nodes), RaySpec(gpus_per_worker=gpus)
-    if fits:
-        check_room(ray, spec, can_grow=False)
-        return
-    with pytest.raises(UserError, match="no machine of this Ray has 1 CPUs and 2 GPUs for a worker"):
-        check_room(ray, spec, can_grow=False)
-    check_room(ray, spec, can_grow=True)
-    assert "the run waits until one joins" in caplog.text

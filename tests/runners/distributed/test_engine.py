@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,11 @@ from runs import TINY_PPO, experiment, train
 from steppe.errors import EnvironmentFault, UserError
 from steppe.records.checkpoints import load_latest
 from steppe.records.policy import load_policy
+from steppe.runners.asynchronous import crew as async_crew
+from steppe.runners.asynchronous.membership import Membership
 from steppe.runners.distributed import crew, make_engine
 from steppe.runners.distributed.words import Report
+from steppe.runners.playing import Rules
 from steppe.specs.distributed import RaySpec
 
 pytestmark = pytest.mark.usefixtures("a_ray")
@@ -135,6 +139,40 @@ def test_a_third_of_a_gpu_puts_three_workers_on_one(monkeypatch):
         wait_until(lambda: [*team.poll(0.05), team.working == 4][-1], "the fourth has taken the place of one that went")
     finally:
         team.close()
+
+
+def test_a_third_of_a_gpu_puts_three_workers_of_a_learner_on_one(monkeypatch):
+    import ray
+
+    class Idle:
+        def arrive(self):
+            return None
+
+        def work(self, placement):
+            return None
+
+    monkeypatch.setattr(async_crew, "WorkerActor", Idle)
+    spec = spec_of("dqn", run_mode="async", num_workers=4, ray={"gpus_per_worker": 0.33, "cpus_per_worker": 0.1})
+    team = async_crew.RayCrew(spec, Rules(spec.environment), 1)
+    team.start(SimpleNamespace(membership=Membership(), address=("127.0.0.1", 7000)), None)
+    try:
+
+        def placed():
+            return len(ray.wait([post.arrival for post in team._posts], num_returns=len(team._posts), timeout=0.2)[0])
+
+        wait_until(lambda: placed() == 3, "three have a place")
+        assert ray.available_resources()["GPU"] == pytest.approx(0.01)
+        assert placed() == 3
+    finally:
+        for post in team._posts:
+            ray.kill(post.actor)
+
+
+def test_shares_that_put_too_many_workers_on_a_gpu_are_refused():
+    engine = make_engine(spec_of(num_workers=4, ray={"gpus_per_worker": 0.25}))
+    with pytest.raises(UserError, match="would put 4 workers on a GPU, and no more than 3 share one"):
+        engine.begin(1)
+    engine.close()
 
 
 def test_an_address_where_nobody_answers_is_a_mistake_of_the_user(monkeypatch):

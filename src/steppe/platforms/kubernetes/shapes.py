@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from steppe.errors import UserError
-from steppe.specs.cluster import WORKERS_PER_GPU, ClusterSpec
+from steppe.specs.cluster import ClusterSpec
+from steppe.specs.distributed import WORKERS_PER_GPU
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.kubernetes import Engine, KubernetesSpec, PodSpec
 
@@ -60,7 +61,7 @@ def crowds(spec: ExperimentSpec, pods: KubernetesSpec, cluster: ClusterSpec | No
     if spec.run_mode in ("distributed", "async"):
         memory = 2.0 if spec.run_mode == "distributed" else 1.0
         usual = PodSpec(cpus=max(spec.ray.cpus_per_worker, 0.1), memory=memory, gpus=spec.ray.gpus_per_worker)
-        made.append(_crowd("worker", spec.num_workers, 0, pods.worker, usual, cluster))
+        made.append(_crowd("worker", spec.num_workers, 0, pods.worker, usual, cluster, spec.ray.workers_per_gpu))
     return made
 
 
@@ -87,8 +88,16 @@ def _driver_defaults(spec: ExperimentSpec, engine: Engine) -> PodSpec:
             return PodSpec(cpus=1.0, memory=3.0, gpus=0.0)
 
 
-def _crowd(role: Role, wanted: int, members: int, own: PodSpec, usual: PodSpec, cluster: ClusterSpec | None) -> Crowd:
-    """So many of a role; `members` 0 lets them share a Pod where they share a GPU."""
+def _crowd(
+    role: Role,
+    wanted: int,
+    members: int,
+    own: PodSpec,
+    usual: PodSpec,
+    cluster: ClusterSpec | None,
+    most: int | None = None,
+) -> Crowd:
+    """So many of a role; `members` 0 lets them share a Pod where they share a GPU, but no more than `most` of them."""
     cpus, memory, share = (_first(own, usual, name) for name in ("cpus", "memory", "gpus"))
     if share > 1 and not float(share).is_integer():
         raise UserError(f"a {role} gets a part of one GPU (0.33) or whole ones (2), not {share:g}")
@@ -96,7 +105,7 @@ def _crowd(role: Role, wanted: int, members: int, own: PodSpec, usual: PodSpec, 
     if share and cluster is not None and cluster.gpu_sharing:
         gpus, members = _parts(role, share, cluster), 1
     elif 0 < share < 1 and not members:
-        most = WORKERS_PER_GPU if cluster is None else cluster.clients_per_gpu
+        most = most or (WORKERS_PER_GPU if cluster is None else cluster.clients_per_gpu)
         members = min(wanted, int(1 / share + 1e-9), most)
     members = members or 1
     return Crowd(

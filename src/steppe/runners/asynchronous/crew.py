@@ -17,6 +17,7 @@ from steppe.errors import EnvironmentFault, UserError
 from steppe.runners.asynchronous.actor import Placement, WorkerActor
 from steppe.runners.asynchronous.membership import Membership
 from steppe.runners.asynchronous.server import Server
+from steppe.runners.placing import check_room, check_sharing
 from steppe.runners.playing import Rules
 from steppe.specs.experiment import ExperimentSpec
 
@@ -102,8 +103,12 @@ class RayCrew:
         """Joins or starts a Ray; where it spans machines, the learner must be reached from all of them."""
         from steppe.runners.ray_session import ray_session
 
+        check_sharing(self._spec)
         ray_spec, count = self._spec.ray, self._spec.num_workers
         session = self._stack.enter_context(ray_session(ray_spec, cpus=count * ray_spec.cpus_per_worker))
+        import ray
+
+        check_room(ray, ray_spec, can_grow=not session.is_own or ray_spec.port is not None)
         host = session.address.removeprefix("ray://").rpartition(":")[0].strip("[]")
         is_here = ray_spec.port is None and is_loopback(host)
         self._host = "127.0.0.1" if is_here else _address_towards(host)

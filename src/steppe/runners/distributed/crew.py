@@ -219,21 +219,6 @@ class Crew:
         place.sent.append(_Sent(getattr(place.actor, method).remote(*arguments), pushes))
 
 
-def check_room(ray: Any, spec: RaySpec, can_grow: bool) -> None:
-    """Finds out at once whether a worker fits on any machine of this Ray, which would wait for ever for one."""
-    wanted = {"CPU": spec.cpus_per_worker, "GPU": spec.gpus_per_worker}
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if any(all(machine.get(name, 0.0) >= much for name, much in wanted.items()) for machine in machines):
-        return
-    sentence = (
-        f"no machine of this Ray has {spec.cpus_per_worker:g} CPUs and {spec.gpus_per_worker:g} GPUs for a worker, as "
-        "ray.cpus_per_worker and ray.gpus_per_worker say"
-    )
-    if not can_grow:
-        raise UserError(f"{sentence}; give them less, or join a Ray cluster that has them (ray.address)")
-    log.warning("%s; the run waits until one joins that has", sentence)
-
-
 def _last_line(error: Exception) -> str:
     lines: Sequence[str] = str(error).strip().splitlines()
     return lines[-1].strip() if lines else type(error).__name__

@@ -19,7 +19,7 @@ from steppe.runners import keys, pods
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.distributed import servers as server_places
 from steppe.runners.distributed.counting import Count
-from steppe.runners.distributed.crew import Crew, check_room
+from steppe.runners.distributed.crew import Crew
 from steppe.runners.distributed.moments import Seen, moments
 from steppe.runners.distributed.plan import borders_of, duty_of, rollouts_per_push, worker_engine
 from steppe.runners.distributed.server import State, fresh_state
@@ -29,6 +29,7 @@ from steppe.runners.distributed.tape import parts_of
 from steppe.runners.distributed.words import Order, Posting, Report
 from steppe.runners.distributed.work import statistics
 from steppe.runners.learning import LARGEST_TIMESTEP, begin
+from steppe.runners.placing import check_room, check_sharing
 from steppe.runners.playing import Rules, play
 from steppe.runners.ray_session import ray_session
 from steppe.specs.experiment import ExperimentSpec, dump
@@ -172,6 +173,7 @@ class DistributedEngine:
     def _start(self, whole: State, seed: int) -> None:
         spec = self.spec
         cpus = spec.num_workers * spec.ray.cpus_per_worker + spec.num_parameter_servers * server_places.CPUS
+        check_sharing(spec)
         try:
             if spec.platform == "kubernetes":
                 session = self._stack.enter_context(ray_session(pods.ray_of(spec), cpus=0))
