@@ -11,7 +11,7 @@ import pytest
 
 from steppe.clusters import registry
 from steppe.errors import ClusterError
-from steppe.experiments import remote
+from steppe.experiments import places, remote
 from steppe.experiments.store import RunFolder, Status
 
 WAITS = "0 of 2 workers are ready: Pod x waits for a node"
@@ -22,8 +22,8 @@ def placed(steppe: Any, project: Path, trained: Any, monkeypatch: pytest.MonkeyP
     """An experiment on a cluster, and what is seen of it there."""
     assert steppe("experiment", "new", "-f", "cartpole_ppo", "-n", "first").code == 0
     folder = RunFolder(project / "experiments" / "first")
-    place = remote.Place("lab", "default", "steppe-first-1", start=1)
-    (folder.path / remote.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
+    place = places.Place("lab", "default", "steppe-first-1", start=1)
+    (folder.path / places.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
     monkeypatch.setattr(registry, "knows", lambda name: True)
     monkeypatch.setattr(remote, "files", lambda folder: pytest.fail("a reader would be started"))
 

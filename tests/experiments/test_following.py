@@ -13,7 +13,7 @@ import pytest
 
 from steppe.clusters import registry
 from steppe.errors import ClusterError
-from steppe.experiments import remote
+from steppe.experiments import places, remote
 from steppe.experiments.store import RunFolder, Status
 from steppe.platforms.kubernetes.sights import Sight
 
@@ -51,15 +51,15 @@ def on(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
         cluster = Cluster(*sights)
 
         @contextlib.contextmanager
-        def reached(place: remote.Place) -> Iterator[tuple[None, Cluster]]:
+        def reached(place: places.Place) -> Iterator[tuple[None, Cluster]]:
             yield None, cluster
 
-        monkeypatch.setattr(remote, "_reached", reached)
+        monkeypatch.setattr(remote, "reach", reached)
         monkeypatch.setattr(registry, "knows", lambda name: True)
         monkeypatch.setattr(remote.time, "monotonic", lambda: cluster.now)
         monkeypatch.setattr(remote.time, "sleep", cluster.sleep)
-        place = remote.Place("lab", "default", "steppe-first-1", start=3)
-        (folder.path / remote.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
+        place = places.Place("lab", "default", "steppe-first-1", start=3)
+        (folder.path / places.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
         folder.write_status(Status(state="starting", created=1.0))
         return cluster
 

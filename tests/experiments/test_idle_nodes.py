@@ -12,7 +12,7 @@ from scripted_http import Heard, Say, answering
 
 from steppe.clusters import lifecycle as clusters
 from steppe.clusters import registry
-from steppe.experiments import idle_nodes, lifecycle, remote
+from steppe.experiments import idle_nodes, lifecycle, places, remote
 from steppe.experiments.store import RunFolder
 from steppe.specs.cluster import ClusterSpec
 from steppe.specs.experiment import ExperimentSpec
@@ -93,11 +93,11 @@ def test_it_is_told_at_every_start(
     registry.kubeconfig_path("pair").write_text(
         json.dumps({"current-context": "pair", "contexts": [{"name": "pair", "context": {}}]})
     )
-    place = remote.Place("pair", "default", "steppe-first-1")
-    monkeypatch.setattr(remote, "settle_place", lambda *_: place)
+    place = places.Place("pair", "default", "steppe-first-1")
+    monkeypatch.setattr(places, "settle_place", lambda *_: place)
     monkeypatch.setattr(remote, "start", lambda folder, place, renew: place)
     if resume:
-        (folder.path / remote.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
+        (folder.path / places.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
     told: list[str] = []
     lifecycle.start_on_cluster(folder, resume=resume, tell=told.append)
     assert told == [

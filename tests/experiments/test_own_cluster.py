@@ -11,7 +11,7 @@ import pytest
 from steppe.clusters import lifecycle as clusters
 from steppe.clusters import registry
 from steppe.errors import ClusterError
-from steppe.experiments import own_cluster, remote
+from steppe.experiments import own_cluster, places, remote
 from steppe.experiments.store import RunFolder, Status, Store
 from steppe.specs.cluster import ClusterSpec
 from steppe.specs.experiment import ExperimentSpec
@@ -24,8 +24,8 @@ def placed(store: Store, spec: ExperimentSpec, tmp_path: Path, monkeypatch: pyte
     folder = store.folder("first")
     folder.create(spec)
     folder.write_status(Status(state="running", created=1.0, timestep=10))
-    place = remote.Place("gone", "default", "steppe-first-1", start=1, owns_cluster=True)
-    (folder.path / remote.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
+    place = places.Place("gone", "default", "steppe-first-1", start=1, owns_cluster=True)
+    (folder.path / places.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
     return folder
 
 
@@ -83,7 +83,7 @@ def test_a_cluster_whose_deletion_was_cut_short_is_told(placed: RunFolder, monke
     monkeypatch.setattr(clusters, "entry", killed)
     with pytest.raises(KeyboardInterrupt):
         own_cluster.bring_home(placed, lambda line: None)
-    assert remote.place_of(placed) is None
+    assert places.place_of(placed) is None
     status = dataclasses.replace(placed.read_status(), state="completed")
     note = own_cluster.note_of(placed, status)
     assert "is still there; the results are here, so delete it with: steppe cluster delete -c gone" in note

@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from demonstrated import made_up
 from kube_memory import MemoryKube
 
 from steppe.clusters import registry
 from steppe.clusters._base import Reachable
 from steppe.errors import StateError, UserError
-from steppe.experiments import idle_nodes, lifecycle, remote
+from steppe.experiments import idle_nodes, lifecycle, places, remote
 from steppe.experiments.store import RunFolder, Status
 from steppe.platforms.kubernetes import naming
 from steppe.platforms.kubernetes.kubeapi import KubeError
 from steppe.platforms.kubernetes.remote_run import RemoteRun
 from steppe.specs.cluster import ClusterSpec
-from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.spaces import Box, Discrete
 
@@ -33,23 +31,23 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> MemoryKube:
     server = MemoryKube()
 
     @contextlib.contextmanager
-    def reached(place: remote.Place) -> Iterator[tuple[Reachable, Any]]:
+    def reached(place: places.Place) -> Iterator[tuple[Reachable, Any]]:
         spec = ClusterSpec(provider="kubeconfig")
         yield Reachable("lab", Path("none"), "", "space", False, spec), RemoteRun(server, place.name)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(remote, "_reached", reached)
+    monkeypatch.setattr(remote, "reach", reached)
     monkeypatch.setattr(registry, "knows", lambda name: True)
     monkeypatch.setattr(idle_nodes, "notice_of", lambda spec, cluster: "")
     return server
 
 
-def place_for(folder: RunFolder) -> remote.Place:
+def place_for(folder: RunFolder) -> places.Place:
     project = folder.path.parent.name
-    return remote.Place("lab", "space", naming.run_name(project, "first"), project=project)
+    return places.Place("lab", "space", naming.run_name(project, "first"), project=project)
 
 
-def start(folder: RunFolder) -> remote.Place:
-    return remote.start(folder, remote.place_of(folder) or place_for(folder))
+def start(folder: RunFolder) -> places.Place:
+    return remote.start(folder, places.place_of(folder) or place_for(folder))
 
 
 def paused(folder: RunFolder, kube: MemoryKube) -> Status:
@@ -80,7 +78,7 @@ def starts_of(kube: MemoryKube) -> list[str]:
 def test_a_start_is_remembered(folder: RunFolder, kube: MemoryKube):
     start(folder)
     assert kube.kinds == ["ConfigMap", "Job", "PersistentVolumeClaim", "Secret", "Service"]
-    place = remote.place_of(folder)
+    place = places.place_of(folder)
     assert place is not None
     assert (place.start, place.has_begun) == (1, True)
     assert folder.status().state == "starting"
@@ -92,7 +90,7 @@ def test_nothing_is_left_of_a_first_start_that_is_interrupted(folder: RunFolder,
     with pytest.raises(KeyboardInterrupt):
         start(folder)
     assert kube.kinds == []
-    assert remote.place_of(folder) is None
+    assert places.place_of(folder) is None
     assert folder.status().state == "created"
 
 
@@ -161,14 +159,14 @@ def test_who_looks_while_an_experiment_is_resumed_ends_nothing(folder: RunFolder
 
 def test_an_experiment_of_somebody_else_is_neither_started_nor_taken_for_ones_own(folder: RunFolder, kube: MemoryKube):
     start(folder)
-    (folder.path / remote.PLACE_FILE).unlink()
+    (folder.path / places.PLACE_FILE).unlink()
     folder.write_status(Status(created=1.0))
     kube.objects["ConfigMap", place_for(folder).name]["metadata"]["annotations"][naming.ORIGIN] = "ann@desk:/first"
     before = json.dumps(sorted(kube.objects))
     with pytest.raises(StateError, match=r'has an experiment "first" .* started from ann@desk:/first; choose another'):
         start(folder)
     assert json.dumps(sorted(kube.objects)) == before
-    assert remote.place_of(folder) is None
+    assert places.place_of(folder) is None
 
 
 def test_one_resumes_ones_own_from_a_machine_of_another_name_and_a_moved_folder(
@@ -226,18 +224,6 @@ def test_modules_that_an_experiment_names_no_more_leave_its_root(folder: RunFold
     assert not root["binaryData"]
 
 
-def test_what_pods_could_not_find_is_refused_before_a_cluster_is_made(
-    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "level.txt").write_text("")
-    environment = {"id": "worlds:make", "settings": {"level": str(tmp_path / "level.txt")}}
-    cluster = ClusterSpec(name="new", provider="kind")
-    spec = folder.spec().model_copy(update={"environment": EnvironmentSpec(**environment), "cluster": cluster})
-    monkeypatch.setattr("steppe.clusters.lifecycle.ensure", lambda *_: pytest.fail("a cluster was made"))
-    with pytest.raises(UserError, match=r"environment\.settings\.level names"):
-        remote.settle_place(folder, spec, None, lambda line: None)
-
-
 def test_an_experiment_that_is_gone_from_its_cluster_can_be_started_anew(folder: RunFolder, kube: MemoryKube):
     start(folder)
     kube.objects.clear()
@@ -248,13 +234,3 @@ def test_an_experiment_that_is_gone_from_its_cluster_can_be_started_anew(folder:
     lifecycle.prepare(folder, force=True)
     lifecycle.start_on_cluster(folder, force=True)
     assert starts_of(kube) == ["2"]
-
-
-def test_all_of_a_manifest_is_removed_by_its_own_words(folder: RunFolder):
-    text = remote.manifest(folder, None, "space")
-    words = [line.split()[2:] for line in text.splitlines() if line.startswith("#   kubectl ")]
-    (create, label, delete) = words
-    name = create[3]
-    assert label == ["label", "secret", name, "--namespace", "space", delete[-1]]
-    assert delete[:2] == ["delete", "all,configmap,secret,pvc"]
-    assert [each["metadata"]["labels"][naming.RUN] for each in yaml.safe_load_all(text)] == [delete[-1][11:]] * 4

@@ -179,9 +179,9 @@ def manifest(
     For those who apply them themselves, or keep them in git. The Secret is not among them: its comment says how it is
     made.
     """
-    from steppe.experiments import remote
+    from steppe.experiments import places
 
-    print(remote.manifest(_find(experiment), cluster, namespace), end="")
+    print(places.manifest(_find(experiment), cluster, namespace), end="")
 
 
 @app.command()
@@ -197,7 +197,7 @@ def delete(
     Results in object storage (kubernetes.results) stay, and it is told where, unless --stored is given.
     """
     from steppe.errors import StateError
-    from steppe.experiments import own_cluster, remote
+    from steppe.experiments import own_cluster, places, remote
     from steppe.experiments.project import known_stores
     from steppe.specs.files import shown_path
 
@@ -209,7 +209,7 @@ def delete(
             "go to the folder it belongs to, or delete it yourself"
         )
     folder.advance(folder.status().state, "delete")
-    place = remote.place_of(folder)
+    place = places.place_of(folder)
     there = f', and its results on cluster "{place.cluster}"' if place is not None else ""
     if (own := own_cluster.made_for(folder)) is not None:
         there = f', and cluster "{own}", which was made for it'

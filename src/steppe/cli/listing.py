@@ -96,9 +96,9 @@ def print_experiment(folder: RunFolder, as_json: bool) -> None:
 def print_log(folder: RunFolder, follow: bool) -> None:
     """log.txt, and with `follow` what is added to it until the experiment ends."""
     from steppe.errors import StateError
-    from steppe.experiments import remote
+    from steppe.experiments import places
 
-    if remote.place_of(folder) is not None:
+    if places.place_of(folder) is not None:
         _print_remote_log(folder, follow)
         return
     if not folder.log.exists() and not (follow and folder.status().is_live):
@@ -199,10 +199,10 @@ def _waits(folder: RunFolder, status: Status) -> str:
 
 
 def _facts(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
-    from steppe.experiments import own_cluster, remote
+    from steppe.experiments import own_cluster, places
 
     facts = [("folder", str(folder.path)), ("created", age(status.created))]
-    if (place := remote.place_of(folder)) is not None:
+    if (place := places.place_of(folder)) is not None:
         facts.append(("cluster", f"{place.cluster}, namespace {place.namespace}"))
     if status.started is not None:
         facts += [
@@ -230,14 +230,14 @@ def _sizes(folder: RunFolder, status: Status) -> tuple[list[tuple[str, int]], st
     """Every file with its size, and where the others are that cannot be seen from here."""
     from steppe.clusters import registry
     from steppe.errors import SteppeError
-    from steppe.experiments import remote
+    from steppe.experiments import places, remote
 
     found = []
     for path in folder.files():
         # A running experiment may have removed it meanwhile.
         with contextlib.suppress(FileNotFoundError):
             found.append((path.relative_to(folder.path).as_posix(), path.stat().st_size))
-    place = remote.place_of(folder)
+    place = places.place_of(folder)
     if place is None or not registry.knows(place.cluster):
         return found, ""
     if status.state in ("running", "pausing"):

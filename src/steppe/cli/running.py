@@ -94,12 +94,12 @@ def print_end(folder: RunFolder, status: Status, told: Collection[str] = (), rea
 
 def next_commands(folder: RunFolder, status: Status) -> list[str]:
     """Commands that work now."""
-    from steppe.experiments import remote
+    from steppe.experiments import places
     from steppe.experiments.lifecycle import has_checkpoint
 
     ways = folder.ways
     commands = [ways.show]
-    if remote.place_of(folder) is not None:
+    if places.place_of(folder) is not None:
         if status.state in ("paused", "stopped", "failed"):
             commands.insert(0, ways.resume if status.timestep else ways.restart)
         return [*commands, ways.download] if status.timestep else commands

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import EnvironmentAway, StateError, SteppeError, UserError
-from steppe.experiments import idle_nodes, own_cluster, remote
+from steppe.experiments import idle_nodes, own_cluster, places, remote
 from steppe.experiments.project import let_user_modules_import
 from steppe.experiments.states import State
 from steppe.experiments.store import REQUEST_FILE, SPEC_FILE, RunFolder, Status, Store, is_own
@@ -98,7 +98,7 @@ def prepare(
 
     Returns what a user should know of the changes.
     """
-    place = remote.place_of(folder)
+    place = places.place_of(folder)
     status = folder.status()
     if status.is_live and place is not None:
         raise StateError(
@@ -140,7 +140,7 @@ def check_has_cluster(spec: ExperimentSpec) -> None:
 def is_for_cluster(folder: RunFolder, cluster: str | None = None) -> bool:
     """Whether the experiment is started on a cluster, where one is named, and not on this machine."""
     return (
-        cluster is not None or remote.place_of(folder) is not None or folder.spec_data().get("platform") == "kubernetes"
+        cluster is not None or places.place_of(folder) is not None or folder.spec_data().get("platform") == "kubernetes"
     )
 
 
@@ -151,9 +151,9 @@ def start_on_cluster(
     resume: bool = False,
     force: bool = False,
     tell: Callable[[str], None] = lambda line: None,
-) -> remote.Place:
+) -> places.Place:
     """Starts the prepared experiment on a cluster, which is made first where the experiment describes a new one."""
-    is_new = remote.place_of(folder) is None
+    is_new = places.place_of(folder) is None
     if is_new and resume:
         raise StateError(
             f'the results of experiment "{folder.name}" are on this machine, so it is resumed here: '
@@ -161,7 +161,7 @@ def start_on_cluster(
             f"{folder.ways.start_on(cluster or 'CLUSTER')}"
         )
     spec = folder.spec()
-    place = remote.settle_place(folder, spec, cluster, tell)
+    place = places.settle_place(folder, spec, cluster, tell)
     if notice := idle_nodes.notice_of(spec, place.cluster):
         tell(notice)
     return remote.start(folder, place, renew=force and not is_new)
@@ -193,7 +193,7 @@ def start_detached(folder: RunFolder, *, resume: bool = False) -> int:
 
 def pause(folder: RunFolder, timeout: float = WAIT_SECONDS) -> Status:
     """Asks the owner to save a checkpoint and pause; the status when it has."""
-    if remote.place_of(folder) is not None:
+    if places.place_of(folder) is not None:
         return remote.pause(folder, timeout)
     folder.advance(folder.status().state, "ask_pause")
     folder.ask("pause")
@@ -202,7 +202,7 @@ def pause(folder: RunFolder, timeout: float = WAIT_SECONDS) -> Status:
 
 def stop(folder: RunFolder, timeout: float = WAIT_SECONDS) -> Status:
     """Asks the owner to save a checkpoint and stop; a paused experiment is marked stopped."""
-    if remote.place_of(folder) is not None:
+    if places.place_of(folder) is not None:
         return remote.stop(folder, timeout)
     status = folder.status()
     folder.advance(status.state, "stop")
@@ -244,7 +244,7 @@ def download(
         raise UserError(f"{to} is a file; choose another --to")
     if own_cluster.is_home_bound(folder):
         own_cluster.bring_home(folder, tell)
-    if remote.place_of(folder) is not None:
+    if places.place_of(folder) is not None:
         return remote.download(folder, to, force=force)
     copies = {
         source: to / source.relative_to(folder.path) for source in folder.files() if _is_result(source, folder.path)
@@ -313,7 +313,7 @@ def _moved_decay(folder: RunFolder, before: ExperimentSpec, spec: ExperimentSpec
 
 
 def _check_startable(folder: RunFolder, status: Status) -> None:
-    if status.state in ("failed", "stopped") and remote.place_of(folder) is None and not has_checkpoint(folder):
+    if status.state in ("failed", "stopped") and places.place_of(folder) is None and not has_checkpoint(folder):
         raise StateError(
             f'experiment "{folder.name}" is {status.state} and left no checkpoint; start it anew with: '
             f"{folder.ways.restart} (what it left is kept beside)"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from steppe.errors import ClusterError, SteppeError
-from steppe.experiments import remote
+from steppe.experiments import places, remote
 from steppe.experiments.store import RunFolder, Status
 
 Tell = Callable[[str], None]
@@ -21,18 +21,18 @@ def name_for(experiment: str) -> str:
 
 def is_home_bound(folder: RunFolder) -> bool:
     """Whether it has completed on a cluster that was made for it, which ends when its results are fetched."""
-    place = remote.place_of(folder)
+    place = places.place_of(folder)
     return place is not None and place.owns_cluster and folder.status().state == "completed"
 
 
 def bring_home(folder: RunFolder, tell: Tell) -> None:
     """Fetches all results into the run folder here, and deletes the cluster that was made for the experiment."""
-    place = remote.place_of(folder)
+    place = places.place_of(folder)
     assert place is not None
     tell(f'fetching the results from cluster "{place.cluster}"')
     remote.download(folder, folder.path, force=True)
     # From here on the results are safe, whatever becomes of the cluster.
-    (folder.path / remote.PLACE_FILE).unlink()
+    (folder.path / places.PLACE_FILE).unlink()
     try:
         _end(place.cluster, tell, place)
     except SteppeError as error:
@@ -48,7 +48,7 @@ def note_of(folder: RunFolder, status: Status) -> str:
 
     if status.is_live:
         return ""
-    place = remote.place_of(folder)
+    place = places.place_of(folder)
     if place is not None and place.owns_cluster and registry.knows(place.cluster):
         cluster: str | None = place.cluster
     else:
@@ -77,14 +77,14 @@ def made_for(folder: RunFolder) -> str | None:
 
 def delete(folder: RunFolder) -> None:
     """Removes an experiment and its results from its cluster, and the cluster that was made for it."""
-    place, own = remote.place_of(folder), made_for(folder)
+    place, own = places.place_of(folder), made_for(folder)
     if own is not None:
         _end(own, lambda line: None, place)
     elif place is not None:
         remote.delete(folder)
 
 
-def _end(cluster: str, tell: Tell, place: remote.Place | None) -> None:
+def _end(cluster: str, tell: Tell, place: places.Place | None) -> None:
     """Deletes a cluster with the experiment that it was made for; one that others use too loses only the experiment."""
     from steppe.clusters import lifecycle
     from steppe.platforms.kubernetes.emptying import delete_cluster, experiments_on

@@ -133,9 +133,9 @@ class RunFolder:
 
     def status(self) -> Status:
         """The state of the experiment; a run that died without a word is found out and written down as failed."""
-        from steppe.experiments import remote
+        from steppe.experiments import places, remote
 
-        if (place := remote.place_of(self)) is not None:
+        if (place := places.place_of(self)) is not None:
             return remote.status(self, place)
         status = self.read_status()
         return status if not status.is_live or self._has_owner(status) else self._bury()

@@ -1,0 +1,203 @@
+"""Where experiments are: on which cluster, under which name, and what they look like there."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import getpass
+import json
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steppe.errors import ClusterError, ProjectError, StateError, UserError
+from steppe.experiments.store import RunFolder
+from steppe.records.durable import write_atomically
+from steppe.specs.files import PROJECT_FILE, find_project, read_spec_file
+
+if TYPE_CHECKING:
+    from steppe.clusters._base import Reachable
+    from steppe.platforms.kubernetes.remote_run import RemoteRun
+    from steppe.platforms.kubernetes.rendering import Plan
+    from steppe.specs.experiment import ExperimentSpec
+
+PLACE_FILE = "cluster.json"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an experiment is."""
+
+    cluster: str
+    """As `steppe cluster list` names it."""
+    namespace: str
+    name: str
+    """What its objects' names begin with."""
+    generation: int = 1
+    start: int = 0
+    owns_cluster: bool = False
+    """Whether the cluster was made for this experiment alone, and ends with it."""
+    project: str = ""
+    """What its project was called when it was first started, which its objects' names follow from."""
+    has_begun: bool = True
+    """Whether its last start went through: one that was cut short may have left Pods."""
+
+
+def place_of(folder: RunFolder) -> Place | None:
+    """Where the experiment is; None where it is on this machine."""
+    path = folder.path / PLACE_FILE
+    if not path.exists():
+        return None
+    data = read_spec_file(path)
+    known = {field.name for field in dataclasses.fields(Place)}
+    try:
+        return Place(**{key: value for key, value in data.items() if key in known})
+    except TypeError:
+        raise StateError(
+            f"{path} does not say where the experiment is; delete it to have the experiment here"
+        ) from None
+
+
+def placed(folder: RunFolder) -> Place:
+    """Where it is; an error where that is on this machine."""
+    place = place_of(folder)
+    if place is None:
+        raise StateError(f'experiment "{folder.name}" is on no cluster')
+    return place
+
+
+def plan(folder: RunFolder, spec: ExperimentSpec, reachable: Reachable | None, place: Place | None = None) -> Plan:
+    """What the experiment looks like on a cluster."""
+    from steppe.experiments import named_files
+    from steppe.experiments.user_modules import user_modules
+    from steppe.platforms.kubernetes.rendering import Plan
+    from steppe.specs.kubernetes import joined
+
+    root = find_project(folder.path)
+    cluster = reachable.spec if reachable is not None else spec.cluster
+    # All of it in the experiment's own spec: whoever reads its results later need not know the cluster's.
+    pods = joined(cluster.kubernetes if cluster is not None else None, spec.kubernetes)
+    spec = spec.model_copy(update={"platform": "kubernetes", "kubernetes": pods, "cluster": cluster})
+    namespace = place.namespace if place is not None else reachable.namespace if reachable is not None else "default"
+    folders = [Path.cwd(), *([root] if root else [])]
+    named_files.check(spec)
+    return Plan(
+        spec=spec,
+        project=(place.project if place is not None else "") or _project_name(folder, root),
+        namespace=namespace,
+        cluster=cluster,
+        modules=user_modules(spec, folders) | named_files.small_files(spec, folders),
+        files=named_files.large_files(spec),
+        generation=str(place.generation if place is not None else 1),
+        start=str(place.start if place is not None else 1),
+        origin=f"{getpass.getuser()}@{socket.gethostname()}:{folder.path}",
+    )
+
+
+def manifest(folder: RunFolder, cluster: str | None, namespace: str | None) -> str:
+    """The experiment's objects as YAML; the tokens that its Pods share are never printed."""
+    from steppe.clusters import registry
+    from steppe.platforms.kubernetes.rendering import as_yaml, render
+    from steppe.platforms.kubernetes.words import TOKEN_KEYS
+
+    place = place_of(folder)
+    name = cluster or (place.cluster if place is not None else None)
+    made = plan(folder, folder.spec(), registry.find(name) if name is not None else None, place)
+    if namespace is not None:
+        made = dataclasses.replace(made, namespace=namespace)
+    literals = " ".join(f"--from-literal={key}=$(openssl rand -hex 32)" for key in TOKEN_KEYS)
+    comment = (
+        f"Experiment {folder.name}. Its Pods share tokens, which are made once:\n"
+        f"  kubectl create secret generic {made.name}-tokens --namespace {made.namespace} {literals}\n"
+        f"  kubectl label secret {made.name}-tokens --namespace {made.namespace} steppe/run={made.name}\n"
+        "All of it is removed again by:\n"
+        f"  kubectl delete all,configmap,secret,pvc --namespace {made.namespace} --selector steppe/run={made.name}"
+    )
+    return as_yaml(render(made, for_any_server=True), comment)
+
+
+def settle_place(folder: RunFolder, spec: ExperimentSpec, cluster: str | None, tell: Tell) -> Place:
+    """Where the experiment is to run: where it is already, on `cluster`, or on the one that its spec describes."""
+    from steppe.clusters import lifecycle as clusters
+    from steppe.clusters import registry
+    from steppe.experiments.own_cluster import name_for
+
+    place = place_of(folder)
+    if place is not None:
+        if cluster not in (None, place.cluster):
+            raise StateError(
+                f'experiment "{folder.name}" is on cluster "{place.cluster}", and its results too; delete it there '
+                "first, or make another experiment"
+            )
+        return place
+    if cluster is None and spec.cluster is None:
+        raise UserError(
+            f'experiment "{folder.name}" has platform "kubernetes" and no cluster; name one: '
+            f"{folder.ways.start_on('CLUSTER')}"
+        )
+    name = cluster or (spec.cluster.name if spec.cluster is not None else None) or name_for(folder.name)
+    wanted = spec.cluster if spec.cluster is not None else None if registry.knows(name) else _described(name, folder)
+    # Remembered with the cluster: a start that is cut short while it is made must not leave it without its owner.
+    made_for = "" if cluster is not None else str(folder.path)
+    # What cannot be started is not to cost a cluster.
+    described = registry.read(name).spec if registry.knows(name) else wanted
+    plan(folder, spec.model_copy(update={"cluster": described}), None)
+    reachable = clusters.ensure(name, wanted, tell, made_for)
+    from steppe.platforms.kubernetes.naming import run_name
+
+    project = _project_name(folder, find_project(folder.path))
+    owns = reachable.is_owned and registry.read(name).made_for == str(folder.path)
+    name = run_name(project, spec.name)
+    return Place(reachable.name, reachable.namespace, name, owns_cluster=owns, project=project)
+
+
+def write_place(folder: RunFolder, place: Place) -> None:
+    """Notes in the run folder where the experiment is."""
+    write_atomically(folder.path / PLACE_FILE, json.dumps(dataclasses.asdict(place), indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def reach(place: Place) -> Iterator[tuple[Reachable, RemoteRun]]:
+    """(its cluster, the experiment on it), for as long as the connection is needed."""
+    from steppe.clusters import registry
+    from steppe.platforms.kubernetes.kubeapi import Kube
+    from steppe.platforms.kubernetes.remote_run import RemoteRun
+
+    if not registry.knows(place.cluster):
+        raise ClusterError(unknown(place))
+    reachable = registry.find(place.cluster)
+    with Kube(reachable.kubeconfig, reachable.context, place.namespace, reachable.name) as kube:
+        yield reachable, RemoteRun(kube, place.name)
+
+
+def unknown(place: Place) -> str:
+    """What is to be said of an experiment whose cluster is not registered any more."""
+    return (
+        f'cluster "{place.cluster}", where it is, is not known here any more; register it again under that name '
+        "(steppe cluster create), or delete the experiment"
+    )
+
+
+def _described(name: str, folder: RunFolder) -> Any:
+    """The spec in configs/clusters/ of a cluster that is not there yet; None where there is none either."""
+    from steppe.specs.cluster import ClusterSpec
+    from steppe.specs.files import locate_config, shown_path
+    from steppe.specs.validation import validate
+
+    root = find_project(folder.path)
+    path = locate_config(name, [root / "configs" / "clusters"]) if root is not None else None
+    return None if path is None else validate(ClusterSpec, read_spec_file(path), source=shown_path(path))
+
+
+def _project_name(folder: RunFolder, root: Path | None) -> str:
+    if root is None:
+        return folder.path.parent.name
+    about = read_spec_file(root / PROJECT_FILE)
+    if not isinstance(about, dict):
+        raise ProjectError(
+            f"{root / PROJECT_FILE} does not describe a project; write it anew with: steppe init --force"
+        )
+    return str(about.get("name") or root.name)
