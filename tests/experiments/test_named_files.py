@@ -85,12 +85,37 @@ def test_files_that_an_environment_a_wrapper_or_a_layer_reads_go_along(named, tm
     }
 
 
+def test_a_link_goes_along_by_its_own_name(named, tmp_path):
+    project = tmp_path / "project"
+    project.mkdir()
+    (tmp_path / "level.txt").write_text("..#")
+    (project / "level.txt").symlink_to(tmp_path / "level.txt")
+    spec = named(environment={"id": "worlds:make", "settings": {"level": "./level.txt", "long": "x/" + "y" * 1000}})
+    assert named_files.small_files(spec, [project]) == {"level.txt": "..#"}
+
+
+def test_the_first_folder_wins(named, tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "level.txt").write_text(name)
+    spec = named(environment={"id": "worlds:make", "settings": {"level": "level.txt"}})
+    assert named_files.small_files(spec, [tmp_path / "here", tmp_path / "there"]) == {"level.txt": "here"}
+
+
 def test_a_folder_goes_along_without_what_is_hidden(named, tmp_path):
     (tmp_path / "levels" / ".cache").mkdir(parents=True)
     for name in ("one.txt", "two.txt", ".cache/three.txt"):
         (tmp_path / "levels" / name).write_text("")
     spec = named(environment={"id": "worlds:make", "settings": {"levels": "levels/"}})
     assert set(named_files.small_files(spec, [tmp_path])) == {"levels/one.txt", "levels/two.txt"}
+
+
+@pytest.mark.parametrize("text", ["./", "../", "/", "videos/"])
+def test_a_folder_that_may_be_there_to_be_written_to_is_left_alone(named, tmp_path, text):
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "one.mp4").write_bytes(bytes(1_000_001))
+    spec = named(environment={"id": "worlds:make", "wrappers": [{"type": "mine.Film", "video_folder": text}]})
+    assert named_files.small_files(spec, [tmp_path]) == {}
 
 
 @pytest.mark.parametrize("way", ["absolute", "outside"])
@@ -114,7 +139,9 @@ def test_a_file_that_pods_have_mounted_stays(named, tmp_path):
 def test_a_file_that_is_too_large_is_refused_with_the_ways_out(named, tmp_path):
     (tmp_path / "level.bin").write_bytes(np.random.default_rng(1).bytes(1_000_001))
     spec = named(environment={"id": "worlds:make", "settings": {"level": "level.bin"}})
-    with pytest.raises(UserError, match=r"level\.bin is to go along and takes 1\.0 MB, .*kubernetes\.image.*volume"):
+    with pytest.raises(
+        UserError, match=r"^environment\.settings\.level names level\.bin, which takes 1\.0 MB, .*image.*volume"
+    ):
         named_files.small_files(spec, [tmp_path])
 
 

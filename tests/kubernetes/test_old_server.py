@@ -11,6 +11,7 @@ from kube_testbed import Testbed
 
 from steppe.platforms.kubernetes.rendering import Plan, reader, render
 from steppe.platforms.kubernetes.words import TOKEN_KEYS
+from steppe.records.carried import Packed
 from steppe.specs.experiment import load_experiment
 
 PODS: dict[str, Any] = {
@@ -31,7 +32,9 @@ DISPENSABLE = {"spec.podFailurePolicy"}
 @pytest.mark.parametrize("mode", ["single", "multi-threaded", "distributed", "async"])
 def test_nothing_that_matters_is_dropped(testbed: Testbed, namespace: str, tmp_path: Path, mode: str) -> None:
     given = {"name": "first", "environment": "CartPole-v1", "platform": "kubernetes", "run_mode": mode}
-    plan = Plan(load_experiment(None, given | {"kubernetes": PODS}, [], tmp_path, options=False), "project", namespace)
+    spec = load_experiment(None, given | {"kubernetes": PODS}, [], tmp_path, options=False)
+    files = [Packed("good.safetensors", 1, "0" * 64, (b"x",))]
+    plan = Plan(spec, "project", namespace, modules={"mine.py": "x = 1\n", "level.bin": b"\xff"}, files=files)
     tokens = dict.fromkeys(TOKEN_KEYS, "secret-0123456789")
     lost: set[str] = set()
     testbed.kubectl("create", "serviceaccount", PODS["service_account"], "-n", namespace)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from steppe.errors import UserError
 from steppe.experiments.user_modules import Content, content_of, files_below, texts_of
-from steppe.platforms.kubernetes.rendering import LARGEST_FILES, PIECE
+from steppe.platforms.kubernetes.rendering import LARGEST_CONFIG_MAP, LARGEST_FILES, PIECE
 from steppe.records import carried, demonstrations
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.kubernetes import KubernetesSpec
@@ -49,18 +51,17 @@ def small_files(spec: ExperimentSpec, folders: list[Path]) -> dict[str, Content]
         if way[0] == "agent" or _is_token(spec, way) or not _may_be_a_path(text) or _is_mounted(text, spec.kubernetes):
             continue
         path = Path(text).expanduser()
-        places = [path] if path.is_absolute() else [folder / path for folder in folders]
-        there = next((place for place in places if place.is_file() or ("/" in text and place.is_dir())), None)
-        if there is None or (path.is_absolute() and there.is_dir()):
+        place = next((place for folder in folders if _is_there(place := folder / path)), None)
+        if place is None:
             continue
-        folder = None if path.is_absolute() else folders[places.index(there)].resolve()
-        if folder is None or not there.resolve().is_relative_to(folder) or there.resolve() == folder:
-            raise UserError(
-                f"{join_path('', way)} names {text}, a file of this machine that Pods do not have; give a path that "
-                f"begins in the project's folder and stays in it, whose file goes along, or {MOUNT}"
-            )
-        name = there.resolve().relative_to(folder)
-        found |= files_below(folder, folder / name) if there.is_dir() else {name.as_posix(): content_of(there)}
+        # As it is written, wherever links lead: that is how it is looked for.
+        name = PurePosixPath(os.path.normpath(path))
+        is_inside = not name.is_absolute() and name.parts[:1] not in ((), ("..",))
+        if place.is_file():
+            _check_file(join_path("", way), text, place, is_inside)
+            found[name.as_posix()] = content_of(place)
+        elif is_inside and "/" in text:
+            found |= _small_folder(name, place)
     return found
 
 
@@ -69,6 +70,28 @@ def check(spec: ExperimentSpec) -> None:
     for field, name, way_out in _secrets(spec):
         if not _is_mounted(name, spec.kubernetes):
             raise UserError(f"{field} names {name}, a file that Pods do not have, and no secret is sent; {way_out}")
+
+
+def _check_file(field: str, text: str, place: Path, is_inside: bool) -> None:
+    if not is_inside:
+        raise UserError(
+            f"{field} names {text}, a file of this machine that Pods do not have; give a path that begins in the "
+            f"project's folder and stays in it, whose file goes along, or {MOUNT}"
+        )
+    if (size := place.stat().st_size) > LARGEST_CONFIG_MAP:
+        raise UserError(
+            f"{field} names {text}, which takes {size / 1e6:.1f} MB, and a cluster takes 1 MB of such files; give the "
+            "path that it has in an image of your own (kubernetes.image), or in a volume (kubernetes.volumes, "
+            "kubernetes.volume_mounts)"
+        )
+
+
+def _small_folder(name: PurePosixPath, place: Path) -> dict[str, Content]:
+    """All that lies there, if it is little: of more, nobody can tell whether it is to be read or to be written to."""
+    size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+    if size > LARGEST_CONFIG_MAP:
+        return {}
+    return {(name / inner).as_posix(): content for inner, content in files_below(place, place).items()}
 
 
 def _secrets(spec: ExperimentSpec) -> Iterator[tuple[str, str, str]]:
@@ -93,6 +116,13 @@ def _is_token(spec: ExperimentSpec, way: tuple[str | int, ...]) -> bool:
 def _may_be_a_path(text: str) -> bool:
     """A word alone may be anything, and is no path even where a file is called so."""
     return len(text) < LONGEST_PATH and text.isprintable() and ("/" in text or "." in text)
+
+
+def _is_there(path: Path) -> bool:
+    """Also of what is no path at all, or may not be looked at."""
+    with contextlib.suppress(OSError):
+        return path.exists()
+    return False
 
 
 def _is_mounted(name: str, pods: KubernetesSpec) -> bool:

@@ -66,6 +66,14 @@ def groups_of(plan):
     return [head_of(plan), group_of(plan, "server"), group_of(plan, "worker")]
 
 
+def test_every_pod_of_a_ray_job_has_the_large_files(ray_planned, packed):
+    plan = ray_planned(files=[packed("good.safetensors", b"x")])
+    for group in (head_of(plan), group_of(plan, "server"), group_of(plan, "worker")):
+        (mount,) = [each for each in container_of(group)["volumeMounts"] if each["name"] == "carried"]
+        assert variables_of(container_of(group))["STEPPE_CARRIED"] == mount["mountPath"]
+        assert "carried" in [volume["name"] for volume in group["template"]["spec"]["volumes"]]
+
+
 def test_a_ray_job_has_only_fields_that_kuberay_knows(ray_planned):
     job = job_of(ray_planned())
     assert set(job["spec"]) == SPEC_FIELDS

@@ -31,8 +31,9 @@ def variables_of(container):
 
 @pytest.mark.parametrize("version", ["1.30", latest_version()])
 @pytest.mark.parametrize("mode", MODES)
-def test_manifests_are_valid(planned, mode, version):
-    plan = planned(run_mode=mode, modules={"mine.py": "x = 1\n"})
+def test_manifests_are_valid(planned, packed, mode, version):
+    modules = {"mine.py": "x = 1\n", "level.bin": b"\xff"}
+    plan = planned(run_mode=mode, modules=modules, files=[packed("good.safetensors", b"x")])
     for manifest in [*render(plan, owner_uid="uid", tokens=TOKENS), reader(plan, owner_uid="uid")]:
         kubernetes_validate.validate(manifest, version, strict=True)
 
