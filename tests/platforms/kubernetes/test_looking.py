@@ -234,6 +234,50 @@ def test_a_job_that_failed_says_what_its_last_pod_died_of():
     assert sight.trouble.endswith("; its last Pod: exit code 7")
 
 
+def beside(driver: Json, **ended: Any) -> Json:
+    """A driver's Pod whose simulator has ended."""
+    driver["spec"]["containers"].append({"name": "world", "image": "world:1"})
+    driver["status"]["containerStatuses"].append({"name": "world", "state": {"terminated": ended}})
+    return driver
+
+
+OUT_OF_MEMORY = {"reason": "OOMKilled", "exitCode": 137}
+
+
+def test_a_simulator_that_has_ended_is_told_while_its_driver_looks_for_it():
+    door = {"status": {"state": "running", "phase": "training"}, "is_over": False}
+    sight = look(Server("jobs", [beside(pod("driver"), **OUT_OF_MEMORY), *JOBS], door))
+    assert sight.is_alive
+    assert 'the container "world" beside' in sight.phase
+    # It is for the driver to give up.
+    assert sight.trouble == ""
+
+
+@pytest.mark.parametrize("is_answering", [True, False])
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (OUT_OF_MEMORY, "ran out of memory; give it more by resources.limits.memory in kubernetes.sidecars[0]"),
+        ({"exitCode": 2, "message": "starting\nno display\n"}, "has ended: no display"),
+        ({"exitCode": 2}, "has ended: exit code 2"),
+    ],
+)
+def test_a_failure_for_want_of_a_simulator_says_what_became_of_it(is_answering, ended, said):
+    words = {"status": {"state": "failed", "reason": "the environment is away"}, "is_over": True}
+    state = None if is_answering else {"terminated": {"exitCode": 3, "message": json.dumps(words)}}
+    sight = look(Server("jobs", [beside(pod("driver", 0, state), **ended), *JOBS], words))
+    assert sight.status["reason"] == (
+        f'the environment is away; the container "world" beside Pod {RUN}-driver-0\'s own {said}'
+    )
+
+
+def test_a_simulator_that_has_ended_well_or_beside_a_run_that_completed_is_not_told():
+    words = {"status": {"state": "completed", "reason": "done"}, "is_over": True}
+    assert look(Server("jobs", [beside(pod("driver"), exitCode=143), *JOBS], words)).status["reason"] == "done"
+    words["status"] = {"state": "failed", "reason": "its own"}
+    assert look(Server("jobs", [beside(pod("driver"), exitCode=0), *JOBS], words)).status["reason"] == "its own"
+
+
 def test_waiting_for_the_end_of_a_thousand_pods_asks_for_one_of_them():
     server, labels = Server("jobs", [*CROWD]), {naming.RUN: RUN}
     assert Kube.wait_until_gone(server, "Pod", labels, seconds=0.0) == [CROWD[0]["metadata"]["name"]]  # type: ignore[arg-type]

@@ -18,8 +18,8 @@ from steppe.platforms.kubernetes.kubeapi import ANSWER_SECONDS, Kube, KubeError
 from steppe.platforms.kubernetes.object_store import stored_at
 from steppe.platforms.kubernetes.patience import NotComing, watch
 from steppe.platforms.kubernetes.rendering import Plan
-from steppe.platforms.kubernetes.sights import Sight, can_do_with, lack, phase_of
-from steppe.platforms.kubernetes.waiting import Trouble, is_ready_to_answer, termination_of
+from steppe.platforms.kubernetes.sights import Sight, can_do_with, explained, lack, phase_of
+from steppe.platforms.kubernetes.waiting import Trouble, end_beside, is_ready_to_answer, termination_of
 from steppe.platforms.kubernetes.words import DOOR_TOKEN, TOKEN_HEADER, TOKEN_KEYS
 from steppe.runners.pods import DOOR_PORT
 
@@ -98,7 +98,7 @@ class RemoteRun:
         )
         for pod in reversed(drivers):
             if is_ready_to_answer(pod) and (answer := self._status_at(pod)) is not None:
-                return self._answered(answer)
+                return self._answered(answer, pod)
         last = self._last_words(drivers)
         if last is not None and last.get("is_over"):
             return Sight(last.get("status"), is_alive=False)
@@ -216,12 +216,12 @@ class RemoteRun:
                 f"kubectl delete pod {left[0]} --namespace {self.kube.namespace} --force"
             )
 
-    def _answered(self, answer: Json) -> Sight:
+    def _answered(self, answer: Json, pod: Json) -> Sight:
         """What a driver tells, and where it lacks servers or workers, why."""
-        status, joined = answer.get("status"), answer.get("joined") or {}
+        status, joined = explained(answer.get("status"), pod), answer.get("joined") or {}
         missing = lack(joined)
         if answer["is_over"] or not missing:
-            return Sight(status, is_alive=not answer["is_over"])
+            return Sight(status, is_alive=not answer["is_over"], phase=end_beside(pod))
         trouble = self._trouble_of_crew({kind for kind, each in joined.items() if can_do_with(kind, each)})
         if trouble is None:
             return Sight(status, is_alive=True, phase=missing)
@@ -266,7 +266,7 @@ class RemoteRun:
             with contextlib.suppress(ValueError):
                 words = json.loads(ended.get("message") or "")
                 if isinstance(words, dict):
-                    return words
+                    return words | {"status": explained(words.get("status"), pod)}
         return None
 
     def _noted(self) -> Json | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from steppe.platforms.kubernetes.waiting import SURE_SECONDS, termination_of
+from steppe.platforms.kubernetes.waiting import SURE_SECONDS, end_beside, termination_of
 
 Json = dict[str, Any]
 
@@ -24,6 +24,13 @@ class Sight:
     """Why waiting will not help; of a run that is not alive any more, why it has ended."""
     seconds: float = SURE_SECONDS
     """For how long trouble must last before it is believed."""
+
+
+def explained(status: Json | None, pod: Json) -> Json | None:
+    """A failure with the end of a simulator beside its driver, of which the run itself only sees that it is away."""
+    if status is None or status.get("state") != "failed" or not (end := end_beside(pod)):
+        return status
+    return status | {"reason": "; ".join(part for part in (status.get("reason"), end) if part)}
 
 
 def lack(joined: Json) -> str:

@@ -73,6 +73,19 @@ def termination_of(pod: Json) -> Json | None:
     return None
 
 
+def end_beside(pod: Json) -> str:
+    """How a container beside a Pod's own has ended that was not to end, in a sentence; else nothing."""
+    for state in pod.get("status", {}).get("containerStatuses") or []:
+        ended = (state.get("state") or {}).get("terminated") or {}
+        if state.get("name") == _role(pod) or not ended.get("exitCode"):
+            continue
+        if ended.get("reason") == "OOMKilled":
+            return _out_of_memory(pod, state["name"])
+        last = _last_line(ended.get("message", "")) or f"exit code {ended['exitCode']}"
+        return f"{_called(pod, state['name'])} has ended: {last}"
+    return ""
+
+
 def _of_pod(pod: Json) -> Trouble | None:
     name, status = pod["metadata"]["name"], pod.get("status", {})
     for state in status.get("containerStatuses") or []:
@@ -90,12 +103,7 @@ def _of_pod(pod: Json) -> Trouble | None:
             return Trouble(f"Pod {name} cannot be started: {message or reason}", is_final=True)
         ended = (state.get("state") or {}).get("terminated") or (state.get("lastState") or {}).get("terminated") or {}
         if ended.get("reason") == "OOMKilled":
-            limit, sidecar = _limit(pod, state["name"]), _sidecar(pod, state["name"])
-            who = f"Pod {name}" if sidecar is None else f'the container "{state["name"]}" beside Pod {name}\'s own'
-            return Trouble(
-                f"{who} ran out of memory{f' (its limit is {limit})' if limit else ''}{_way_to_memory(pod, sidecar)}",
-                is_final=True,
-            )
+            return Trouble(_out_of_memory(pod, state["name"]), is_final=True)
         if reason == "CrashLoopBackOff":
             last = _last_line(ended.get("message", "")) or f"exit code {ended.get('exitCode')}"
             return Trouble(f"Pod {name} fails again and again: {last}", is_final=False)
@@ -172,11 +180,19 @@ def _sidecar(pod: Json, container: str) -> str | None:
     return f"kubernetes.sidecars[{others.index(container)}]" if container in others else None
 
 
-def _way_to_memory(pod: Json, sidecar: str | None) -> str:
+def _called(pod: Json, container: str) -> str:
+    name = f"Pod {pod['metadata']['name']}"
+    return name if _sidecar(pod, container) is None else f'the container "{container}" beside {name}\'s own'
+
+
+def _out_of_memory(pod: Json, container: str) -> str:
+    limit, sidecar, role = _limit(pod, container), _sidecar(pod, container), _role(pod)
     if sidecar is not None:
-        return f"; give it more by resources.limits.memory in {sidecar}"
-    # Others, such as readers, have what they have.
-    return f"; give it more by kubernetes.{_role(pod)}.memory" if _role(pod) in ("driver", *CREW) else ""
+        way_out = f"; give it more by resources.limits.memory in {sidecar}"
+    else:
+        # Others, such as readers, have what they have.
+        way_out = f"; give it more by kubernetes.{role}.memory" if role in ("driver", *CREW) else ""
+    return f"{_called(pod, container)} ran out of memory{f' (its limit is {limit})' if limit else ''}{way_out}"
 
 
 def _way_to_image(pod: Json, container: str) -> str:
