@@ -11,7 +11,8 @@ import pytest
 from demonstrated import made_up, random_policy
 
 from steppe.errors import StorageError, UserError
-from steppe.records.demonstrations import ARRAYS, Demonstrations, find, load
+from steppe.records.carried import FOLDER_VARIABLE, pack
+from steppe.records.demonstrations import ARRAYS, Demonstrations, find, load, load_named
 from steppe.records.preprocessing import Preprocessing
 from steppe.records.tensors import checksum, parse, serialize
 from steppe.specs.preprocessing import PreprocessingSpec
@@ -29,6 +30,21 @@ SPACES = {
 @pytest.fixture
 def file(tmp_path):
     return made_up(Box((3,)), Discrete(2)).save(tmp_path / "good.safetensors")
+
+
+def test_those_that_came_along_are_read_where_the_file_is_not(file, tmp_path, monkeypatch):
+    assert len(load_named(str(file))) == len(load(file))
+    packed = pack(file, str(file), 1000, 10**6)
+    folder = tmp_path / "arrived"
+    folder.mkdir()
+    for name, data in packed.files.items():
+        (folder / name).write_bytes(data)
+    known = load(file)
+    file.unlink()
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    np.testing.assert_array_equal(load_named(str(file)).arrays["observations"], known.arrays["observations"])
+    with pytest.raises(UserError, match="there are no demonstrations"):
+        load_named("other.safetensors")
 
 
 def rewritten(file: Path, change) -> None:
