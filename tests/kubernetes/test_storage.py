@@ -1,4 +1,4 @@
-"""Results in object storage: Pods of the testbed, and an S3 on this machine."""
+"""Results in object storage: Pods of the testbed, and an S3 or Google's on this machine."""
 
 from __future__ import annotations
 
@@ -6,50 +6,66 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from cluster_runs import Workplace
-from object_storage import BUCKET, KEYS, s3_server
+from google_storage_server import GOOGLE_KEY, key_at
+from object_storage import BUCKET, KINDS, Cloud, client_of, cloud_of
 from processes import wait_until
 
 from steppe.platforms.kubernetes.object_store import INDEX
 
-fsspec = pytest.importorskip("fsspec")
-pytest.importorskip("s3fs")
-pytest.importorskip("moto")
+pytest.importorskip("fsspec")
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """An S3 that Pods reach, seen from here."""
+    """Object storage that Pods reach, seen from here."""
 
-    pods: dict[str, object]
+    pods: dict[str, Any]
     """What the experiments' `kubernetes` block says."""
-    endpoint: str
+    kind: str
 
     def objects(self) -> dict[str, bytes]:
         """Everything in it, by the path below the experiment's own folder."""
-        files = fsspec.filesystem("s3", key="test", secret="test", endpoint_url=self.endpoint, skip_instance_cache=True)
-        return {path.split("/", 3)[3]: files.cat_file(path) for path in files.find(f"{BUCKET}/runs")}
+        files, root = client_of(f"{self.kind}://{BUCKET}/runs")
+        return {path.split("/", 3)[3]: files.cat_file(path) for path in files.find(root)}
 
 
-@pytest.fixture
-def bucket(workplace: Workplace, tmp_path) -> Iterator[Bucket]:
+@pytest.fixture(params=KINDS)
+def bucket(request, workplace: Workplace, tmp_path, monkeypatch) -> Iterator[Bucket]:
     if not workplace.testbed.is_ours:
         pytest.skip("only Pods of the testbed reach this machine")
     config = json.loads(workplace.testbed.kubectl("config", "view", "--minify", "-o", "json"))
     server = urlsplit(config["clusters"][0]["cluster"]["server"]).hostname or ""
     machine = f"{server.rpartition('.')[0]}.1"
-    keys = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "store-keys"}, "stringData": KEYS}
-    workplace.testbed.apply(keys, namespace=workplace.namespace)
-    with s3_server(tmp_path, "0.0.0.0") as port:
-        pods = {
-            "results": f"s3://{BUCKET}/runs",
-            "env_from_secrets": ["store-keys"],
-            "env": {"AWS_ENDPOINT_URL": f"http://{machine}:{port}", "NO_PROXY": "*"},
-        }
-        yield Bucket(pods, f"http://127.0.0.1:{port}")
+    with cloud_of(request.param, tmp_path, "0.0.0.0") as cloud:
+        for name, value in cloud.variables().items():
+            monkeypatch.setenv(name, value)
+        keys, pods = in_pods(cloud, machine, workplace.pods)
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "store-keys"}, "stringData": keys}
+        workplace.testbed.apply(secret, namespace=workplace.namespace)
+        pods["env"] |= {**cloud.address(host=machine), "NO_PROXY": "*"}
+        yield Bucket({"results": f"{cloud.kind}://{BUCKET}/runs", **pods}, cloud.kind)
+
+
+def in_pods(cloud: Cloud, machine: str, others: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """What a Secret holds, and how Pods get it, as docs/kubernetes.md has it for each kind of store."""
+    if cloud.kind == "s3":
+        return cloud.keys, {"env_from_secrets": ["store-keys"], "env": {}}
+    key = key_at(Path(cloud.keys[GOOGLE_KEY]), f"http://{machine}:{cloud.port}")
+    pods = {
+        "volumes": [*others.get("volumes", ()), {"name": "bucket-key", "secret": {"secretName": "store-keys"}}],
+        "volume_mounts": [
+            *others.get("volume_mounts", ()),
+            {"name": "bucket-key", "mountPath": "/secrets", "readOnly": True},
+        ],
+        "env": {GOOGLE_KEY: "/secrets/key.json"},
+    }
+    return {"key.json": key}, pods
 
 
 def test_results_are_kept_in_object_storage(workplace: Workplace, bucket: Bucket, tmp_path):
@@ -65,14 +81,14 @@ def test_results_are_kept_in_object_storage(workplace: Workplace, bucket: Bucket
     assert json.loads(objects["status.json"])["state"] == "completed"
     shown = {name: data for name, data in objects.items() if not name.startswith(".")}
     assert sums(target) == {name: sha256(data) for name, data in shown.items()}
-    assert "the results are kept in s3://" in workplace.steppe("experiment", "logs", "-e", "kept")
+    assert f"the results are kept in {bucket.kind}://" in workplace.steppe("experiment", "logs", "-e", "kept")
 
     more = workplace.steppe("experiment", "resume", "-e", "kept", "--set", "total_timesteps=40000")
     assert 'experiment "kept" is completed' in more
     assert json.loads(bucket.objects()["status.json"])["timestep"] >= 40_000
     assert "resuming /steppe/results/kept" in workplace.steppe("experiment", "logs", "-e", "kept")
 
-    assert f"its results stay in s3://{BUCKET}/runs/" in workplace.steppe(
+    assert f"its results stay in {bucket.kind}://{BUCKET}/runs/" in workplace.steppe(
         "experiment", "delete", "-e", "kept", "--force"
     )
     assert bucket.objects()["policy/policy.safetensors"]
@@ -116,9 +132,19 @@ def test_a_driver_pod_that_vanishes_goes_on_from_the_last_checkpoint_in_the_stor
 
 
 def test_a_bucket_that_is_not_there_ends_in_a_sentence(workplace: Workplace, bucket: Bucket):
-    workplace.new("nowhere", kubernetes={**bucket.pods, "results": "s3://no-such-bucket/runs"})
+    workplace.new("nowhere", kubernetes={**bucket.pods, "results": f"{bucket.kind}://no-such-bucket/runs"})
     said = workplace.steppe("experiment", "start", "-e", "nowhere", "-c", "testbed", exit_code=1)
     assert "there is no such bucket; make it first" in said
+
+
+@pytest.mark.parametrize("bucket", ["gs"], indirect=True)
+def test_a_key_file_that_is_not_mounted_ends_in_a_sentence(workplace: Workplace, bucket: Bucket):
+    pods = {**bucket.pods, "env": {**bucket.pods["env"], GOOGLE_KEY: "/secrets/other.json"}}
+    workplace.new("unmounted", kubernetes=pods)
+    said = " ".join(workplace.steppe("experiment", "start", "-e", "unmounted", "-c", "testbed", exit_code=1).split())
+    assert "there are no credentials for it, or they are not accepted" in said
+    assert "/secrets/other.json was not found" in said
+    assert f"kubernetes.env as {GOOGLE_KEY}" in said
 
 
 def sums(folder) -> dict[str, str]:

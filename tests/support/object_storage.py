@@ -1,4 +1,4 @@
-"""S3 on this machine: moto's server in a process of its own, and a gate before it that can be shut."""
+"""Object storage on this machine: S3 by moto's server, Google's by a stand-in; and a gate that can be shut."""
 
 from __future__ import annotations
 
@@ -9,12 +9,57 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
+import pytest
+from google_storage import GoogleStorage
+from google_storage_server import AS_GOOGLE, GOOGLE_KEY, google_storage
 from processes import wait_until
 
 BUCKET = "results"
+KINDS = ("s3", "gs")
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """A store of one kind at a port, with one bucket."""
+
+    kind: str
+    port: int
+    keys: dict[str, str]
+    """The variables by which its clients sign in."""
+    google: GoogleStorage | None = None
+
+    def place(self, bucket: str = BUCKET) -> str:
+        """The URL of a folder that nobody has used yet."""
+        return f"{self.kind}://{bucket}/{uuid4().hex}"
+
+    def address(self, port: int | None = None, host: str = "127.0.0.1") -> dict[str, str]:
+        """The variable by which its clients find it, there or behind another port."""
+        url = f"http://{host}:{port or self.port}"
+        return {"AWS_ENDPOINT_URL": url} if self.kind == "s3" else {"STORAGE_EMULATOR_HOST": url + AS_GOOGLE}
+
+    def variables(self) -> dict[str, str]:
+        """All that its clients need."""
+        return self.keys | self.address()
+
+
+@contextlib.contextmanager
+def cloud_of(kind: str, folder: Path, host: str = "127.0.0.1") -> Iterator[Cloud]:
+    """A store that ends with the block; the test is skipped where the packages for it are not installed."""
+    for package in ("s3fs", "moto") if kind == "s3" else ("gcsfs",):
+        pytest.importorskip(package)
+    if kind == "s3":
+        with s3_server(folder, host) as port:
+            yield Cloud(kind, port, KEYS)
+        return
+    with google_storage(folder, host) as (google, port, key):
+        google.buckets[BUCKET] = {}
+        yield Cloud(kind, port, {GOOGLE_KEY: str(key)}, google)
 
 
 @contextlib.contextmanager
@@ -45,6 +90,19 @@ def make_bucket(endpoint: str, name: str = BUCKET) -> None:
         aws_secret_access_key="test",
         region_name="us-east-1",
     ).create_bucket(Bucket=name)
+
+
+def client_of(url: str) -> tuple[Any, str]:
+    """fsspec's own client for a store, without any of Steppe, and the path in it."""
+    import fsspec
+
+    options = {"skip_instance_cache": True, "use_listings_cache": False}
+    if not url.startswith("gs://"):
+        return fsspec.core.url_to_fs(url, **options)
+    from gcsfs.core import GCSFileSystem
+
+    # The other one asks for the kind of bucket by gRPC, which the stand-in does not speak.
+    return GCSFileSystem(token="google_default", **options), url.removeprefix("gs://")
 
 
 class Gate:

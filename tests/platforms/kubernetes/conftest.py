@@ -1,10 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from object_storage import KINDS, Cloud, cloud_of
 
 from steppe.platforms.kubernetes.rendering import PIECE, Plan
 from steppe.records.carried import Packed, pack
@@ -12,6 +15,57 @@ from steppe.specs.cluster import ClusterSpec
 from steppe.specs.experiment import load_experiment
 
 Planned = Callable[..., Plan]
+CloudOf = Callable[[str], Cloud]
+
+
+@pytest.fixture(scope="session")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CloudOf]:
+    """Object storage of one kind or another, each started once."""
+    clouds: dict[str, Cloud] = {}
+    with contextlib.ExitStack() as stack:
+
+        def start(kind: str) -> Cloud:
+            if kind not in clouds:
+                clouds[kind] = stack.enter_context(cloud_of(kind, tmp_path_factory.mktemp(kind)))
+            return clouds[kind]
+
+        yield start
+
+
+@pytest.fixture
+def signed_in(started: CloudOf, monkeypatch: pytest.MonkeyPatch) -> CloudOf:
+    """The same, as this process's variables have it."""
+
+    def sign_in(kind: str) -> Cloud:
+        cloud = started(kind)
+        for name, value in cloud.variables().items():
+            monkeypatch.setenv(name, value)
+        if cloud.google is not None:
+            cloud.google.calm()
+        return cloud
+
+    return sign_in
+
+
+@pytest.fixture(params=KINDS)
+def cloud(request: pytest.FixtureRequest, signed_in: CloudOf) -> Cloud:
+    """Object storage on a real server."""
+    return signed_in(request.param)
+
+
+@pytest.fixture
+def remote(cloud: Cloud) -> str:
+    """The URL of a new place on it."""
+    return cloud.place()
+
+
+@pytest.fixture(params=["memory", *KINDS])
+def place(request: pytest.FixtureRequest) -> str:
+    """The URL of a new place wherever results can be."""
+    if request.param == "memory":
+        pytest.importorskip("fsspec")
+        return f"memory://{uuid4().hex}/run"
+    return request.getfixturevalue("signed_in")(request.param).place()
 
 
 @pytest.fixture

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from object_storage import Cloud
 
 from steppe.clusters._base import Reachable
 from steppe.platforms.kubernetes import checking
 from steppe.platforms.kubernetes.kubeapi import Answer
+from steppe.platforms.kubernetes.object_store import ObjectStore
 from steppe.platforms.kubernetes.words import PREFIX, RESULTS, TERMINATION_LOG
 from steppe.specs.cluster import ClusterSpec
 
@@ -98,19 +100,32 @@ def test_a_disk_is_tried_where_results_are_kept_on_one():
 @pytest.mark.parametrize("is_there", [True, False])
 def test_the_trial_writes_to_object_storage_and_leaves_nothing(tmp_path: Path, is_there: bool):
     pytest.importorskip("fsspec")
-    bucket, last_words = tmp_path / "bucket", tmp_path / "last-words"
+    bucket = tmp_path / "bucket"
     if is_there:
         (bucket / "run").mkdir(parents=True)
+    see_trial(tmp_path, f"file://{bucket}", is_there)
+    assert [path for path in bucket.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_trial_leaves_nothing_on_a_real_server(cloud: Cloud, tmp_path: Path, is_there: bool):
+    url = cloud.place() if is_there else cloud.place("no-such-bucket")
+    see_trial(tmp_path, url, is_there)
+    if is_there:
+        assert ObjectStore(url).sizes() == {}
+
+
+def see_trial(tmp_path: Path, url: str, is_there: bool) -> None:
+    last_words = tmp_path / "last-words"
     script = (checking.SCRIPT + checking.STORE_SCRIPT).replace(RESULTS, str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-P", "-c", script.replace(TERMINATION_LOG, str(last_words))],
-        env=os.environ | {f"{PREFIX}STORE": f"file://{bucket}", f"{PREFIX}HEAD": "run"},
+        env=os.environ | {f"{PREFIX}STORE": url, f"{PREFIX}HEAD": "run"},
         capture_output=True,
         text=True,
     )
     if is_there:
         assert (done.returncode, last_words.read_text()) == (0, "fine"), done.stderr
-        assert [path for path in bucket.rglob("*") if path.is_file()] == []
     else:
         assert done.returncode == checking.STORE_FAILED, done.stderr
-        assert last_words.read_text().startswith(f"cannot write file://{bucket}/run/trial: there is no such bucket")
+        assert last_words.read_text().startswith(f"cannot write {url}/run/trial: there is no such bucket")

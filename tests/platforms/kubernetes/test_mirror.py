@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from object_storage import BUCKET, KEYS, Gate, contents, s3_server
+from object_storage import BUCKET, Gate, client_of, contents
 from processes import wait_until
 
 from steppe.errors import MissingExtra, SteppeError, UserError
@@ -31,9 +31,9 @@ from steppe.platforms.kubernetes.mirror import Interrupted, Mirror, Superseded
 from steppe.platforms.kubernetes.object_store import INDEX, Index, ObjectStore, StoreTrouble, stored_at
 from steppe.records import checkpoints
 
-fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("fsspec")
 SMALLEST_PART = 5 << 20
-"""What S3 takes as a part of an object."""
+"""What S3 takes as a part of an object; Google takes smaller ones."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,29 +48,6 @@ def quick(monkeypatch):
 @pytest.fixture
 def url():
     return f"memory://{uuid4().hex}/run"
-
-
-@pytest.fixture(scope="module")
-def port(tmp_path_factory):
-    pytest.importorskip("s3fs")
-    pytest.importorskip("moto")
-    with s3_server(tmp_path_factory.mktemp("s3")) as port:
-        yield port
-
-
-@pytest.fixture
-def s3(port, monkeypatch):
-    """The URL of a new place on a real server."""
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    return f"s3://{BUCKET}/{uuid4().hex}"
-
-
-@pytest.fixture(params=["memory", "s3"])
-def place(request):
-    """Wherever results can be."""
-    return request.getfixturevalue("url" if request.param == "memory" else "s3")
 
 
 def new_mirror(url, folder, told=None) -> Mirror:
@@ -95,7 +72,7 @@ def train(folder, timestep) -> None:
 
 def stored(url) -> dict[str, bytes]:
     """All objects but the index, fetched with fsspec alone."""
-    files, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
+    files, root = client_of(url)
     found = {path.removeprefix(root).lstrip("/"): files.cat_file(path) for path in files.find(root)}
     found.pop(INDEX)
     return found
@@ -134,15 +111,15 @@ def test_another_pod_goes_on_with_what_is_stored(place, tmp_path):
     assert stored(place) == contents(second)
 
 
-def test_a_large_file_is_stored_in_parts(s3, tmp_path, monkeypatch):
+def test_a_large_file_is_stored_in_parts(remote, tmp_path, monkeypatch):
     in_blocks_of(SMALLEST_PART, monkeypatch)
     folder = tmp_path / "run"
-    mirror = new_mirror(s3, folder)
+    mirror = new_mirror(remote, folder)
     train(folder, 10)
     (folder / "large").write_bytes(os.urandom(SMALLEST_PART * 2 + 12345))
     mirror.settle()
-    assert stored(s3) == contents(folder)
-    new_mirror(s3, tmp_path / "other")
+    assert stored(remote) == contents(folder)
+    new_mirror(remote, tmp_path / "other")
     assert contents(tmp_path / "other") == contents(folder)
 
 
@@ -238,9 +215,9 @@ def test_a_first_writer_that_is_killed_leaves_all_or_nothing(url, tmp_path, monk
 
 
 @pytest.mark.faults
-def test_a_pod_that_is_killed_in_the_middle_of_an_upload_leaves_the_checkpoint_before(s3, tmp_path):
+def test_a_pod_that_is_killed_in_the_middle_of_an_upload_leaves_the_checkpoint_before(remote, tmp_path):
     folder = tmp_path / "run"
-    mirror = new_mirror(s3, folder)
+    mirror = new_mirror(remote, folder)
     train(folder, 10)
     mirror.sync()
     (folder / "checkpoints" / "20").mkdir()
@@ -264,10 +241,10 @@ def test_a_pod_that_is_killed_in_the_middle_of_an_upload_leaves_the_checkpoint_b
         "made.store.upload = lambda name, file, size, after: upload(name, file, size, sending)\n"
         "made.sync()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program, s3, str(folder), str(SMALLEST_PART)], timeout=120)
+    ended = subprocess.run([sys.executable, "-c", program, remote, str(folder), str(SMALLEST_PART)], timeout=120)
     assert ended.returncode == -signal.SIGKILL
     told: list[str] = []
-    new_mirror(s3, tmp_path / "found", told)
+    new_mirror(remote, tmp_path / "found", told)
     assert told == []
     assert checkpoints.load_latest(tmp_path / "found").timestep == 10
     assert json.loads((tmp_path / "found" / "status.json").read_text()) == {"timestep": 10}
@@ -314,8 +291,8 @@ def test_damage_in_the_store_is_noticed(url, tmp_path, harm, name):
     see_damage(url, tmp_path, harm, name)
 
 
-def test_a_half_object_on_a_real_server_is_noticed(s3, tmp_path):
-    see_damage(s3, tmp_path, "half", "checkpoints/20/state.safetensors")
+def test_a_half_object_on_a_real_server_is_noticed(remote, tmp_path):
+    see_damage(remote, tmp_path, "half", "checkpoints/20/state.safetensors")
 
 
 def see_damage(place, tmp_path, harm, name) -> None:
@@ -325,7 +302,7 @@ def see_damage(place, tmp_path, harm, name) -> None:
         train(folder, timestep)
         mirror.sync()
     mirror.settle()
-    files, root = fsspec.core.url_to_fs(place, skip_instance_cache=True)
+    files, root = client_of(place)
     data = files.cat_file(f"{root}/{name}")
     if harm == "gone":
         files.rm_file(f"{root}/{name}")
@@ -379,40 +356,45 @@ def test_a_store_that_was_emptied_is_filled_again(url, tmp_path):
 
 
 @pytest.mark.faults
-def test_a_store_that_is_away_is_waited_for(port, s3, tmp_path, monkeypatch):
-    gate = Gate(port)
+def test_a_store_that_is_away_is_waited_for(cloud, remote, tmp_path, monkeypatch):
+    gate = Gate(cloud.port)
     gate.open()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{gate.port}")
+    at(cloud.address(gate.port), monkeypatch)
     folder, told = tmp_path / "run", []
     folder.mkdir()
-    keeper = Keeper(Mirror(ObjectStore(s3), folder, "first", told.append), lambda: None, seconds=0.1)
+    keeper = Keeper(Mirror(ObjectStore(remote), folder, "first", told.append), lambda: None, seconds=0.1)
     keeper.begin()
     train(folder, 10)
-    wait_until(lambda: "checkpoints/10/state.json" in known(port, s3, monkeypatch), "the first checkpoint")
+    wait_until(lambda: "checkpoints/10/state.json" in known(cloud, remote, monkeypatch), "the first checkpoint")
     gate.shut()
     train(folder, 20)
     wait_until(lambda: keeper.trouble, "trouble", seconds=60)
-    assert re.match(rf"the results are not stored: cannot (read|write|remove) {s3}/", keeper.trouble)
+    assert re.match(rf"the results are not stored: cannot (read|write|remove) {remote}/", keeper.trouble)
     assert told[-1].endswith("this is tried again")
     ending = threading.Thread(target=keeper.finish)
     ending.start()
     ending.join(3)
     # It is not over as long as the results are not there.
     assert ending.is_alive()
-    assert keeper.phase == f"storing the results in {s3}"
+    assert keeper.phase == f"storing the results in {remote}"
     gate.open()
     ending.join(120)
     assert not ending.is_alive()
     assert told[-1] == "the results are stored again"
     assert (keeper.trouble, keeper.phase) == ("", "")
     gate.shut()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    assert stored(s3) == contents(folder)
+    at(cloud.address(), monkeypatch)
+    assert stored(remote) == contents(folder)
 
 
-def known(port, url, monkeypatch) -> dict[str, object]:
+def at(variables, monkeypatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def known(cloud, url, monkeypatch) -> dict[str, object]:
     with monkeypatch.context() as direct:
-        direct.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        at(cloud.address(), direct)
         index = ObjectStore(url).read_index()
     return {} if index is None else dict(index.files)
 
@@ -443,20 +425,21 @@ def test_a_keeper_ends_the_training_where_another_pod_writes(url, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("bucket", "keys", "sentence"),
+    ("bucket", "has_keys", "sentence"),
     [
-        ("no-such-bucket", KEYS, "there is no such bucket; make it first"),
-        (BUCKET, {}, "there are no credentials for it"),
+        ("no-such-bucket", True, "there is no such bucket; make it first"),
+        (BUCKET, False, "there are no credentials for it"),
     ],
 )
-def test_a_store_that_cannot_be_used_is_found_before_the_training(s3, tmp_path, monkeypatch, bucket, keys, sentence):
-    for name in KEYS:
+def test_a_store_that_cannot_be_used_is_found_before_the_training(
+    cloud, tmp_path, monkeypatch, bucket, has_keys, sentence
+):
+    # Nobody is asked whether this machine is one of the cloud's.
+    at({"AWS_EC2_METADATA_DISABLED": "true", "NO_GCE_CHECK": "true", "HOME": str(tmp_path)}, monkeypatch)
+    for name in () if has_keys else cloud.keys:
         monkeypatch.delenv(name)
-    for name, value in {**keys, "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
-    keeper = Keeper(Mirror(ObjectStore(f"s3://{bucket}/run"), tmp_path / "run", "first"), lambda: None)
     with pytest.raises(StoreTrouble, match=sentence):
-        keeper.begin()
+        Keeper(Mirror(ObjectStore(cloud.place(bucket)), tmp_path / "run", "first"), lambda: None).begin()
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch):

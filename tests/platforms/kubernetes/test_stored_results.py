@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from uuid import uuid4
 
 import pytest
 from door_client import TOKEN, opened
@@ -110,11 +109,10 @@ def test_results_stay_where_they_are(planned, before, after, sentence):
 
 
 @pytest.fixture
-def url(monkeypatch):
-    pytest.importorskip("fsspec")
+def url(place, monkeypatch):
     monkeypatch.setattr(mirrors, "SILENT_SECONDS", 0.0)
     monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.01)
-    return f"memory://{uuid4().hex}/run"
+    return place
 
 
 @pytest.fixture

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from steppe.errors import MissingExtra, SteppeError, UserError
+from steppe.errors import SteppeError, UserError
+from steppe.platforms.kubernetes import store_client
+from steppe.platforms.kubernetes.store_client import meaning_of, open_client, plain
 from steppe.records.durable import storing
 
 INDEX = ".steppe-index.json"
@@ -30,10 +32,8 @@ WAY_OUT = (
 )
 TRIES = 3
 FIRST_PAUSE = 0.5
-IN_EXTRA = ("s3", "s3a", "gs", "gcs")
-"""The kinds of URL that the packages of the extra `storage` are for."""
-NO_CREDENTIALS = ("Credential", "TokenRetrieval", "RefreshError", "InvalidClientTokenId", "SSOToken")
-"""Parts of the names of the errors that cloud libraries raise where they find none."""
+PATIENCE = 20.0
+"""A library that has tried for so long by itself is not asked again."""
 
 T = TypeVar("T")
 
@@ -92,20 +92,7 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         """Nothing is asked of the store yet."""
         self.url = url.rstrip("/")
-        kind = self.url.partition("://")[0]
-        try:
-            from fsspec.core import url_to_fs
-
-            # Listings must be what is there now, and a client that has lost its connection must not come back.
-            options = {"use_listings_cache": False, "skip_instance_cache": True}
-            self._files, self._root = url_to_fs(self.url, **options)
-        except ImportError as error:
-            if kind in IN_EXTRA or "fsspec" in str(error):
-                what = f"storing results in {kind}:// from an image without it (steppe image build --extras storage)"
-                raise MissingExtra(what, "storage") from error
-            raise UserError(f"results cannot be stored in {self.url}: {_plain(error)}") from error
-        except ValueError as error:
-            raise UserError(f"results cannot be stored in {self.url}: {_plain(error)}") from error
+        self._files, self._root = self._tried("open", "", lambda: open_client(self.url))
 
     def read_index(self) -> Index | None:
         """What the store holds; None where it holds nothing."""
@@ -116,7 +103,7 @@ class ObjectStore:
             return Index.parse(data)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                f"{self.url}/{INDEX} is damaged ({_plain(error)}), so it cannot be told what the run has stored; "
+                f"{self.url}/{INDEX} is damaged ({plain(error)}), so it cannot be told what the run has stored; "
                 f"{WAY_OUT}"
             ) from error
 
@@ -133,17 +120,25 @@ class ObjectStore:
 
         def send() -> str:
             target = self._files.open(self._path(name), "wb", block_size=BLOCK, autocommit=False)
+            is_begun = False
             try:
                 digest = hashlib.sha256()
                 for block in blocks(file, size):
                     digest.update(block)
                     target.write(block)
+                    is_begun = True
                     after_block()
                 target.close()
+                target.commit()
+            except FileNotFoundError as error:
+                _throw_away(target)
+                if is_begun:
+                    # Not the bucket is missing: it has taken a part.
+                    raise ConnectionAbortedError("it has forgotten an upload that was begun") from error
+                raise
             except BaseException:
                 _throw_away(target)
                 raise
-            target.commit()
             return digest.hexdigest()
 
         return self._tried("write", name, send)
@@ -209,6 +204,7 @@ class ObjectStore:
 
     def _tried(self, verb: str, name: str, call: Callable[[], T]) -> T:
         """What the call gives, at the third time at the latest; each library retries the quick way by itself."""
+        begin = time.monotonic()
         for attempt in range(TRIES):
             try:
                 return call()
@@ -216,30 +212,24 @@ class ObjectStore:
                 raise
             except Exception as error:
                 trouble = self._trouble(verb, name, error)
-                if trouble.is_final or attempt == TRIES - 1:
+                if trouble.is_final or attempt == TRIES - 1 or time.monotonic() - begin > PATIENCE:
                     raise trouble from error
                 time.sleep(FIRST_PAUSE * 2**attempt)
         raise AssertionError
 
     def _trouble(self, verb: str, name: str, error: Exception) -> StoreTrouble:
-        where = f"{self.url}/{name}" if name else self.url
-        kinds = " ".join(type(each).__name__ for each in _causes(error))
-        if any(part in kinds for part in NO_CREDENTIALS):
-            return StoreTrouble(
-                f"cannot {verb} {where}: there are no credentials for it, or they are not accepted ({_plain(error)}); "
-                "name a Secret that has them in kubernetes.env_from_secrets, or a ServiceAccount that needs none in "
-                "kubernetes.service_account",
-                is_final=True,
-            )
-        if isinstance(error, PermissionError):
-            return StoreTrouble(
-                f"cannot {verb} {where}: access is denied ({_plain(error)}); its credentials must be allowed to read, "
-                "write, list and delete objects there",
-                is_final=True,
-            )
-        if isinstance(error, FileNotFoundError):
-            return StoreTrouble(f"cannot {verb} {where}: there is no such bucket; make it first", is_final=True)
-        return StoreTrouble(f"cannot {verb} {where}: {_plain(error)}")
+        cannot = f"cannot {verb} {self.url}/{name}" if name else f"cannot {verb} {self.url}"
+        meaning, way_out = meaning_of(error), store_client.way_out(self.url)
+        match meaning.kind:
+            case "no credentials":
+                why = f"there are no credentials for it, or they are not accepted ({meaning.clause}); {way_out.sign_in}"
+            case "denied":
+                why = f"access is denied ({meaning.clause}); {way_out.rights}"
+            case "no bucket":
+                why = f"{meaning.clause}; {way_out.bucket}"
+            case "passing":
+                why = meaning.clause
+        return StoreTrouble(f"{cannot}: {why}", meaning.is_final)
 
 
 def stored_at(results: str, run: str, token: str) -> str:
@@ -274,14 +264,3 @@ def _if_there(call: Callable[[], T]) -> T | None:
 def _is_plain(name: str) -> bool:
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _plain(error: Exception) -> str:
-    """A clause without its full stop."""
-    return " ".join((str(error) or type(error).__name__).split()).rstrip(".")
