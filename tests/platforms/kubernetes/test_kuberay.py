@@ -196,7 +196,7 @@ def test_the_queue_and_what_pods_are_told_pass_through(ray_planned):
 
 def test_modules_are_where_the_driver_works(ray_planned):
     plan = ray_planned(modules={"mine.py": "x = 1\n"})
-    assert job_of(plan)["spec"]["entrypoint"].startswith("cd /steppe/modules && exec python ")
+    assert job_of(plan)["spec"]["entrypoint"].startswith("cd /steppe/modules && exec python3 ")
     assert all("modules" in volumes_of(group) for group in groups_of(plan))
 
 
