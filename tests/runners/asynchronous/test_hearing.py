@@ -12,11 +12,10 @@ from processes import wait_until
 from runs import TINY_DQN, experiment
 
 from steppe.envs.host import HostEnvs
-from steppe.errors import EnvironmentAway, MissingEnvironment, UserError
+from steppe.errors import EnvironmentAway, EnvironmentFault, MissingEnvironment, UserError
 from steppe.runners import asynchronous, pods
-from steppe.runners.asynchronous import pod_crew
+from steppe.runners.asynchronous import pod_crew, worker
 from steppe.runners.asynchronous.link import Door
-from steppe.runners.asynchronous.worker import work
 from steppe.runners.loop import Loop
 
 TOKEN = "a-token-of-the-learner"
@@ -50,7 +49,7 @@ class Comer(threading.Thread):
         wait_until(self.crew_file.exists, "the learner wants workers", seconds=60)
         self.plan = json.loads(self.crew_file.read_text())
         try:
-            work(Door(f"127.0.0.1:{pod_crew.LEARNER_PORT}", TOKEN), self.make_envs)
+            worker.work(Door(f"127.0.0.1:{pod_crew.LEARNER_PORT}", TOKEN), self.make_envs)
         except Exception as error:
             self.error = error
 
@@ -77,25 +76,26 @@ def test_workers_that_have_it_not_either_end_the_run(pod):
     assert isinstance(comer.error, MissingEnvironment)
 
 
-def test_a_simulator_that_is_not_there_yet_is_no_mistake(pod):
-    calls = []
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (UserError("wrong settings"), [("user", "wrong settings")]),
+        (EnvironmentFault("it broke"), [("fault", "it broke")]),
+        (ZeroDivisionError(), [("fault", "ZeroDivisionError")]),
+        # Its simulator may only need more time.
+        (EnvironmentAway("nobody listens yet"), []),
+    ],
+)
+def test_a_worker_without_an_environment_tells_the_learner_why(monkeypatch, error, told):
+    heard = []
+    monkeypatch.setattr(worker, "decline", lambda door, *words: heard.append(words))
 
     def make_envs():
-        calls.append(1)
-        if len(calls) == 1:
-            raise EnvironmentAway("nobody listens yet")
-        return HostEnvs(experiment("CartPole-v1").environment, 1)
+        raise error
 
-    first = Comer(pod, make_envs)
-    engine_of = threading.Thread(target=lambda: made.append(asynchronous.make_engine(unknown_here())))
-    made = []
-    engine_of.start()
-    first.join(60)
-    assert isinstance(first.error, EnvironmentAway)
-    second = Comer(pod, make_envs)
-    engine_of.join(60)
-    made[0]._open_server("")[0].close("the test is over")
-    second.join(60)
+    with pytest.raises(type(error)):
+        worker.work(Door("127.0.0.1:1"), make_envs)
+    assert heard == told
 
 
 def test_elsewhere_a_missing_environment_is_an_error(monkeypatch):
