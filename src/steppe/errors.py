@@ -29,6 +29,14 @@ class MissingExtra(UserError):
         super().__init__(f'{what} needs an optional package; run: pip install "steppe[{extra}]"')
 
 
+class MissingEnvironment(UserError):
+    """The package of an environment is not installed here; workers elsewhere may have it."""
+
+
+class MissingEnvironmentExtra(MissingExtra, MissingEnvironment):
+    """The same, of an environment that comes with an extra."""
+
+
 class EnvironmentAway(UserError):
     """The server of an environment cannot be reached."""
 

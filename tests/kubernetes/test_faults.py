@@ -32,6 +32,21 @@ def make():
     return Stuck(gymnasium.make("CartPole-v1"))
 """
 """An environment that hangs once in each Pod."""
+STUCK_AT_ONCE = """import ctypes
+import os
+from pathlib import Path
+
+import gymnasium
+
+
+def make():
+    mark = Path("/tmp/was-stuck")
+    if "-worker-" in os.environ.get("STEPPE_POD_NAME", "") and not mark.exists():
+        mark.touch()
+        ctypes.PyDLL(None).pause()
+    return gymnasium.make("CartPole-v1")
+"""
+"""An environment that hangs once in each worker's Pod while it is made, and lets no other thread of Python run."""
 HASTY = "from steppe.platforms.kubernetes import waiting; waiting.PATIENT_SECONDS = 10.0"
 """Has a command believe sooner that a registry has nothing to give."""
 
@@ -48,6 +63,18 @@ def test_a_driver_pod_that_is_deleted_goes_on_in_another(workplace: Workplace):
     log = workplace.steppe("experiment", "logs", "-e", "moved")
     assert "starting /steppe/results/moved" in log
     assert "resuming /steppe/results/moved" in log
+
+
+@pytest.mark.faults
+def test_a_worker_that_hangs_before_it_has_joined_is_replaced(workplace: Workplace):
+    (workplace.folder / "stuck.py").write_text(STUCK_AT_ONCE)
+    fields = {"num_workers": 1, "total_timesteps": 3_000, "asynchronous": {"worker_timeout": 10}}
+    workplace.new("stuck", environment="stuck:make", run_mode="async", agent="dqn", **fields)
+    workplace.steppe("experiment", "start", "-e", "stuck", "-c", "testbed", "--detach")
+    # There is no other worker: whoever is stuck must begin anew.
+    assert workplace.wait_for("stuck", "completed", seconds=240)["timestep"] >= 3_000
+    log = workplace.steppe("experiment", "logs", "-e", "stuck")
+    assert "a worker cannot join: it has not made its environment within 10 s" in log
 
 
 @pytest.mark.faults

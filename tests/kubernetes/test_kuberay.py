@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 from cluster_runs import Workplace
 from kube_testbed import Testbed
 from processes import wait_until
@@ -38,6 +39,19 @@ def ray_jobs_of(workplace: Workplace) -> list[dict[str, Any]]:
     return workplace.testbed.objects("rayjobs", workplace.namespace)
 
 
+def rendered(workplace: Workplace, name: str) -> dict[str, Any]:
+    """The RayJob as it is sent to the server."""
+    sent = yaml.safe_load_all(workplace.steppe("experiment", "manifest", "-e", name))
+    return next(each for each in sent if each["kind"] == "RayJob")
+
+
+def without_defaults(job: dict[str, Any]) -> dict[str, Any]:
+    """The RayJob without what the server has added to its groups."""
+    for group in job["spec"]["rayClusterSpec"]["workerGroupSpecs"]:
+        assert group.pop("numOfHosts") == 1
+    return job
+
+
 def test_without_kuberay_nothing_is_made_and_the_error_says_how_to_install_it(workplace: Workplace):
     if CRD in workplace.testbed.kubectl("get", "crd", "-o", "name"):
         pytest.skip("this cluster has KubeRay")
@@ -66,7 +80,8 @@ def test_a_ray_job_belongs_to_the_experiment_and_goes_with_it(workplace: Workpla
     (job,) = ray_jobs_of(workplace)
     (root,) = workplace.testbed.objects("configmaps", workplace.namespace, "steppe/run")
     assert job["metadata"]["ownerReferences"][0]["uid"] == root["metadata"]["uid"]
-    assert job["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+    # The server drops what it does not know, and adds what goes without saying.
+    assert rendered(workplace, "owned")["spec"].items() <= without_defaults(job)["spec"].items()
     assert not workplace.testbed.objects("jobs", workplace.namespace)
     assert "waits for the KubeRay operator to take it up" in workplace.status("owned")["phase"]
 
@@ -75,6 +90,15 @@ def test_a_ray_job_belongs_to_the_experiment_and_goes_with_it(workplace: Workpla
     assert workplace.status("owned")["state"] == "stopped"
     workplace.steppe("experiment", "delete", "-e", "owned", "--force")
     wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
+
+
+@pytest.mark.usefixtures("operator")
+def test_what_kuberay_refuses_is_told_in_its_own_words(workplace: Workplace, monkeypatch: pytest.MonkeyPatch):
+    workplace.new("refused", **FIELDS)
+    monkeypatch.setattr("ray_operator.OLDEST_RAY_WITH_TOKENS", (999, 0, 0))
+    workplace.steppe("experiment", "start", "-e", "refused", "-c", "testbed", "--detach")
+    reason = workplace.wait_for("refused", "failed", seconds=60)["reason"]
+    assert "has ended: that Ray knows no tokens" in reason
 
 
 @pytest.mark.usefixtures("kuberay")
@@ -138,3 +162,21 @@ def test_a_run_of_a_ray_job_is_paused_resumed_and_outlives_its_head(workplace: W
     assert resumed[0] == paused
     assert len(resumed) == 2
     assert resumed[1] >= before
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("operator")
+def test_what_fails_for_good_has_failed_after_all_of_kuberays_tries(workplace: Workplace):
+    own = {"engine": "kuberay", "image": workplace.pods["image"]}
+    workplace.new("bad", environment="nowhere_installed:World", **FIELDS | {"kubernetes": own})
+    workplace.steppe("experiment", "start", "-e", "bad", "-c", "testbed", "--detach")
+
+    def has_ended() -> bool:
+        (job,) = ray_jobs_of(workplace)
+        return job.get("status", {}).get("jobDeploymentStatus") == "Failed"
+
+    wait_until(has_ended, "the RayJob to have failed", seconds=600, pause=1.0)
+    assert ray_jobs_of(workplace)[0]["status"]["failed"] == 3
+    status = workplace.status("bad")
+    assert status["state"] == "failed"
+    assert 'names the module "nowhere_installed", which is not there' in status["reason"]

@@ -75,3 +75,10 @@ def test_a_film_that_breaks_fails_no_run(tmp_path, monkeypatch):
     outcome, _ = _shown(tmp_path, experiment(total_timesteps=64, video=True))
     assert (outcome.state, outcome.notices) == ("completed", ["no video: ValueError: no such colour"])
     assert (tmp_path / "policy" / "policy.onnx").exists()
+
+
+def test_a_film_of_an_environment_that_is_not_here_is_a_notice(tmp_path):
+    train(tmp_path, experiment(total_timesteps=64))
+    spec = experiment("nowhere_installed:World", total_timesteps=64, video=True)
+    (notice,) = leaving.leave_video_and_onnx(spec, tmp_path, "completed")
+    assert notice.startswith('no video: environment "nowhere_installed:World" names the module')

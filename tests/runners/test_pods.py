@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from steppe.errors import UserError
 from steppe.runners import pods
 from steppe.runners.asynchronous.membership import Membership
 from steppe.runners.asynchronous.pod_crew import PodCrew
@@ -79,3 +80,36 @@ def test_a_learner_tells_of_its_workers(joined: Any, monkeypatch: pytest.MonkeyP
     membership.leave("first", connection, vanished=True)
     crew.tend()
     assert joined() == {"worker": {"here": 0, "wanted": 2, "most": 1}}
+
+
+@pytest.fixture
+def crew(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A learner's crew of two, and who works for it."""
+    spec, membership = spec_of(run_mode="async", num_workers=2), Membership()
+    monkeypatch.setattr("steppe.runners.asynchronous.pod_crew.TEND_SECONDS", 0.0)
+    made = PodCrew(spec, Rules(spec.environment, None, 1), 1)
+    made.start(SimpleNamespace(membership=membership), None)  # type: ignore[arg-type]
+    return SimpleNamespace(tend=made.tend, membership=membership)
+
+
+def test_workers_that_cannot_join_by_a_mistake_end_the_run_before_the_first_batch(crew: SimpleNamespace) -> None:
+    crew.membership.decline("the module is not there", is_mistake=True)
+    with pytest.raises(UserError, match=r"^workers cannot make the environment: the module is not there$"):
+        crew.tend()
+
+
+def test_workers_that_cannot_join_are_replaced_while_others_can(crew: SimpleNamespace) -> None:
+    crew.membership.join("first")
+    crew.membership.claim("first", 1)
+    crew.membership.decline("the module is not there", is_mistake=True)
+    assert crew.tend() is None
+
+
+def test_workers_that_only_come_to_fail_end_the_run(crew: SimpleNamespace) -> None:
+    for _ in range(16):
+        crew.membership.decline("it has not made its environment within 300 s", is_mistake=False)
+        assert crew.tend() is None
+    crew.membership.decline("it has not made its environment within 300 s", is_mistake=False)
+    assert str(crew.tend()) == (
+        "workers die faster than they can be replaced; the last one: it has not made its environment within 300 s"
+    )

@@ -91,12 +91,12 @@ class Workplace:
             text=True,
         )
 
-    def new(self, name: str, *words: str, **fields: Any) -> None:
-        """Makes an experiment on CartPole, unless another environment is given."""
+    def new(self, name: str, *words: str, **fields: Any) -> str:
+        """Makes an experiment on CartPole, unless another environment is given; what is said to it."""
         given = {"environment": "CartPole-v1", "seed": 1, "saver_frequency": "5s", "video": False} | fields
         path = self.folder / "configs" / "experiments" / f"{name}.json"
         path.write_text(json.dumps(given))
-        self.steppe("experiment", "new", "-f", name, "-n", name, *words)
+        return self.steppe("experiment", "new", "-f", name, "-n", name, *words)
 
     def status(self, name: str) -> dict[str, Any]:
         """As `experiment show --json` tells it."""

@@ -1,8 +1,9 @@
 """Stands in for the KubeRay operator, which cannot be fetched here: makes a RayJob's Pods, and has the head train.
 
-As far as Steppe depends on it, it does what KubeRay does: the same command in containers, its own token, a Service for
-the head, a new Pod for one that is gone, the order given again to a new head, a finalizer. Two things differ: the order
-comes by `kubectl exec` and not by Ray's dashboard, which test images lack, and Pods belong to the RayJob itself.
+As far as Steppe depends on it, it does what KubeRay does: it takes the same fields and refuses the same mistakes, runs
+the same command in containers, with its own token, makes a Service for the head, a new Pod for one that is gone, gives
+the order again to a new head, has a finalizer, and writes the status where only an operator may. Two things differ: the
+order comes by `kubectl exec` and not by Ray's dashboard, which test images lack, and Pods belong to the RayJob itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import re
 import secrets
 import subprocess
 import threading
@@ -18,25 +20,119 @@ from typing import Any
 
 from kube_testbed import Testbed
 
+from steppe.platforms.kubernetes.words import FAILED_FOR_GOOD
+
 Json = dict[str, Any]
 CRD = "rayjobs.ray.io"
+API = "/apis/ray.io/v1/namespaces"
 FINALIZER = "ray.io/rayjob-finalizer"
 LOOK_SECONDS = 1.0
+SUFFIX = 5
+"""How many characters KubeRay adds to a RayJob's name for its RayCluster's."""
+LONGEST_NAME = 47
+OLDEST_RAY_WITH_TOKENS = (2, 52, 0)
+OWN_RESOURCES = ("num-cpus", "num-gpus", "memory", "resources")
+"""Words for Ray that KubeRay also has a field for; both at once are refused."""
+
+TEXT, TRUTH, WHOLE = {"type": "string"}, {"type": "boolean"}, {"type": "integer", "format": "int32"}
 ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-WITHOUT_TOKENS = {
-    "type": "object",
-    "properties": {"rayVersion": {"type": "string"}, "headGroupSpec": ANYTHING},
+TEXTS = {"type": "object", "additionalProperties": TEXT}
+
+
+def _object(properties: Json, *required: str) -> Json:
+    return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
+
+
+# A Pod's own fields are Kubernetes' affair, here as there: whoever makes the Pod finds out.
+_TEMPLATE = _object(
+    {"metadata": _object({"annotations": TEXTS, "labels": TEXTS, "name": TEXT, "namespace": TEXT}), "spec": ANYTHING}
+)
+_GROUP = {"rayStartParams": TEXTS, "resources": TEXTS, "labels": TEXTS, "template": _TEMPLATE}
+_WORKER_GROUP = _GROUP | {
+    "groupName": TEXT,
+    "replicas": WHOLE | {"default": 0},
+    "minReplicas": WHOLE | {"default": 0},
+    "maxReplicas": WHOLE | {"default": 2**31 - 1},
+    "numOfHosts": WHOLE | {"default": 1},
+    "suspend": TRUTH,
 }
-"""A rayClusterSpec as KubeRay had it before it knew of tokens; the server drops whatever else is in one."""
+CLUSTER_FIELDS: Json = {
+    "rayVersion": TEXT,
+    "authOptions": _object({"mode": TEXT | {"enum": ["disabled", "token"]}}),
+    "enableInTreeAutoscaling": TRUTH,
+    "suspend": TRUTH,
+    "headGroupSpec": _object(_GROUP, "template"),
+    "workerGroupSpecs": {
+        "type": "array",
+        "items": _object(_WORKER_GROUP, "groupName", "minReplicas", "maxReplicas", "template"),
+    },
+}
+"""The fields of a RayCluster that concern Steppe; a server drops all others."""
+WITHOUT_TOKENS = {name: field for name, field in CLUSTER_FIELDS.items() if name != "authOptions"}
+"""As KubeRay had them before it knew of tokens."""
+_CONDITION = _object(
+    dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), TEXT),
+    *("type", "status", "reason", "message", "lastTransitionTime"),
+)
+STATUS = _object(
+    dict.fromkeys(("jobDeploymentStatus", "jobStatus", "message", "reason", "jobId", "rayClusterName"), TEXT)
+    | {"rayClusterStatus": _object({"conditions": {"type": "array", "items": _CONDITION}}), "failed": WHOLE}
+)
+
+
+def schema_of(cluster_fields: Json = CLUSTER_FIELDS) -> Json:
+    """What a server takes for a RayJob."""
+    spec = {
+        "submissionMode": TEXT | {"default": "K8sJobMode"},
+        "entrypoint": TEXT,
+        "shutdownAfterJobFinishes": TRUTH,
+        "ttlSecondsAfterFinished": WHOLE | {"default": 0},
+        "backoffLimit": WHOLE | {"default": 0},
+        "activeDeadlineSeconds": WHOLE,
+        "suspend": TRUTH,
+        "rayClusterSpec": _object(cluster_fields, "headGroupSpec"),
+    }
+    return _object({"spec": _object(spec), "status": STATUS})
+
+
+def refusal_of(job: Json) -> str | None:
+    """What the operator itself finds wrong with a RayJob that the server has taken."""
+    name, spec = job["metadata"]["name"], job["spec"]
+    if len(name) > LONGEST_NAME or not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
+        return f"{name} cannot be the name of a RayJob"
+    if spec.get("submissionMode") not in ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"):
+        return "it is not known how to give the order"
+    shuts_down = spec.get("shutdownAfterJobFinishes", False)
+    if (spec.get("suspend") or spec.get("ttlSecondsAfterFinished")) and not shuts_down:
+        return "suspend and ttlSecondsAfterFinished need shutdownAfterJobFinishes"
+    if spec.get("backoffLimit", 0) < 0 or spec.get("activeDeadlineSeconds", 1) <= 0:
+        return "a limit is too small"
+    cluster = spec.get("rayClusterSpec")
+    if cluster is None:
+        return "there is no rayClusterSpec"
+    for group in (cluster["headGroupSpec"], *cluster.get("workerGroupSpecs", ())):
+        words = group.get("rayStartParams", {})
+        if not group["template"].get("spec", {}).get("containers"):
+            return "a group has no container"
+        if "labels" in words or (group.get("resources") and any(words.get(word) for word in OWN_RESOURCES)):
+            return "rayStartParams say what has a field of its own"
+    if cluster.get("authOptions", {}).get("mode") == "token":
+        version = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?.*", cluster.get("rayVersion", ""))
+        if version is None or tuple(int(part or 0) for part in version.groups()) < OLDEST_RAY_WITH_TOKENS:
+            return "that Ray knows no tokens"
+    return None
 
 
 @contextlib.contextmanager
-def ray_jobs(testbed: Testbed, cluster_spec: Json = ANYTHING) -> Iterator[None]:
+def ray_jobs(testbed: Testbed, cluster_fields: Json = CLUSTER_FIELDS) -> Iterator[None]:
     """A cluster that knows RayJobs."""
-    spec = {"type": "object", "properties": {"rayClusterSpec": cluster_spec}}
-    schema = {"type": "object", "properties": {"spec": spec | {"x-kubernetes-preserve-unknown-fields": True}}}
-    schema["properties"]["status"] = ANYTHING
-    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    version = {
+        "name": "v1",
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema_of(cluster_fields)},
+        "subresources": {"status": {}},
+    }
     names = {"kind": "RayJob", "listKind": "RayJobList", "plural": "rayjobs", "singular": "rayjob"}
     definition = {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -90,20 +186,33 @@ class RayOperator:
             if FINALIZER in about.get("finalizers", []):
                 self._patch(name, {"metadata": {"finalizers": None}})
             return
-        phase = job.get("status", {}).get("jobDeploymentStatus")
-        if phase is None:
-            self._patch(name, {"metadata": {"finalizers": [FINALIZER]}, "status": {"jobDeploymentStatus": "New"}})
-            self._apply(job, _secret(name), _service(name))
-            self._patch(name, {"status": {"jobDeploymentStatus": "Initializing"}})
+        status = job.get("status", {})
+        # What is new, and what is begun anew, has no word for it.
+        phase = status.get("jobDeploymentStatus", "")
+        if not phase and (refusal := refusal_of(job)) is not None:
+            failed = "ValidationFailed"
+            self._note(name, jobDeploymentStatus=failed, reason=failed, message=refusal)
+        elif not phase:
+            self._patch(name, {"metadata": {"finalizers": [FINALIZER]}})
+            cluster = f"{name}-{secrets.token_hex(SUFFIX)[:SUFFIX]}"
+            self._note(name, jobDeploymentStatus="Initializing", rayClusterName=cluster)
+            self._apply(job, _secret(cluster), _service(cluster))
         elif phase in ("Complete", "Failed"):
-            self._testbed.kubectl(
-                "delete", "pods", "-n", self._namespace, "-l", f"ray.io/cluster={name}", "--wait=false"
-            )
-        else:
+            self._end_pods(status["rayClusterName"])
+        elif phase == "Retrying":
+            if not self._end_pods(status["rayClusterName"]):
+                self._note(name, jobDeploymentStatus="", jobStatus="", rayClusterName="")
+        elif phase != "ValidationFailed":
             self._tend_pods(job)
 
+    def _end_pods(self, cluster: str) -> list[Json]:
+        """Has all Pods of a Ray end; those that have not yet."""
+        selector = f"ray.io/cluster={cluster}"
+        self._testbed.kubectl("delete", "pods", "-n", self._namespace, "--wait=false", "-l", selector)
+        return self._testbed.objects("pods", self._namespace, selector)
+
     def _tend_pods(self, job: Json) -> None:
-        name, cluster = job["metadata"]["name"], job["spec"]["rayClusterSpec"]
+        name, cluster = job["status"]["rayClusterName"], job["spec"]["rayClusterSpec"]
         there = {
             pod["metadata"]["name"]: pod
             for pod in self._testbed.objects("pods", self._namespace, f"ray.io/cluster={name}")
@@ -129,10 +238,13 @@ class RayOperator:
             words = ["exec", head["metadata"]["name"], "-n", self._namespace, "-c", "driver", "--", "/bin/sh", "-c"]
             command = ["kubectl", f"--kubeconfig={self._testbed.kubeconfig}", *words, job["spec"]["entrypoint"]]
             self._orders[container] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-            self._patch(name, {"status": {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}})
-        elif order.poll() in (0, 3):
-            status = ("Complete", "SUCCEEDED") if order.returncode == 0 else ("Failed", "FAILED")
-            self._patch(name, {"status": dict(zip(("jobDeploymentStatus", "jobStatus"), status, strict=True))})
+            self._note(name, jobDeploymentStatus="Running", jobStatus="RUNNING")
+        elif order.poll() == 0:
+            self._note(name, jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+        elif order.returncode == FAILED_FOR_GOOD:
+            failed = job["status"].get("failed", 0) + 1
+            phase = "Retrying" if failed <= job["spec"]["backoffLimit"] else "Failed"
+            self._note(name, jobDeploymentStatus=phase, jobStatus="FAILED", reason="AppFailed", failed=failed)
         elif order.returncode is not None:
             # It was cut off, or has ended without a word.
             del self._orders[container]
@@ -142,6 +254,13 @@ class RayOperator:
         for each in made:
             each["metadata"] = {**each["metadata"], "ownerReferences": [owner]}
         self._testbed.apply(*made, namespace=self._namespace)
+
+    def _note(self, name: str, **status: Any) -> None:
+        """What has become of it; the server takes this at a place of its own only."""
+        path = f"{API}/{self._namespace}/rayjobs/{name}"
+        job = json.loads(self._testbed.kubectl("get", "--raw", path))
+        job["status"] = {word: value for word, value in (job.get("status", {}) | status).items() if value != ""}
+        self._testbed.kubectl("replace", "--raw", f"{path}/status", "-f", "-", given=json.dumps(job))
 
     def _patch(self, name: str, changes: Json) -> None:
         self._testbed.kubectl("patch", "rayjob", name, "-n", self._namespace, "--type=merge", "-p", json.dumps(changes))

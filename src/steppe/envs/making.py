@@ -12,7 +12,7 @@ import gymnasium
 
 from steppe.envs.registry import EXTRAS, extra_of, has_twin, known_ids, plays_atari
 from steppe.envs.wrapping import find_in, import_module, not_in, without_text, wrapped
-from steppe.errors import EnvironmentFault, MissingExtra, SteppeError, UserError
+from steppe.errors import EnvironmentFault, MissingEnvironment, MissingEnvironmentExtra, SteppeError, UserError
 from steppe.specs.connections import CONNECTIONS
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.words import did_you_mean
@@ -57,10 +57,10 @@ def make_env(
         raise
     except gymnasium.error.DependencyNotInstalled as error:
         if ":" not in spec.id and (extra := extra_of(find_spec(spec.id))):
-            raise MissingExtra(f'environment "{spec.id}"', extra) from error
-        raise UserError(f'environment "{spec.id}" needs an optional package: {error}') from error
+            raise MissingEnvironmentExtra(f'environment "{spec.id}"', extra) from error
+        raise MissingEnvironment(f'environment "{spec.id}" needs an optional package: {error}') from error
     except ModuleNotFoundError as error:
-        raise UserError(
+        raise MissingEnvironment(
             f'environment "{spec.id}" needs the Python module "{error.name}", which is not installed; add it with pip'
         ) from error
     except TypeError as error:
@@ -85,7 +85,7 @@ def find_spec(id: str) -> Any:
                 try:
                     gymnasium.register_envs(importlib.import_module(package))
                 except ModuleNotFoundError as error:
-                    raise MissingExtra(f'environment "{id}"', extra) from error
+                    raise MissingEnvironmentExtra(f'environment "{id}"', extra) from error
     if name in gymnasium.registry:
         return gymnasium.registry[name]
     if module:

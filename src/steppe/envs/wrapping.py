@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from steppe.errors import EnvironmentFault, SteppeError, UserError
+from steppe.errors import EnvironmentFault, MissingEnvironment, SteppeError, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.words import did_you_mean
 
@@ -34,7 +34,7 @@ def import_module(name: str, what: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise UserError(
+            raise MissingEnvironment(
                 f'{what} names the module "{name}", which is not there; write module:callable, with the module in '
                 f"{Path.cwd()} or installed"
             ) from error

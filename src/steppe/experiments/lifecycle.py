@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.errors import EnvironmentAway, StateError, SteppeError, UserError
+from steppe.errors import EnvironmentAway, MissingEnvironment, StateError, SteppeError, UserError
 from steppe.experiments import idle_nodes, own_cluster, places, remote
 from steppe.experiments.project import let_user_modules_import
 from steppe.experiments.states import State
@@ -56,6 +56,21 @@ def check(spec: ExperimentSpec, start: Path) -> list[str]:
         if not (spec.kubernetes and spec.kubernetes.sidecars):
             raise
         return ["its agent and network are not checked yet, since its simulator only runs beside it, in its Pods"]
+    except MissingEnvironment as error:
+        if not _names_image(spec):
+            if spec.platform != "kubernetes":
+                raise
+            raise MissingEnvironment(
+                f"{error}; where only the image of its Pods has it, name that in kubernetes.image, or in "
+                "kubernetes.worker.image where workers act"
+            ) from None
+        return ["its agent and network are not checked yet, since its environment is not installed here"]
+
+
+def _names_image(spec: ExperimentSpec) -> bool:
+    """Whether its Pods may have what this machine has not."""
+    pods = spec.kubernetes
+    return any(each.image is not None for each in (pods, pods.driver, pods.worker))
 
 
 def create(

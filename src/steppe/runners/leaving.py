@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from steppe.errors import SteppeError
+from steppe.errors import MissingEnvironment, SteppeError
 from steppe.records.policy import Policy, load_policy
 from steppe.specs.experiment import ExperimentSpec
 
@@ -25,6 +25,8 @@ def leave_video_and_onnx(spec: ExperimentSpec, folder: Path, state: str) -> list
     for what, step in steps.items():
         try:
             step(spec, policy, folder)
+        except MissingEnvironment as error:
+            notices.append(f"no {what}: {error}")
         except SteppeError as error:
             notices.append(str(error))
         except Exception as error:

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import textwrap
 
+import jsonschema
 import kubernetes_validate
 import pytest
 from kubernetes_validate.utils import latest_version
 from processes import wait_until
+from ray_operator import refusal_of, schema_of
 
 from steppe.platforms.kubernetes import kuberay, naming, permissions, pod
 from steppe.platforms.kubernetes.rendering import render, root, service, workloads
@@ -22,7 +24,6 @@ MODES = ("single", "multi-threaded", "async")
 SPEC_FIELDS = {"submissionMode", "entrypoint", "shutdownAfterJobFinishes", "backoffLimit", "rayClusterSpec"}
 CLUSTER_FIELDS = {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}
 GROUP_FIELDS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
-LONGEST_NAME = 47
 
 
 @pytest.fixture
@@ -83,6 +84,39 @@ def test_a_ray_job_has_only_fields_that_kuberay_knows(ray_planned):
     assert all(set(group) == GROUP_FIELDS for group in cluster["workerGroupSpecs"])
 
 
+@pytest.mark.parametrize("fields", [{}, {"num_workers": 7, "ray": {"gpus_per_worker": 0.33}, "name": "9_a.B" * 20}])
+def test_kuberay_takes_it(ray_planned, fields):
+    job = job_of(ray_planned(**fields))
+    jsonschema.Draft7Validator(closed(schema_of())).validate({"spec": job["spec"]})
+    assert refusal_of(job) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        (lambda job: job["metadata"].update(name="x" * 48), "cannot be the name of a RayJob"),
+        (lambda job: job["spec"].update(suspend=True, shutdownAfterJobFinishes=False), "shutdownAfterJobFinishes"),
+        (lambda job: job["spec"].update(submissionMode="HttpMode"), "how to give the order"),
+        (lambda job: job["spec"]["rayClusterSpec"].update(rayVersion="2.51.2"), "knows no tokens"),
+        (lambda job: job["spec"]["rayClusterSpec"]["headGroupSpec"].update(resources={"CPU": "1"}), "rayStartParams"),
+    ],
+)
+def test_the_stand_in_of_its_operator_refuses_what_it_would(ray_planned, change, refusal):
+    job = job_of(ray_planned())
+    change(job)
+    assert refusal in refusal_of(job)
+
+
+def closed(schema):
+    """The same schema, where a field that it does not name is a mistake, and not only dropped."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {name: closed(each) for name, each in schema.items()}
+    return inner | ({"additionalProperties": False} if isinstance(schema.get("properties"), dict) else {})
+
+
 @pytest.mark.parametrize("version", ["1.30", latest_version()])
 def test_its_pods_are_valid(ray_planned, version):
     own = {"sidecars": [{"image": "world:1"}]}
@@ -116,7 +150,7 @@ def test_a_cluster_can_ask_for_it_for_all_its_experiments(planned):
 @pytest.mark.parametrize("name", ["x", "A_very.long-name_of-an_experiment.with-signs" * 2, "1"])
 def test_kuberay_takes_its_name(ray_planned, name):
     found = job_of(ray_planned(name=name))["metadata"]["name"]
-    assert len(found) <= LONGEST_NAME
+    assert len(found) <= 47
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", found)
 
 
@@ -204,7 +238,7 @@ def test_the_queue_and_what_pods_are_told_pass_through(ray_planned):
 
 def test_modules_are_where_the_driver_works(ray_planned):
     plan = ray_planned(modules={"mine.py": "x = 1\n"})
-    assert job_of(plan)["spec"]["entrypoint"].startswith("cd /steppe/modules && exec python ")
+    assert job_of(plan)["spec"]["entrypoint"].startswith("cd /steppe/modules && exec python3 ")
     assert all("modules" in volumes_of(group) for group in groups_of(plan))
 
 

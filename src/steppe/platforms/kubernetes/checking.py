@@ -291,7 +291,7 @@ def _pod(plan: Plan, seconds: float) -> Json:
     spec, container = template["spec"], template["spec"]["containers"][0]
     own = {"experiment", "tokens", "modules"}
     container = container | {
-        "command": ["python", "-P", "-c", SCRIPT if plan.pods.results is None else SCRIPT + STORE_SCRIPT],
+        "command": ["python3", "-P", "-c", SCRIPT if plan.pods.results is None else SCRIPT + STORE_SCRIPT],
         "volumeMounts": [mount for mount in container["volumeMounts"] if mount["name"] not in own],
     }
     spec = spec | {

@@ -15,6 +15,7 @@ from typing import Any
 
 from steppe.platforms.kubernetes.pod import token, told
 from steppe.platforms.kubernetes.words import DOOR_TOKEN, LEARNER_TOKEN, RAY_TOKEN, TOKEN_HEADER
+from steppe.platforms.kubernetes.worker import BEGUN, MADE
 from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT, listens, place_of, store_of
 
 LOOK_SECONDS = 5.0
@@ -126,10 +127,14 @@ def _act(driver: DriverDoor) -> None:
     if crew is None or not listens(told("HEAD"), LEARNER_PORT, ANSWER_SECONDS):
         time.sleep(POLL_SECONDS)
         return
-    workers = [_Worker(crew["plan"]) for _ in range(int(told("MEMBERS", "1")))]
+    plan, patience = crew["plan"], crew["worker_timeout"]
+    workers = [Worker(plan) for _ in range(int(told("MEMBERS", "1")))]
     processes = [worker.process for worker in workers]
     try:
         while _all_run(processes, LOOK_SECONDS):
+            if any(worker.is_stuck(patience) for worker in workers):
+                _say_stuck(plan, patience)
+                return
             crew = driver.ask("/crew")
             if crew is None:
                 continue
@@ -139,24 +144,63 @@ def _act(driver: DriverDoor) -> None:
                 _say("a worker hangs and begins anew")
                 return
     finally:
-        for process in processes:
-            _end_group(process)
+        for worker in workers:
+            worker.end()
     if any(process.returncode for process in processes):
         sys.exit(1)
 
 
-class _Worker:
+class Worker:
     """One worker in a process of its own, by the name that the learner knows it by."""
 
     def __init__(self, plan: Json) -> None:
         self.name = secrets.token_hex(8)
-        command = [sys.executable, "-P", "-m", "steppe.platforms.kubernetes.worker"]
+        self._heard, told_by = os.pipe()
+        os.set_blocking(self._heard, False)
+        self._begun: float | None = None
+        self._has_made = False
+        command = [sys.executable, "-P", "-m", "steppe.platforms.kubernetes.worker", str(told_by)]
         environment = os.environ | {"STEPPE_LEARNER_TOKEN": token(LEARNER_TOKEN)}
-        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
-        place = {"address": f"{told('HEAD')}:{LEARNER_PORT}", "reconnect": float(told("PATIENCE", "900"))}
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[told_by]
+        )
+        os.close(told_by)
+        place = {"address": _learner(), "reconnect": float(told("PATIENCE", "900"))}
         assert self.process.stdin is not None
         with self.process.stdin as pipe:
             pipe.write(json.dumps({**plan, **place, "name": self.name}).encode())
+
+    def is_stuck(self, patience: float) -> bool:
+        """Whether it has been making its environment for longer than that."""
+        said = b""
+        with contextlib.suppress(BlockingIOError):
+            said = os.read(self._heard, 16)
+        now = time.monotonic()
+        self._has_made |= MADE in said
+        if BEGUN in said:
+            self._begun = now
+        return not self._has_made and self._begun is not None and now - self._begun > patience
+
+    def end(self) -> None:
+        """Ends it, and all that it started."""
+        _end_group(self.process)
+        os.close(self._heard)
+
+
+def _say_stuck(plan: Json, patience: float) -> None:
+    """Here, and to the learner: such workers count as dead, and the run ends where all of them are stuck."""
+    from steppe.runners.asynchronous.access import trust_only
+    from steppe.runners.asynchronous.link import Door, decline
+    from steppe.runners.asynchronous.words import not_made_within
+
+    sentence = not_made_within(patience)
+    _say(f"a worker is stuck and begins anew: {sentence}")
+    tls = None if plan["certificate"] is None else trust_only(plan["certificate"])
+    decline(Door(_learner(), token(LEARNER_TOKEN), tls), "fault", sentence)
+
+
+def _learner() -> str:
+    return f"{told('HEAD')}:{LEARNER_PORT}"
 
 
 def _all_run(processes: list[subprocess.Popen[bytes]], seconds: float) -> bool:

@@ -262,7 +262,8 @@ def _image(plan: Plan, own: str | None) -> str:
 
 def command_of(role: str) -> list[str]:
     """What a container of this role runs."""
-    return ["python", "-P", "-m", "steppe.platforms.kubernetes.pod", role]
+    # A simulator's own image may have no "python": Debian's and Ubuntu's have not.
+    return ["python3", "-P", "-m", "steppe.platforms.kubernetes.pod", role]
 
 
 def _variables(values: dict[str, str]) -> list[Json]:

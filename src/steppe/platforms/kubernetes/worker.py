@@ -1,6 +1,7 @@
 """One worker of run mode async in a Pod: reads on its standard input what it must know, and acts until the end.
 
-Needs neither Ray nor JAX.
+It tells whoever started it, through the pipe of its first argument, when it begins to make its environment and when it
+has: an environment that hangs in there may keep this process from doing anything about it. Needs neither Ray nor JAX.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import os
 import sys
 from typing import Any
 
+BEGUN, MADE = b"b", b"m"
+"""What goes through the pipe: the environment is being made, it is there."""
 
-def main() -> int:
+
+def main(pipe: int) -> int:
     """Its exit code: 0 when the learner is done."""
     from steppe.runners.asynchronous.actor import Placement, WorkerActor
     from steppe.runners.simulators import wait_for_simulator
@@ -21,7 +25,8 @@ def main() -> int:
     wait_for_simulator(EnvironmentSpec.model_validate(plan["environment"]))
     paths = (os.getcwd(),)  # noqa: PTH109
     placement = Placement(**plan, token=os.environ["STEPPE_LEARNER_TOKEN"], paths=paths)
-    ending = WorkerActor().work(placement)
+    os.write(pipe, BEGUN)
+    ending = WorkerActor().work(placement, has_made=lambda: os.write(pipe, MADE))
     if ending.kind == "done":
         return 0
     print(f"error: {ending.sentence}", file=sys.stderr, flush=True)
@@ -29,4 +34,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from steppe.errors import MissingExtra, UserError
+from steppe.errors import MissingEnvironment, MissingExtra, UserError
+from steppe.runners.pods import CREW_FILE_VARIABLE
 from steppe.specs.experiment import ExperimentSpec
 
 if TYPE_CHECKING:
@@ -78,7 +80,14 @@ def make_engine(spec: ExperimentSpec) -> Engine:
 
     prepare_jax()
     refuse(spec)
-    rules, spaces, limit = _explored(spec)
+    try:
+        rules, spaces, limit = _explored(spec)
+    except MissingEnvironment as error:
+        if CREW_FILE_VARIABLE not in os.environ:
+            raise
+        from steppe.runners.asynchronous.hearing import engine_by_hearsay
+
+        return engine_by_hearsay(spec, error)
     core = make_core(spec, spaces, limit)
     num_envs = num_envs_of(spec)
     if spec.platform == "kubernetes":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,14 +44,17 @@ class WorkerActor:
     def arrive(self) -> None:
         """Answers once Ray has found a place for its process."""
 
-    def work(self, placement: Placement) -> Ending:
-        """Errors come back as sentences: not every exception survives the way to another process."""
+    def work(self, placement: Placement, has_made: Callable[[], object] = lambda: None) -> Ending:
+        """Tells `has_made` that there are environments, then works until the learner is done.
+
+        Errors come back as sentences: not every exception survives the way to another process.
+        """
         from steppe.errors import SteppeError, UserError
 
         sys.path.extend(path for path in placement.paths if path not in sys.path)
         os.nice(max(0, NICENESS - os.nice(0)))
         try:
-            _work(placement)
+            _work(placement, has_made)
         except UserError as error:
             return Ending("user", str(error))
         except SteppeError as error:
@@ -60,7 +64,7 @@ class WorkerActor:
         return Ending("done")
 
 
-def _work(placement: Placement) -> None:
+def _work(placement: Placement, has_made: Callable[[], object]) -> None:
     from steppe.envs.host import HostEnvs
     from steppe.runners.asynchronous.access import trust_only
     from steppe.runners.asynchronous.link import Door
@@ -71,4 +75,4 @@ def _work(placement: Placement) -> None:
     door = Door(placement.address, placement.token, tls, placement.reconnect, placement.name)
     environment = EnvironmentSpec.model_validate(placement.environment)
     rules = (placement.num_envs, placement.max_timesteps, placement.repeat_actions)
-    work(door, lambda: HostEnvs(environment, *rules))
+    work(door, lambda: HostEnvs(environment, *rules), has_made=has_made)

@@ -17,6 +17,7 @@ from steppe.errors import EnvironmentFault, UserError
 from steppe.runners.asynchronous.actor import Placement, WorkerActor
 from steppe.runners.asynchronous.membership import Membership
 from steppe.runners.asynchronous.server import Server
+from steppe.runners.asynchronous.words import not_made_within
 from steppe.runners.placing import check_room, check_sharing
 from steppe.runners.playing import Rules
 from steppe.specs.experiment import ExperimentSpec
@@ -205,10 +206,7 @@ class RayCrew:
             # From here on, not from its start: until the learner is compiled nobody can join.
             post.arrived = post.arrived or now
             if now - post.arrived > patience:
-                post.fault = (
-                    f"it has not made its environment within {patience:g} s; where that is no fault of the "
-                    "environment, raise asynchronous.worker_timeout"
-                )
+                post.fault = not_made_within(patience)
                 self._ray.kill(post.actor)
 
     def _reason(self, post: Post) -> str:

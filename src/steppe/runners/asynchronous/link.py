@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from steppe.envs.remote.packing import Malformed, unpack
 from steppe.envs.remote.protocol import (
@@ -29,7 +29,7 @@ from steppe.errors import SteppeError, UserError
 from steppe.runners.asynchronous.board import Spaces
 from steppe.runners.asynchronous.inbox import Over
 from steppe.runners.asynchronous.task import Task
-from steppe.runners.asynchronous.words import NAME, TOKEN_VARIABLE, VERSION
+from steppe.runners.asynchronous.words import LONGEST_SENTENCE, NAME, TOKEN_VARIABLE, VERSION
 from steppe.specs.connections import split_address
 from steppe.specs.spaces import to_json
 
@@ -172,8 +172,7 @@ class Link:
     def _connect(self) -> None:
         door = self._door
         self._ear = Ear(_connected(door))
-        hello = {"op": "hello", "protocol": NAME, "version": VERSION}
-        self._ask(hello | ({} if door.token is None else {"token": door.token}), ANSWER_SECONDS)
+        self._ask(_hello(door), ANSWER_SECONDS)
         self._ear.limit = LARGEST
         while (answer := self._ask(self._joining, ANSWER_SECONDS))["op"] == "wait":
             log.debug("the learner at %s does not know its task yet", door.address)
@@ -246,6 +245,18 @@ class Link:
             ear.close()
 
 
+def decline(door: Door, kind: Literal["user", "fault"], sentence: str) -> None:
+    """Tells the learner, if it can be told, why a worker will not join: by a mistake of the user's, or a fault."""
+    with contextlib.suppress(Disconnected, TooSlow, Malformed, SteppeError):
+        ear = Ear(_connected(door))
+        try:
+            for message in (_hello(door), {"op": "unable", "kind": kind, "message": sentence[:LONGEST_SENTENCE]}):
+                ear.send(message, CONNECT_SECONDS)
+                ear.receive(CONNECT_SECONDS)
+        finally:
+            ear.close()
+
+
 class Ear(Channel):
     """The worker's side of the connection: a last word may come right behind an answer."""
 
@@ -282,6 +293,11 @@ class Ear(Channel):
         if not isinstance(message, dict) or not isinstance(message.get("op"), str):
             raise Malformed('sent a message without an "op"')
         return message
+
+
+def _hello(door: Door) -> Message:
+    hello: Message = {"op": "hello", "protocol": NAME, "version": VERSION}
+    return hello | ({} if door.token is None else {"token": door.token})
 
 
 def _connected(door: Door) -> socket.socket:

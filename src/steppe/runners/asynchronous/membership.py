@@ -37,6 +37,9 @@ class Membership:
         """How many were received."""
         self.complaint = ""
         """What the last worker that failed has said."""
+        self.mistake = ""
+        """What a worker has said that could not join by a mistake of the user's."""
+        self._declined = 0
 
     def resume(self, next_number: int, lost: int) -> None:
         """Counts on from where an earlier start of the run has ended; who has joined already keeps its number."""
@@ -55,6 +58,20 @@ class Membership:
         """How many batches were on their way when their worker vanished: each had one, begun or sent."""
         with self._lock:
             return self._lost
+
+    @property
+    def declined(self) -> int:
+        """How many workers have said that they cannot join."""
+        with self._lock:
+            return self._declined
+
+    def decline(self, sentence: str, is_mistake: bool) -> None:
+        """A worker says why it cannot join."""
+        with self._lock:
+            self._declined += 1
+            self.complaint = sentence
+            if is_mistake:
+                self.mistake = sentence
 
     def knows(self, name: str) -> bool:
         """Whether a worker has ever joined."""

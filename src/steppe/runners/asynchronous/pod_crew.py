@@ -9,7 +9,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from steppe.errors import EnvironmentFault
+from steppe.errors import EnvironmentFault, UserError
 from steppe.records.durable import write_atomically
 from steppe.runners.asynchronous.crew import BATCHES_PER_DEATH, START_SECONDS, TEND_SECONDS
 from steppe.runners.asynchronous.server import Server
@@ -38,7 +38,7 @@ class PodCrew:
         self._spec, self._rules, self._num_envs = spec, rules, num_envs
         self._tended = self._started = 0.0
         self._level = 0.0
-        self._batches = self._lost = 0
+        self._batches = self._lost = self._declined = 0
         self._has_warned = False
         self._roll = RollCall()
 
@@ -59,11 +59,14 @@ class PodCrew:
         self._plan, self._hung = plan, deque[str](maxlen=HUNG_REMEMBERED)
         self._write()
         self._membership, self._started = server.membership, time.monotonic()
-        self._lost = server.membership.lost
+        self._lost, self._declined = server.membership.lost, server.membership.declined
         self._call_roll()
 
     def tend(self) -> EnvironmentFault | None:
-        """Has Pods end workers that hang, and finds out when workers only come to fail."""
+        """Has Pods end workers that hang, and finds out when workers only come to fail.
+
+        Those that hang while they make their environment are ended by their own Pods, which tell why.
+        """
         now = time.monotonic()
         if now - self._tended < TEND_SECONDS:
             return None
@@ -74,10 +77,12 @@ class PodCrew:
             log.warning("workers that hang are replaced: %d", len(hung))
             self._hung.extend(sorted(hung))
             self._write()
-        batches, lost = members.batches, members.lost
-        self._level += max(0, lost - self._lost)
+        batches, lost, declined = members.batches, members.lost, members.declined
+        if members.mistake and not batches:
+            raise UserError(f"workers cannot make the environment: {members.mistake}")
+        self._level += max(0, lost - self._lost) + declined - self._declined
         self._level = max(0.0, self._level - (batches - self._batches) / BATCHES_PER_DEATH)
-        self._batches, self._lost = batches, lost
+        self._batches, self._lost, self._declined = batches, lost, declined
         if self._level > 3 * self._spec.num_workers + SPARE_DEATHS:
             said = members.complaint or "they were killed or ran out of memory"
             return EnvironmentFault(f"workers die faster than they can be replaced; the last one: {said}")
@@ -88,7 +93,9 @@ class PodCrew:
 
     def _write(self) -> None:
         if file := os.environ.get(CREW_FILE_VARIABLE):
-            write_atomically(file, json.dumps({"plan": self._plan, "hung": list(self._hung)}))
+            patience = self._spec.asynchronous.worker_timeout
+            crew = {"plan": self._plan, "hung": list(self._hung), "worker_timeout": patience}
+            write_atomically(file, json.dumps(crew))
 
     def _call_roll(self) -> None:
         wanted = self._spec.num_workers

@@ -108,6 +108,12 @@ class Session:
         board = self._server.board
         while True:
             joining = self._hear()
+            if joining["op"] == "unable":
+                sentence, kind = read_text(joining, "message", LONGEST_SENTENCE), read_text(joining, "kind", 100)
+                log.warning("%s: a worker cannot join: %s", self._peer, sentence)
+                self._server.membership.decline(sentence, is_mistake=kind == "user")
+                self._say({"op": "noted"})
+                raise Disconnected("it cannot join")
             if joining["op"] != "join":
                 raise Malformed(f'sent "{joining["op"][:50]}" where "join" belongs')
             spaces = read_space(joining, "observation_space"), read_space(joining, "action_space")

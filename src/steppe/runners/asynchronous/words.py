@@ -6,6 +6,7 @@ A worker speaks, the learner answers, strictly in turn; only "over" may come at 
 |---------------------------------------------------------|------------------------------------------------------|
 | hello: protocol, version, token                         | proceed                                              |
 | join: worker, environments, the two spaces              | welcome: session, number, seed, task; or wait        |
+| unable: kind, message; instead of join                  | noted                                                |
 | fetch: has, session                                     | news: version, timestep, exploration, perhaps policy |
 | batch: has, session, and as `batches.to_message` has it | taken or dropped, with news                          |
 | alive                                                   | noted                                                |
@@ -27,3 +28,11 @@ LISTEN_SECONDS = 0.25
 """How often each side looks whether it is over while the other one is silent."""
 LONGEST_SENTENCE = 4000
 TOKEN_VARIABLE = "STEPPE_LEARNER_TOKEN"
+
+
+def not_made_within(patience: float) -> str:
+    """What is said of a worker that hangs while it makes its environment."""
+    return (
+        f"it has not made its environment within {patience:g} s; where that is no fault of the environment, raise "
+        "asynchronous.worker_timeout"
+    )

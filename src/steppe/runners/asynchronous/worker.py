@@ -17,7 +17,7 @@ from steppe.envs.host import HostEnvs
 from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
 from steppe.envs.remote.credentials import read_token
 from steppe.envs.remote.packing import Malformed
-from steppe.errors import SteppeError, UserError
+from steppe.errors import EnvironmentAway, SteppeError, UserError
 from steppe.records.preprocessing import Preprocessing
 from steppe.runners.asynchronous.access import trust_in
 from steppe.runners.asynchronous.acting import Actor, OwnActor, PolicyActor
@@ -25,7 +25,7 @@ from steppe.runners.asynchronous.batches import Form, to_message
 from steppe.runners.asynchronous.collecting import Collector
 from steppe.runners.asynchronous.environments import environment_of
 from steppe.runners.asynchronous.inbox import Over
-from steppe.runners.asynchronous.link import Door, Link, TaskChanged, Welcome
+from steppe.runners.asynchronous.link import Door, Link, TaskChanged, Welcome, decline
 from steppe.runners.asynchronous.task import Task
 from steppe.runners.asynchronous.words import ALIVE_SECONDS, LISTEN_SECONDS, LONGEST_SENTENCE, TOKEN_VARIABLE
 from steppe.runners.preprocessed_host import PreprocessedHostEnvs
@@ -71,9 +71,12 @@ class AsyncWorker:
         return work(self._door, lambda: HostEnvs(self._environment, self._num_envs), self._policy)
 
 
-def work(door: Door, make_envs: Callable[[], HostEnvs], policy: Any = None) -> int:
-    """Works until the learner is done; how many timesteps were taken."""
-    with make_envs() as envs:
+def work(
+    door: Door, make_envs: Callable[[], HostEnvs], policy: Any = None, has_made: Callable[[], object] = lambda: None
+) -> int:
+    """Works until the learner is done; how many timesteps were taken. `has_made` hears that there are environments."""
+    with _made(door, make_envs) as envs:
+        has_made()
         spaces = envs.observation_space, envs.action_space
         link = Link(door, spaces, envs.num_envs)
         shift = Shift(link, envs, policy)
@@ -97,6 +100,18 @@ def work(door: Door, make_envs: Callable[[], HostEnvs], policy: Any = None) -> i
             raise
         finally:
             link.close()
+
+
+def _made(door: Door, make_envs: Callable[[], HostEnvs]) -> HostEnvs:
+    """The environments; a learner that waits for this worker is told why there will be none."""
+    try:
+        return make_envs()
+    except EnvironmentAway:
+        # A simulator that is not there yet is no reason to give up: whoever started this worker starts it again.
+        raise
+    except Exception as error:
+        decline(door, "user" if isinstance(error, UserError) else "fault", str(error) or type(error).__name__)
+        raise
 
 
 class Shift:
