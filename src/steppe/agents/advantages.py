@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from steppe.agents.kernels import in_one_kernel
+
 
 def generalized_advantages(
     rewards: Array,
@@ -71,4 +73,7 @@ def _backwards(terms: Array, flows: Array) -> Array:
         total = term + flow * following
         return total, total
 
-    return jax.lax.scan(add, jnp.zeros_like(terms[0]), (terms, flows), reverse=True)[1]
+    def loop(terms: Array, flows: Array) -> Array:
+        return jax.lax.scan(add, jnp.zeros_like(terms[0]), (terms, flows), reverse=True)[1]
+
+    return in_one_kernel(loop)(terms, flows)

@@ -15,6 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from steppe.agents.kernels import in_one_kernel
+
+SMALL = 16_384
+"""Vectors of up to so many numbers are cut by one kernel, although it also copies pieces that nobody asks for."""
+
 
 class Layout:
     """Where each named array lies in the vector."""
@@ -63,10 +68,17 @@ class Layout:
 
         @jax.custom_vjp
         def cut(vector: Array) -> list[Any]:
-            return self._pieces(vector)
+            return pieces(vector)
 
         def forward(vector: Array) -> tuple[list[Any], None]:
-            return self._pieces(vector), None
+            return pieces(vector), None
+
+        def pieces(vector: Array) -> list[Any]:
+            if self.size > SMALL or not isinstance(vector, jax.core.Tracer):
+                return self._pieces(vector)
+            # By the barrier every place that cuts the vector asks for all pieces, so that the compiler sees that what
+            # is computed from them in several places is the same.
+            return jax.lax.optimization_barrier(in_one_kernel(self._pieces)(vector))
 
         def backward(_: None, gradients: list[Array]) -> tuple[Array]:
             return (jnp.concatenate([jnp.ravel(gradient) for gradient in gradients]),)

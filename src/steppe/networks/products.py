@@ -1,8 +1,8 @@
 """Matrix products of layers, whose gradients XLA's quickest routines on CPUs can take.
 
 Those want both matrices as they lie in memory. A kernel's gradient is a product with a transposed matrix, which XLA
-hands to a slower routine. Where the kernel is narrow that matters: for the [256, 12] of a policy's last layer it took
-100 us instead of 17 at a batch of 256. So there the gradient, which is as narrow, is really transposed first.
+hands to a slower routine. So the narrower of the two is really transposed first: at a batch of 256 the gradient of the
+[256, 12] of a policy's last layer takes 17 us instead of 100, that of a [256, 256] 365 instead of 426.
 
 The gradients are written out, so they can be differentiated again in reverse (`jax.grad` of `jax.grad`), but not
 forwards (`jax.jvp`).
@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import jax
 from jax import Array, lax
+
+MUCH_WIDER = 4
+"""From how many times as many outputs as inputs on there is nothing to be gained."""
 
 
 def product(x: Array, kernel: Array) -> Array:
@@ -38,7 +41,10 @@ _product.defvjp(_forward, _backward)
 
 def _of_kernel(x: Array, gradient: Array) -> Array:
     """x [B, I] and the gradient [B, O] of the product -> that of the kernel [I, O]."""
-    if gradient.shape[-1] >= x.shape[-1]:
+    inputs, outputs = x.shape[-1], gradient.shape[-1]
+    if outputs > MUCH_WIDER * inputs:
         return x.T @ gradient
     # Without the barriers XLA would make one product with a transposed matrix of it again.
+    if outputs >= inputs:
+        return lax.optimization_barrier(x.T) @ gradient
     return lax.optimization_barrier(lax.optimization_barrier(gradient.T) @ x).T

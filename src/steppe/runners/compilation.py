@@ -69,11 +69,12 @@ def jit_for_few(function: Callable[..., Any]) -> Any:
     return jax.jit(function, compiler_options=_known(PLAIN_PRODUCTS))
 
 
-def jit_for_threads(function: Callable[..., Any], **options: Any) -> Any:
+def jit_for_threads(function: Callable[..., Any], plain_products: bool = False, **options: Any) -> Any:
     """Compiled for many threads that call it at once: none hands a part of a product over to XLA's worker threads."""
     import jax
 
-    return jax.jit(function, compiler_options=_known(NO_SHARING), **options)
+    wanted = NO_SHARING + PLAIN_PRODUCTS if plain_products else NO_SHARING
+    return jax.jit(function, compiler_options=_known(wanted), **options)
 
 
 @cache

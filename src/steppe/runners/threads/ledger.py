@@ -135,7 +135,10 @@ def _metrics(names: list[list[str]], batches: list[Batch]) -> dict[str, np.ndarr
     loss: Any = 0.0
     for phase, own in enumerate(names):
         counts = np.maximum([batch.counts[phase] for batch in batches], 1)
-        sums = np.array([np.broadcast_to(batch.metrics[phase], len(own)) for batch in batches])
+        none = np.zeros(len(own))
+        # Workers are quiet while their rows are written, so this is written to be quick.
+        sums = np.concatenate([batch.metrics[phase] if batch.counts[phase] else none for batch in batches])
+        sums = sums.reshape(len(batches), len(own))
         columns |= dict(zip(own, (sums / counts[:, None]).T, strict=True))
         loss = loss + columns.get("loss", 0.0)
     return columns | ({"loss": loss} if "loss" in columns else {})

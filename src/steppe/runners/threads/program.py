@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from jax import Array
 from steppe.agents import normalizers
 from steppe.agents._base import Agent, TrainState, Trajectory, Transitions
 from steppe.agents.actor_critic import ActorCritic
+from steppe.agents.kernels import has_small_products, in_one_kernel, unfit_operation
 from steppe.agents.optimizers import subsample
 from steppe.runners.compilation import jit_for_threads
 from steppe.runners.learning import timesteps_of
@@ -23,6 +25,8 @@ from steppe.runners.rollout import Finished, Rollout
 from steppe.runners.threads.exploration import with_final_epsilon
 from steppe.runners.threads.model import Reading
 from steppe.runners.threads.plan import Phase, Plan
+
+log = logging.getLogger(__name__)
 
 
 class Carry(NamedTuple):
@@ -70,7 +74,10 @@ class Program:
         self._has_more = len(self.steps) > 1
         self._compiled: set[str] = set()
         self._compiling = threading.Lock()
-        self._first = jit_for_threads(self._rollout_and_first, donate_argnums=0)
+        layout = getattr(agent, "layout", None)
+        shapes = [] if layout is None else layout.shapes
+        self._collects_in_one_kernel = has_small_products(shapes, agent.situation.num_envs) if rollout else False
+        self._first: Any = None
         self._more = [jit_for_threads(self._more_of(number)) for number in range(len(plan.phases))]
         self._replay = jit_for_threads(self._replay_more, donate_argnums=0)
         self._cut = jax.jit(self._cut_memory, donate_argnums=0)
@@ -103,6 +110,8 @@ class Program:
 
     def first(self, carry: Packed, trajectory: Trajectory | None, words: np.ndarray) -> tuple[Packed, Lesson, Any]:
         """Collects where the environments are compiled, and computes the first gradient: (carry, lesson, report)."""
+        if self._first is None:
+            self._compile_first(carry, words)
         carry, lesson, report = self._run("first", self._first, carry, trajectory, words)
         return carry, lesson, self.reports["first"].views(np.asarray(report))
 
@@ -119,6 +128,18 @@ class Program:
         """With the newest episodes of the memory ended, since what comes next does not follow from them."""
         return self._cut(carry)
 
+    def _compile_first(self, carry: Packed, words: np.ndarray) -> None:
+        with self._compiling:
+            if self._first is not None:
+                return
+            unfit = unfit_operation(self._collect, carry, words) if self._collects_in_one_kernel else None
+            if unfit is not None:
+                log.debug('the environment\'s "%s" does not fit into one kernel', unfit)
+                self._collects_in_one_kernel = False
+            self._first = jit_for_threads(
+                self._rollout_and_first, plain_products=self._collects_in_one_kernel, donate_argnums=0
+            )
+
     def _run(self, name: str, function: Any, *arguments: Any) -> Any:
         """Calls a compiled function; while one thread compiles it, the others wait instead of doing the same."""
         if name in self._compiled:
@@ -129,15 +150,14 @@ class Program:
         return results
 
     def _rollout_and_first(self, packed: Packed, trajectory: Trajectory | None, words: Array) -> Any:
+        told: dict[str, Any] = {}
+        if self.rollout is not None:
+            collect = in_one_kernel(self._collect) if self._collects_in_one_kernel else self._collect
+            packed, trajectory, finished = collect(packed, words)
+            told |= _episodes(finished)
         carry = self._carried(packed)
         reading: Reading = self.reading.unpack((words,))
         state = self._state(reading, carry.key)
-        told: dict[str, Any] = {}
-        if self.rollout is not None:
-            acting, rollout = self.agent.acting(state), self._exploring(reading)
-            envs, trajectory, finished = rollout.collect(carry.envs, acting, reading.timestep)
-            carry = carry._replace(envs=envs)
-            told |= _episodes(finished)
         assert trajectory is not None
         told |= self._statistics(trajectory)
         lesson: Any = ()
@@ -151,6 +171,14 @@ class Program:
             carry, drawn = self._draw_and_learn(carry, self.agent.observe(state, trajectory))  # type: ignore[attr-defined]
             told |= drawn
         return self.carry.pack(carry), lesson if self._has_more else (), self._report("first", told)
+
+    def _collect(self, packed: Packed, words: Array) -> tuple[Packed, Trajectory, Finished]:
+        """A rollout of compiled environments."""
+        carry = self._carried(packed)
+        reading: Reading = self.reading.unpack((words,))
+        acting = self.agent.acting(self._state(reading, carry.key))
+        envs, trajectory, finished = self._exploring(reading).collect(carry.envs, acting, reading.timestep)
+        return self.carry.pack(carry._replace(envs=envs)), trajectory, finished
 
     def _more_of(self, phase: int) -> Any:
         def more(lesson: Lesson, words: Array) -> Array:

@@ -1,0 +1,78 @@
+"""Many small steps as one kernel.
+
+XLA on CPUs runs a program as a list of kernels, and a loop as a list that it goes through in every step. Where each
+computes on a few dozen numbers, calling them takes longer than the numbers do: 32 timesteps of eight CartPoles took
+180 us, of which the environments and the network need 50. And where more than eight kernels could run next, XLA
+wakes another thread for some of them, which costs more than they do, most of all where many threads compute at once.
+
+Inside a kernel there is no matrix product of a library, only one written out in place. That is as quick for small
+matrices and up to fifty times slower for others (`has_small_products`); and none may be there that XLA has already
+handed to a library (`PLAIN_PRODUCTS` of runners/compilation.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+from jax import jit
+from jax.experimental.xla_metadata import set_xla_metadata
+
+MOST_ROWS = 16
+WIDEST = 64
+"""With more rows or wider layers the products take most of the time, and a library is better at them."""
+ONE_KERNEL = {"xla_cpu_small_call": "true", "inlineable": "false"}
+"""What XLA itself writes at short loops that it has made one kernel of."""
+UNFIT = {
+    "sort",
+    "top_k",
+    "approx_top_k",
+    "fft",
+    "ffi_call",
+    "conv_general_dilated",
+    "cholesky",
+    "lu",
+    "qr",
+    "svd",
+    "eig",
+    "eigh",
+}
+"""Operations that need more than a kernel has; scatters and callbacks too."""
+
+
+def in_one_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays, to be called inside a compiled program."""
+    if jax.default_backend() != "cpu":
+        return function
+    compiled = jit(function)
+    return lambda *arguments: set_xla_metadata(compiled(*arguments), **ONE_KERNEL)
+
+
+def unfit_operation(function: Callable[..., Any], *arguments: Any) -> str | None:
+    """The first operation of a function that no kernel can do, None where all can."""
+    return _first_unfit(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _first_unfit(jaxpr: Any) -> str | None:
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in UNFIT or name.startswith("scatter") or name.endswith("callback"):
+            return name
+        inner = [
+            getattr(value, "jaxpr", value)
+            for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr)
+        ]
+        found = [_first_unfit(each) for each in inner if hasattr(each, "eqns")]
+        if any(found):
+            return next(name for name in found if name)
+    return None
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
+
+
+def has_small_products(shapes: Iterable[tuple[int, ...]], rows: int) -> bool:
+    """Whether layers with parameters of these shapes can work on so many rows with products written out in place."""
+    return rows <= MOST_ROWS and all(len(shape) <= 2 and max(shape, default=1) <= WIDEST for shape in shapes)
