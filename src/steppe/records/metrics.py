@@ -160,15 +160,19 @@ class _EventFile:
         self._file.close()
 
     def _append(self, event: Any) -> None:
-        from tensorboardX.record_writer import masked_crc32c
-
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
         with storing(self._path):
-            _write_all(
-                self._file,
-                length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data)),
-            )
+            _write_all(self._file, length + _checksum(length) + data + _checksum(data))
+
+
+def _checksum(data: bytes) -> bytes:
+    """TensorBoard's: CRC-32C, turned by 15 bits and shifted, so that a checksum of checksums is not zero."""
+    import google_crc32c
+
+    value = google_crc32c.value(data)
+    turned = (value >> 15 | value << 17) & 0xFFFFFFFF
+    return struct.pack("<I", (turned + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def _write_all(file: BinaryIO, data: bytes) -> None:
