@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from steppe.runners.packing import LARGEST, Packing
 
@@ -58,3 +59,19 @@ def test_a_tree_of_nothing_is_no_words():
     assert jax.jit(packing.pack)({})[0].shape == (0,)
     assert packing.views(np.zeros(0, np.uint32)) == {}
     assert jnp.asarray(packing.words) == 0
+
+
+def test_arrays_are_found_by_name():
+    tree = {
+        "vector": np.arange(3, dtype=np.float32),
+        "count": np.int32(-7),
+        "statistics": (np.ones(2, np.float32), np.full((2, 2), 5.0, np.float32)),
+    }
+    packing = Packing(tree, largest=None)
+    named = packing.named(np.asarray(jax.jit(packing.pack)(tree)[0]))
+    np.testing.assert_array_equal(named["vector"], tree["vector"])
+    assert named["count"] == -7
+    for part, expected in zip(named["statistics"], tree["statistics"], strict=True):
+        np.testing.assert_array_equal(part, expected)
+    with pytest.raises(KeyError):
+        named["nothing"]

@@ -30,6 +30,31 @@ class Place(NamedTuple):
     size: int
 
 
+class Cut(NamedTuple):
+    """Where a part of what has a name lies."""
+
+    at: slice
+    shape: tuple[int, ...]
+    is_float: bool
+
+
+class Named:
+    """Arrays by name in one vector of words [W], each cut out when it is asked for, since many are not."""
+
+    __slots__ = ("_cuts", "_floats", "_integers")
+
+    def __init__(self, cuts: dict[str, list[Cut]], words: np.ndarray) -> None:
+        self._cuts, self._floats, self._integers = cuts, words.view(np.float32), words.view(np.int32)
+
+    def __getitem__(self, name: str) -> Any:
+        """An array, or a tuple of those that were packed together under the name."""
+        parts = []
+        for at, shape, is_float in self._cuts[name]:
+            part = (self._floats if is_float else self._integers)[at]
+            parts.append(part if len(shape) == 1 else part.reshape(shape))
+        return tuple(parts) if parts[1:] else parts[0]
+
+
 class Packing:
     """How trees like `example`, whose leaves only need shapes and dtypes, are packed."""
 
@@ -43,6 +68,12 @@ class Packing:
             fits = leaf.dtype in WORDS and (largest is None or size <= largest)
             self._places.append(Place(leaf.shape, leaf.dtype, self.words if fits else -1, size))
             self.words += size if fits else 0
+        self._cuts: dict[str, list[Cut]] = {}
+        if isinstance(example, dict):
+            paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(example)[0]]
+            for (key, *_), at in zip(paths, self._places, strict=True):
+                cut = Cut(slice(at.start, at.start + at.size), at.shape, at.dtype == np.float32)
+                self._cuts.setdefault(key.key, []).append(cut)
 
     def pack(self, tree: Any) -> tuple[Array, ...]:
         """(words [W], arrays that cross alone...), inside a compiled program."""
@@ -67,6 +98,10 @@ class Packing:
                 leaf = jax.lax.bitcast_convert_type(part, at.dtype)
             leaves.append(keys.wrap(leaf) if is_key else leaf)
         return jax.tree.unflatten(self._tree, leaves)
+
+    def named(self, words: np.ndarray) -> Named:
+        """The dict as NumPy views of words [W]; every array must be among them, and none of unsigned numbers."""
+        return Named(self._cuts, words)
 
     def views(self, words: np.ndarray) -> Any:
         """The tree as NumPy views of words [W]; every array must be among them."""

@@ -113,16 +113,16 @@ class Program:
         if self._first is None:
             self._compile_first(carry, words)
         carry, lesson, report = self._run("first", self._first, carry, trajectory, words)
-        return carry, lesson, self.reports["first"].views(np.asarray(report))
+        return carry, lesson, self.reports["first"].named(np.asarray(report))
 
     def more(self, carry: Packed, lesson: Lesson, words: np.ndarray, phase: int) -> tuple[Packed, Any]:
         """Another gradient at the model's newest parameters, of the rollout or out of the memory: (carry, report)."""
         if self.agent.experience == "transitions":
             carry, report = self._run("replay", self._replay, carry, words)
-            return carry, self.reports["replay"].views(np.asarray(report))
+            return carry, self.reports["replay"].named(np.asarray(report))
         name = f"more {phase}"
         report = self._run(name, self._more[phase], lesson, words)
-        return carry, self.reports[name].views(np.asarray(report))
+        return carry, self.reports[name].named(np.asarray(report))
 
     def cut(self, carry: Packed) -> Packed:
         """With the newest episodes of the memory ended, since what comes next does not follow from them."""
