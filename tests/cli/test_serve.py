@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from endpoints import save_policy, serve, write_router
-from processes import Steppe
+from processes import Steppe, wait_until
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
@@ -126,7 +126,7 @@ def test_others_need_a_token_and_are_told_that_nothing_is_encrypted(shell: Stepp
     assert answer.code == 2
     assert answer.err.startswith("error: whoever reaches 0.0.0.0 could ask this endpoint")
     served = serve(shell, "walk", "--host", "0.0.0.0", "--token", TOKEN)
-    assert "note: nothing is encrypted" in served.command.out
+    wait_until(lambda: "note: nothing is encrypted" in served.command.out, "the note")
 
 
 def test_mistakes_are_told_in_one_sentence(steppe: Callable, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,14 @@ with ray_session(RaySpec(), cpus=2):
 """
 
 
-def folders() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where only this test's Ray has its folder: other tests start theirs meanwhile. Sockets need a short path."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+        monkeypatch.undo()
 
 
 def answer_of(spec: RaySpec, token: str) -> str:
@@ -106,10 +112,10 @@ def no_ray() -> Iterator[str]:
 
 
 def test_a_ray_of_its_own_keeps_to_loopback_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, temporary: Path
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.255.255.1:6379")  # what others have set up is not what was asked for
-    before = dict(os.environ), folders()
+    before = dict(os.environ)
     handler = signal.getsignal(signal.SIGTERM)
     with ray_session(RaySpec(object_store=0.1), cpus=3.2) as session:
         import ray
@@ -128,11 +134,11 @@ def test_a_ray_of_its_own_keeps_to_loopback_and_leaves_nothing(
         with caplog.at_level("INFO", "steppe"):
             ray._private.worker.print_to_stdstream({"lines": ["a process died\nof something"]}, ignore_prefix=False)
         assert caplog.messages == ["Ray: a process died"]
-        (folder,) = folders() - before[1]
+        (folder,) = temporary.glob(f"{PREFIX}*")
         assert folder.stat().st_mode & 0o077 == 0
     assert not ray.is_initialized()
-    assert all(os.environ.get(name) == before[0].get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"))
-    assert folders() <= before[1]
+    assert all(os.environ.get(name) == before.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"))
+    assert not list(temporary.iterdir())
     assert not alive(started)
 
 
@@ -259,8 +265,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.faults
 @pytest.mark.parametrize("is_worker_stopped", [False, True])
-def test_a_killed_driver_takes_its_ray_with_it(is_worker_stopped: bool) -> None:
-    before = folders()
+def test_a_killed_driver_takes_its_ray_with_it(is_worker_stopped: bool, temporary: Path) -> None:
     driver = subprocess.Popen([sys.executable, "-c", HOLDING], stdout=subprocess.PIPE, text=True)
     try:
         assert driver.stdout is not None
@@ -274,4 +279,4 @@ def test_a_killed_driver_takes_its_ray_with_it(is_worker_stopped: bool) -> None:
         driver.kill()
         driver.communicate()
     wait_until(lambda: not alive(started), "no process is left", seconds=20)
-    assert folders() <= before
+    assert not list(temporary.glob(f"{PREFIX}*"))
