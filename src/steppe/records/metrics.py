@@ -199,6 +199,8 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) is float:  # nearly all are
+        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

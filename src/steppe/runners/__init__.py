@@ -45,7 +45,7 @@ def run(
 ) -> Outcome:
     """Trains in this process and leaves metrics, checkpoints, policies and a video in `folder`.
 
-    `request` is asked between chunks of about a tenth of a second whether to "pause" or "stop".
+    `request` is asked between chunks of about a fifth of a second whether to "pause" or "stop".
     """
     from steppe.records.checkpoints import load_latest
     from steppe.runners.leaving import leave_video_and_onnx

@@ -26,8 +26,8 @@ from steppe.specs.frequency import Frequency
 
 log = logging.getLogger(__name__)
 
-CHUNK_SECONDS = 0.1
-"""How long the loop lets the engine work before it looks around."""
+CHUNK_SECONDS = 0.2
+"""How long the loop lets the engine work before it looks around; workers in threads wait while it does."""
 SPEED_SECONDS = 2.0
 """How much of the newest work timesteps per second are told of: what workers send arrives in bursts."""
 MANIFEST = {"timestep", "episode", "update", "seconds", "mean_return", "mean_length", "best_return", "seed", "shards"}
