@@ -1,9 +1,11 @@
-"""Optimisers in place, in NumPy: the same steps as optax takes, and none lost when many threads step at once."""
+"""Optimisers in place: the same steps as optax takes, and none lost when many threads step at once."""
 
 from __future__ import annotations
 
 import threading
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -14,7 +16,7 @@ from pydantic import TypeAdapter
 from steppe.agents.optimizers import OptimizerSettings, learning_rate_schedule, make_transform
 from steppe.errors import CheckpointError, UserError
 from steppe.runners import shared_optimizers
-from steppe.runners.shared_optimizers import SharedOptimizer, learning_rate, shared_steps
+from steppe.runners.shared_optimizers import Rule, SharedOptimizer, learning_rate, shared_steps
 from steppe.specs.optimizer import OptimizerSpec
 
 KINDS = {
@@ -33,6 +35,10 @@ GRADIENTS = st.lists(st.lists(st.floats(-10.0, 10.0, width=32), min_size=3, max_
 
 def spec_of(kind, **more):
     return TypeAdapter(OptimizerSpec).validate_python({"type": kind.split()[0], **KINDS.get(kind, {}), **more})
+
+
+def optimizer_of(spec, size, rate):
+    return SharedOptimizer(Rule(spec, rate), size)
 
 
 def steps_of_optax(spec, rate, params, gradients):
@@ -60,7 +66,7 @@ def test_each_step_is_that_of_optax(kind, gradients, rate):
     spec = spec_of(kind)
     expected = steps_of_optax(spec, rate, params, gradients)
     np.testing.assert_allclose(
-        stepped(SharedOptimizer(spec, 3, rate), params, gradients), expected, rtol=2e-4, atol=2e-5 * rate
+        stepped(optimizer_of(spec, 3, rate), params, gradients), expected, rtol=2e-4, atol=2e-5 * rate
     )
 
 
@@ -68,9 +74,41 @@ def test_each_step_is_that_of_optax(kind, gradients, rate):
 def test_vectors_of_several_blocks_are_stepped_whole(kind, monkeypatch):
     rng = np.random.default_rng(1)
     params, *gradients = rng.normal(size=(4, 103)).astype(np.float32)
-    whole = stepped(SharedOptimizer(spec_of(kind), 103, 0.1), params, gradients)
+    whole = stepped(optimizer_of(spec_of(kind), 103, 0.1), params, gradients)
     monkeypatch.setattr(shared_optimizers, "BLOCK", 25)
-    np.testing.assert_array_equal(stepped(SharedOptimizer(spec_of(kind), 103, 0.1), params, gradients), whole)
+    np.testing.assert_array_equal(stepped(optimizer_of(spec_of(kind), 103, 0.1), params, gradients), whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_a_compiled_program_tells_is_the_same(kind):
+    rng = np.random.default_rng(3)
+    params, *gradients = rng.normal(size=(5, 40)).astype(np.float32)
+    spec = spec_of(kind)
+    expected = optimizer_of(spec, 40, 0.1)
+    optimizer = optimizer_of(spec, 40, 0.1)
+    moved = params.copy()
+
+    @jax.jit
+    def told_by(gradient, statistics, taken):
+        return optimizer.rule.change(gradient, statistics, taken, jnp)
+
+    for gradient in gradients:
+        change, increments = told_by(gradient, optimizer.statistics, optimizer.taken)
+        optimizer.move(moved, np.asarray(change), np.array(increments).reshape(-1, 40))
+    np.testing.assert_allclose(moved, stepped(expected, params, gradients), rtol=1e-4, atol=1e-6)
+    for name, values in expected.arrays().items():
+        np.testing.assert_allclose(optimizer.arrays()[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_what_others_have_added_to_statistics_since_they_were_read_stays():
+    optimizer, params = optimizer_of(spec_of("rmsprop", decay=0.5), 2, 0.1), np.zeros(2, np.float32)
+    before = optimizer.statistics.copy()
+    # Both are told from the same statistics, as by two threads at once.
+    told = [optimizer.rule.change(np.full(2, size, np.float32), before, 0, np) for size in (2.0, 4.0)]
+    for change, increments in told:
+        optimizer.move(params, change, np.array(increments))
+    np.testing.assert_allclose(optimizer.arrays()["nu"], 0.5 * (0.5 * 2.0**2) + 0.5 * 4.0**2)
+    np.testing.assert_allclose(params, -told[0][0] - told[1][0])
 
 
 @pytest.mark.parametrize("decay", ["linear", "exponential", "cosine"])
@@ -88,7 +126,7 @@ def test_a_falling_learning_rate_needs_to_know_when_it_ends():
 
 
 def test_a_step_by_schedule_uses_the_number_of_steps_before_it():
-    optimizer = SharedOptimizer(spec_of("gradient_descent"), 1, lambda taken: float(taken))
+    optimizer = optimizer_of(spec_of("gradient_descent"), 1, lambda taken: float(taken))
     params = np.zeros(1, np.float32)
     for _ in range(4):
         optimizer.step(params, np.ones(1, np.float32))
@@ -99,25 +137,25 @@ def test_a_step_by_schedule_uses_the_number_of_steps_before_it():
 def test_restored_statistics_go_on_bit_for_bit(kind):
     rng = np.random.default_rng(2)
     params, *gradients = rng.normal(size=(7, 40)).astype(np.float32)
-    whole = stepped(SharedOptimizer(spec_of(kind), 40, 0.1), params, gradients)
-    first = SharedOptimizer(spec_of(kind), 40, 0.1)
+    whole = stepped(optimizer_of(spec_of(kind), 40, 0.1), params, gradients)
+    first = optimizer_of(spec_of(kind), 40, 0.1)
     half = stepped(first, params, gradients[:3])
     kept = first.arrays()
     stepped(first, half, gradients)  # What was handed out is not written into.
-    second = SharedOptimizer(spec_of(kind), 40, 0.1)
+    second = optimizer_of(spec_of(kind), 40, 0.1)
     second.restore(kept)
     np.testing.assert_array_equal(stepped(second, half, gradients[3:]), whole)
 
 
 def test_statistics_of_another_optimizer_are_refused():
-    kept = SharedOptimizer(spec_of("rmsprop"), 4, 0.1).arrays()
-    for other in (SharedOptimizer(spec_of("adam"), 4, 0.1), SharedOptimizer(spec_of("rmsprop"), 5, 0.1)):
+    kept = optimizer_of(spec_of("rmsprop"), 4, 0.1).arrays()
+    for other in (optimizer_of(spec_of("adam"), 4, 0.1), optimizer_of(spec_of("rmsprop"), 5, 0.1)):
         with pytest.raises(CheckpointError, match="other settings"):
             other.restore(kept)
 
 
 def test_no_step_of_any_thread_goes_uncounted():
-    optimizer, params = SharedOptimizer(spec_of("adam"), 3, 1e-3), np.zeros(3, np.float32)
+    optimizer, params = optimizer_of(spec_of("adam"), 3, 1e-3), np.zeros(3, np.float32)
 
     def work():
         for _ in range(500):
@@ -141,7 +179,7 @@ def test_wrappers_come_down_to_repeats_a_fraction_and_a_bound():
     steps = shared_steps(spec, "multi-threaded")
     assert (steps.repeats, steps.fraction) == (5, 0.5)
     params = np.zeros(2, np.float32)
-    SharedOptimizer(steps.optimizer, 2, 1.0).step(params, np.array([0.005, -3.0], np.float32))
+    optimizer_of(steps.optimizer, 2, 1.0).step(params, np.array([0.005, -3.0], np.float32))
     np.testing.assert_allclose(params, [-0.005, 0.01])
 
 

@@ -1,7 +1,10 @@
-"""Optimisers over memory that others read and write: each step is taken in place, without a lock, in NumPy.
+"""Optimisers over memory that others read and write: each step is taken in place, without a lock.
 
-They take the steps of the elementwise optimisers of `steppe.agents.optimizers`. Whoever calls has clipped the gradient
-by its norm already, since a shard does not know the norm of the whole.
+They take the steps of the elementwise optimisers of `steppe.agents.optimizers`. Each statistic that one of those keeps
+shrinks by a decay and grows by something that does not depend on it, so a step can be told apart from the place where
+it is taken: threads have compiled programs compute it (`Rule`) and only add it up (`SharedOptimizer.move`), parameter
+servers do both (`SharedOptimizer.step`) and need no JAX. Whoever calls has clipped the gradient by its norm already,
+since a shard does not know the norm of the whole.
 """
 
 from __future__ import annotations
@@ -40,81 +43,86 @@ if TYPE_CHECKING:
 BLOCK = 16_384
 """How many parameters are worked on at once: what several passes go over stays in a core's cache."""
 
-Schedule = float | Callable[[int], float]
+Schedule = float | Callable[[Any], Any]
 """A learning rate, or one by the number of steps taken before."""
 
 
-class SharedOptimizer:
-    """One optimiser's statistics of `size` parameters, and its steps; any number of threads may call `step` at once."""
+class Rule:
+    """How an elementwise optimiser turns gradients into changes: pure, of NumPy's arrays or of JAX's."""
 
-    def __init__(self, spec: OptimizerSpec, size: int, schedule: Schedule) -> None:
+    def __init__(self, spec: OptimizerSpec, schedule: Schedule) -> None:
         """`spec` is elementwise (adam, rmsprop, ...), or a clipped_step of one that is."""
-        self.size = size
         self._schedule = schedule
         self._clipping_value: float | None = None
         if isinstance(spec, ClippedStep):
             self._clipping_value, spec = spec.clipping_value, spec.optimizer
-        self._rule = _RULES[type(spec)](spec)
-        self._statistics = {name: np.full(size, self._rule.initial, np.float32) for name in self._rule.statistics}
-        self._count = 0
+        self._kind: _Kind = _KINDS[type(spec)](spec)
+        self.decays = self._kind.decays
+        """Of each statistic, by its name: how much of it stays when a step is taken."""
+        self.initial = self._kind.initial
+
+    def change(self, gradient: Any, statistics: Any, taken: Any, xp: Any) -> tuple[Any, list[Any]]:
+        """(what comes off the parameters, what is added to each statistic after its decay), after `taken` steps."""
+        rate = self._schedule(taken) if callable(self._schedule) else self._schedule
+        change, increments = self._kind.change(gradient, statistics, taken, rate, xp)
+        if self._clipping_value is not None:
+            change = xp.clip(change, -self._clipping_value, self._clipping_value)
+        return change, increments
+
+
+class SharedOptimizer:
+    """One optimiser's statistics of `size` parameters, and its steps; any number of threads may take some at once."""
+
+    def __init__(self, rule: Rule, size: int) -> None:
+        self.rule, self.size = rule, size
+        self.statistics = np.full((len(rule.decays), size), rule.initial, np.float32)
+        self.taken = 0
+        """How many steps were taken."""
+        self._decays = np.array([*rule.decays.values()], np.float32)[:, None]
         self._counting = threading.Lock()
-        # What one thread is in the middle of computing is nothing to another.
-        self._own = threading.local()
 
     def step(self, params: np.ndarray, gradient: np.ndarray) -> None:
         """Moves params [size] one step against the gradient [size]; what others write meanwhile is kept or lost."""
-        with self._counting:
-            taken = self._count
-            self._count += 1
-        rate = self._schedule(taken) if callable(self._schedule) else self._schedule
-        change, spare = self._scratch()
-        statistics = list(self._statistics.values())
-        if self.size <= BLOCK:
-            self._move(params, gradient, statistics, change[: self.size], spare[: self.size], taken, rate)
-            return
+        taken = self._count()
         for start in range(0, self.size, BLOCK):
-            block = slice(start, min(start + BLOCK, self.size))
-            room = slice(0, block.stop - start)
-            parts = [values[block] for values in statistics]
-            self._move(params[block], gradient[block], parts, change[room], spare[room], taken, rate)
+            block = slice(start, start + BLOCK)
+            statistics = self.statistics[:, block]
+            change, increments = self.rule.change(gradient[block], statistics, taken, np)
+            statistics *= self._decays
+            for statistic, increment in zip(statistics, increments, strict=True):
+                statistic += increment
+            params[block] -= change
+
+    def move(self, params: np.ndarray, change: np.ndarray, increments: np.ndarray) -> None:
+        """Takes a step that its rule has told already, [size] and [statistics, size], of an older model."""
+        self._count()
+        if increments.size:
+            # Of what they are by now: what others have added since stays.
+            self.statistics *= self._decays
+            self.statistics += increments
+        params -= change
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Copies of all that the next step depends on: statistics [size], and "count"."""
-        return {name: values.copy() for name, values in self._statistics.items()} | {"count": np.array(self._count)}
+        named = zip(self.rule.decays, self.statistics, strict=True)
+        return {name: values.copy() for name, values in named} | {"count": np.array(self.taken)}
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         """Goes on where `arrays` left off."""
-        for name, values in self._statistics.items():
+        for name, values in zip(self.rule.decays, self.statistics, strict=True):
             if name not in arrays or arrays[name].shape != values.shape:
                 raise CheckpointError(
                     f'the checkpoint has no "{name}" of {self.size} parameters for the optimizer; it was made by an '
                     "experiment with other settings"
                 )
             np.copyto(values, arrays[name])
-        self._count = int(arrays["count"])
+        self.taken = int(arrays["count"])
 
-    def _move(
-        self,
-        params: np.ndarray,
-        gradient: np.ndarray,
-        statistics: list[np.ndarray],
-        change: np.ndarray,
-        spare: np.ndarray,
-        taken: int,
-        rate: float,
-    ) -> None:
-        self._rule.change(gradient, statistics, change, spare, taken, rate)
-        if self._clipping_value is not None:
-            np.clip(change, -self._clipping_value, self._clipping_value, out=change)
-        params -= change
-
-    def _scratch(self) -> tuple[np.ndarray, np.ndarray]:
-        try:
-            return self._own.scratch
-        except AttributeError:
-            room = min(self.size, BLOCK)
-            self._own.scratch = (np.empty(room, np.float32), np.empty(room, np.float32))
-            return self._own.scratch
+    def _count(self) -> int:
+        """How many steps were taken before this one."""
+        with self._counting:
+            self.taken += 1
+            return self.taken - 1
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ class Steps:
     """How one batch becomes steps of a shared optimiser."""
 
     optimizer: OptimizerSpec
-    """Elementwise, or a clipped_step of one that is: what `SharedOptimizer` takes."""
+    """Elementwise, or a clipped_step of one that is: what `Rule` takes."""
     repeats: int = 1
     """How many steps are taken on the batch (multi_step)."""
     fraction: float = 1.0
@@ -138,7 +146,7 @@ def shared_steps(spec: OptimizerSpec, run_mode: str) -> Steps:
     if isinstance(inner, SubsamplingStep):
         fraction, inner = inner.fraction, inner.optimizer
     kind = inner.optimizer if isinstance(inner, ClippedStep) else inner
-    if type(kind) in _RULES:
+    if type(kind) in _KINDS:
         return Steps(inner, repeats, fraction)
     refused = _first_refused(spec)
     if refused is not None:
@@ -176,129 +184,107 @@ def learning_rate(settings: OptimizerSettings, total_updates: int | None, start:
     return at
 
 
-class _Rule(ABC):
-    """How a gradient and the statistics become a change."""
+class _Kind(ABC):
+    """One kind of optimiser: what it keeps, and how that and a gradient become a change."""
 
-    statistics: tuple[str, ...] = ()
     initial: float = 0.0
 
     def __init__(self, spec: Any) -> None:
         self.spec = spec
 
+    @property
+    def decays(self) -> dict[str, float]:
+        """As `Rule` has them."""
+        return {}
+
     @abstractmethod
-    def change(
-        self,
-        gradient: np.ndarray,
-        statistics: list[np.ndarray],
-        out: np.ndarray,
-        spare: np.ndarray,
-        taken: int,
-        rate: float,
-    ) -> None:
-        """Writes into `out` what is to be subtracted from the parameters; `taken` steps were taken before."""
+    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
+        """As `Rule` does, at a learning rate."""
 
 
-class _Plain(_Rule):
-    def change(self, gradient: Any, statistics: Any, out: Any, spare: Any, taken: int, rate: float) -> None:
-        np.multiply(gradient, rate, out=out)
+class _Plain(_Kind):
+    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
+        return rate * gradient, []
 
 
-class _Momentum(_Rule):
-    statistics = ("trace",)
+class _Momentum(_Kind):
+    @property
+    def decays(self) -> dict[str, float]:
+        return {"trace": self.spec.momentum}
 
-    def change(self, gradient: Any, statistics: Any, out: Any, spare: Any, taken: int, rate: float) -> None:
-        (trace,) = statistics
-        trace *= self.spec.momentum
-        trace += gradient
-        if not self.spec.use_nesterov:
-            np.multiply(trace, rate, out=out)
-            return
-        np.multiply(trace, self.spec.momentum, out=out)
-        out += gradient
-        out *= rate
+    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
+        momentum = self.spec.momentum
+        trace = momentum * statistics[0] + gradient
+        return rate * (momentum * trace + gradient if self.spec.use_nesterov else trace), [gradient]
 
 
-class _RMSProp(_Rule):
-    def __init__(self, spec: RMSProp) -> None:
-        super().__init__(spec)
-        self.statistics = ("nu", "trace") if spec.momentum else ("nu",)
+class _RMSProp(_Kind):
+    @property
+    def decays(self) -> dict[str, float]:
+        return {"nu": self.spec.decay} | ({"trace": self.spec.momentum} if self.spec.momentum else {})
 
-    def change(self, gradient: Any, statistics: Any, out: Any, spare: Any, taken: int, rate: float) -> None:
-        nu = statistics[0]
-        _track_squares(nu, gradient, self.spec.decay, out)
-        np.add(nu, self.spec.epsilon, out=out)
-        np.sqrt(out, out=out)
-        np.divide(gradient, out, out=out)
-        out *= rate
-        if self.spec.momentum:
-            trace = statistics[1]
-            trace *= self.spec.momentum
-            trace += out
-            np.copyto(out, trace)
+    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
+        decay, momentum = self.spec.decay, self.spec.momentum
+        squares = (1.0 - decay) * gradient * gradient
+        nu = decay * statistics[0] + squares
+        change = rate * gradient / xp.sqrt(nu + self.spec.epsilon)
+        if not momentum:
+            return change, [squares]
+        return momentum * statistics[1] + change, [squares, change]
 
 
-class _Adam(_Rule):
-    statistics = ("mu", "nu")
+class _Adam(_Kind):
+    @property
+    def decays(self) -> dict[str, float]:
+        return {"mu": self.spec.beta1, "nu": self.spec.beta2}
 
-    def change(self, gradient: Any, statistics: Any, out: Any, spare: Any, taken: int, rate: float) -> None:
-        (mu, nu), beta1 = statistics, self.spec.beta1
-        mu *= beta1
-        np.multiply(gradient, 1.0 - beta1, out=out)
-        mu += out
-        self._direction(mu, gradient, spare, out, taken)
-        _track_squares(nu, gradient, self.spec.beta2, out)
-        np.multiply(nu, 1.0 / _weight(self.spec.beta2, taken + 1), out=out)
-        np.sqrt(out, out=out)
-        out += self.spec.epsilon
-        np.divide(spare, out, out=out)
-        out *= rate
+    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
+        beta1, beta2 = self.spec.beta1, self.spec.beta2
+        grown, squares = (1.0 - beta1) * gradient, (1.0 - beta2) * gradient * gradient
+        mu, nu = beta1 * statistics[0] + grown, beta2 * statistics[1] + squares
+        deviation = xp.sqrt(nu / _weight(beta2, taken + 1)) + self.spec.epsilon
+        return rate * self._direction(mu, gradient, taken) / deviation, [grown, squares]
 
-    def _direction(self, mu: Any, gradient: Any, out: Any, spare: Any, taken: int) -> None:
-        """Writes the mean of the gradients, as if it had not begun at zero, into `out`."""
-        np.multiply(mu, 1.0 / _weight(self.spec.beta1, taken + 1), out=out)
+    def _direction(self, mu: Any, gradient: Any, taken: Any) -> Any:
+        """The mean of the gradients, as if it had not begun at zero."""
+        return mu / _weight(self.spec.beta1, taken + 1)
 
 
 class _Nadam(_Adam):
-    def _direction(self, mu: Any, gradient: Any, out: Any, spare: Any, taken: int) -> None:
+    def _direction(self, mu: Any, gradient: Any, taken: Any) -> Any:
         beta1 = self.spec.beta1
-        np.multiply(mu, beta1 / _weight(beta1, taken + 2), out=out)
-        np.multiply(gradient, (1.0 - beta1) / _weight(beta1, taken + 1), out=spare)
-        out += spare
+        ahead = beta1 / _weight(beta1, taken + 2) * mu
+        return ahead + (1.0 - beta1) / _weight(beta1, taken + 1) * gradient
 
 
-class _Adagrad(_Rule):
-    statistics = ("sum_of_squares",)
-
+class _Adagrad(_Kind):
     def __init__(self, spec: Adagrad) -> None:
         super().__init__(spec)
         self.initial = spec.initial_accumulator_value
 
-    def change(self, gradient: Any, statistics: Any, out: Any, spare: Any, taken: int, rate: float) -> None:
-        (sums,) = statistics
-        np.multiply(gradient, gradient, out=out)
-        sums += out
-        np.add(sums, 1e-7, out=out)
-        np.sqrt(out, out=out)
-        np.divide(gradient, out, out=out)
-        out *= rate
+    @property
+    def decays(self) -> dict[str, float]:
+        return {"sum_of_squares": 1.0}
+
+    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
+        squares = gradient * gradient
+        return rate * gradient / xp.sqrt(statistics[0] + squares + 1e-7), [squares]
 
 
-class _Adadelta(_Rule):
-    statistics = ("squared_gradients", "squared_changes")
+class _Adadelta(_Kind):
+    @property
+    def decays(self) -> dict[str, float]:
+        return {"squared_gradients": self.spec.rho, "squared_changes": self.spec.rho}
 
-    def change(self, gradient: Any, statistics: Any, out: Any, spare: Any, taken: int, rate: float) -> None:
-        (gradients, changes), spec = statistics, self.spec
-        _track_squares(gradients, gradient, spec.rho, out)
-        np.add(changes, spec.epsilon, out=out)
-        np.add(gradients, spec.epsilon, out=spare)
-        out /= spare
-        np.sqrt(out, out=out)
-        out *= gradient
-        _track_squares(changes, out, spec.rho, spare)
-        out *= rate
+    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
+        rho, epsilon = self.spec.rho, self.spec.epsilon
+        squares = (1.0 - rho) * gradient * gradient
+        gradients = rho * statistics[0] + squares
+        change = gradient * xp.sqrt((statistics[1] + epsilon) / (gradients + epsilon))
+        return rate * change, [squares, (1.0 - rho) * change * change]
 
 
-_RULES: dict[type, type[Any]] = {
+_KINDS: dict[type, type[Any]] = {
     Adam: _Adam,
     Nadam: _Nadam,
     Adagrad: _Adagrad,
@@ -322,15 +308,7 @@ def _first_refused(spec: Any) -> Any:
     return spec
 
 
-def _track_squares(mean: np.ndarray, values: np.ndarray, decay: float, spare: np.ndarray) -> None:
-    """A running mean of squares, in place."""
-    np.multiply(values, values, out=spare)
-    spare *= 1.0 - decay
-    mean *= decay
-    mean += spare
-
-
-def _weight(decay: float, steps: int) -> float:
+def _weight(decay: float, steps: Any) -> Any:
     """How much all that a running mean has seen weighs in it after so many steps, when it began at zero."""
     # Nothing weighs anything at a decay of 1, and then there is nothing to scale either.
-    return 1.0 - decay**steps or 1.0
+    return 1.0 - decay**steps if decay < 1.0 else 1.0

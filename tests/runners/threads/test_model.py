@@ -35,32 +35,45 @@ def make(type="a3c", action=None, normalizes=False, **settings):
     return SharedModel(agent, plan_for(agent, 2), agent.init(jax.random.key(0)))
 
 
+def step(model, phase=0, gradient=1.0, turn=0):
+    """A step against a gradient that is computed from the model as it is."""
+    changes = []
+    for params, _, optimizer in model._phases[phase]:
+        part = np.full(params.size, gradient, np.float32) if np.isscalar(gradient) else gradient[: params.size]
+        change, increments = optimizer.rule.change(part, optimizer.statistics, optimizer.taken, np)
+        changes.append(np.array([change, *increments]))
+    return model.step(phase, changes, turn)
+
+
 def reading_of(model):
     packing = Packing(model.example(), largest=None)
     return packing.views(np.zeros(packing.words, np.uint32))
 
 
-def test_a_step_is_in_place_and_tells_how_old_its_gradient_is():
+def test_a_step_is_in_place_and_tells_how_many_came_before():
     model = make()
     before, place = model.params.copy(), model.params.ctypes.data
-    assert model.step(0, np.ones_like(before), seen=0) == 0
-    assert model.step(0, np.ones_like(before), seen=0) == 1
+    assert step(model) == 0
+    assert step(model) == 1
     np.testing.assert_allclose(model.params, before - 2.0, rtol=1e-6)
     assert model.params.ctypes.data == place
     assert model.updates == 2
 
 
 def test_a_reading_is_a_copy_of_all_that_a_thread_needs():
-    model = make("dqn", normalizes=True)
+    model = make("dqn", normalizes=True, optimizer="adam")
     reading = reading_of(model)
-    model.step(0, np.ones_like(model.params), seen=0)
+    step(model)
     model.observations.merge(np.full(3, 2.0), np.ones(3), 8)
     model.read(reading)
     np.testing.assert_array_equal(reading.params, model.params)
     np.testing.assert_array_equal(reading.target, model.target)
+    (((statistics, taken),),) = reading.optimizers
+    np.testing.assert_array_equal(statistics, model._phases[0][0][2].statistics)
+    assert (statistics.shape, taken) == ((2, model.params.size), 1)
     np.testing.assert_array_equal(reading.observations.mean, [2.0, 2.0, 2.0])
     assert (reading.updates, reading.observations.samples, reading.returns.samples) == (1, 8, 0)
-    model.step(0, np.ones_like(model.params), seen=1)
+    step(model)
     assert np.all(reading.params != model.params)
 
 
@@ -70,8 +83,7 @@ def test_the_target_moves_when_the_updates_of_all_workers_are_a_multiple_of_its_
     start = model.target.copy()
     for update in range(1, 7):
         before = model.target.copy()
-        # Each gradient is two updates old, as if three workers took turns.
-        model.step(0, np.ones_like(model.params), seen=max(0, update - 3))
+        step(model)
         expected = before + weight * (model.params - before) if update % 3 == 0 else before
         np.testing.assert_allclose(model.target, expected, rtol=1e-6)
     assert np.all(model.target != start)
@@ -81,11 +93,11 @@ def test_a_delayed_actor_and_the_targets_wait_for_the_critics():
     model = make("td3", Box((1,), (-1.0,), (1.0,)), target_update_weight=1.0)
     actor = slice(0, 4)
     before, target = model.params.copy(), model.target.copy()
-    model.step(0, np.ones_like(before), seen=0)
+    step(model, turn=0)
     np.testing.assert_array_equal(model.params[actor], before[actor])
     np.testing.assert_array_equal(model.target, target)
     assert np.all(model.params[-4:] != before[-4:])
-    model.step(0, np.ones_like(before), seen=1)
+    step(model, turn=1)
     assert np.all(model.params[actor] != before[actor])
     np.testing.assert_array_equal(model.target, model.params)
 
@@ -119,8 +131,7 @@ def test_a_restored_model_goes_on_as_the_one_it_was_taken_from(settings):
     def go_on(model, seed):
         rng = np.random.default_rng(seed)
         for phase in range(phases):
-            size = sum(params.size for params, _, _ in model._phases[phase])
-            model.step(phase, rng.normal(size=size).astype(np.float32), seen=model.updates)
+            step(model, phase, rng.normal(size=model.params.size).astype(np.float32))
         model.observations.merge(rng.normal(size=3), np.ones(3), 10)
 
     go_on(one, rng.integers(100))

@@ -18,12 +18,13 @@ from steppe.runners._base import Limits
 from steppe.runners.playing import Rules
 from steppe.runners.rollout import Rollout
 from steppe.runners.threads.engine import ThreadsEngine
+from steppe.runners.threads.exploration import final_epsilon_of
 from steppe.specs.agent import AgentSpec
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
 
-TOLD = ("gradient", "metrics", "learned", "healthy", "ended", "ended_returns", "ended_lengths")
+TOLD = ("change 0", "metrics", "learned", "healthy", "ended", "ended_returns", "ended_lengths")
 
 
 class Hand(NamedTuple):
@@ -55,10 +56,10 @@ class Sorting(JaxEnv):
         return state.cards
 
 
-def engine_of(env, num_envs=4, size=16, workers=2, agent="a3c"):
+def engine_of(env, num_envs=4, size=16, workers=2, agent="a3c", **settings):
     network = NetworkSpec([{"type": "dense", "size": size, "activation": "tanh"}])
     where = Situation(env.observation_space, env.action_space, num_envs=num_envs, network=network, total_timesteps=640)
-    made = agents.make(AgentSpec.model_validate({"type": agent, "horizon": 8}), where)
+    made = agents.make(AgentSpec.model_validate({"type": agent, **(settings or {"horizon": 8})}), where)
     rules = Rules(EnvironmentSpec.model_validate({"id": "CartPole-v1"}))
     return ThreadsEngine(made, workers, rules, Rollout(made, env, 20), None)
 
@@ -119,3 +120,46 @@ def test_one_kernel_and_many_give_the_same_rollouts():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     for name, value in told.items():
         np.testing.assert_allclose(value, plain_told[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_each_worker_explores_to_its_own_degree():
+    env = make_jax(EnvironmentSpec.model_validate({"id": "CartPole-v1"}))
+    engine = engine_of(env, workers=2, agent="dqn", update_frequency=64)
+    engine._build(1, pretrains=True)
+    # Action 0 is worth the most, whatever is seen.
+    layout = engine.agent.layout
+    engine.model.params[...] = 0.0
+    layout.named(engine.model.params)["head/bias"][0] = 1.0
+    shares = []
+    for worker, final_epsilon in zip(engine._workers, (0.0, 1.0), strict=True):
+        assert float(worker._reading.final_epsilon) == pytest.approx(final_epsilon_of(1, worker.index))
+        engine.model.read(worker._reading)
+        worker._reading.timestep[...] = 10**6
+        worker._reading.final_epsilon[...] = final_epsilon
+        _, trajectory, _ = engine._program._collect(worker._carry, worker._words)
+        shares.append(float(np.mean(np.asarray(trajectory.actions) != 0)))
+    assert shares[0] == 0.0
+    assert 0.3 < shares[1] < 0.7
+
+
+def test_workers_that_keep_step_with_each_other_do_not_both_leave_the_actor_out():
+    env = make_jax(EnvironmentSpec.model_validate({"id": "Pendulum-v1"}))
+    engine = engine_of(env, workers=2, agent="td3", learning_starts=0, batch_size=4, policy_delay=2)
+    engine._build(1, pretrains=True)
+    read = engine.model.read
+
+    def read_after_both(reading):
+        read(reading)
+        reading.updates[...] = reading.updates // 2 * 2
+
+    engine.model.read = read_after_both
+    actor = slice(0, engine.agent.first_of_critics)
+    moves = 0
+    for timestep in range(20):
+        before = engine.model.params.copy()
+        batch = engine._workers[timestep % 2].work(timestep)
+        assert batch.is_healthy
+        if batch.updates:
+            moves += bool(np.any(engine.model.params[actor] != before[actor]))
+    assert moves == engine.model.updates // 2
+    assert moves > 5

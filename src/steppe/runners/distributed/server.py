@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from steppe.runners.distributed.moments import Moments, Seen, all_together
-from steppe.runners.shared_optimizers import Schedule, SharedOptimizer
+from steppe.runners.shared_optimizers import Rule, Schedule, SharedOptimizer
 from steppe.specs.optimizer import OptimizerSpec
 
 State = dict[str, np.ndarray]
@@ -78,7 +78,7 @@ class ParameterServer:
     def __init__(self, duty: Duty) -> None:
         self.duty = duty
         self._optimizers = [
-            SharedOptimizer(each.optimizer, each.stop - each.start, each.rate) for each in duty.segments
+            SharedOptimizer(Rule(each.optimizer, each.rate), each.stop - each.start) for each in duty.segments
         ]
         self.version = self.target_version = 0
         self.params = self.target = np.zeros(0, np.float32)

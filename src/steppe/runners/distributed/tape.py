@@ -49,7 +49,7 @@ class Part:
     start: int
     stop: int
     optimizer: OptimizerSpec
-    """As `SharedOptimizer` takes it."""
+    """As `Rule` takes it."""
     rate: Schedule
 
 

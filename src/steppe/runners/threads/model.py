@@ -8,6 +8,7 @@ waiting would cost more than it is worth.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from steppe.agents._base import Agent, TrainState
 from steppe.agents.normalizers import Statistics
 from steppe.errors import CheckpointError
+from steppe.runners.shared_optimizers import SharedOptimizer
 from steppe.runners.threads.plan import Plan
 
 
@@ -35,6 +37,17 @@ class Reading(NamedTuple):
     """Which of a rollout's batches is learned from: int32."""
     final_epsilon: Any
     """Where this worker's exploration ends."""
+    optimizers: Any
+    """An OptimizerReading of each block, of each phase."""
+
+
+class OptimizerReading(NamedTuple):
+    """What an optimiser's next step depends on."""
+
+    statistics: Any
+    """[statistics, size]"""
+    taken: Any
+    """How many steps it had taken: int32."""
 
 
 class SharedModel:
@@ -51,7 +64,10 @@ class SharedModel:
         self._state = state._replace(optimizer=())
         self._counting = threading.Lock()
         self._phases = [
-            [(self.params[block.start : block.stop], block, block.make_optimizer()) for block in phase.blocks]
+            [
+                (self.params[block.start : block.stop], block, SharedOptimizer(block.rule, block.stop - block.start))
+                for block in phase.blocks
+            ]
             for phase in plan.phases
         ]
         self._target_every = getattr(settings, "target_sync_frequency", 1)
@@ -63,7 +79,12 @@ class SharedModel:
         count = np.int32(0)
         observations: Any = () if self.observations is None else self.observations.value
         returns: Any = () if self.returns is None else self.returns.value
-        return Reading(self.params, self.target, observations, returns, count, count, count, np.float32(0.0))
+        optimizers = [
+            [OptimizerReading(optimizer.statistics, count) for _, _, optimizer in blocks] for blocks in self._phases
+        ]
+        return Reading(
+            self.params, self.target, observations, returns, count, count, count, np.float32(0.0), optimizers
+        )
 
     def read(self, into: Reading) -> None:
         """Copies the model as it is now, give or take what others are writing."""
@@ -75,24 +96,26 @@ class SharedModel:
         if self.returns is not None:
             self.returns.read(into.returns)
         into.updates[...] = self.updates
+        for blocks, readings in zip(self._phases, into.optimizers, strict=True):
+            for (_, _, optimizer), reading in zip(blocks, readings, strict=True):
+                np.copyto(reading.statistics, optimizer.statistics)
+                reading.taken[...] = optimizer.taken
 
-    def step(self, phase: int, gradient: np.ndarray, seen: int) -> int:
-        """Moves the parameters against a gradient (of the blocks of one phase) that was computed after `seen` updates.
+    def step(self, phase: int, changes: Sequence[np.ndarray], turn: int) -> int:
+        """Moves the blocks of one phase; how many updates all workers had made before.
 
-        How many updates others had taken meanwhile.
+        Each change is [1 + statistics, size]: what comes off the parameters, and what is added to the optimiser's
+        statistics. `turn` counts what is to be moved by each second or third step only (td3's actor and targets).
         """
-        at = 0
-        for params, block, optimizer in self._phases[phase]:
-            size = params.size
-            if (seen + 1) % block.every == 0:
-                optimizer.step(params, gradient[at : at + size])
-            at += size
+        for (params, block, optimizer), change in zip(self._phases[phase], changes, strict=True):
+            if (turn + 1) % block.every == 0:
+                optimizer.move(params, change[0], change[1:])
         with self._counting:
             before = self.updates
             self.updates += 1
-        if self.target.size and (before + 1) % self._target_every == 0 and (seen + 1) % self._target_waits == 0:
+        if self.target.size and (before + 1) % self._target_every == 0 and (turn + 1) % self._target_waits == 0:
             self._move_target()
-        return before - seen
+        return before
 
     def is_finite(self) -> bool:
         """Whether no parameter has become NaN or infinite."""

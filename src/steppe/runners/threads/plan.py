@@ -12,9 +12,9 @@ from steppe.agents._base import Agent, Metrics, TrainState
 from steppe.agents.actor_critic import ActorCritic
 from steppe.agents.continuous import ActorAndCritics
 from steppe.agents.off_policy import OffPolicy
-from steppe.agents.optimizers import steps_of
+from steppe.agents.optimizers import learning_rate_schedule, steps_of
 from steppe.errors import UserError
-from steppe.runners.shared_optimizers import Schedule, SharedOptimizer, Steps, learning_rate, shared_steps
+from steppe.runners.shared_optimizers import Rule, Schedule, Steps, shared_steps
 
 MODE = "multi-threaded"
 
@@ -28,11 +28,12 @@ class Block:
     optimizer: Any
     rate: Schedule
     every: int = 1
-    """It waits until the number of updates is a multiple of this (td3's actor)."""
+    """It is moved by each so many'th step of a worker only (td3's actor)."""
 
-    def make_optimizer(self) -> SharedOptimizer:
-        """The optimiser, with statistics of its own part only."""
-        return SharedOptimizer(self.optimizer, self.stop - self.start, self.rate)
+    @property
+    def rule(self) -> Rule:
+        """How its gradients become changes."""
+        return Rule(self.optimizer, self.rate)
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def plan_for(agent: Agent[Any], num_workers: int) -> Plan:
     settings: Any = agent.settings
     steps = shared_steps(settings.optimizer, MODE)
     batches = agent.updates_per_experience // steps_of(settings.optimizer)
-    rate = learning_rate(settings, _of_all(_rollouts(agent), batches * steps.repeats), settings.learning_rate)
+    rate = learning_rate_schedule(settings, _of_all(_rollouts(agent), batches * steps.repeats), settings.learning_rate)
     return Plan((_whole(agent, steps, rate),), batches)
 
 
@@ -98,7 +99,7 @@ def _actor_critic(agent: ActorCritic[Any]) -> Plan:
         start = settings.baseline_learning_rate if part.part == "value" else settings.learning_rate
         total = _of_all(_rollouts(agent), agent.batches_per_experience * steps.repeats)
         bounds = {"all": (0, size), "policy": (0, border), "value": (border, size)}[part.part]
-        block = Block(*bounds, steps.optimizer, learning_rate(settings, total, start))
+        block = Block(*bounds, steps.optimizer, learning_rate_schedule(settings, total, start))
         phases.append(Phase(part.gradients, (block,), steps.repeats, steps.fraction))
     return Plan(tuple(phases), agent.batches_per_experience)
 
@@ -116,12 +117,12 @@ def _off_policy(agent: OffPolicy[Any], num_workers: int) -> Plan:
     if total is not None:
         waiting = num_workers * (-(-first // (agent.horizon * agent.situation.num_envs)) - 1)
         total = max(total - waiting, 1) * settings.updates
-    rate = learning_rate(settings, total, settings.learning_rate)
+    rate = learning_rate_schedule(settings, total, settings.learning_rate)
     if not isinstance(agent, ActorAndCritics):
         return Plan((_whole(agent, steps, rate),), settings.updates, first)
     # Of the actor's steps only each second or third may count.
     critics = shared_steps(settings.critic_optimizer or settings.optimizer, MODE).optimizer
-    critic_rate = learning_rate(settings, total, settings.critic_learning_rate or settings.learning_rate)
+    critic_rate = learning_rate_schedule(settings, total, settings.critic_learning_rate or settings.learning_rate)
     border, delay = agent.first_of_critics, getattr(settings, "policy_delay", 1)
     blocks = (Block(0, border, steps.optimizer, rate, delay), Block(border, agent.layout.size, critics, critic_rate))
     return Plan((Phase(agent.gradients, blocks, 1, steps.fraction),), settings.updates, first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from steppe.runners.compilation import jit_for_threads
 from steppe.runners.learning import timesteps_of
 from steppe.runners.packing import Packing
 from steppe.runners.rollout import Finished, Rollout
+from steppe.runners.shared_optimizers import Rule
 from steppe.runners.threads.exploration import with_final_epsilon
 from steppe.runners.threads.model import Reading
 from steppe.runners.threads.plan import Phase, Plan
@@ -38,6 +40,8 @@ class Carry(NamedTuple):
     """Where its randomness of learning comes from."""
     memory: Any
     """Its replay memory, () where the agent has none."""
+    batches: Array
+    """How many batches of the memory it has learned from."""
 
 
 class Lesson(NamedTuple):
@@ -68,10 +72,13 @@ class Program:
         self.reports: dict[str, Packing] = {}
         self.metric_names: list[list[str]] = [[] for _ in plan.phases]
         """Of each phase, known once it is compiled."""
+        self.changes = [[f"change {number}" for number in range(len(phase.blocks))] for phase in plan.phases]
+        """What a report calls the changes of each phase's blocks."""
         self.carry: Any = None
         """How a worker's carry is packed, known once there is one."""
         # One batch leaves nothing to be kept for others.
         self._has_more = len(self.steps) > 1
+        self._waits = any(block.every > 1 for phase in plan.phases for block in phase.blocks)
         self._compiled: set[str] = set()
         self._compiling = threading.Lock()
         layout = getattr(agent, "layout", None)
@@ -91,7 +98,7 @@ class Program:
         """The same, not packed."""
         env_key, key = jax.random.split(key)
         envs = () if self.rollout is None else self.rollout.begin(env_key, self.agent.situation.num_envs, 1)
-        return Carry(envs, key, memory)
+        return Carry(envs, key, memory, jnp.int32(0))
 
     def packed(self, carry: Carry) -> Packed:
         """For the functions below."""
@@ -212,7 +219,7 @@ class Program:
         return TrainState(
             reading.params,
             reading.target,
-            (),
+            reading.optimizers,
             reading.observations or nothing,
             reading.returns or nothing,
             key,
@@ -264,13 +271,17 @@ class Program:
         drawn = memory.sample(kept, sample_key, agent.settings.batch_size)
         batch = Transitions(**{name: value for name, value in drawn._asdict().items() if name != "places"})
         state = state._replace(key=key)
-        told, errors = self._learn(0, state, agent.corrected(state, batch), enough)
+        batch = agent.corrected(state, batch)
+        if self._waits:
+            # By the updates of all workers two that keep step with each other could both miss every second one.
+            state = state._replace(updates=carry.batches)
+        told, errors = self._learn(0, state, batch, enough)
         if memory.prioritized:
             kept = memory.reprioritize(kept, drawn.places, errors, when=enough)
-        return carry._replace(key=key, memory=kept), told
+        return Carry(carry.envs, key, kept, carry.batches + enough.astype(jnp.int32)), told
 
     def _learn(self, number: int, state: TrainState, batch: Any, when: Array) -> tuple[dict[str, Any], Any]:
-        """(the gradient of a phase's blocks, clipped, with metrics; each transition's priority)."""
+        """(the changes of a phase's blocks, with metrics; each transition's priority)."""
         phase = self.plan.phases[number]
         if phase.fraction < 1.0:
             key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), 1)
@@ -282,26 +293,35 @@ class Program:
         gradients, metrics = compute() if is_certain else jax.lax.cond(when, compute, nothing)
         metrics = dict(metrics)
         errors = metrics.pop("priorities", None)
-        gradients = self._clipped(gradients, phase)
+        parts = self._clipped(gradients, phase)
         metrics = {name: jnp.float32(jnp.mean(value)) for name, value in metrics.items()}
         self.metric_names[number] = list(metrics)
-        healthy = jnp.isfinite(metrics.get("loss", jnp.float32(0.0))) & jnp.isfinite(jnp.vdot(gradients, gradients))
+        healthy = jnp.isfinite(metrics.get("loss", jnp.float32(0.0)))
+        for part in parts:
+            healthy &= jnp.isfinite(jnp.vdot(part, part))
         told = {
-            "gradient": gradients,
+            **self._changes(number, parts, state.optimizer),
             "metrics": jnp.stack(list(metrics.values())),
+            "turn": state.updates,
             "learned": when.astype(jnp.int32),
             "healthy": healthy.astype(jnp.int32),
         }
         return told, errors
 
-    def _clipped(self, gradients: Array, phase: Phase) -> Array:
-        """The parts of the blocks, each no longer than max_gradient_norm, one after the other."""
+    def _changes(self, number: int, parts: list[Array], optimizers: Any) -> dict[str, Array]:
+        """[1 + statistics, size] of each block of a phase, by name: as `SharedModel.step` takes them."""
+        named = zip(self.changes[number], self.plan.phases[number].blocks, parts, optimizers[number], strict=True)
+        # By itself XLA would make it a part of the many steps that lead to the gradient, which take longer then.
+        return {name: in_one_kernel(_change_by(block.rule))(part, *optimizer) for name, block, part, optimizer in named}
+
+    def _clipped(self, gradients: Array, phase: Phase) -> list[Array]:
+        """The part of each block, no longer than max_gradient_norm."""
         limit = self.agent.settings.max_gradient_norm
         parts = [gradients[block.start : block.stop] for block in phase.blocks]
         if limit is not None:
             clip = optax.clip_by_global_norm(limit)
             parts = [clip.update(part, clip.init(part))[0] for part in parts]
-        return jnp.concatenate(parts) if parts[1:] else parts[0]
+        return parts
 
     def _statistics(self, trajectory: Trajectory) -> dict[str, Any]:
         """The rollout's own mean and variance, for the normalisers that all workers share."""
@@ -319,6 +339,14 @@ class Program:
         """All that the host is told, in one vector."""
         self.reports[name] = Packing(told, largest=None)
         return self.reports[name].pack(told)[0]
+
+
+def _change_by(rule: Rule) -> Callable[[Array, Array, Array], Array]:
+    def change(gradient: Array, statistics: Array, taken: Array) -> Array:
+        comes_off, increments = rule.change(gradient, statistics, taken, jnp)
+        return jnp.stack([comes_off, *increments])
+
+    return change
 
 
 def _episodes(finished: Finished) -> dict[str, Any]:

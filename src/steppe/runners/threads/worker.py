@@ -89,7 +89,8 @@ class Worker:
             metrics[phase] = metrics[phase] + report["metrics"]
             if not report["learned"]:
                 break
-            lag += model.step(phase, report["gradient"], int(reading.updates))
+            changes = [report[name] for name in program.changes[phase]]
+            lag += model.step(phase, changes, int(report["turn"])) - int(reading.updates)
             counts[phase] += 1
         return Batch(timesteps, returns, lengths, sum(counts), lag, metrics, counts, True)
 
