@@ -90,11 +90,11 @@ def test_a_step_that_a_compiled_program_tells_is_the_same(kind):
 
     @jax.jit
     def told_by(gradient, statistics, taken):
-        return optimizer.rule.change(gradient, statistics, taken, jnp)
+        return optimizer.rule.tell(gradient, statistics, taken, jnp)
 
     for gradient in gradients:
-        change, increments = told_by(gradient, optimizer.statistics, optimizer.taken)
-        optimizer.move(moved, np.asarray(change), np.array(increments).reshape(-1, 40))
+        told = told_by(gradient, optimizer.statistics, optimizer.taken)
+        optimizer.move(moved, np.asarray(told.change), np.array(told.increments).reshape(-1, 40))
     np.testing.assert_allclose(moved, stepped(expected, params, gradients), rtol=1e-4, atol=1e-6)
     for name, values in expected.arrays().items():
         np.testing.assert_allclose(optimizer.arrays()[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
@@ -104,11 +104,11 @@ def test_what_others_have_added_to_statistics_since_they_were_read_stays():
     optimizer, params = optimizer_of(spec_of("rmsprop", decay=0.5), 2, 0.1), np.zeros(2, np.float32)
     before = optimizer.statistics.copy()
     # Both are told from the same statistics, as by two threads at once.
-    told = [optimizer.rule.change(np.full(2, size, np.float32), before, 0, np) for size in (2.0, 4.0)]
-    for change, increments in told:
-        optimizer.move(params, change, np.array(increments))
+    told = [optimizer.rule.tell(np.full(2, size, np.float32), before, 0, np) for size in (2.0, 4.0)]
+    for each in told:
+        optimizer.move(params, each.change, np.array(each.increments))
     np.testing.assert_allclose(optimizer.arrays()["nu"], 0.5 * (0.5 * 2.0**2) + 0.5 * 4.0**2)
-    np.testing.assert_allclose(params, -told[0][0] - told[1][0])
+    np.testing.assert_allclose(params, -told[0].change - told[1].change)
 
 
 @pytest.mark.parametrize("decay", ["linear", "exponential", "cosine"])

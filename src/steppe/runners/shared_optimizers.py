@@ -14,7 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,17 @@ Schedule = float | Callable[[Any], Any]
 """A learning rate, or one by the number of steps taken before."""
 
 
+class Told(NamedTuple):
+    """One step, before it is taken."""
+
+    change: Any
+    """What comes off the parameters."""
+    increments: list[Any]
+    """What is added to each statistic after its decay."""
+    after: list[Any]
+    """What each statistic becomes by that, where nobody else has moved it meanwhile."""
+
+
 class Rule:
     """How an elementwise optimiser turns gradients into changes: pure, of NumPy's arrays or of JAX's."""
 
@@ -61,13 +72,13 @@ class Rule:
         """Of each statistic, by its name: how much of it stays when a step is taken."""
         self.initial = self._kind.initial
 
-    def change(self, gradient: Any, statistics: Any, taken: Any, xp: Any) -> tuple[Any, list[Any]]:
-        """(what comes off the parameters, what is added to each statistic after its decay), after `taken` steps."""
+    def tell(self, gradient: Any, statistics: Any, taken: Any, xp: Any) -> Told:
+        """The next step against a gradient, after `taken` others; xp is numpy or jax.numpy."""
         rate = self._schedule(taken) if callable(self._schedule) else self._schedule
-        change, increments = self._kind.change(gradient, statistics, taken, rate, xp)
-        if self._clipping_value is not None:
-            change = xp.clip(change, -self._clipping_value, self._clipping_value)
-        return change, increments
+        told = self._kind.tell(gradient, statistics, taken, rate, xp)
+        if self._clipping_value is None:
+            return told
+        return told._replace(change=xp.clip(told.change, -self._clipping_value, self._clipping_value))
 
 
 class SharedOptimizer:
@@ -87,11 +98,10 @@ class SharedOptimizer:
         for start in range(0, self.size, BLOCK):
             block = slice(start, start + BLOCK)
             statistics = self.statistics[:, block]
-            change, increments = self.rule.change(gradient[block], statistics, taken, np)
-            statistics *= self._decays
-            for statistic, increment in zip(statistics, increments, strict=True):
-                statistic += increment
-            params[block] -= change
+            told = self.rule.tell(gradient[block], statistics, taken, np)
+            for statistic, after in zip(statistics, told.after, strict=True):
+                np.copyto(statistic, after)
+            params[block] -= told.change
 
     def move(self, params: np.ndarray, change: np.ndarray, increments: np.ndarray) -> None:
         """Takes a step that its rule has told already, [size] and [statistics, size], of an older model."""
@@ -185,7 +195,7 @@ def learning_rate(settings: OptimizerSettings, total_updates: int | None, start:
 
 
 class _Kind(ABC):
-    """One kind of optimiser: what it keeps, and how that and a gradient become a change."""
+    """One kind of optimiser. What is written in place here is written by NumPy only, and into what is made here."""
 
     initial: float = 0.0
 
@@ -198,13 +208,13 @@ class _Kind(ABC):
         return {}
 
     @abstractmethod
-    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
+    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
         """As `Rule` does, at a learning rate."""
 
 
 class _Plain(_Kind):
-    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
-        return rate * gradient, []
+    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
+        return Told(rate * gradient, [], [])
 
 
 class _Momentum(_Kind):
@@ -212,10 +222,11 @@ class _Momentum(_Kind):
     def decays(self) -> dict[str, float]:
         return {"trace": self.spec.momentum}
 
-    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
+    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
         momentum = self.spec.momentum
-        trace = momentum * statistics[0] + gradient
-        return rate * (momentum * trace + gradient if self.spec.use_nesterov else trace), [gradient]
+        trace = _grown(statistics[0], momentum, gradient)
+        ahead = _grown(trace, momentum, gradient) if self.spec.use_nesterov else trace
+        return Told(rate * ahead, [gradient], [trace])
 
 
 class _RMSProp(_Kind):
@@ -223,14 +234,15 @@ class _RMSProp(_Kind):
     def decays(self) -> dict[str, float]:
         return {"nu": self.spec.decay} | ({"trace": self.spec.momentum} if self.spec.momentum else {})
 
-    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
-        decay, momentum = self.spec.decay, self.spec.momentum
-        squares = (1.0 - decay) * gradient * gradient
-        nu = decay * statistics[0] + squares
-        change = rate * gradient / xp.sqrt(nu + self.spec.epsilon)
-        if not momentum:
-            return change, [squares]
-        return momentum * statistics[1] + change, [squares, change]
+    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
+        squares = _share_of_squares(gradient, self.spec.decay)
+        nu = _grown(statistics[0], self.spec.decay, squares)
+        change = gradient / xp.sqrt(nu + self.spec.epsilon)
+        change *= rate
+        if not self.spec.momentum:
+            return Told(change, [squares], [nu])
+        trace = _grown(statistics[1], self.spec.momentum, change)
+        return Told(trace, [squares, change], [nu, trace])
 
 
 class _Adam(_Kind):
@@ -238,23 +250,27 @@ class _Adam(_Kind):
     def decays(self) -> dict[str, float]:
         return {"mu": self.spec.beta1, "nu": self.spec.beta2}
 
-    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
+    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
         beta1, beta2 = self.spec.beta1, self.spec.beta2
-        grown, squares = (1.0 - beta1) * gradient, (1.0 - beta2) * gradient * gradient
-        mu, nu = beta1 * statistics[0] + grown, beta2 * statistics[1] + squares
-        deviation = xp.sqrt(nu / _weight(beta2, taken + 1)) + self.spec.epsilon
-        return rate * self._direction(mu, gradient, taken) / deviation, [grown, squares]
+        share, squares = (1.0 - beta1) * gradient, _share_of_squares(gradient, beta2)
+        mu, nu = _grown(statistics[0], beta1, share), _grown(statistics[1], beta2, squares)
+        deviation = xp.sqrt(nu * (1.0 / _weight(beta2, taken + 1)))
+        deviation += self.spec.epsilon
+        change = self._direction(mu, gradient, taken, rate)
+        change /= deviation
+        return Told(change, [share, squares], [mu, nu])
 
-    def _direction(self, mu: Any, gradient: Any, taken: Any) -> Any:
-        """The mean of the gradients, as if it had not begun at zero."""
-        return mu / _weight(self.spec.beta1, taken + 1)
+    def _direction(self, mu: Any, gradient: Any, taken: Any, rate: Any) -> Any:
+        """The mean of the gradients, as if it had not begun at zero, times the rate."""
+        return rate / _weight(self.spec.beta1, taken + 1) * mu
 
 
 class _Nadam(_Adam):
-    def _direction(self, mu: Any, gradient: Any, taken: Any) -> Any:
+    def _direction(self, mu: Any, gradient: Any, taken: Any, rate: Any) -> Any:
         beta1 = self.spec.beta1
-        ahead = beta1 / _weight(beta1, taken + 2) * mu
-        return ahead + (1.0 - beta1) / _weight(beta1, taken + 1) * gradient
+        ahead = rate * beta1 / _weight(beta1, taken + 2) * mu
+        ahead += rate * (1.0 - beta1) / _weight(beta1, taken + 1) * gradient
+        return ahead
 
 
 class _Adagrad(_Kind):
@@ -266,9 +282,10 @@ class _Adagrad(_Kind):
     def decays(self) -> dict[str, float]:
         return {"sum_of_squares": 1.0}
 
-    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
+    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
         squares = gradient * gradient
-        return rate * gradient / xp.sqrt(statistics[0] + squares + 1e-7), [squares]
+        sums = statistics[0] + squares
+        return Told(rate * gradient / xp.sqrt(sums + 1e-7), [squares], [sums])
 
 
 class _Adadelta(_Kind):
@@ -276,12 +293,13 @@ class _Adadelta(_Kind):
     def decays(self) -> dict[str, float]:
         return {"squared_gradients": self.spec.rho, "squared_changes": self.spec.rho}
 
-    def change(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> tuple[Any, list[Any]]:
+    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
         rho, epsilon = self.spec.rho, self.spec.epsilon
-        squares = (1.0 - rho) * gradient * gradient
-        gradients = rho * statistics[0] + squares
+        squares = _share_of_squares(gradient, rho)
+        gradients = _grown(statistics[0], rho, squares)
         change = gradient * xp.sqrt((statistics[1] + epsilon) / (gradients + epsilon))
-        return rate * change, [squares, (1.0 - rho) * change * change]
+        moved = _share_of_squares(change, rho)
+        return Told(rate * change, [squares, moved], [gradients, _grown(statistics[1], rho, moved)])
 
 
 _KINDS: dict[type, type[Any]] = {
@@ -306,6 +324,20 @@ def _first_refused(spec: Any) -> Any:
             return None
         spec = spec.optimizer
     return spec
+
+
+def _share_of_squares(values: Any, decay: float) -> Any:
+    """What a running mean of squares grows by."""
+    squares = values * values
+    squares *= 1.0 - decay
+    return squares
+
+
+def _grown(statistic: Any, decay: float, increment: Any) -> Any:
+    """A statistic after a step."""
+    after = decay * statistic
+    after += increment
+    return after
 
 
 def _weight(decay: float, steps: Any) -> Any:

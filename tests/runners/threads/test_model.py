@@ -40,8 +40,8 @@ def step(model, phase=0, gradient=1.0, turn=0):
     changes = []
     for params, _, optimizer in model._phases[phase]:
         part = np.full(params.size, gradient, np.float32) if np.isscalar(gradient) else gradient[: params.size]
-        change, increments = optimizer.rule.change(part, optimizer.statistics, optimizer.taken, np)
-        changes.append(np.array([change, *increments]))
+        told = optimizer.rule.tell(part, optimizer.statistics, optimizer.taken, np)
+        changes.append(np.array([told.change, *told.increments]))
     return model.step(phase, changes, turn)
 
 

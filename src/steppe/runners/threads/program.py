@@ -343,8 +343,8 @@ class Program:
 
 def _change_by(rule: Rule) -> Callable[[Array, Array, Array], Array]:
     def change(gradient: Array, statistics: Array, taken: Array) -> Array:
-        comes_off, increments = rule.change(gradient, statistics, taken, jnp)
-        return jnp.stack([comes_off, *increments])
+        told = rule.tell(gradient, statistics, taken, jnp)
+        return jnp.stack([told.change, *told.increments])
 
     return change
 
