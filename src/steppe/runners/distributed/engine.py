@@ -117,7 +117,7 @@ class DistributedEngine:
             self._give_orders(timestep)
             spent = time.monotonic() - started
             self._gather(min(TICK_SECONDS, LONGEST_TICK_SECONDS - spent))
-            self._its_servers.copy_now_and_then()
+            self._its_servers.look_after()
             spent = time.monotonic() - started
             is_urgent = self._count.has_trouble or self._count.has_reached(limits)
             if is_urgent or spent >= LONGEST_TICK_SECONDS or (spent >= TICK_SECONDS and self._count.has_row):
@@ -217,6 +217,8 @@ class DistributedEngine:
 
     def _give_orders(self, timestep: int) -> None:
         crew = self._its_crew
+        if not self._its_servers.are_there:
+            return
         if not self.spec.distributed.synchronous:
             crew.order("collect", DEPTH, lambda: self._order(timestep))
             return
