@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -101,6 +102,65 @@ def test_a_paused_run_goes_on_with_other_workers_and_servers(tmp_path, ray):
     assert after.arrays["servers/optimizer/0/count"] == second.update > told, "the optimiser goes on"
     assert not ray.living("Worker")
     assert not ray.living("ParameterServerActor")
+
+
+def paused_without_worker(number, tmp_path, ray, spec):
+    """A run whose worker of this number is gone when the checkpoint is made."""
+    shown = []
+
+    def request():
+        if shown[-1].timestep < 500:
+            return None
+        ray.kill(ray.living("Worker")[number])
+        return "pause"
+
+    train(tmp_path, spec, show=shown.append, request=request)
+    return load_latest(tmp_path)
+
+
+@pytest.mark.parametrize(("environment", "inside"), [("CartPole-v1", "learner/"), ("worlds:World", "")])
+def test_a_worker_that_a_checkpoint_is_without_costs_only_its_own_memory(
+    tmp_path, ray, caplog, monkeypatch, environment, inside
+):
+    monkeypatch.setattr(engine, "MOST_PUSHES", 1)
+    spec = spec_of(TINY_DQN | {"memory": {"capacity": 20_000}}, environment, total_timesteps=10_000)
+    with caplog.at_level(logging.WARNING):
+        saved = paused_without_worker(0, tmp_path, ray, spec)
+    paused = saved.arrays
+    assert "worker 0 has not told what it has of its own" in caplog.text
+    assert (paused["driver/workers"].tolist(), paused["driver/num_workers"]) == ([1], 2)
+    filled = paused[f"workers/1/{inside}memory/filled"]
+    again = train(tmp_path, spec, resume=True, **pausing_after(saved.timestep + 1, []))
+    words = "1 of 2 workers.* with empty memories, since .* did not answer when the checkpoint was made"
+    assert len(again.notices) == 1
+    assert re.search(words, again.notices[0])
+    after = load_latest(tmp_path).arrays
+    assert after["driver/workers"].tolist() == [1, 2]
+    own, anew = (after[f"workers/{number}/{inside}memory/filled"] for number in (1, 2))
+    assert own > filled
+    assert anew > 0
+
+
+def test_workers_whose_memories_have_another_size_do_not_go_on(tmp_path, ray):
+    spec = spec_of(TINY_DQN, num_workers=3, total_timesteps=2_000)
+    paused = paused_without_worker(2, tmp_path, ray, spec).arrays
+    assert paused["driver/workers"].tolist() == [0, 1]
+    again = train(tmp_path, spec_of(TINY_DQN, num_workers=2, total_timesteps=2_000), resume=True)
+    assert again.state == "completed"
+    assert again.notices == [
+        "all 2 workers start new episodes with empty memories, since they are not the 3 of the checkpoint; all else "
+        "goes on exactly"
+    ]
+
+
+@pytest.mark.usefixtures("ray")
+def test_a_run_that_goes_on_from_its_beginning_has_the_same_workers(tmp_path):
+    spec = spec_of()
+    train(tmp_path, spec, request=lambda: "pause")
+    assert load_latest(tmp_path).arrays["driver/workers"].tolist() == [0, 1]
+    outcome = train(tmp_path, spec, resume=True)
+    assert not outcome.notices
+    assert load_latest(tmp_path).arrays["driver/workers"].tolist() == [0, 1]
 
 
 @pytest.mark.learning
