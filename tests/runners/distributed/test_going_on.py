@@ -123,7 +123,7 @@ def test_a_worker_that_a_checkpoint_is_without_costs_only_its_own_memory(
     tmp_path, ray, caplog, monkeypatch, environment, inside
 ):
     monkeypatch.setattr(engine, "MOST_PUSHES", 1)
-    spec = spec_of(TINY_DQN | {"memory": {"capacity": 20_000}}, environment, total_timesteps=10_000)
+    spec = spec_of(TINY_DQN | {"memory": {"capacity": 20_000}}, environment, total_timesteps=10_000_000)
     with caplog.at_level(logging.WARNING):
         saved = paused_without_worker(0, tmp_path, ray, spec)
     paused = saved.arrays
@@ -142,10 +142,9 @@ def test_a_worker_that_a_checkpoint_is_without_costs_only_its_own_memory(
 
 
 def test_workers_whose_memories_have_another_size_do_not_go_on(tmp_path, ray):
-    spec = spec_of(TINY_DQN, num_workers=3, total_timesteps=2_000)
-    paused = paused_without_worker(2, tmp_path, ray, spec).arrays
-    assert paused["driver/workers"].tolist() == [0, 1]
-    again = train(tmp_path, spec_of(TINY_DQN, num_workers=2, total_timesteps=2_000), resume=True)
+    saved = paused_without_worker(2, tmp_path, ray, spec_of(TINY_DQN, num_workers=3, total_timesteps=10_000_000))
+    assert saved.arrays["driver/workers"].tolist() == [0, 1]
+    again = train(tmp_path, spec_of(TINY_DQN, num_workers=2, total_timesteps=saved.timestep + 1_000), resume=True)
     assert again.state == "completed"
     assert again.notices == [
         "all 2 workers start new episodes with empty memories, since they are not the 3 of the checkpoint; all else "
@@ -198,3 +197,26 @@ def test_lost_workers_and_servers_are_made_up_for(tmp_path, ray, caplog, monkeyp
     assert caplog.text.count("takes its place") == 1
     assert caplog.text.count("another one goes on from update") == 2
     assert load_latest(tmp_path).arrays["driver/next_worker"] == 3
+
+
+def test_a_run_without_a_machine_for_a_server_can_be_paused_and_goes_on_later(tmp_path, ray, monkeypatch):
+    monkeypatch.setattr(engine, "TICK_SECONDS", 0.0)
+    monkeypatch.setattr(engine, "MOST_PUSHES", 1)
+    idle = []
+
+    def request():
+        if ray.has_machines:
+            if not ray.living("Worker"):
+                return None
+            ray.has_machines = False
+            ray.kill(ray.living("ParameterServerActor")[1])
+        idle.append(True)
+        # Workers have told of it after a few looks around.
+        return "pause" if len(idle) > 10 else None
+
+    paused = train(tmp_path, spec_of(), request=request)
+    saved = load_latest(tmp_path)
+    assert paused.state == "paused"
+    assert saved.arrays["driver/workers"].tolist() == [0, 1]
+    ray.has_machines = True
+    assert train(tmp_path, spec_of(), resume=True).timestep == 8 * PER_PUSH

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from one_process_ray import Handle, OneProcessRay, RayError, Reference
+from one_process_ray import OneProcessRay
 
 from steppe.errors import SteppeError
 from steppe.runners.distributed import servers as module
@@ -28,35 +27,6 @@ class Clock:
         return self.now
 
 
-class Waiting:
-    """An actor that has no machine: what it is asked, it never answers."""
-
-    is_lost = False
-
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *_: Reference(error=RayError("it has not started")))
-
-
-class Ray(OneProcessRay):
-    """Has room for what was started first, and for what asks for no CPUs, or for nothing any more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[float] = []
-        self.has_machines = True
-
-    def remote(self, kind: type) -> SimpleNamespace:
-        def options(num_cpus: float, **_: Any) -> SimpleNamespace:
-            self.asked.append(num_cpus)
-            return SimpleNamespace(remote=lambda *words: self._started(kind, words) if self.has_machines else Waiting())
-
-        return SimpleNamespace(options=options)
-
-    def wait(self, references: list[Reference], **_: Any) -> tuple[list[Reference], list[Reference]]:
-        ready = [each for each in references if "not started" not in str(each.error)]
-        return ready, [each for each in references if each not in ready]
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
@@ -65,12 +35,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+def ray(monkeypatch: pytest.MonkeyPatch) -> OneProcessRay:
     monkeypatch.setattr(module, "die_with_parent", lambda: None)
-    return Ray()
+    return OneProcessRay()
 
 
-def made(ray: Ray, **duty: Any) -> Servers:
+def made(ray: OneProcessRay, **duty: Any) -> Servers:
     """Two servers of two parameters each."""
     duties = [Duty([Segment(0, 2, GradientDescent(), 1.0)], **duty)] * 2
     states = [fresh_state(np.zeros(2, np.float32), np.zeros(2, np.float32), 0, None) for _ in duties]
@@ -79,8 +49,7 @@ def made(ray: Ray, **duty: Any) -> Servers:
 
 def push(servers: Servers, sequence: int, indices: tuple[int, ...] = (0, 1)) -> None:
     for index in indices:
-        handle: Handle = servers.handles[index]
-        handle.push.remote(Push(0, sequence, 0, np.ones((1, 2), np.float32)))
+        servers.handles[index].push.remote(Push(0, sequence, 0, np.ones((1, 2), np.float32)))
 
 
 def copy(servers: Servers, clock: Clock) -> None:
@@ -107,7 +76,7 @@ def test_another_server_takes_over_the_copy_and_asks_for_no_room(ray, clock, cap
     servers.look_after()
     assert servers.are_there
     assert versions(servers) == [2, 1]
-    assert ray.asked == [module.CPUS, module.CPUS, 0.0]
+    assert ray.cpus == [module.CPUS, module.CPUS, 0.0]
 
 
 def test_nobody_waits_for_a_server_without_a_machine_and_its_copy_stands_for_it(ray, clock, caplog):

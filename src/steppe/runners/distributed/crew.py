@@ -121,7 +121,7 @@ class Crew:
         """
         heads = {place.sent[0].answer: place for place in self._places if place.sent}
         if not heads:
-            time.sleep(seconds)
+            time.sleep(max(seconds, 0.0))
             return []
         ready, _ = self._ray.wait(list(heads), num_returns=1, timeout=max(seconds, 0.0))
         if ready:
