@@ -6,15 +6,19 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from one_process_ray import OneProcessRay, one_process_ray
 from runs import TINY_DQN, TINY_VPG, experiment, train
 
+from steppe.errors import EnvironmentFault
 from steppe.records.checkpoints import load_latest
 from steppe.records.policy import load_policy
+from steppe.runners._base import Limits
 from steppe.runners.distributed import engine, make_engine
+from steppe.runners.distributed.words import Report
 from steppe.specs.experiment import ExperimentSpec
 
 NETWORK = [{"type": "dense", "size": 8}]
@@ -220,3 +224,16 @@ def test_a_run_without_a_machine_for_a_server_can_be_paused_and_goes_on_later(tm
     assert saved.arrays["driver/workers"].tolist() == [0, 1]
     ray.has_machines = True
     assert train(tmp_path, spec_of(), resume=True).timestep == 8 * PER_PUSH
+
+
+def test_what_the_others_did_counts_when_a_fault_ends_the_run():
+    driver = make_engine(spec_of())
+
+    def poll(_):
+        raise EnvironmentFault("the simulator is broken")
+
+    driver._crew = SimpleNamespace(poll=poll, untold=lambda: [Report(1, pushes=1, timesteps=PER_PUSH, updates=16)])
+    driver._gather(0.0)
+    chunk = driver._count.chunk(Limits(), workers=2)
+    assert (chunk.columns["timesteps"], chunk.columns["updates"]) == (PER_PUSH, 16)
+    assert str(chunk.fault) == "the simulator is broken"

@@ -17,6 +17,7 @@ from steppe.errors import EnvironmentFault
 from steppe.records.policy import Policy
 from steppe.runners import keys, pods
 from steppe.runners._base import Chunk, Limits
+from steppe.runners.compilation import keep_off_gpus
 from steppe.runners.distributed import servers as server_places
 from steppe.runners.distributed.counting import Count
 from steppe.runners.distributed.crew import Crew
@@ -57,6 +58,8 @@ class DistributedEngine:
 
     def __init__(self, spec: ExperimentSpec) -> None:
         self.spec = spec
+        # JAX would take most of the memory of a GPU that workers are to share.
+        keep_off_gpus()
         alone = worker_engine(spec)
         alone.close()
         self.agent = alone.agent
