@@ -163,26 +163,39 @@ CLUSTER = """
 import json, logging, os, sys
 from pathlib import Path
 
-os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "known" * 8, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 from ray.cluster_utils import Cluster
+from ray_processes import descendants, named
 from steppe import runners
 from steppe.specs.experiment import ExperimentSpec
-from test_distributed import Striker
+from test_distributed import ON_LOOPBACK, Striker
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
-here = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 10**8}
-cluster = Cluster(initialize_head=True, head_node_args=here | {"num_cpus": 0})
-nodes = [cluster.add_node(num_cpus=3, **here) for _ in range(2)]
+spec, wishes = json.loads(sys.argv[1]), json.loads(sys.argv[3])
+cluster = Cluster(initialize_head=True, head_node_args=ON_LOOPBACK | {"num_cpus": 0})
+
+
+def new_node():
+    return cluster.add_node(num_cpus=wishes["cpus"], **ON_LOOPBACK)
+
+
+def has_server(node):
+    raylet = node.all_processes["raylet"][0].process.pid
+    return any(named(pid).startswith("ray::ParameterServer") for pid, _ in descendants(raylet))
+
+
+nodes = [new_node() for _ in range(2)]
 
 
 def strike():
-    cluster.remove_node(nodes.pop(), allow_graceful=False)
-    nodes.insert(0, cluster.add_node(num_cpus=3, **here))
+    node = next(filter(has_server, nodes))
+    nodes.remove(node)
+    cluster.remove_node(node, allow_graceful=False)
+    if wishes["is_made_up_for"]:
+        nodes.append(new_node())
 
 
-striker = Striker(strike, times=2)
+striker = Striker(strike, times=wishes["times"], workers=spec["num_workers"])
 try:
-    spec = json.loads(sys.argv[1])
     spec["platform"], spec["ray"]["address"] = "ray", cluster.address
     outcome = runners.run(
         ExperimentSpec.model_validate(spec),
@@ -195,23 +208,89 @@ try:
 finally:
     cluster.shutdown()
 """
+ON_LOOPBACK = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 10**8}
 
 
-def test_lost_machines_are_made_up_for_and_training_reaches_its_score(tmp_path):
-    spec = spec_of(distributed={"worker_timeout": 20.0})
+@pytest.fixture
+def beside_a_cluster() -> Iterator[dict[str, str]]:
+    """The environment of processes that start a cluster, or join it."""
     here, support = Path(__file__).parent, Path(__file__).parent.parent / "support"
     paths = [str(here), str(support), *filter(None, [os.environ.get("PYTHONPATH")])]
+    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "known" * 8, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     with tempfile.TemporaryDirectory(prefix="st-", dir="/tmp") as short:
-        answer = subprocess.run(
-            [sys.executable, "-c", CLUSTER, json.dumps(dump(spec)), str(tmp_path)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "RAY_TMPDIR": short},
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
+        yield os.environ | access | {"PYTHONPATH": os.pathsep.join(paths), "RAY_TMPDIR": short}
+
+
+def trained_on_losing_machines(
+    folder: Path, environment: dict[str, str], spec: ExperimentSpec, **wishes: Any
+) -> list[str]:
+    """What is logged by a run that loses machines with servers on them, and reaches its score all the same."""
+    answer = subprocess.run(
+        [sys.executable, "-c", CLUSTER, json.dumps(dump(spec)), str(folder), json.dumps(wishes)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert answer.returncode == 0, answer.stderr
     *log, last = answer.stdout.splitlines()
     state, mean_return, struck = json.loads(last)
-    assert (state, struck) == ("stopped", 2)
+    assert (state, struck) == ("stopped", wishes["times"])
     assert mean_return >= GOOD
-    assert any("was lost" in line for line in log)
+    return log
+
+
+def test_lost_machines_are_made_up_for_and_training_reaches_its_score(tmp_path, beside_a_cluster):
+    spec = spec_of(distributed={"worker_timeout": 20.0})
+    log = trained_on_losing_machines(tmp_path, beside_a_cluster, spec, cpus=3, times=2, is_made_up_for=True)
+    assert sum("another one goes on from update" in line for line in log) >= 2
+
+
+def test_a_server_whose_machine_is_lost_finds_room_where_workers_have_taken_all(tmp_path, beside_a_cluster):
+    # The worker takes all of one machine, and so the server is on the other.
+    spec = spec_of(num_workers=1, num_parameter_servers=1, distributed={"worker_timeout": 20.0})
+    log = trained_on_losing_machines(tmp_path, beside_a_cluster, spec, cpus=1, times=1, is_made_up_for=False)
+    # Ray may take a lost machine for a living one once more.
+    lost = {line.partition(";")[0] for line in log if "was lost" in line}
+    assert lost == {"parameter server 0 was lost"}
+
+
+HOLDING = """
+import sys
+from ray.cluster_utils import Cluster
+from test_distributed import ON_LOOPBACK
+
+cluster = Cluster(initialize_head=True, head_node_args=ON_LOOPBACK | {"num_cpus": 4})
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+def test_a_killed_driver_leaves_none_of_its_processes_on_a_ray_of_others(tmp_path, beside_a_cluster):
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    cluster = subprocess.Popen([sys.executable, "-c", HOLDING], env=beside_a_cluster, **pipes)
+
+    def actors() -> set[tuple[int, str]]:
+        names = ("ray::Worker", "ray::ParameterServer")
+        return {each for each in descendants(cluster.pid) if named(each[0]).startswith(names)}
+
+    driver = None
+    try:
+        address = cluster.stdout.readline().strip()
+        spec = spec_of(platform="ray", ray={"address": address}, saver_frequency="20000t")
+        command = [sys.executable, "-c", DRIVING, json.dumps(dump(spec)), str(tmp_path), "anew"]
+        driver = subprocess.Popen(command, env=beside_a_cluster)
+        wait_until(lambda: len(list_checkpoints(tmp_path)) > 2, "checkpoints are written", pause=0.05)
+        started = actors()
+        assert len(started) == 4
+        driver.kill()
+        driver.wait()
+        wait_until(lambda: not alive(started), "none of its processes is left", seconds=60)
+        assert not actors()
+        assert any("raylet" in named(pid) for pid, _ in descendants(cluster.pid)), "the Ray of the others goes on"
+    finally:
+        if driver is not None:
+            driver.kill()
+            driver.wait()
+        cluster.communicate()

@@ -10,8 +10,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -223,6 +225,39 @@ def test_this_machine_becomes_part_of_no_ray_without_a_token_unless_that_is_want
         ray_session(RaySpec(address="192.0.2.1:6379"), cpus=1),
     ):
         pass
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:6379", "127.0.0.1:6379", "ray://192.0.2.1:10001"])
+@pytest.mark.parametrize(
+    ("machine", "variable", "is_told"),
+    [
+        ("192.0.2.1", "", True),
+        ("192.0.2.1", "RAY_AUTH_TOKEN", False),
+        ("192.0.2.1", "RAY_AUTH_MODE", False),
+        ("127.0.0.1", "", False),
+    ],
+)
+def test_a_ray_of_others_that_takes_no_token_from_its_network_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    address: str,
+    machine: str,
+    variable: str,
+    is_told: bool,
+) -> None:
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if variable:
+        monkeypatch.setenv(variable, {"RAY_AUTH_TOKEN": "right" * 8, "RAY_AUTH_MODE": "disabled"}[variable])
+    nodes = [{"Alive": True, "NodeManagerAddress": "127.0.0.1"}, {"Alive": True, "NodeManagerAddress": machine}]
+    monkeypatch.setattr(module, "_ray_as_environment_says", lambda: SimpleNamespace(nodes=lambda: nodes))
+    monkeypatch.setattr(module, "_check_answer", lambda *_: None)
+    monkeypatch.setattr(module, "_has_node_here", lambda *_: True)
+    monkeypatch.setattr(module, "_connected", lambda *_: nullcontext())
+    with ray_session(RaySpec(address=address), cpus=1):
+        assert (f"the Ray at {address} takes no token" in caplog.text) == is_told
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,10 @@ class RayError(Exception):
     """What was asked is gone."""
 
 
+class GetTimeoutError(RayError):
+    """What was asked is not answered yet."""
+
+
 class RayTaskError(RayError):
     """What was asked has raised."""
 
@@ -54,6 +58,21 @@ class Handle:
         return Reference(deepcopy(getattr(self.actor, name)(*deepcopy(arguments))))
 
 
+class Waiting:
+    """An actor that has no machine: what it is asked, it does not answer."""
+
+    is_lost = False
+    actor = None
+
+    def __deepcopy__(self, _: Any) -> Waiting:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return SimpleNamespace(remote=lambda *_: Reference(error=GetTimeoutError("it has not started")))
+
+
 class OneProcessRay(ModuleType):
     """Takes the place of the module `ray`."""
 
@@ -61,15 +80,20 @@ class OneProcessRay(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("ray")
-        self.handles: list[Handle] = []
+        self.handles: list[Any] = []
+        self.cpus: list[float] = []
+        """What each of them has asked for."""
+        self.has_machines = True
 
     def remote(self, kind: type) -> SimpleNamespace:
-        return SimpleNamespace(
-            options=lambda **_: SimpleNamespace(remote=lambda *arguments: self._started(kind, arguments))
-        )
+        def options(num_cpus: float, **_: Any) -> SimpleNamespace:
+            return SimpleNamespace(remote=lambda *arguments: self._started(kind, num_cpus, arguments))
 
-    def _started(self, kind: type, arguments: tuple[Any, ...]) -> Handle:
-        self.handles.append(Handle(kind, arguments))
+        return SimpleNamespace(options=options)
+
+    def _started(self, kind: type, cpus: float, arguments: tuple[Any, ...]) -> Any:
+        self.handles.append(Handle(kind, arguments) if self.has_machines else Waiting())
+        self.cpus.append(cpus)
         return self.handles[-1]
 
     def living(self, kind: str) -> list[Handle]:
@@ -84,9 +108,10 @@ class OneProcessRay(ModuleType):
         return references.value
 
     def wait(self, references: list[Reference], **_: Any) -> tuple[list[Reference], list[Reference]]:
-        return list(references), []
+        waiting = [each for each in references if isinstance(each.error, GetTimeoutError)]
+        return [each for each in references if each not in waiting], waiting
 
-    def kill(self, handle: Handle) -> None:
+    def kill(self, handle: Any) -> None:
         handle.is_lost = True
 
     def nodes(self) -> list[dict[str, Any]]:

@@ -21,12 +21,14 @@ def check(spec: ExperimentSpec) -> list[str]:
     Raises a UserError for whatever cannot work: unknown agents and settings, networks that do not fit the
     observations, actions that the algorithm cannot take.
     """
-    from steppe.runners.compilation import let_threads_compute
+    from steppe.runners.compilation import keep_off_gpus, let_threads_compute
     from steppe.runners.setup import PARALLEL, make_engine, notices_for
 
     if spec.run_mode == "multi-threaded":
         # JAX is set up once in a process, and the run may be in this one.
         let_threads_compute(spec.num_workers)
+    elif spec.run_mode == "distributed":
+        keep_off_gpus()
     # The other run modes and platforms are made of the same agents and environments.
     make_engine(spec.model_copy(update={"run_mode": "single"})).close()
     notices = notices_for(spec)

@@ -44,6 +44,13 @@ def let_threads_compute(count: int) -> None:
     os.environ.setdefault("NPROC", str(max(1, min(count, available_cores()))))
 
 
+def keep_off_gpus() -> None:
+    """Before JAX is set up, without effect after that: it takes no memory of GPUs, which others will compute on."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+
+
 def prepare_jax(shards: int = 1) -> int:
     """Sets JAX up for training on this many host devices; how many there really are (JAX may be in use already)."""
     # One XLA worker thread a device: small programs lose more by handing work over than they gain.

@@ -275,6 +275,9 @@ class Loop:
             )
         # A checkpoint of before they were kept does not say them.
         for name, was, now in _differences(manifest.get("settings", {}), self._settings()):
+            # Of some each worker has its part, which is another when there are more workers.
+            if name in getattr(self.engine, "shared_out", ()):
+                continue
             raise CheckpointError(
                 f"this run was trained with agent.{name} {json.dumps(was)}, but it is {json.dumps(now)} now (a default "
                 'of this version?); write it into the "agent" of its experiment.json to train on as before'

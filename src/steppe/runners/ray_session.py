@@ -141,6 +141,8 @@ def _joined(address: str, spec: RaySpec) -> Iterator[Session]:
             words = [f"--address={address}", "--num-cpus=0", f"--object-store-memory={_bytes(spec)}"]
             stack.enter_context(_node(words, folder, f"the Ray at {address} did not take this machine in"))
         stack.enter_context(_connected(ray, address))
+        if not has_token() and MODE_SWITCH not in os.environ:
+            _tell_of_open_doors(ray, address)
         yield Session(address, is_own=False)
 
 
@@ -153,6 +155,17 @@ def _check_lock(address: str) -> None:
         "could run programs; set RAY_AUTH_TOKEN to the token of that Ray, or, where its network is yours alone, "
         f"{MODE_SWITCH}=disabled"
     )
+
+
+def _tell_of_open_doors(ray: Any, address: str) -> None:
+    """Says that the Ray of others has let this process in without a token, where it listens on a network."""
+    machines = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+    if not all(map(_is_loopback, machines)):
+        log.warning(
+            "the Ray at %s takes no token, so that whoever reaches its machines can run programs there; start it with "
+            "%s=token and the same RAY_AUTH_TOKEN everywhere, or, where its network is yours alone, set %s=disabled",
+            *(address, MODE_SWITCH, MODE_SWITCH),
+        )
 
 
 @contextmanager

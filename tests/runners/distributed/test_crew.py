@@ -129,3 +129,45 @@ def test_a_worker_that_never_starts_is_told_and_waited_for_no_more(monkeypatch, 
     now += 600.0
     team.poll(0.0)
     assert team.next_number == 4, "and then it is replaced"
+
+
+def test_a_worker_whose_first_order_took_long_has_time_for_its_second(monkeypatch, caplog):
+    ray = Ray(Report(0, pushes=1, seconds=70.0))
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    team = made(ray)
+    assert len(work(team)) == 2
+    team.order("collect", 1, order)
+    ray.wait = lambda answers, **_: ([], answers)  # type: ignore[method-assign]
+    now += 10 * 70.0 - 1.0
+    team.poll(0.0)
+    assert (team.next_number, caplog.text) == (2, ""), "both are only slow"
+    now += 2.0
+    with caplog.at_level(logging.WARNING):
+        team.poll(0.0)
+    assert team.next_number == 4
+    assert "it has said nothing for 701 s; distributed.worker_timeout sets how long that may be" in caplog.text
+
+
+def test_what_the_others_report_is_heard_before_a_fault_ends_the_run(monkeypatch):
+    monkeypatch.setattr(crew, "SPARE_LOSSES", -2)
+    answers = [Report(0, pushes=3, fault="the simulator is broken"), Report(1, pushes=5)]
+    ray = Ray()
+    team = made(ray)
+    team.order("collect", 1, order)
+    ray.get = lambda _: answers.pop(0)  # type: ignore[assignment,method-assign,misc]
+    with pytest.raises(EnvironmentFault, match="the simulator is broken"):
+        team.poll(0.0)
+    assert [(report.worker, report.pushes) for report in team.untold()] == [(0, 3), (1, 5)]
+    assert team.untold() == []
+
+
+def test_a_worker_that_does_not_tell_what_it_has_is_named(caplog):
+    ray = Ray()
+    team = made(ray)
+    own = {"memory": 1}
+    for place, answer in zip(team._places, (own, RayError("the actor is gone")), strict=True):
+        place.actor.arrays = SimpleNamespace(remote=lambda answer=answer: Answer(answer))
+    with caplog.at_level(logging.WARNING):
+        assert team.arrays() == {0: own}
+    assert "worker 1 has not told what it has of its own (the actor is gone)" in caplog.text

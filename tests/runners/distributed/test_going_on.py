@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from one_process_ray import OneProcessRay, one_process_ray
 from runs import TINY_DQN, TINY_VPG, experiment, train
 
+from steppe.errors import EnvironmentFault
 from steppe.records.checkpoints import load_latest
 from steppe.records.policy import load_policy
+from steppe.runners._base import Limits
 from steppe.runners.distributed import engine, make_engine
+from steppe.runners.distributed.words import Report
 from steppe.specs.experiment import ExperimentSpec
 
 NETWORK = [{"type": "dense", "size": 8}]
@@ -103,6 +108,64 @@ def test_a_paused_run_goes_on_with_other_workers_and_servers(tmp_path, ray):
     assert not ray.living("ParameterServerActor")
 
 
+def paused_without_worker(number, tmp_path, ray, spec):
+    """A run whose worker of this number is gone when the checkpoint is made."""
+    shown = []
+
+    def request():
+        if shown[-1].timestep < 500:
+            return None
+        ray.kill(ray.living("Worker")[number])
+        return "pause"
+
+    train(tmp_path, spec, show=shown.append, request=request)
+    return load_latest(tmp_path)
+
+
+@pytest.mark.parametrize(("environment", "inside"), [("CartPole-v1", "learner/"), ("worlds:World", "")])
+def test_a_worker_that_a_checkpoint_is_without_costs_only_its_own_memory(
+    tmp_path, ray, caplog, monkeypatch, environment, inside
+):
+    monkeypatch.setattr(engine, "MOST_PUSHES", 1)
+    spec = spec_of(TINY_DQN | {"memory": {"capacity": 20_000}}, environment, total_timesteps=10_000_000)
+    with caplog.at_level(logging.WARNING):
+        saved = paused_without_worker(0, tmp_path, ray, spec)
+    paused = saved.arrays
+    assert "worker 0 has not told what it has of its own" in caplog.text
+    assert (paused["driver/workers"].tolist(), paused["driver/num_workers"]) == ([1], 2)
+    filled = paused[f"workers/1/{inside}memory/filled"]
+    again = train(tmp_path, spec, resume=True, **pausing_after(saved.timestep + 1, []))
+    words = "1 of 2 workers.* with empty memories, since .* did not answer when the checkpoint was made"
+    assert len(again.notices) == 1
+    assert re.search(words, again.notices[0])
+    after = load_latest(tmp_path).arrays
+    assert after["driver/workers"].tolist() == [1, 2]
+    own, anew = (after[f"workers/{number}/{inside}memory/filled"] for number in (1, 2))
+    assert own > filled
+    assert anew > 0
+
+
+def test_workers_whose_memories_have_another_size_do_not_go_on(tmp_path, ray):
+    saved = paused_without_worker(2, tmp_path, ray, spec_of(TINY_DQN, num_workers=3, total_timesteps=10_000_000))
+    assert saved.arrays["driver/workers"].tolist() == [0, 1]
+    again = train(tmp_path, spec_of(TINY_DQN, num_workers=2, total_timesteps=saved.timestep + 1_000), resume=True)
+    assert again.state == "completed"
+    assert again.notices == [
+        "all 2 workers start new episodes with empty memories, since they are not the 3 of the checkpoint; all else "
+        "goes on exactly"
+    ]
+
+
+@pytest.mark.usefixtures("ray")
+def test_a_run_that_goes_on_from_its_beginning_has_the_same_workers(tmp_path):
+    spec = spec_of()
+    train(tmp_path, spec, request=lambda: "pause")
+    assert load_latest(tmp_path).arrays["driver/workers"].tolist() == [0, 1]
+    outcome = train(tmp_path, spec, resume=True)
+    assert not outcome.notices
+    assert load_latest(tmp_path).arrays["driver/workers"].tolist() == [0, 1]
+
+
 @pytest.mark.learning
 @pytest.mark.usefixtures("ray")
 def test_one_worker_that_overlaps_is_never_stale_and_its_memory_and_targets_go_on(tmp_path):
@@ -138,3 +201,39 @@ def test_lost_workers_and_servers_are_made_up_for(tmp_path, ray, caplog, monkeyp
     assert caplog.text.count("takes its place") == 1
     assert caplog.text.count("another one goes on from update") == 2
     assert load_latest(tmp_path).arrays["driver/next_worker"] == 3
+
+
+def test_a_run_without_a_machine_for_a_server_can_be_paused_and_goes_on_later(tmp_path, ray, monkeypatch):
+    monkeypatch.setattr(engine, "TICK_SECONDS", 0.0)
+    monkeypatch.setattr(engine, "MOST_PUSHES", 1)
+    idle = []
+
+    def request():
+        if ray.has_machines:
+            if not ray.living("Worker"):
+                return None
+            ray.has_machines = False
+            ray.kill(ray.living("ParameterServerActor")[1])
+        idle.append(True)
+        # Workers have told of it after a few looks around.
+        return "pause" if len(idle) > 10 else None
+
+    paused = train(tmp_path, spec_of(), request=request)
+    saved = load_latest(tmp_path)
+    assert paused.state == "paused"
+    assert saved.arrays["driver/workers"].tolist() == [0, 1]
+    ray.has_machines = True
+    assert train(tmp_path, spec_of(), resume=True).timestep == 8 * PER_PUSH
+
+
+def test_what_the_others_did_counts_when_a_fault_ends_the_run():
+    driver = make_engine(spec_of())
+
+    def poll(_):
+        raise EnvironmentFault("the simulator is broken")
+
+    driver._crew = SimpleNamespace(poll=poll, untold=lambda: [Report(1, pushes=1, timesteps=PER_PUSH, updates=16)])
+    driver._gather(0.0)
+    chunk = driver._count.chunk(Limits(), workers=2)
+    assert (chunk.columns["timesteps"], chunk.columns["updates"]) == (PER_PUSH, 16)
+    assert str(chunk.fault) == "the simulator is broken"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import get_args
 
 import numpy as np
@@ -92,6 +95,44 @@ def test_settings_without_effect_are_told():
     notices = check(spec_of("ppo", distributed={"synchronous": True, "max_staleness": 3, "overlap": True}))
     assert [notice.partition(" ")[0] for notice in notices] == ["distributed.max_staleness", "distributed.overlap"]
     assert any("runs with the same seed differ" in notice for notice in check(spec_of("ppo", seed=1)))
+
+
+def test_shares_of_a_gpu_that_are_too_small_are_refused_before_anything_starts():
+    with pytest.raises(UserError, match="would put 4 workers on a GPU, and no more than 3 share one"):
+        runners.check(spec_of("ppo", num_workers=4, ray={"gpus_per_worker": 0.25}))
+
+
+@pytest.mark.parametrize("token", ["", "known" * 8])
+def test_a_token_that_other_machines_will_need_is_told(monkeypatch, tmp_path, token):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    notices = check(spec_of("ppo", seed=None, ray={"port": 6399}))
+    assert [notice.partition(",")[0] for notice in notices] == (
+        [] if token else ["ray.port 6399 takes in other machines"]
+    )
+
+
+DRIVING = """
+import jax
+from runs import experiment
+from steppe import runners
+from steppe.runners.setup import make_engine
+
+spec = experiment("CartPole-v1", "ppo", run_mode={mode!r}, num_workers=2)
+{called}
+print(jax.config.jax_platforms)
+"""
+
+
+@pytest.mark.parametrize("called", ["runners.check(spec)", "make_engine(spec).close()"])
+@pytest.mark.parametrize(("mode", "platforms"), [("distributed", "cpu"), ("single", "None")])
+def test_the_driver_leaves_gpus_to_its_workers(mode, platforms, called):
+    program = DRIVING.format(mode=mode, called=called)
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    answer = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert answer.stdout.split() == [platforms], answer.stderr
 
 
 def test_the_memory_is_shared_out_and_never_smaller_than_a_batch():

@@ -25,8 +25,18 @@ def make_engine(spec: ExperimentSpec) -> Engine:
 
 def check(spec: ExperimentSpec) -> list[str]:
     """Notices; a UserError that says why an experiment cannot be run by parameter servers and workers."""
+    from steppe.runners.placing import check_sharing
+    from steppe.runners.ray_session import has_token
+
+    check_sharing(spec)
     make_engine(spec).close()
     notices = []
+    ray = spec.ray
+    if spec.platform == "local" and ray.port is not None and ray.address is None and not has_token():
+        notices.append(
+            f"ray.port {ray.port} takes in other machines, which needs a token that they know too; set RAY_AUTH_TOKEN "
+            "before the run starts"
+        )
     if spec.distributed.synchronous:
         unused = [name for name in ("max_staleness", "overlap") if getattr(spec.distributed, name)]
         notices += [f"distributed.{name} has no effect: synchronous workers wait for each other" for name in unused]

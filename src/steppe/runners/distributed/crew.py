@@ -71,6 +71,7 @@ class Crew:
         self.next_number = first
         self._longest = 0.0
         self._losses = 0.0
+        self._untold: list[Report] = []
 
     def fill(self, workers: int, numbers: Sequence[int] = ()) -> None:
         """Starts workers until there are so many, the first of them with these numbers, which they had before."""
@@ -82,6 +83,11 @@ class Crew:
     def working(self) -> int:
         """How many are ready to do something."""
         return sum(place.has_begun for place in self._places)
+
+    @property
+    def awaited(self) -> list[int]:
+        """The numbers of those that are not ready yet."""
+        return [place.number for place in self._places if not place.has_begun]
 
     @property
     def is_complete(self) -> bool:
@@ -109,19 +115,32 @@ class Crew:
                     self._send(place, method, order.pushes, order)
 
     def poll(self, seconds: float) -> list[Report]:
-        """What workers report within so many seconds: all that has come as soon as anything has."""
+        """What workers report within so many seconds: all that has come as soon as anything has.
+
+        Where that is an end of the run, it is raised when all have been heard; `untold` has what they have done.
+        """
         heads = {place.sent[0].answer: place for place in self._places if place.sent}
         if not heads:
-            time.sleep(seconds)
+            time.sleep(max(seconds, 0.0))
             return []
         ready, _ = self._ray.wait(list(heads), num_returns=1, timeout=max(seconds, 0.0))
         if ready:
             ready, _ = self._ray.wait(list(heads), num_returns=len(heads), timeout=0)
-        reports = [report for each in ready if (report := self._report(heads[each])) is not None]
+        reports: list[Report] = []
+        ends: list[SteppeError] = []
+        for each in ready:
+            try:
+                self._hear(heads[each], reports)
+            except SteppeError as end:
+                ends.append(end)
+        if ends:
+            self._untold += reports
+            raise ends[0]
         for place in list(self._places):
             silent = time.monotonic() - place.since if place.sent else 0.0
             if silent > self._allowance(place):
-                self._replace(place, f"it has said nothing for {silent:.0f} s")
+                way_out = "distributed.worker_timeout sets how long that may be"
+                self._replace(place, f"it has said nothing for {silent:.0f} s; {way_out}")
             elif silent > self._timeout and not place.has_begun and not place.is_missed:
                 place.is_missed = True
                 log.warning(
@@ -130,14 +149,26 @@ class Crew:
                 )
         return reports
 
+    def untold(self) -> list[Report]:
+        """What workers have reported when `poll` raised."""
+        reports, self._untold = self._untold, []
+        return reports
+
     def arrays(self) -> dict[int, dict[str, np.ndarray]]:
         """What each worker that is ready has of its own, by number; asked for while none has anything to do."""
         asked = {place.number: place.actor.arrays.remote() for place in self._places if place.has_begun}
+        deadline = time.monotonic() + self._patience
         found = {}
         for number, answer in asked.items():
-            # Whoever does not answer will not answer the next order either, and is replaced then.
-            with suppress(self._ray.exceptions.RayError):
-                found[number] = self._ray.get(answer, timeout=self._timeout)
+            try:
+                found[number] = self._ray.get(answer, timeout=max(deadline - time.monotonic(), 1.0))
+            except self._ray.exceptions.RayError as error:
+                # Whoever is gone does not answer the next order either, and is replaced then.
+                log.warning(
+                    "worker %d has not told what it has of its own (%s), which the checkpoint is therefore without; "
+                    "distributed.worker_timeout sets how long it may take",
+                    *(number, _last_line(error)),
+                )
         return found
 
     def close(self) -> None:
@@ -151,34 +182,39 @@ class Crew:
             with suppress(Exception):
                 self._ray.kill(place.actor)
 
-    def _report(self, place: _Place) -> Report | None:
+    def _hear(self, place: _Place, reports: list[Report]) -> None:
+        """Takes in the answer to the oldest order, also where it ends the run."""
         sent = place.sent.popleft()
         place.since = time.monotonic()
         try:
             report: Report = self._ray.get(sent.answer)
         except self._ray.exceptions.RayTaskError as error:
             self._replace(place, _last_line(error))
-            return None
+            return
         except self._ray.exceptions.RayError:
             self._replace(place, "its process or its machine is gone")
-            return None
+            return
+        reports.append(report)
         for level, line in report.log:
             log.log(level, "worker %d: %s", place.number, line)
         if report.mistake is not None:
             raise UserError(report.mistake)
         if report.fault is not None:
             self._replace(place, report.fault, is_fault=True)
-            return report
-        if place.has_worked:
-            self._longest = max(self._longest, report.seconds)
+            return
+        # Of the first order too, which may compile: better to wait for too long than to end who only is slow.
+        self._longest = max(self._longest, report.seconds)
         place.has_worked, place.has_begun = place.has_begun, True
         self._losses = max(0.0, self._losses - FORGIVEN_PER_PUSH * report.pushes)
-        return report
 
     def _allowance(self, place: _Place) -> float:
         """How many seconds it may take to answer: the first time everything is compiled."""
         if not place.has_worked:
             return 10 * self._timeout
+        return self._patience
+
+    @property
+    def _patience(self) -> float:
         return max(self._timeout, PATIENCE * self._longest)
 
     def _replace(self, place: _Place, reason: str, is_fault: bool = False) -> None:

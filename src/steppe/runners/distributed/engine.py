@@ -17,6 +17,7 @@ from steppe.errors import EnvironmentFault
 from steppe.records.policy import Policy
 from steppe.runners import keys, pods
 from steppe.runners._base import Chunk, Limits
+from steppe.runners.compilation import keep_off_gpus
 from steppe.runners.distributed import servers as server_places
 from steppe.runners.distributed.counting import Count
 from steppe.runners.distributed.crew import Crew
@@ -52,9 +53,13 @@ class DistributedEngine:
     """Parameter servers and workers on Ray."""
 
     most_iterations = 1024
+    shared_out = ("memory.capacity",)
+    """Settings of the agent of which each worker has its part."""
 
     def __init__(self, spec: ExperimentSpec) -> None:
         self.spec = spec
+        # JAX would take most of the memory of a GPU that workers are to share.
+        keep_off_gpus()
         alone = worker_engine(spec)
         alone.close()
         self.agent = alone.agent
@@ -91,17 +96,23 @@ class DistributedEngine:
         self._count.restore(own)
         self._fresh(seed, pretrains=False)
         self._first_worker, numbers = int(own["next_worker"]), own["workers"].tolist()
-        if len(numbers) == self.spec.num_workers:
+        # A checkpoint of before that was kept tells only of those that it holds.
+        before, now = int(own.get("num_workers", len(numbers))), self.spec.num_workers
+        if before == now:
             self._left = {number: _below(f"workers/{number}/", arrays) for number in numbers}
+        if len(self._left) < now:
+            self.exact_resume = False
+            self.resume_notice = self._what_is_new(before, now)
         self._start(_below("servers/", arrays), seed)
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """All shards and all workers as of one moment: no push is on its way."""
         self._drain()
         whole = joined(self._its_servers.states(), self._borders, self._parts)
-        workers = self._its_crew.arrays()
+        workers = self._its_crew.arrays() | self._not_begun()
         own = self._count.arrays() | {
             "next_worker": np.array(self._its_crew.next_number),
+            "num_workers": np.array(self.spec.num_workers),
             "workers": np.array(list(workers), np.int64),
         }
         arrays = {f"servers/{name}": array for name, array in whole.items()}
@@ -117,7 +128,7 @@ class DistributedEngine:
             self._give_orders(timestep)
             spent = time.monotonic() - started
             self._gather(min(TICK_SECONDS, LONGEST_TICK_SECONDS - spent))
-            self._its_servers.copy_now_and_then()
+            self._its_servers.look_after()
             spent = time.monotonic() - started
             is_urgent = self._count.has_trouble or self._count.has_reached(limits)
             if is_urgent or spent >= LONGEST_TICK_SECONDS or (spent >= TICK_SECONDS and self._count.has_row):
@@ -203,7 +214,7 @@ class DistributedEngine:
                     overlaps=spec.distributed.overlap,
                     # Half: who waits for a server that hangs is not to be taken for hanging.
                     timeout=timeout / 2,
-                    left=self._left.pop(number, None),
+                    left=self._left.get(number) or None,
                     paths=tuple(sys.path),
                 )
 
@@ -217,6 +228,8 @@ class DistributedEngine:
 
     def _give_orders(self, timestep: int) -> None:
         crew = self._its_crew
+        if not self._its_servers.are_there:
+            return
         if not self.spec.distributed.synchronous:
             crew.order("collect", DEPTH, lambda: self._order(timestep))
             return
@@ -244,7 +257,9 @@ class DistributedEngine:
             reports = self._its_crew.poll(seconds)
         except EnvironmentFault as fault:
             self._count.note_fault(fault)
-            return
+            reports = self._its_crew.untold()
+        if self._left:
+            self._left = self._not_begun()
         lost = sorted({index for report in reports for index in report.lost_servers})
         if lost:
             self._its_servers.mend(lost)
@@ -266,6 +281,22 @@ class DistributedEngine:
             # A server that took over for another may know of fewer.
             reports[0].updates = max(self._version - before, 0)
         self._count.take_in(reports)
+
+    def _not_begun(self) -> dict[int, dict[str, np.ndarray]]:
+        """What workers that are on their way will have of their own: what was left, or what follows from a number."""
+        return {number: self._left.get(number, {}) for number in self._its_crew.awaited}
+
+    def _what_is_new(self, before: int, now: int) -> str:
+        """What is said of a resumed run whose workers are not all as they were."""
+        if before == now:
+            who, reason = f"{now - len(self._left)} of {now} workers", "did not answer when the checkpoint was made"
+        else:
+            who, reason = f"all {now} workers", f"are not the {before} of the checkpoint"
+        what = "empty memories" if self.agent.experience == "transitions" else "other random numbers"
+        if self._rollout is None:
+            # No environment in Python goes on with its episodes.
+            return f"all workers start new episodes, and {who} with {what}, since these {reason}; all else goes on"
+        return f"{who} start new episodes with {what}, since they {reason}; all else goes on exactly"
 
     def _drain(self) -> None:
         """Waits until no worker has anything to do."""

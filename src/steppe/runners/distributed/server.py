@@ -135,6 +135,15 @@ class ParameterServer:
             self._known[push.worker] = (push.sequence, was_applied)
         return self._answer(push.known, push.known_target, was_applied, staleness)
 
+    def catch_up(self, version: int) -> State:
+        """Counts on from `version`, as the others do: what this one lacks of it is lost. Its state after that."""
+        frequency = self.duty.target_sync_frequency
+        is_due = frequency and version // frequency > self.version // frequency
+        self.version = max(self.version, version)
+        if is_due:
+            self._move_target()
+        return self.state()
+
     def hold(self, push: Push) -> None:
         """Keeps gradients until `step_together`."""
         self._waiting[push.worker] = push
@@ -160,8 +169,11 @@ class ParameterServer:
                 optimizer.step(self.params[part], gradient[part])
             self.version += 1
             if duty.target_sync_frequency and self.version % duty.target_sync_frequency == 0:
-                self.target += duty.target_update_weight * (self.params - self.target)
-                self.target_version = self.version
+                self._move_target()
+
+    def _move_target(self) -> None:
+        self.target += self.duty.target_update_weight * (self.params - self.target)
+        self.target_version = self.version
 
     def _take_in(self, seen: Seen | None) -> None:
         if seen is not None and self.seen is not None:
@@ -188,6 +200,14 @@ def fresh_state(params: np.ndarray, target: np.ndarray, version: int, seen: Seen
         "target": target,
         "known": np.zeros((0, 3), np.int64),
     } | _named(seen)
+
+
+def answer_in(state: State) -> Answer:
+    """What a server that goes on from this state would answer to a pull."""
+    version, target_version, _ = (int(number) for number in state["counters"])
+    return Answer(
+        version, state["params"], state["target"], target_version, seen_in(state), was_applied=True, staleness=0
+    )
 
 
 def seen_in(state: State) -> Seen | None:

@@ -185,6 +185,7 @@ def _telling(report: Report) -> Iterator[None]:
 
 def received(ray: Any, sent: Sequence[Any], seconds: float) -> list[Any]:
     """What Ray has for each reference within so many seconds: its value, or why there is none."""
+    deadline = time.monotonic() + seconds
     try:
         return ray.get(list(sent), timeout=seconds)
     except ray.exceptions.RayTaskError:
@@ -194,8 +195,11 @@ def received(ray: Any, sent: Sequence[Any], seconds: float) -> list[Any]:
     values = []
     for each in sent:
         try:
-            # All had their time: whoever has answered has done so by now.
-            values.append(ray.get(each, timeout=1.0))
+            # One that is gone was told of at once, which is no reason to give the others less time; in the end, what
+            # has been answered may still be on its way.
+            values.append(ray.get(each, timeout=max(deadline - time.monotonic(), 1.0)))
+        except ray.exceptions.RayTaskError:
+            raise
         except ray.exceptions.RayError as error:
             values.append(error)
     return values
