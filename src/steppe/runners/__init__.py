@@ -27,7 +27,7 @@ def check(spec: ExperimentSpec) -> list[str]:
     if spec.run_mode == "multi-threaded":
         # JAX is set up once in a process, and the run may be in this one.
         let_threads_compute(spec.num_workers)
-    elif spec.run_mode == "distributed":
+    elif spec.run_mode == "distributed" and spec.ray.gpus_per_worker:
         keep_off_gpus()
     # The other run modes and platforms are made of the same agents and environments.
     make_engine(spec.model_copy(update={"run_mode": "single"})).close()

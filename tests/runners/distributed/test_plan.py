@@ -119,16 +119,18 @@ from runs import experiment
 from steppe import runners
 from steppe.runners.setup import make_engine
 
-spec = experiment("CartPole-v1", "ppo", run_mode={mode!r}, num_workers=2)
+spec = experiment("CartPole-v1", "ppo", run_mode={mode!r}, num_workers=2, ray={{"gpus_per_worker": {share}}})
 {called}
 print(jax.config.jax_platforms)
 """
 
 
 @pytest.mark.parametrize("called", ["runners.check(spec)", "make_engine(spec).close()"])
-@pytest.mark.parametrize(("mode", "platforms"), [("distributed", "cpu"), ("single", "None")])
-def test_the_driver_leaves_gpus_to_its_workers(mode, platforms, called):
-    program = DRIVING.format(mode=mode, called=called)
+@pytest.mark.parametrize(
+    ("mode", "share", "platforms"), [("distributed", 0.5, "cpu"), ("distributed", 0, "None"), ("single", 0, "None")]
+)
+def test_the_driver_leaves_gpus_to_its_workers(mode, share, platforms, called):
+    program = DRIVING.format(mode=mode, share=share, called=called)
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     answer = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)

@@ -58,8 +58,9 @@ class DistributedEngine:
 
     def __init__(self, spec: ExperimentSpec) -> None:
         self.spec = spec
-        # JAX would take most of the memory of a GPU that workers are to share.
-        keep_off_gpus()
+        if spec.ray.gpus_per_worker:
+            # JAX would take most of the memory of a GPU that workers are to share.
+            keep_off_gpus()
         alone = worker_engine(spec)
         alone.close()
         self.agent = alone.agent
