@@ -6,6 +6,7 @@ import json
 import math
 
 import pytest
+from one_process_ray import one_process_ray
 from runs import TINY_DQN, TINY_PPO, experiment, train
 
 from steppe.errors import EnvironmentFault, TrainingDiverged
@@ -164,3 +165,16 @@ def test_a_short_run_leaves_the_losses_of_its_last_iteration(tmp_path):
     for folder in ("once", "between"):
         last = read_metrics(tmp_path / folder)[-1]
         assert (last["timestep"], last["loss"], last["entropy"]) == (256, expected["loss"], expected["entropy"])
+
+
+def test_a_distributed_run_with_replay_memories_goes_on_with_another_number_of_workers(tmp_path):
+    def spec(**fields):
+        fields = {"run_mode": "distributed", "network": [{"type": "dense", "size": 8}]} | fields
+        return experiment(agent=TINY_DQN, **fields)
+
+    with one_process_ray():
+        first = train(tmp_path, spec(num_workers=2, total_timesteps=200))
+        # Each had room for a half of what is remembered, and now has it for a third.
+        second = train(tmp_path, spec(num_workers=3, total_timesteps=400), resume=True)
+    assert second.timestep >= 400 > first.timestep
+    assert second.update > first.update
