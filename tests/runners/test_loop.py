@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -13,6 +14,9 @@ from steppe.errors import EnvironmentFault, TrainingDiverged
 from steppe.records import checkpoints
 from steppe.records.metrics import read_metrics
 from steppe.records.policy import load_policy
+from steppe.runners._base import Chunk
+from steppe.runners.loop import Loop
+from steppe.runners.setup import make_engine
 
 
 def test_a_run_ends_at_the_first_whole_iteration_after_its_timesteps(tmp_path):
@@ -178,3 +182,25 @@ def test_a_distributed_run_with_replay_memories_goes_on_with_another_number_of_w
         second = train(tmp_path, spec(num_workers=3, total_timesteps=400), resume=True)
     assert second.timestep >= 400 > first.timestep
     assert second.update > first.update
+
+
+def test_what_holds_now_is_shown_though_nothing_is_done(tmp_path):
+    spec, shown = experiment(total_timesteps=64), []
+    engine = make_engine(spec)
+    advance, calls = engine.advance, itertools.count()
+
+    def advance_now_and_then(*arguments):
+        if next(calls) == 0:
+            return Chunk(0, {}, False, True, figures={"workers": 0.0})
+        return advance(*arguments)
+
+    engine.advance = advance_now_and_then
+    try:
+        Loop(spec, engine, tmp_path, lambda: None, shown.append).run(None)
+    finally:
+        engine.close()
+    first, last = [progress.metrics for progress in shown if progress.phase == "training"]
+    assert first == {"workers": 0.0}
+    # What the next iteration tells takes its place.
+    assert "loss" in last
+    assert "workers" not in last

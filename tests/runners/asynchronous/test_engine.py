@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +21,7 @@ from steppe.records.metrics import read_metrics
 from steppe.records.policy import load_policy
 from steppe.runners._base import Limits
 from steppe.runners.asynchronous.engine import Meter
+from steppe.runners.loop import Loop
 
 DQN = {
     "type": "dqn",
@@ -27,6 +32,7 @@ DQN = {
     "exploration": {"type": "epsilon_anneal", "timesteps": 1000},
 }
 LEAN = [{"type": "dense", "size": 16}]
+SUPPORT = Path(__file__).parents[2] / "support"
 
 
 def world(agent=DQN, environment="worlds:World", **fields):
@@ -245,6 +251,42 @@ def test_a_call_without_workers_returns_with_nothing():
         assert (chunk.iterations, chunk.columns, chunk.is_healthy) == (0, {}, True)
     finally:
         engine.close()
+
+
+WORKER = "import sys; from steppe import AsyncWorker; AsyncWorker(sys.argv[1], 'worlds:World').work()"
+
+
+def test_the_progress_says_that_all_workers_are_gone(tmp_path):
+    workers, killed, seen = [], [], []
+
+    class Processes(Threads):
+        def start(self, server, token):
+            paths = os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])
+            words = [sys.executable, "-c", WORKER, "{}:{}".format(*server.address)]
+            workers.append(subprocess.Popen(words, env={"STEPPE_LEARNER_TOKEN": token, "PYTHONPATH": paths}))
+
+    def show(progress):
+        seen.append(progress.metrics)
+        if progress.update and progress.metrics.get("workers") == 1 and not killed:
+            workers[0].kill()
+            killed.append(time.monotonic())
+
+    def request():
+        is_told = killed and (seen[-1]["workers"] == 0 or time.monotonic() > killed[0] + 30)
+        return "stop" if is_told else None
+
+    spec = world(total_timesteps=10**6)
+    engine = async_engine(spec)
+    engine._crew = Processes(engine._rules, 1, 1)
+    try:
+        Loop(spec, engine, tmp_path, request, show).run(None)
+    finally:
+        engine.close()
+        for worker in workers:
+            worker.kill()
+            worker.wait(30)
+    assert (seen[-1]["workers"], seen[-1]["lost"]) == (0, 1)
+    assert "loss" in seen[-1]
 
 
 def test_workers_join_and_leave_while_it_learns(tmp_path):

@@ -235,11 +235,12 @@ class AsyncEngine:
             still = {"mean_return": _mean(self._returns), "mean_length": _mean(self._lengths)}
             rows = [{"timesteps": 0, "episodes": 0, **still}]
         columns = {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+        figures = self._figures()
         if rows:
             # The updates belong to all batches of this call alike.
             columns["updates"] = np.diff(np.arange(len(rows) + 1) * updates // len(rows))
-            columns |= {name: np.full(len(rows), value) for name, value in (self._metrics | self._figures()).items()}
-        return Chunk(len(rows), columns, reached, healthy, fault)
+            columns |= {name: np.full(len(rows), value) for name, value in (self._metrics | figures).items()}
+        return Chunk(len(rows), columns, reached, healthy, fault, figures)
 
     def _figures(self) -> dict[str, float]:
         """What a parallel run shows beside its losses."""
