@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from steppe.records.checkpoints import list_checkpoints, load_latest
 from steppe.records.metrics import read_metrics
 from steppe.records.policy import load_policy
 from steppe.runners.asynchronous import AsyncLearner, AsyncWorker, UniformReplay
-from steppe.runners.asynchronous.own import OwnCore
+from steppe.runners.asynchronous.own import RESERVED, OwnCore
 from steppe.runners.asynchronous.task import Task
 
 DQN = {"type": "dqn", "batch_size": 16, "learning_starts": 200, "n_step": 1}
@@ -92,6 +93,7 @@ def test_a_policy_of_ones_own_learns(tmp_path, ratio):
     assert last["evaluation_return"] > 9.0
     assert last["loss"] < 0.3
     assert policy.learned == outcome.update
+    assert set(last) - {"loss"} <= RESERVED
     if ratio == 0.25:
         assert outcome.update == pytest.approx(0.25 * outcome.timestep, rel=0.1)
     from safetensors.numpy import load_file
@@ -99,6 +101,24 @@ def test_a_policy_of_ones_own_learns(tmp_path, ratio):
     np.testing.assert_allclose(
         load_file(tmp_path / "policy" / "weights.safetensors")["table"], policy.weights, rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("name", ["updates", "episodes", "timestep", "workers", "mean_return"])
+def test_metrics_of_a_policy_of_ones_own_do_not_take_the_place_of_what_is_counted(tmp_path, name):
+    class Counts(Table):
+        def learn(self, batch):
+            return super().learn(batch) | {name: 1e9}
+
+    replay = UniformReplay(2000, batch_size=32, least=100)
+    learner = AsyncLearner(Counts(), replay, address="127.0.0.1:0", folder=tmp_path, total_timesteps=4000)
+    with pytest.raises(UserError, match=f'returns a metric "{name}", which the run counts itself; call it something'):
+        together(learner, [Table(1)])
+
+
+def test_the_page_names_what_a_policy_may_not_call_its_metrics():
+    page = (Path(__file__).parents[3] / "docs" / "run-modes" / "async.md").read_text()
+    sentence = page.partition("`learn` may call its metrics anything but")[2].partition(".\n")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == RESERVED
 
 
 def test_a_policy_of_ones_own_is_restored_with_its_memory(tmp_path):
