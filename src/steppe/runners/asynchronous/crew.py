@@ -57,15 +57,20 @@ class Crew(Protocol):
 class NoCrew:
     """Workers come and go as they like."""
 
+    _membership: Membership | None = None
+
     def open(self) -> str:
         """Only this machine."""
         return "127.0.0.1"
 
     def start(self, server: Server, token: str | None) -> None:
         """Nobody is sent."""
+        self._membership = server.membership
 
     def tend(self) -> EnvironmentFault | None:
         """Nobody is missed."""
+        if self._membership is not None:
+            self._membership.take_hung()
         return None
 
     def close(self) -> None:
