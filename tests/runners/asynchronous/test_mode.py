@@ -49,7 +49,7 @@ def test_workers_of_ones_own_play_by_the_rules_of_the_experiment_that_they_join(
 
 
 def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, family):
-    run, killed = tmp_path / "run", []
+    run, killed, replaced = tmp_path / "run", [], []
 
     def show(progress):
         # After the one that hangs has been replaced.
@@ -59,9 +59,11 @@ def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, 
             os.kill(killed[0], signal.SIGKILL)
 
     def request():
-        lines = read_metrics(run)[-1:]
-        is_whole = killed and lines and lines[0].get("lost", 0) >= 2 and lines[0].get("workers") == 2
-        return "stop" if is_whole and lines[0]["mean_return"] > 8.0 else None
+        lines = read_metrics(run)
+        if killed and not replaced and len(living := workers()) == 2 and killed[0] not in living:
+            replaced.append(len(lines))
+        is_whole = replaced and len(lines) > replaced[0] + 2 and lines[-1].get("workers") == 2
+        return "stop" if is_whole and lines[-1]["mean_return"] > 8.0 else None
 
     environment = {"id": "troubled:Hangs", "settings": {"folder": str(tmp_path)}}
     wishes = {"update_to_data": 0.25, "worker_timeout": 5.0}
