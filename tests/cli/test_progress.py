@@ -56,6 +56,15 @@ def test_lines_tell_of_them_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert "125k steps/s, 4 workers, 1.2k updates/s, 1.25 lag, 3 dropped, " in capsys.readouterr().out
 
 
+def test_that_no_worker_is_left_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    lines, panel = progress.Lines(_spec(total_timesteps=500_000)), progress.Panel(_spec(total_timesteps=500_000))
+    gone = dataclasses.replace(TRAINING, steps_per_second=0.0, metrics=CREW | {"workers": 0.0})
+    lines.update(gone)
+    assert "mean return 432.1, 0 workers, " in capsys.readouterr().out
+    panel.update(gone)
+    assert ["workers", "0", "updates/s", "1.2k"] in [line.strip("│ ").split() for line in _drawn(panel).splitlines()]
+
+
 def test_episodes_count_where_they_are_the_limit() -> None:
     lines = progress.Lines(_spec(episodes=1000))
     lines.update(TRAINING)

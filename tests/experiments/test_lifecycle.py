@@ -121,24 +121,83 @@ def test_what_is_learned_cannot_change_on_resume(ended: Any) -> None:
     assert folder.spec().agent.type == "random"
 
 
+def in_mode(folder: RunFolder, mode: str, **fields: Any) -> RunFolder:
+    """The experiment as one of another run mode."""
+    words = folder.spec().model_dump(mode="json") | {"run_mode": mode} | fields
+    folder.write_spec(ExperimentSpec.model_validate(words))
+    return folder
+
+
 @pytest.mark.parametrize("platform", ["local", "ray", "kubernetes"])
 def test_an_async_run_may_be_resumed_with_another_number_of_workers(ended: Any, platform: str) -> None:
-    folder = ended("paused")
     ray = {"address": "127.0.0.1:6379"} if platform == "ray" else {}
-    fields = {"run_mode": "async", "agent": "dqn", "platform": platform, "ray": ray}
-    folder.write_spec(ExperimentSpec.model_validate(folder.spec().model_dump(mode="json") | fields))
+    folder = in_mode(ended("paused"), "async", agent="dqn", platform=platform, ray=ray)
     lifecycle.prepare(folder, resume=True, sets=["num_workers=7"])
     assert folder.spec().num_workers == 7
-    with pytest.raises(UserError, match=r"^num_envs cannot change .*, kubernetes, num_workers can, or make another"):
+    with pytest.raises(
+        UserError, match=r"^num_envs cannot change .*, kubernetes, num_workers, .* can, or make another"
+    ):
         lifecycle.prepare(folder, resume=True, sets=["num_envs=7"])
 
 
-@pytest.mark.parametrize("mode", ["multi-threaded", "distributed"])
-def test_whose_workers_learn_themselves_keeps_their_number(ended: Any, mode: str) -> None:
-    folder = ended("paused")
-    folder.write_spec(folder.spec().model_copy(update={"run_mode": mode}))
+def test_a_distributed_run_may_be_resumed_with_other_numbers_of_workers_and_servers(ended: Any) -> None:
+    folder = in_mode(ended("paused"), "distributed", agent="a2c")
+    lifecycle.prepare(folder, resume=True, sets=["num_workers=7", "num_parameter_servers=2"])
+    assert (folder.spec().num_workers, folder.spec().num_parameter_servers) == (7, 2)
+
+
+def test_threads_that_learn_themselves_keep_their_number(ended: Any) -> None:
     with pytest.raises(UserError, match=r"^num_workers cannot change when an experiment is resumed"):
-        lifecycle.prepare(folder, resume=True, sets=["num_workers=7"])
+        lifecycle.prepare(in_mode(ended("paused"), "multi-threaded"), resume=True, sets=["num_workers=7"])
+
+
+OPERATIONAL = {
+    "async": ["queue_size=9", "patience=60", "evaluation_share=0.5", "worker_timeout=900", "reconnect=9"],
+    "distributed": ["max_staleness=9", "worker_timeout=900"],
+}
+PARTS = {"async": "asynchronous", "distributed": "distributed"}
+
+
+@pytest.mark.parametrize(("mode", "change"), [(mode, change) for mode in OPERATIONAL for change in OPERATIONAL[mode]])
+def test_how_long_one_waits_for_another_may_change_on_resume(ended: Any, mode: str, change: str) -> None:
+    folder = in_mode(ended("paused"), mode)
+    lifecycle.prepare(folder, resume=True, sets=[f"{PARTS[mode]}.{change}"])
+    name, _, value = change.partition("=")
+    assert getattr(getattr(folder.spec(), PARTS[mode]), name) == float(value)
+
+
+def test_where_a_learner_listens_may_change_on_resume(ended: Any) -> None:
+    folder = in_mode(ended("paused"), "async")
+    there = {"address": "10.0.0.1:7000", "token_file": "t", "tls_cert": "c", "tls_key": "k"}
+    lifecycle.prepare(folder, resume=True, fields={"asynchronous": there})
+    assert folder.spec().asynchronous.model_dump(include=set(there)) == there
+
+
+FIXED = {
+    "async": ["batch_timesteps=9", "update_to_data=9", "trajectories_per_update=9"],
+    "distributed": ["synchronous=true", "rollouts_per_push=9", "overlap=true"],
+}
+
+
+@pytest.mark.parametrize(("mode", "change"), [(mode, change) for mode in FIXED for change in FIXED[mode]])
+def test_how_the_work_is_shared_stays_as_it_was(ended: Any, mode: str, change: str) -> None:
+    folder, field = in_mode(ended("paused"), mode), f"{PARTS[mode]}.{change.partition('=')[0]}"
+    with pytest.raises(UserError, match=rf"^{field} cannot change .*, {PARTS[mode]}\.worker_timeout.* can, or make"):
+        lifecycle.prepare(folder, resume=True, sets=[f"{PARTS[mode]}.{change}"])
+
+
+def test_leaving_out_what_was_set_is_a_change_too(ended: Any) -> None:
+    folder = in_mode(ended("paused"), "async", asynchronous={"update_to_data": 0.5})
+    with pytest.raises(UserError, match=r"^asynchronous\.update_to_data cannot change"):
+        lifecycle.prepare(folder, resume=True, fields={"asynchronous": {"worker_timeout": 900.0}})
+    kept = {"update_to_data": 0.5, "worker_timeout": 900.0}
+    lifecycle.prepare(folder, resume=True, fields={"asynchronous": kept})
+    assert folder.spec().asynchronous.worker_timeout == 900.0
+
+
+def test_what_is_for_another_run_mode_cannot_change(ended: Any) -> None:
+    with pytest.raises(UserError, match=r"^asynchronous cannot change when an experiment is resumed"):
+        lifecycle.prepare(ended("paused"), resume=True, sets=["asynchronous.patience=5"])
 
 
 def test_which_ray_it_runs_on_may_change_on_resume(ended: Any) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
 import pytest
+from one_process_ray import one_process_ray
 from runs import TINY_DQN, TINY_PPO, experiment, train
 
 from steppe.errors import EnvironmentFault, TrainingDiverged
 from steppe.records import checkpoints
 from steppe.records.metrics import read_metrics
 from steppe.records.policy import load_policy
+from steppe.runners._base import Chunk
+from steppe.runners.loop import Loop
+from steppe.runners.setup import make_engine
 
 
 def test_a_run_ends_at_the_first_whole_iteration_after_its_timesteps(tmp_path):
@@ -164,3 +169,38 @@ def test_a_short_run_leaves_the_losses_of_its_last_iteration(tmp_path):
     for folder in ("once", "between"):
         last = read_metrics(tmp_path / folder)[-1]
         assert (last["timestep"], last["loss"], last["entropy"]) == (256, expected["loss"], expected["entropy"])
+
+
+def test_a_distributed_run_with_replay_memories_goes_on_with_another_number_of_workers(tmp_path):
+    def spec(**fields):
+        fields = {"run_mode": "distributed", "network": [{"type": "dense", "size": 8}]} | fields
+        return experiment(agent=TINY_DQN, **fields)
+
+    with one_process_ray():
+        first = train(tmp_path, spec(num_workers=2, total_timesteps=200))
+        # Each had room for a half of what is remembered, and now has it for a third.
+        second = train(tmp_path, spec(num_workers=3, total_timesteps=400), resume=True)
+    assert second.timestep >= 400 > first.timestep
+    assert second.update > first.update
+
+
+def test_what_holds_now_is_shown_though_nothing_is_done(tmp_path):
+    spec, shown = experiment(total_timesteps=64), []
+    engine = make_engine(spec)
+    advance, calls = engine.advance, itertools.count()
+
+    def advance_now_and_then(*arguments):
+        if next(calls) == 0:
+            return Chunk(0, {}, False, True, figures={"workers": 0.0})
+        return advance(*arguments)
+
+    engine.advance = advance_now_and_then
+    try:
+        Loop(spec, engine, tmp_path, lambda: None, shown.append).run(None)
+    finally:
+        engine.close()
+    first, last = [progress.metrics for progress in shown if progress.phase == "training"]
+    assert first == {"workers": 0.0}
+    # What the next iteration tells takes its place.
+    assert "loss" in last
+    assert "workers" not in last

@@ -13,36 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import EnvironmentAway, MissingEnvironment, StateError, SteppeError, UserError
-from steppe.experiments import idle_nodes, own_cluster, places, remote
+from steppe.experiments import changing, idle_nodes, own_cluster, places, remote
 from steppe.experiments.project import let_user_modules_import
 from steppe.experiments.states import State
-from steppe.experiments.store import REQUEST_FILE, SPEC_FILE, RunFolder, Status, Store, is_own
-from steppe.experiments.ways import CALLS, Ways
+from steppe.experiments.store import REQUEST_FILE, RunFolder, Status, Store, is_own
+from steppe.experiments.ways import Ways
 from steppe.records.durable import storing
 
 if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
 WAIT_SECONDS = 120.0
-CHANGEABLE = (
-    "total_timesteps",
-    "episodes",
-    "stop_at_return",
-    "evaluation",
-    "saver_frequency",
-    "summary_frequency",
-    "debug_logging",
-    "video",
-    "description",
-    "platform",
-    "ray",
-    "cluster",
-    "kubernetes",
-)
-"""The fields that may change between a run and its resumption: how long, where and what is written, never what is
-learned."""
-CHANGEABLE_IN = {"async": ("num_workers",)}
-"""Run mode -> what may change there beside these: a learner takes what any number of workers sends."""
 
 
 def check(spec: ExperimentSpec, start: Path) -> list[str]:
@@ -126,10 +107,11 @@ def prepare(
     if force and resume:
         raise UserError("resume trains on and force starts anew; give one of the two")
     before = folder.spec()
-    spec, notices = _changed(folder, before, fields or {}, sets or [], resume) if fields or sets else (before, [])
+    spec = changing.changed(folder, before, fields or {}, sets or [], resume) if fields or sets else before
+    notices = [] if spec is before else check(spec, folder.path)
     if resume:
         _check_resumable(folder, spec, status, is_here=place is None)
-        notices += _moved_decay(folder, before, spec) if place is None else []
+        notices += changing.moved_decay(folder, before, spec) if place is None else []
     elif not force:
         _check_startable(folder, status)
     with folder.lock("resume" if resume else "start") as status:
@@ -282,49 +264,6 @@ def has_checkpoint(folder: RunFolder) -> bool:
     from steppe.records.checkpoints import list_checkpoints
 
     return bool(list_checkpoints(folder.path))
-
-
-def _changed(
-    folder: RunFolder, before: ExperimentSpec, fields: dict[str, Any], sets: list[str], resume: bool
-) -> tuple[ExperimentSpec, list[str]]:
-    """(the experiment with other fields, what a user should know of it)."""
-    from steppe.specs.experiment import load_experiment
-    from steppe.specs.overrides import parse_override
-
-    changeable = CHANGEABLE + CHANGEABLE_IN.get(before.run_mode, ())
-    for field in [*fields, *(str(parse_override(text)[0][0]) for text in sets)]:
-        if field == "name":
-            raise UserError("the name of an experiment cannot change; make another experiment")
-        if resume and field in type(before).model_fields and field not in changeable:
-            raise UserError(
-                f"{field} cannot change when an experiment is resumed; {', '.join(changeable)} can, "
-                "or make another experiment"
-            )
-    # Among fields None means "not given", so what is to be nothing from now on is set.
-    nothing = [f"{field}=null" for field, value in fields.items() if value is None]
-    options = folder.ways is not CALLS
-    spec = load_experiment(folder.path / SPEC_FILE, fields, [*nothing, *sets], Path.cwd(), options=options)
-    return spec, check(spec, folder.path)
-
-
-def _moved_decay(folder: RunFolder, before: ExperimentSpec, spec: ExperimentSpec) -> list[str]:
-    """A learning rate that falls to zero at total_timesteps falls otherwise when they change: worth a word."""
-    from steppe.records.checkpoints import list_checkpoints
-
-    old, new = before.limits[1], spec.limits[1]
-    if old == new or old is None or new is None:
-        return []
-    from steppe.agents import agent_class
-
-    settings = spec.agent.settings_as(agent_class(spec.agent).Settings)
-    if getattr(settings, "learning_rate_decay", "none") != "linear":
-        return []
-    timestep = list_checkpoints(folder.path)[-1]
-    was, now = (settings.learning_rate * max(0.0, 1.0 - timestep / total) for total in (old, new))
-    return [
-        f"learning_rate_decay is linear, so the new total_timesteps moves it: from timestep {timestep:,} on the "
-        f"learning rate is {now:.3g} instead of {was:.3g}, and it reaches zero at timestep {new:,}"
-    ]
 
 
 def _check_startable(folder: RunFolder, status: Status) -> None:

@@ -71,6 +71,8 @@ class Chunk:
     """Whether every loss was a finite number."""
     fault: EnvironmentFault | None = None
     """What went wrong in an environment after these iterations, which are whole."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What holds now, also where no iteration tells it: how many workers there are, and the like."""
 
 
 class Engine(Protocol):

@@ -8,6 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ class Loop:
         self.is_warm = False
         self.seconds = 0.0
         self.saved_at: int | None = None
+        self._saved_update = 0
         self.written_at: int | None = None
         self.notices: list[str] = []
 
@@ -87,6 +89,7 @@ class Loop:
             # The first chunk of training compiles.
             self.show(self._progress("compiling"))
             state, reason = self._train()
+            self._finish()
             if self.written_at != self.timestep:
                 self._write(self.latest)
             self._save()
@@ -108,6 +111,7 @@ class Loop:
             if not chunk.is_healthy:
                 raise TrainingDiverged(self._divergence())
             if chunk.fault is not None:
+                self._finish()
                 self._save()
                 raise chunk.fault
             if self._evaluations and self._evaluations.is_due(self.timestep, self.episode, self.seconds):
@@ -174,6 +178,8 @@ class Loop:
         if chunk.iterations:
             self._note_returns(columns, chunk.iterations - 1)
             self._note_metrics(columns)
+        # Where all workers are gone no iteration tells it.
+        self.latest = self.latest | dict(chunk.figures)
         if self.spec.evaluation is None and self._is_best(self.mean_return):
             self.best_policy = self.engine.policy(self.timestep)
 
@@ -221,7 +227,8 @@ class Loop:
         self.show(self._progress("evaluating"))
         # Seeded by the timestep alone: evaluating more or less often must not change what is learned.
         seed = (self.seed * 1_000_003 + self.timestep) % 2**31
-        mean_return, mean_length = self.engine.evaluate(evaluation.episodes, evaluation.greedy, seed)
+        with self._away():
+            mean_return, mean_length = self.engine.evaluate(evaluation.episodes, evaluation.greedy, seed)
         self._write({"evaluation_return": mean_return, "evaluation_length": mean_length})
         log.info("timestep %d: evaluation return %.1f", self.timestep, mean_return)
         if self._is_best(mean_return):
@@ -234,10 +241,17 @@ class Loop:
         return True
 
     def _save(self) -> None:
-        """Checkpoint and policies; nothing is done twice for the same timestep."""
-        if self.saved_at == self.timestep:
+        """Checkpoint and policies; nothing is done twice for the same timestep and update."""
+        # Where workers are slow, much may be learned from what they sent before.
+        if (self.saved_at, self._saved_update) == (self.timestep, self.update):
             return
         self.show(self._progress("saving"))
+        with self._away():
+            self._save_now()
+        self.saved_at, self._saved_update = self.timestep, self.update
+        log.info("saved at timestep %d", self.timestep)
+
+    def _save_now(self) -> None:
         manifest = {
             "timestep": self.timestep,
             "episode": self.episode,
@@ -256,8 +270,17 @@ class Loop:
             self.best_policy.save(self.folder / "policy" / "best")
             self.best_policy = None
         checkpoints.save(self.folder, self.timestep, self.engine.snapshot(), manifest)
-        self.saved_at = self.timestep
-        log.info("saved at timestep %d", self.timestep)
+
+    def _away(self) -> AbstractContextManager[None]:
+        """Around what is no training: those who work for an engine wait meanwhile."""
+        away: Callable[[], AbstractContextManager[None]] = getattr(self.engine, "away", nullcontext)
+        return away()
+
+    def _finish(self) -> None:
+        """No more training: an engine that others work for sends them home, and counts what they leave."""
+        finish: Callable[[], bool] = getattr(self.engine, "finish", lambda: False)
+        if finish():
+            self.saved_at = None
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         for sentence in checkpoint.skipped:
@@ -287,15 +310,22 @@ class Loop:
         self.seconds, self.best_return = manifest["seconds"], manifest["best_return"]
         self.mean_return, self.mean_length = manifest["mean_return"], manifest["mean_length"]
         self.saved_at = self.written_at = self.timestep
+        self._saved_update = self.update
         if not self.engine.exact_resume:
             self._notice(getattr(self.engine, "resume_notice", NEW_EPISODES))
         log.info("resumed at timestep %d", self.timestep)
 
     def _settings(self) -> dict[str, Any]:
         """The agent's settings with all defaults, as JSON: a later version may have others."""
-        settings = getattr(self.engine.agent, "settings", None)
-        # A policy of the user's own has none that are known here.
-        return {} if settings is None else json.loads(json.dumps(settings.model_dump(mode="json")))
+        agent_settings = getattr(self.engine.agent, "settings", None)
+        if agent_settings is None:
+            # A policy of the user's own has none that are known here.
+            return {}
+        settings: dict[str, Any] = json.loads(json.dumps(agent_settings.model_dump(mode="json")))
+        if self.spec.run_mode == "distributed":
+            # A worker's share of it goes by how many there are, which may change.
+            settings.get("memory", {}).pop("capacity", None)
+        return settings
 
     def _notice(self, sentence: str) -> None:
         self.notices.append(sentence)

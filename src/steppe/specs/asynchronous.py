@@ -34,7 +34,7 @@ class AsyncSpec(Spec):
     """For how many seconds a worker looks for a learner that went away, before it ends."""
     address: Address | None = None
     """Where the learner listens, for workers of your own to join: `host:port`; without it at a free port, which only
-    this machine reaches unless Ray runs on several."""
+    this machine reaches unless others can join its Ray."""
     token_file: str | None = None
     """A file with the token that workers show; without it the variable STEPPE_LEARNER_TOKEN is used if it is set."""
     tls_cert: str | None = None

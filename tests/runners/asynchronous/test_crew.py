@@ -1,7 +1,8 @@
-"""Workers that never come are replaced, if Ray had a place for them; with a Ray that is played, and a clock that is."""
+"""Where workers are sent, and who replaces those that never come; with a Ray that is played, and a clock that is."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from types import SimpleNamespace
@@ -9,10 +10,12 @@ from types import SimpleNamespace
 import pytest
 from runs import experiment
 
+from steppe.errors import UserError
 from steppe.runners.asynchronous import crew as crews
 from steppe.runners.asynchronous.crew import RayCrew
 from steppe.runners.asynchronous.membership import Membership
 from steppe.runners.playing import Rules
+from steppe.runners.ray_session import Session
 
 
 class Killed(Exception):
@@ -101,3 +104,48 @@ def test_environments_that_always_hang_end_the_run_with_the_reason(crew):
         "where that is no fault of the environment, raise asynchronous.worker_timeout"
     )
     assert len(crew.names) == 7
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Where a learner listens that has joined a Ray by an address, and its crew; the first of the nodes is its own."""
+
+    def open_(address, nodes, wanted=None):
+        living = [{"NodeManagerAddress": node, "Alive": True, "Resources": {"CPU": 8.0}} for node in nodes]
+        gone = {"NodeManagerAddress": "10.0.0.99", "Alive": False, "Resources": {}}
+        ray = PlayedRay()
+        ray.nodes = lambda: [gone, *living]
+        ray.util = SimpleNamespace(get_node_ip_address=lambda: nodes[0])
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        session = Session(address, is_own=False)
+        monkeypatch.setattr("steppe.runners.ray_session.ray_session", lambda *_, **__: contextlib.nullcontext(session))
+        fields = {"run_mode": "async", "num_workers": 1, "platform": "ray", "ray": {"address": address}}
+        spec = experiment("CartPole-v1", "dqn", **fields, asynchronous={"address": wanted})
+        crew = RayCrew(spec, Rules(spec.environment), 1)
+        return crew.open(), crew
+
+    return open_
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:6379", "localhost:6379", "10.0.0.1:6379"])
+def test_a_learner_listens_where_the_other_machines_of_its_ray_reach_it(opened, address):
+    assert opened(address, ["10.0.0.1", "10.0.0.2"])[0] == "10.0.0.1"
+    # Others may join it while the run lasts.
+    assert opened(address, ["10.0.0.1"])[0] == "10.0.0.1"
+
+
+def test_a_learner_whose_ray_keeps_to_this_machine_does_so_too(opened):
+    assert opened("127.0.0.1:6379", ["127.0.0.1"])[0] == "127.0.0.1"
+
+
+def test_workers_are_sent_where_the_learner_is_reached_though_it_listens_everywhere(opened):
+    _, crew = opened("127.0.0.1:6379", ["10.0.0.1", "10.0.0.2"], "0.0.0.0:7000")
+    crew.start(SimpleNamespace(membership=Membership(), address=("0.0.0.0", 7000)), "token")
+    assert crew._plan["address"] == "10.0.0.1:7000"
+
+
+@pytest.mark.parametrize("wanted", [None, "0.0.0.0:7000"])
+def test_whose_client_server_is_forwarded_must_say_where_the_learner_is(opened, wanted):
+    with pytest.raises(UserError, match=r"^the machines of the Ray at ray://127.0.0.1:10001 cannot be told .*; give"):
+        opened("ray://127.0.0.1:10001", ["10.0.0.1"], wanted)
+    assert opened("ray://127.0.0.1:10001", ["10.0.0.1"], "10.0.0.7:7000")[0] == "10.0.0.7"

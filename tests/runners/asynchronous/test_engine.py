@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +16,12 @@ from processes import wait_until
 from runs import experiment
 
 from steppe.errors import CheckpointError
-from steppe.records.checkpoints import load_latest
+from steppe.records.checkpoints import list_checkpoints, load_latest
 from steppe.records.metrics import read_metrics
 from steppe.records.policy import load_policy
 from steppe.runners._base import Limits
 from steppe.runners.asynchronous.engine import Meter
+from steppe.runners.loop import Loop
 
 DQN = {
     "type": "dqn",
@@ -27,6 +32,7 @@ DQN = {
     "exploration": {"type": "epsilon_anneal", "timesteps": 1000},
 }
 LEAN = [{"type": "dense", "size": 16}]
+SUPPORT = Path(__file__).parents[2] / "support"
 
 
 def world(agent=DQN, environment="worlds:World", **fields):
@@ -170,6 +176,73 @@ def test_what_waits_at_a_checkpoint_counts_as_dropped_when_the_run_goes_on():
         engine.close()
 
 
+def test_what_stands_in_line_counts_as_dropped_when_the_run_ends_and_not_before(tmp_path):
+    spec = world(num_workers=3, total_timesteps=10**6, asynchronous={"queue_size": 1, "patience": 60.0})
+    engine = async_engine(spec)
+    received = []
+
+    def request():
+        # One is in the queue, and then each worker has one more that stands in line.
+        wait_until(lambda: engine._server.inbox.waiting == 4, "all wait")
+        received.append(engine._server.membership.batches)
+        # A learner that is killed after this checkpoint gets them again from who stands in line.
+        assert load_latest(tmp_path).arrays["async/counts"][1] <= 1
+        return "pause"
+
+    try:
+        Loop(spec, engine, tmp_path, request, lambda progress: None).run(None)
+    finally:
+        engine.close()
+    assert load_latest(tmp_path).timestep == 0
+    # None was taken in, and nothing that was received is forgotten.
+    assert load_latest(tmp_path).arrays["async/counts"].tolist() == [3, received[0], 0, 0, 0]
+    assert received == [4]
+
+
+@pytest.mark.parametrize("busy_with", ["evaluate", "snapshot"])
+def test_nobody_loses_patience_while_the_learner_evaluates_or_saves(tmp_path, monkeypatch, busy_with):
+    wishes = {"queue_size": 1, "patience": 1.0, "update_to_data": 0.01}
+    often = {"evaluation": {"every": 1000, "episodes": 1}, "saver_frequency": "1000t"}
+    spec = world(total_timesteps=1500, asynchronous=wishes, **often)
+    engine = async_engine(spec)
+    method, waited = getattr(engine, busy_with), []
+
+    def busy(*arguments):
+        if not waited and engine._timestep:
+            waited.append(engine._server.inbox)
+            wait_until(lambda: waited[0].waiting >= 2, "a worker stands in line")
+            # For longer than any patience lasts.
+            waited[0]._line[0].called.wait(2.5)
+        return method(*arguments)
+
+    monkeypatch.setattr(engine, busy_with, busy)
+    try:
+        Loop(spec, engine, tmp_path, lambda: None, lambda progress: None).run(None)
+    finally:
+        engine.close()
+    assert [inbox.dropped for inbox in waited] == [0]
+
+
+def test_what_was_learned_without_a_timestep_is_saved_too(tmp_path):
+    wishes = {"update_to_data": "max"}
+    spec = world(num_workers=1, total_timesteps=10**6, saver_frequency="64t", asynchronous=wishes)
+    engine, seen, saved = async_engine(spec), [], []
+
+    def request():
+        if not saved and seen[-1].update and list_checkpoints(tmp_path)[-1] == seen[-1].timestep:
+            # From now on nobody sends anything.
+            saved.append(seen[-1])
+            engine._server.inbox.take = lambda: None
+        return "pause" if saved and seen[-1].update > saved[0].update + 10 else None
+
+    try:
+        outcome = Loop(spec, engine, tmp_path, request, seen.append).run(None)
+    finally:
+        engine.close()
+    last = load_latest(tmp_path)
+    assert (last.timestep, last.manifest["update"]) == (saved[0].timestep, outcome.update)
+
+
 def test_trajectories_that_do_not_fill_a_batch_yet_count_as_dropped_too():
     agent, wishes = {"type": "impala", "horizon": 10}, {"trajectories_per_update": 100, "evaluation_share": 0.0}
     engine = async_engine(world(agent, num_workers=1, asynchronous=wishes))
@@ -245,6 +318,42 @@ def test_a_call_without_workers_returns_with_nothing():
         assert (chunk.iterations, chunk.columns, chunk.is_healthy) == (0, {}, True)
     finally:
         engine.close()
+
+
+WORKER = "import sys; from steppe import AsyncWorker; AsyncWorker(sys.argv[1], 'worlds:World').work()"
+
+
+def test_the_progress_says_that_all_workers_are_gone(tmp_path):
+    workers, killed, seen = [], [], []
+
+    class Processes(Threads):
+        def start(self, server, token):
+            paths = os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])
+            words = [sys.executable, "-c", WORKER, "{}:{}".format(*server.address)]
+            workers.append(subprocess.Popen(words, env={"STEPPE_LEARNER_TOKEN": token, "PYTHONPATH": paths}))
+
+    def show(progress):
+        seen.append(progress.metrics)
+        if progress.update and progress.metrics.get("workers") == 1 and not killed:
+            workers[0].kill()
+            killed.append(time.monotonic())
+
+    def request():
+        is_told = killed and (seen[-1]["workers"] == 0 or time.monotonic() > killed[0] + 30)
+        return "stop" if is_told else None
+
+    spec = world(total_timesteps=10**6)
+    engine = async_engine(spec)
+    engine._crew = Processes(engine._rules, 1, 1)
+    try:
+        Loop(spec, engine, tmp_path, request, show).run(None)
+    finally:
+        engine.close()
+        for worker in workers:
+            worker.kill()
+            worker.wait(30)
+    assert (seen[-1]["workers"], seen[-1]["lost"]) == (0, 1)
+    assert "loss" in seen[-1]
 
 
 def test_workers_join_and_leave_while_it_learns(tmp_path):

@@ -73,7 +73,36 @@ def test_the_end_wakes_whoever_stands_in_line():
     assert isinstance(results[0], Over)
     with pytest.raises(Over, match="all is learned"):
         inbox.put("c")
-    assert inbox.dropped == 0
+    assert (inbox.dropped, inbox.left, inbox.waiting) == (0, 2, 1)
+    inbox.close("again")
+    assert inbox.left == 2
+
+
+def test_nobody_loses_patience_while_the_learner_is_away():
+    inbox = Inbox(1, 0.05)
+    inbox.put("a")
+    with inbox.away():
+        results, thread = later(inbox.put, "b")
+        thread.join(0.5)
+        assert (results, inbox.dropped) == ([], 0)
+        assert inbox.take() == "a"
+        thread.join(10)
+    assert results == [True]
+    # It goes on where it was: what came while the learner was away still has its time.
+    with inbox.away():
+        results, thread = later(inbox.put, "c")
+        thread.join(0.2)
+        assert results == []
+    thread.join(10)
+    assert (results, inbox.dropped) == ([False], 1)
+
+
+def test_who_cannot_wait_does_not_do_so_either_while_the_learner_is_away():
+    inbox = Inbox(1, 0.0)
+    inbox.put("a")
+    with inbox.away():
+        assert inbox.put("b") is False
+    assert inbox.dropped == 1
 
 
 def test_waiting_ends_with_the_first_batch_or_with_the_time():

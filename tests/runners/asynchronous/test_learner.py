@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -17,9 +18,11 @@ from steppe.errors import UserError
 from steppe.records.checkpoints import list_checkpoints, load_latest
 from steppe.records.metrics import read_metrics
 from steppe.records.policy import load_policy
-from steppe.runners.asynchronous import AsyncLearner, AsyncWorker, UniformReplay
-from steppe.runners.asynchronous.own import OwnCore
+from steppe.runners._base import Progress
+from steppe.runners.asynchronous import AsyncLearner, AsyncWorker, UniformReplay, telling
+from steppe.runners.asynchronous.own import RESERVED, OwnCore
 from steppe.runners.asynchronous.task import Task
+from steppe.runners.asynchronous.telling import Lines
 
 DQN = {"type": "dqn", "batch_size": 16, "learning_starts": 200, "n_step": 1}
 DQN |= {"exploration": {"type": "epsilon_anneal", "timesteps": 1000}}
@@ -61,6 +64,44 @@ def test_an_agent_learns_from_whoever_comes(tmp_path):
     assert [policy.act(np.full(3, sign, np.float32)) for sign in (-1, 1)] == [0, 1]
 
 
+def test_a_learner_tells_by_itself_how_it_goes(tmp_path, capsys):
+    def learner(folder):
+        fields = {"network": LEAN, "total_timesteps": 1000, "address": "127.0.0.1:0"}
+        return AsyncLearner(DQN, 2000, folder=tmp_path / folder, **fields)
+
+    together(told := learner("told"), [None])
+    out, err = capsys.readouterr()
+    first, second, *_, last = err.splitlines()
+    assert (out, first) == ("", "listening for workers at {}:{}".format(*told.address))
+    # Once in ten seconds: this run is shorter than that.
+    assert re.fullmatch(
+        r"[\d,]+ of 1,000 timesteps(, mean return [\d.]+)?, [\d,]+ timesteps/s, [\d,]+ updates/s, [01] workers, "
+        r"0 batches dropped, 0 lost",
+        second,
+    )
+    assert re.fullmatch(r"completed after 1,0\d\d timesteps: all 1,000 timesteps were run", last)
+    together(learner("shown"), [None], on_progress=lambda progress: None)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_reader_that_went_away_does_not_end_the_learning(monkeypatch):
+    def gone(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", gone)
+    Lines(None)(Progress("training", 64))
+
+
+def test_lines_are_few_and_notices_are_told_once(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(telling.time, "monotonic", lambda: now[0])
+    lines = Lines(None)
+    for now[0] in (100.0, 103.0, 109.0, 110.0):
+        lines(Progress("training", 64, mean_return=7.25, metrics={"workers": 2.0}, notices=("so it is",)))
+    line = "64 timesteps, mean return 7.25, 0 timesteps/s, 0 updates/s, 2 workers, 0 batches dropped, 0 lost"
+    assert capsys.readouterr().err.splitlines() == ["note: so it is", line, line]
+
+
 def test_a_run_is_resumed_only_where_that_is_asked_for(tmp_path):
     def learner(timesteps):
         return AsyncLearner(DQN, 2000, address="127.0.0.1:0", folder=tmp_path, network=LEAN, total_timesteps=timesteps)
@@ -92,6 +133,7 @@ def test_a_policy_of_ones_own_learns(tmp_path, ratio):
     assert last["evaluation_return"] > 9.0
     assert last["loss"] < 0.3
     assert policy.learned == outcome.update
+    assert set(last) - {"loss"} <= RESERVED
     if ratio == 0.25:
         assert outcome.update == pytest.approx(0.25 * outcome.timestep, rel=0.1)
     from safetensors.numpy import load_file
@@ -99,6 +141,24 @@ def test_a_policy_of_ones_own_learns(tmp_path, ratio):
     np.testing.assert_allclose(
         load_file(tmp_path / "policy" / "weights.safetensors")["table"], policy.weights, rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("name", ["updates", "episodes", "timestep", "workers", "mean_return"])
+def test_metrics_of_a_policy_of_ones_own_do_not_take_the_place_of_what_is_counted(tmp_path, name):
+    class Counts(Table):
+        def learn(self, batch):
+            return super().learn(batch) | {name: 1e9}
+
+    replay = UniformReplay(2000, batch_size=32, least=100)
+    learner = AsyncLearner(Counts(), replay, address="127.0.0.1:0", folder=tmp_path, total_timesteps=4000)
+    with pytest.raises(UserError, match=f'returns a metric "{name}", which the run counts itself; call it something'):
+        together(learner, [Table(1)])
+
+
+def test_the_page_names_what_a_policy_may_not_call_its_metrics():
+    page = (Path(__file__).parents[3] / "docs" / "run-modes" / "async.md").read_text()
+    sentence = page.partition("`learn` may call its metrics anything but")[2].partition(".\n")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == RESERVED
 
 
 def test_a_policy_of_ones_own_is_restored_with_its_memory(tmp_path):

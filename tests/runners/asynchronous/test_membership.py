@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+from steppe.runners.asynchronous.crew import NoCrew
 from steppe.runners.asynchronous.membership import REMEMBERED, Membership
 
 
@@ -65,4 +68,13 @@ def test_a_hung_worker_is_told_of_once():
     members.join("a")
     members.give_up("a")
     assert members.take_hung() == {"a"}
+    assert members.take_hung() == set()
+
+
+def test_who_has_no_crew_forgets_whoever_hung():
+    members, crew = Membership(), NoCrew()
+    crew.start(SimpleNamespace(membership=members), None)
+    members.join("a")
+    members.give_up("a")
+    assert crew.tend() is None
     assert members.take_hung() == set()

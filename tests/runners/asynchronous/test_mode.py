@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
@@ -49,7 +50,7 @@ def test_workers_of_ones_own_play_by_the_rules_of_the_experiment_that_they_join(
 
 
 def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, family):
-    run, killed = tmp_path / "run", []
+    run, killed, replaced = tmp_path / "run", [], []
 
     def show(progress):
         # After the one that hangs has been replaced.
@@ -59,9 +60,11 @@ def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, 
             os.kill(killed[0], signal.SIGKILL)
 
     def request():
-        lines = read_metrics(run)[-1:]
-        is_whole = killed and lines and lines[0].get("lost", 0) >= 2 and lines[0].get("workers") == 2
-        return "stop" if is_whole and lines[0]["mean_return"] > 8.0 else None
+        lines = read_metrics(run)
+        if killed and not replaced and len(living := workers()) == 2 and killed[0] not in living:
+            replaced.append(len(lines))
+        is_whole = replaced and len(lines) > replaced[0] + 2 and lines[-1].get("workers") == 2
+        return "stop" if is_whole and lines[-1]["mean_return"] > 8.0 else None
 
     environment = {"id": "troubled:Hangs", "settings": {"folder": str(tmp_path)}}
     wishes = {"update_to_data": 0.25, "worker_timeout": 5.0}
@@ -78,6 +81,42 @@ def test_a_worker_that_hangs_while_its_environment_is_made_is_replaced(tmp_path,
     outcome = train(tmp_path / "run", spec, show=lambda _: family.update(descendants(os.getpid())))
     assert (tmp_path / "hangs").exists()
     assert outcome.state == "completed"
+
+
+WATCHED = """
+import json, os, sys
+from pathlib import Path
+from worlds import World
+
+class Watched(World):
+    taken = 0
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+
+    def step(self, action):
+        self.taken += 1
+        # By then it has acted by a policy that was learned, and sent batches.
+        if self.taken == 300:
+            (self.folder / f"{os.getpid()}.json").write_text(json.dumps(sorted(sys.modules)))
+        return super().step(action)
+"""
+
+
+def test_the_process_of_a_worker_that_ray_starts_imports_neither_jax_nor_flax(tmp_path, family, monkeypatch):
+    (tmp_path / "watched_world.py").write_text(WATCHED)
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    environment = {"id": "watched_world:Watched", "settings": {"folder": str(seen)}}
+    spec = mode(environment=environment, num_workers=1, total_timesteps=600, asynchronous={"evaluation_share": 0.0})
+    outcome = train(tmp_path / "run", spec, show=lambda _: family.update(descendants(os.getpid())))
+    assert outcome.update > 0
+    (file,) = seen.iterdir()
+    assert file.stem != str(os.getpid())
+    modules = set(json.loads(file.read_text()))
+    assert {"ray", "steppe.runners.asynchronous.actor", "steppe.records.policy"} <= modules
+    assert not {"jax", "jaxlib", "flax", "optax", "torch", "tensorboardX", "safetensors"} & modules
 
 
 REFUSED = {

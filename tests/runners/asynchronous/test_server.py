@@ -152,6 +152,20 @@ def test_what_was_on_its_way_when_a_worker_died_is_counted():
         assert (server.membership.here, len(server.inbox)) == (0, 2)
 
 
+@pytest.mark.parametrize(("patience", "dropped"), [(30.0, 0), (0.5, 1)])
+def test_a_worker_that_dies_while_its_batch_stands_in_line_loses_nothing_more(patience, dropped):
+    with door(size=1, patience=patience) as server:
+        with client(server) as line:
+            joined(line)
+            said(line, batch(1))
+            line.write(batch(2))
+            wait_until(lambda: server.inbox.waiting == 2, "it stands in line")
+        if not dropped:
+            assert [server.inbox.take().sequence, server.inbox.take().sequence] == [1, 2]
+        wait_until(lambda: server.membership.here == 0, "it is missed")
+        assert (server.membership.lost, server.inbox.dropped) == (0, dropped)
+
+
 def test_what_a_worker_was_collecting_when_its_environment_failed_is_counted():
     with door() as server, client(server) as line:
         joined(line)

@@ -20,6 +20,7 @@ from steppe.runners.asynchronous.server import Server
 from steppe.runners.asynchronous.words import not_made_within
 from steppe.runners.placing import check_room, check_sharing
 from steppe.runners.playing import Rules
+from steppe.specs.connections import split_address
 from steppe.specs.experiment import ExperimentSpec
 
 TEND_SECONDS = 0.5
@@ -56,15 +57,20 @@ class Crew(Protocol):
 class NoCrew:
     """Workers come and go as they like."""
 
+    _membership: Membership | None = None
+
     def open(self) -> str:
         """Only this machine."""
         return "127.0.0.1"
 
     def start(self, server: Server, token: str | None) -> None:
         """Nobody is sent."""
+        self._membership = server.membership
 
     def tend(self) -> EnvironmentFault | None:
         """Nobody is missed."""
+        if self._membership is not None:
+            self._membership.take_hung()
         return None
 
     def close(self) -> None:
@@ -110,9 +116,7 @@ class RayCrew:
         import ray
 
         check_room(ray, ray_spec, can_grow=not session.is_own or ray_spec.port is not None)
-        host = session.address.removeprefix("ray://").rpartition(":")[0].strip("[]")
-        is_here = ray_spec.port is None and is_loopback(host)
-        self._host = "127.0.0.1" if is_here else _address_towards(host)
+        self._host = self._host_among(ray, session.address)
         return self._host
 
     def start(self, server: Server, token: str | None) -> None:
@@ -121,7 +125,7 @@ class RayCrew:
 
         self._ray, self._membership = ray, server.membership
         host, port = server.address
-        if host in ("0.0.0.0", "::"):
+        if _is_everywhere(host):
             host = self._host
         certificate = self._spec.asynchronous.tls_cert
         self._plan: dict[str, Any] = {
@@ -179,6 +183,24 @@ class RayCrew:
         finally:
             self._stack.close()
 
+    def _host_among(self, ray: Any, address: str) -> str:
+        """Where the machines of this Ray reach the learner, whatever address the Ray was joined by."""
+        if address.startswith("ray://"):
+            host = address.removeprefix("ray://").rpartition(":")[0].strip("[]")
+            if not is_loopback(host):
+                return _address_towards(host)
+            # What is heard there may be forwarded from anywhere, and this machine is no part of that Ray.
+            wanted = self._spec.asynchronous.address
+            if wanted is None or _is_everywhere(host := split_address(wanted)[0]):
+                raise UserError(
+                    f"the machines of the Ray at {address} cannot be told where this learner is; give the address that "
+                    "they reach it at by asynchronous.address, or join that Ray by another address than loopback"
+                )
+            return host
+        # A Ray that is known by an address of a network may take in another machine at any time.
+        addresses = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+        return "127.0.0.1" if all(map(is_loopback, addresses)) else str(ray.util.get_node_ip_address())
+
     def _place(self) -> None:
         name, ray_spec = secrets.token_hex(8), self._spec.ray
         options = {"num_cpus": ray_spec.cpus_per_worker, "num_gpus": ray_spec.gpus_per_worker}
@@ -230,6 +252,11 @@ class RayCrew:
                     self._spec.num_workers,
                     START_SECONDS,
                 )
+
+
+def _is_everywhere(host: str) -> bool:
+    """Whether it stands for all addresses of a machine, so that nobody can be sent there."""
+    return host in ("0.0.0.0", "::")
 
 
 def _address_towards(host: str) -> str:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +72,7 @@ class AsyncEngine:
         self._metrics: dict[str, float] = {}
         self._meter = Meter()
         self._starts = self._dropped = self._timestep = 0
+        self._saved: list[int] = []
         self._post_again = 0.0
         self._switching = sys.getswitchinterval()
 
@@ -99,13 +101,8 @@ class AsyncEngine:
         self._welcome(server)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """The learner with its memory, the window of episodes, and what was counted.
-
-        Batches that still wait are in no checkpoint: a run that goes on from it counts them as dropped.
-        """
-        server = self._opened
-        dropped = self.dropped + len(server.inbox) + self.core.unsaved
-        counts = [server.membership.next_number, dropped, server.membership.lost, self._starts, self._timestep]
+        """The learner with its memory, the window of episodes, and what was counted."""
+        self._saved = counts = self._counts()
         return self.core.snapshot() | {
             "async/returns": np.array(self._returns, np.float32),
             "async/lengths": np.array(self._lengths, np.int32),
@@ -155,6 +152,18 @@ class AsyncEngine:
         """How many batches came when there was no room, over all starts of this run."""
         return self._dropped + self._opened.inbox.dropped
 
+    def away(self) -> AbstractContextManager[None]:
+        """While this lasts, and no batch is taken in, nobody who waits loses patience."""
+        return self._opened.inbox.away()
+
+    def finish(self) -> bool:
+        """Sends all workers home, with the work done; whether the last snapshot has not counted all that is lost now.
+
+        Whoever stood in line will not come again, as it would to a learner that was killed.
+        """
+        self._opened.close("the run has ended")
+        return self._counts() != self._saved
+
     def close(self) -> None:
         """Sends all workers home; may be called again."""
         try:
@@ -163,6 +172,13 @@ class AsyncEngine:
         finally:
             sys.setswitchinterval(self._switching)
             self._crew.close()
+
+    def _counts(self) -> list[int]:
+        """As a checkpoint has them; what still waits is in none, so that a run that goes on from one has dropped it."""
+        server = self._opened
+        waiting = len(server.inbox) + server.inbox.left + self.core.unsaved
+        members = server.membership
+        return [members.next_number, self.dropped + waiting, members.lost, self._starts, self._timestep]
 
     @property
     def _opened(self) -> Server:
@@ -235,11 +251,12 @@ class AsyncEngine:
             still = {"mean_return": _mean(self._returns), "mean_length": _mean(self._lengths)}
             rows = [{"timesteps": 0, "episodes": 0, **still}]
         columns = {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+        figures = self._figures()
         if rows:
             # The updates belong to all batches of this call alike.
             columns["updates"] = np.diff(np.arange(len(rows) + 1) * updates // len(rows))
-            columns |= {name: np.full(len(rows), value) for name, value in (self._metrics | self._figures()).items()}
-        return Chunk(len(rows), columns, reached, healthy, fault)
+            columns |= {name: np.full(len(rows), value) for name, value in (self._metrics | figures).items()}
+        return Chunk(len(rows), columns, reached, healthy, fault, figures)
 
     def _figures(self) -> dict[str, float]:
         """What a parallel run shows beside its losses."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from steppe.runners.asynchronous.batches import Batch
 
@@ -19,28 +22,35 @@ class Inbox:
         self.size, self.patience = size, patience
         self.dropped = 0
         """Batches for which there was no room in time."""
+        self.left = 0
+        """Batches that stood in line, or came, when nobody took any more."""
         self._waiting: deque[Batch] = deque()
         self._line: deque[Ticket] = deque()
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._reason: str | None = None
+        self._away = 0.0
+        self._away_since: float | None = None
 
     def put(self, batch: Batch) -> bool:
         """Whether there was room in time; `Over` where nobody takes batches any more."""
         with self._lock:
-            self._raise_if_over()
+            if self._reason is not None:
+                self.left += 1
+                raise Over(self._reason)
             if len(self._waiting) < self.size:
                 self._waiting.append(batch)
                 self._arrival.notify()
                 return True
             ticket = Ticket(batch)
             self._line.append(ticket)
-        ticket.called.wait(self.patience)
+        self._stand_in_line(ticket)
         with self._lock:
             if ticket.is_in:
                 return True
+            if self._reason is not None:
+                raise Over(self._reason)
             self._line.remove(ticket)
-            self._raise_if_over()
             self.dropped += 1
             return False
 
@@ -62,6 +72,17 @@ class Inbox:
         with self._arrival:
             return self._arrival.wait_for(lambda: bool(self._waiting) or self._reason is not None, max(0.0, seconds))
 
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """While this lasts nobody in line loses patience: the learner is not too slow, but does something else."""
+        with self._lock:
+            self._away_since = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._away, self._away_since = self._seconds_away(), None
+
     def __len__(self) -> int:
         return len(self._waiting)
 
@@ -74,13 +95,26 @@ class Inbox:
         """Whoever stands in line gives up; may be called again."""
         with self._lock:
             self._reason = self._reason or reason
+            self.left += len(self._line)
             for ticket in self._line:
                 ticket.called.set()
+            self._line.clear()
             self._arrival.notify_all()
 
-    def _raise_if_over(self) -> None:
-        if self._reason is not None:
-            raise Over(self._reason)
+    def _stand_in_line(self, ticket: Ticket) -> None:
+        """Until it is called, or has waited for so long as its patience lasts."""
+        left = self.patience
+        while left > 0:
+            with self._lock:
+                away = self._seconds_away()
+            if ticket.called.wait(left):
+                return
+            with self._lock:
+                left = self._seconds_away() - away
+
+    def _seconds_away(self) -> float:
+        """For how long the learner was away so far."""
+        return self._away + (0.0 if self._away_since is None else time.monotonic() - self._away_since)
 
 
 class Ticket:

@@ -24,6 +24,7 @@ from steppe.runners.asynchronous.doors import open_server
 from steppe.runners.asynchronous.engine import AsyncEngine
 from steppe.runners.asynchronous.server import Server
 from steppe.runners.asynchronous.task import LONGEST_EPISODE, TIMESTEPS, Task
+from steppe.runners.asynchronous.telling import Lines
 from steppe.specs.agent import AgentSpec
 from steppe.specs.connections import split_address
 from steppe.specs.experiment import ExperimentSpec, load_experiment
@@ -108,7 +109,8 @@ class AsyncLearner:
         """Learns until a limit of the experiment is reached, or until it is asked to stop; the work is always saved.
 
         Ctrl-C and SIGTERM ask it to stop. With `resume` it goes on from the newest checkpoint in the folder; "auto"
-        does so where there is one.
+        does so where there is one. Without `on_progress` a line on the standard error tells how it goes, every ten
+        seconds.
         """
         saved = checkpoints.list_checkpoints(self._folder)
         if saved and not resume:
@@ -122,7 +124,13 @@ class AsyncLearner:
         with _Signals(self.stop):
             try:
                 log.info("listening for workers at %s:%d", *server.address)
-                return self._learn(server, access, checkpoint, on_progress or (lambda progress: None))
+                if on_progress is not None:
+                    return self._learn(server, access, checkpoint, on_progress)
+                lines = Lines(self.spec.limits[1])
+                lines.listens(*server.address)
+                outcome = self._learn(server, access, checkpoint, lines)
+                lines.ended(outcome)
+                return outcome
             finally:
                 server.close("the learner has ended")
 

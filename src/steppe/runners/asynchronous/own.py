@@ -19,6 +19,23 @@ from steppe.runners.asynchronous.cores import Learned, Pace
 from steppe.runners.asynchronous.task import Task
 
 WEIGHTS = "weights.safetensors"
+RESERVED = frozenset(
+    (
+        "time",
+        "timestep",
+        "episode",
+        "update",
+        "worker",
+        "timesteps",
+        "episodes",
+        "updates",
+        "mean_return",
+        "mean_length",
+    )
+    + ("steps_per_second", "workers", "updates_per_second", "policy_lag", "waiting", "dropped", "lost")
+    + ("learner_utilisation", "evaluation_return", "evaluation_length")
+)
+"""What the run counts and measures itself: a policy's metrics of these names would take the place of that."""
 
 
 @runtime_checkable
@@ -33,7 +50,7 @@ class OwnPolicy(Protocol):
         """Observations [N, ...] -> actions [N, ...], choices counted from 0; the best ones where `greedy`."""
 
     def learn(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """One update on what the replay memory drew; metrics by name, such as {"loss": 0.1}."""
+        """One update on what the replay memory drew; metrics by name, such as {"loss": 0.1}, but none of `RESERVED`."""
 
     def get_weights(self) -> Mapping[str, np.ndarray]:
         """What acting needs, as NumPy arrays by name."""
@@ -128,6 +145,11 @@ class OwnCore:
         done = 0
         while self._drawn is not None and self._pace.is_due:
             for name, value in (self.policy_object.learn(self._drawn) or {}).items():
+                if name in RESERVED:
+                    raise UserError(
+                        f'the policy\'s learn returns a metric "{name}", which the run counts itself; call it '
+                        f'something else, such as "policy_{name}"'
+                    )
                 sums[name] = sums.get(name, 0.0) + float(value)
             done += 1
             self._pace.paid(1)

@@ -34,6 +34,9 @@ class Server:
         self.worker_timeout = worker_timeout
         self._access = access
         self._listener = _listen(host, port, must_be_local=access.token is None)
+        at, port = self._listener.getsockname()[:2]
+        self.address = str(at), int(port)
+        """(host, port) that it really listens at."""
         self._waking, self._woken = socket.socketpair()
         self._doors = selectors.DefaultSelector()
         for door in (self._listener, self._woken):
@@ -45,12 +48,6 @@ class Server:
         """What the workers' randomness follows from: the run's seed, and how often it was resumed."""
         self._thread = threading.Thread(target=self._serve, name="door", daemon=True)
         self._thread.start()
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """(host, port) that it really listens at."""
-        host, port = self._listener.getsockname()[:2]
-        return str(host), int(port)
 
     def close(self, reason: str) -> None:
         """Tells every worker that it is over, and ends all threads and connections; may be called again."""

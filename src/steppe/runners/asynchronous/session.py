@@ -89,7 +89,12 @@ class Session:
             while (request := self._hear())["op"] != "leave":
                 # Whoever fails takes along the batch that it was collecting, however politely it leaves.
                 has_failed |= request["op"] == "fault"
-                self._say(self._answer(request, name, environments, form))
+                answer = self._answer(request, name, environments, form)
+                if request["op"] == "batch" and self._is_gone():
+                    # Its batch is counted already, and it had not begun another one.
+                    vanished = False
+                    raise Disconnected("it was closed while its batch waited")
+                self._say(answer)
             vanished = has_failed
             self._say({"op": "bye"})
         except Over:
@@ -159,6 +164,12 @@ class Session:
                 raise TooSlow
         self._server.board.raise_if_over()
         return self._channel.receive(self._server.worker_timeout)
+
+    def _is_gone(self) -> bool:
+        """Whether the worker has hung up; where the system cannot tell, that is found out later."""
+        ears = select.poll()
+        ears.register(self._sock, getattr(select, "POLLRDHUP", 0))
+        return bool(ears.poll(0))
 
     def _say(self, message: Message) -> None:
         assert self._channel is not None
