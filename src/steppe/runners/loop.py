@@ -317,15 +317,9 @@ class Loop:
 
     def _settings(self) -> dict[str, Any]:
         """The agent's settings with all defaults, as JSON: a later version may have others."""
-        agent_settings = getattr(self.engine.agent, "settings", None)
-        if agent_settings is None:
-            # A policy of the user's own has none that are known here.
-            return {}
-        settings: dict[str, Any] = json.loads(json.dumps(agent_settings.model_dump(mode="json")))
-        if self.spec.run_mode == "distributed":
-            # A worker's share of it goes by how many there are, which may change.
-            settings.get("memory", {}).pop("capacity", None)
-        return settings
+        settings = getattr(self.engine.agent, "settings", None)
+        # A policy of the user's own has none that are known here.
+        return {} if settings is None else json.loads(json.dumps(settings.model_dump(mode="json")))
 
     def _notice(self, sentence: str) -> None:
         self.notices.append(sentence)
