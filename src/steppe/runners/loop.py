@@ -179,7 +179,7 @@ class Loop:
             self._note_returns(columns, chunk.iterations - 1)
             self._note_metrics(columns)
         # Where all workers are gone no iteration tells it.
-        self.latest = self.latest | dict(chunk.figures)
+        self.latest = self.latest | {name: float(value) for name, value in chunk.figures.items()}
         if self.spec.evaluation is None and self._is_best(self.mean_return):
             self.best_policy = self.engine.policy(self.timestep)
 
