@@ -30,6 +30,13 @@ def test_all_workers_make_one_row():
     assert count.chunk(Limits(), 2).iterations == 0
 
 
+def test_how_many_workers_there_are_is_told_without_a_row_too():
+    count = Count()
+    assert count.chunk(Limits(), workers=3).figures == {"workers": 3.0}
+    nobody = count.chunk(Limits(), workers=0)
+    assert (nobody.iterations, nobody.figures) == (0, {"workers": 0.0, "updates_per_second": 0.0})
+
+
 def test_the_window_holds_the_last_hundred_episodes_of_all_workers():
     count = Count()
     count.take_in([report(0, [0.0] * 80), report(1, [100.0] * 60)])

@@ -106,7 +106,9 @@ class Count:
                 "dropped": self._dropped,
             }
         arrays = {name: np.array([value]) for name, value in columns.items()}
-        return Chunk(int(has_row), arrays, self._has_reached_return(limits), self._is_healthy, self._fault)
+        # Where nobody is left there will be no row either that says so.
+        figures = {"workers": float(workers)} | ({} if workers else {"updates_per_second": 0.0})
+        return Chunk(int(has_row), arrays, self._has_reached_return(limits), self._is_healthy, self._fault, figures)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """For a checkpoint: also what is in no row yet, since the servers know of it."""
