@@ -129,7 +129,7 @@ def tag(name: str) -> str:
 class _EventFile:
     """One TensorBoard event file, each record in it when `write` returns.
 
-    tensorboardX supplies the messages and the checksum. Its own writer is not used: it hands events to a background
+    tensorboardX supplies the messages. Its own writer is not used: it hands events to a background
     thread, which a full disk ends, after which its bounded queue would block the training for ever; and it names files
     by the second, so that a run resumed at once would overwrite its own.
     """
