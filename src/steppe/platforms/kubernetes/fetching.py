@@ -157,8 +157,8 @@ def _inside(to: Path, name: str) -> Path:
     """Where a file goes. The Pod that names it runs what others wrote, and must not write elsewhere on this machine."""
     if not is_shown(name):
         raise ClusterError(
-            f'the Pod lists "{name}", which is no name of a result, so nothing is fetched from it; look at what else runs '
-            "in its image or answers in its place"
+            f'the Pod lists "{name}", which is no name of a result, so nothing is fetched from it; look at what else '
+            "its image runs, or answers in its place"
         )
     return to / name
 
