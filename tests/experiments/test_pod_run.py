@@ -150,6 +150,16 @@ def test_a_pod_takes_over_from_one_that_is_silent_whatever_its_clock_says(pod, h
     assert pod.folder.read_status().timestep >= 6000
 
 
+def test_a_pod_waits_for_nobody_where_the_folder_came_from_object_storage(pod, monkeypatch):
+    pod()
+    with other_pod(pod.folder, clock=0.0):
+        pass
+    # The one file that is never stored.
+    (pod.folder.path / ".lock").unlink()
+    monkeypatch.setattr(pod_run.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    assert pod(start="2", total_timesteps=6000) == OVER
+
+
 @pytest.fixture
 def hasty(monkeypatch):
     """Pods that wait for each other for a moment only."""

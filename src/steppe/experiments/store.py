@@ -205,12 +205,15 @@ class RunFolder:
         An owner on another machine is one for as long as it says something, whatever the clocks there show: `silent` is
         the last that was heard of it, once that is long ago.
         """
+        # Whoever owns a folder has locked it; one that came from object storage is this machine's own.
+        is_copy = not (self.path / locks.LOCK_FILE).exists()
         descriptor = locks.acquire(self.path)
         if descriptor is None:
             return False
         try:
             found = self.read_status()
-            if found.is_live and found.host not in (None, socket.gethostname()) and found != silent:
+            is_elsewhere = found.is_live and found.host not in (None, socket.gethostname())
+            if is_elsewhere and found != silent and not is_copy:
                 return False
             self._write_death(found)
             return True
