@@ -49,6 +49,10 @@ class StateError(UserError):
     """The experiment is in a state that does not allow what was asked."""
 
 
+class OwnedError(StateError):
+    """Another process owns the experiment just now; later it may not."""
+
+
 class CheckpointError(SteppeError):
     """No checkpoint could be read."""
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from steppe.clusters import registry
-from steppe.errors import SteppeError, UserError
+from steppe.errors import ClusterError, SteppeError, UserError
 
 Steppe = Callable[..., Any]
 
@@ -168,6 +168,18 @@ def test_an_unknown_name_names_the_nearest(steppe: Steppe, config: Path) -> None
         registry.find("laboratry")
     with pytest.raises(UserError, match="no cluster"):
         registry.find("../../etc/passwd")
+
+
+def test_what_a_provider_says_is_told_where_a_cluster_may_be_there(
+    steppe: Steppe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> None:
+        raise ClusterError("kind failed: Docker is not running")
+
+    monkeypatch.setattr(registry.provider("kind"), "discover", refused)
+    answer = steppe("cluster", "delete", "-c", "lab", "--yes")
+    assert answer.code == 1
+    assert 'cluster "lab" is not known here, and not every provider can be asked: kind failed: Docker is' in answer.err
 
 
 @pytest.mark.parametrize("name", ["Big", "a_b", "-a", "a-", "1a", "a" * 41, "../a", ""])

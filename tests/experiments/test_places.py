@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
+from container_programs import Programs
 
+from steppe.clusters import registry
 from steppe.errors import UserError
 from steppe.experiments import places
 from steppe.experiments.store import RunFolder
@@ -27,10 +30,37 @@ def test_what_pods_could_not_find_is_refused_before_a_cluster_is_made(
         places.settle_place(folder, spec, None, lambda line: None)
 
 
+def test_a_manifest_says_how_it_is_applied_however_large_it_is(folder: RunFolder):
+    # By itself kubectl notes what it applies in an annotation, which takes 256 kB.
+    assert "#   kubectl apply --server-side -f FILE\n" in places.manifest(folder, None, "space")
+
+
+def test_a_cluster_in_a_file_of_the_project_is_made_where_there_is_none_yet(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    programs = Programs(tmp_path / "programs")
+    programs.install("kind")
+    monkeypatch.setenv("PATH", str(programs.folder))
+    monkeypatch.setenv("STEPPE_CLUSTERS", str(tmp_path / "clusters"))
+    (tmp_path / "steppe.json").write_text('{"name": "project"}')
+    (tmp_path / "configs" / "clusters").mkdir(parents=True)
+    about = {"type": "cluster", "provider": "kind", "num_nodes": 2, "namespace": "space"}
+    (tmp_path / "configs" / "clusters" / "lab.json").write_text(json.dumps(about))
+    place = places.settle_place(folder, folder.spec(), "lab", lambda line: None)
+    assert (place.cluster, place.namespace, place.project) == ("lab", "space", "project")
+    assert programs.clusters == ["lab"]
+    # It is shared: it was named, and not described by the experiment alone.
+    assert not place.owns_cluster
+    assert registry.read("lab").spec.num_nodes == 2
+    # The next experiment finds it.
+    places.settle_place(folder, folder.spec(), "lab", lambda line: None)
+    assert len(programs.calls("create")) == 1
+
+
 def test_all_of_a_manifest_is_removed_by_its_own_words(folder: RunFolder):
     text = places.manifest(folder, None, "space")
     words = [line.split()[2:] for line in text.splitlines() if line.startswith("#   kubectl ")]
-    (create, label, delete) = words
+    (create, label, _, delete) = words
     name = create[3]
     assert label == ["label", "secret", name, "--namespace", "space", delete[-1]]
     assert delete[:2] == ["delete", "all,configmap,secret,pvc"]

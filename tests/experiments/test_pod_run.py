@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from processes import wait_until
 
-from steppe.experiments import pod_run
-from steppe.experiments.pod_run import FAILED_FOR_GOOD, OVER
+from steppe.experiments import locks, pod_run
+from steppe.experiments.pod_run import FAILED_FOR_GOOD, OVER, TRY_AGAIN
 from steppe.experiments.store import RunFolder
 from steppe.specs.experiment import load_experiment
 
@@ -100,6 +105,89 @@ def test_a_pod_that_dies_again_and_again_without_getting_further_has_failed(pod)
         process.wait()
     assert pod(total_timesteps=ENDLESS) == FAILED_FOR_GOOD
     assert "without a new checkpoint" in pod.folder.read_status().reason
+
+
+def test_a_pod_waits_for_one_that_is_paused_and_still_writes_its_report(pod):
+    pod()
+    pod.folder.write_status(dataclasses.replace(pod.folder.read_status(), state="paused"))
+    held = locks.acquire(pod.folder.path)
+    threading.Timer(0.7, locks.release, [held]).start()
+    assert pod(start="2", total_timesteps=6000) == OVER
+    assert pod.folder.read_status().timestep >= 6000
+
+
+def test_a_pod_that_has_waited_heeds_how_the_other_one_ended(pod):
+    pod()
+    ended = pod.folder.read_status()
+    held = locks.acquire(pod.folder.path)
+
+    def end() -> None:
+        note = {"generation": "1", "start": "2", "exit_code": FAILED_FOR_GOOD}
+        (pod.folder.path / ".pod.json").write_text(json.dumps(note))
+        locks.release(held)
+
+    threading.Timer(0.7, end).start()
+    assert pod(start="2", total_timesteps=6000) == FAILED_FOR_GOOD
+    assert pod.folder.read_status() == ended
+
+
+@pytest.mark.parametrize("more", [(), ("--failed", "its Pod ran out of memory")])
+def test_a_pod_leaves_one_alone_that_lives_whatever_its_clock_says(pod, hasty, more):
+    pod()
+    note = (pod.folder.path / ".pod.json").read_text()
+    with other_pod(pod.folder, clock=-300.0):
+        assert pod(start="2", total_timesteps=6000, more=more) == TRY_AGAIN
+        status = pod.folder.read_status()
+    assert (status.state, status.host, status.reason) == ("running", "another-pod", "")
+    assert (pod.folder.path / ".pod.json").read_text() == note
+
+
+def test_a_pod_takes_over_from_one_that_is_silent_whatever_its_clock_says(pod, hasty):
+    pod()
+    with other_pod(pod.folder, clock=300.0):
+        pass
+    assert pod(start="2", total_timesteps=6000) == OVER
+    assert pod.folder.read_status().timestep >= 6000
+
+
+def test_a_pod_waits_for_nobody_where_the_folder_came_from_object_storage(pod, monkeypatch):
+    pod()
+    with other_pod(pod.folder, clock=0.0):
+        pass
+    # The one file that is never stored.
+    (pod.folder.path / ".lock").unlink()
+    monkeypatch.setattr(pod_run.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    assert pod(start="2", total_timesteps=6000) == OVER
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Pods that wait for each other for a moment only."""
+    monkeypatch.setattr(pod_run, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(pod_run, "LOOK_SECONDS", 0.05)
+
+
+@contextlib.contextmanager
+def other_pod(folder: RunFolder, clock: float) -> Iterator[None]:
+    """One on another node, whose clock is wrong by so many seconds; it lives as long as the block."""
+    over = threading.Event()
+
+    def beat() -> None:
+        alive = {"state": "running", "host": "another-pod", "heartbeat": time.time() + clock, "reason": ""}
+        folder.write_status(dataclasses.replace(folder.read_status(), **alive))
+
+    def live() -> None:
+        while not over.wait(0.02):
+            beat()
+
+    beat()
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def is_training(folder: RunFolder, pid: int) -> bool:

@@ -50,9 +50,19 @@ def test_an_experiment_is_started_paused_resumed_downloaded_and_deleted(workplac
     before, after = ((folder / "metrics.jsonl").read_text() for folder in (first, tmp_path / "last"))
     assert after.startswith(before)
     assert min(json.loads(line)["timestep"] for line in after[len(before) :].splitlines()) >= paused["timestep"]
+    policy = (tmp_path / "last" / "policy" / "policy.safetensors").read_bytes()
 
     workplace.steppe("experiment", "delete", "-e", "one", "--force")
     wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
+
+    # And it has learned what it would have learned without the pause, in as many timesteps.
+    workplace.new("straight", total_timesteps=ended["timestep"])
+    workplace.steppe("experiment", "start", "-e", "straight", "-c", "testbed")
+    straight = workplace.status("straight")
+    figures = ("timestep", "episode", "update", "mean_return")
+    assert [straight[name] for name in figures] == [ended[name] for name in figures]
+    workplace.steppe("experiment", "download", "-e", "straight", "--to", str(tmp_path / "straight"))
+    assert (tmp_path / "straight" / "policy" / "policy.safetensors").read_bytes() == policy
 
 
 @pytest.mark.learning
@@ -60,10 +70,9 @@ def test_an_experiment_is_started_paused_resumed_downloaded_and_deleted(workplac
     ("mode", "fields"),
     [
         ("multi-threaded", {"total_timesteps": 600_000, "num_workers": 2, "stop_at_return": 475}),
-        ("async", {"total_timesteps": 200_000, "num_workers": 2, "agent": "dqn", "stop_at_return": 400}),
         (
             "distributed",
-            {"total_timesteps": 400_000, "num_workers": 2, "num_parameter_servers": 2, "stop_at_return": 400},
+            {"total_timesteps": 1_000_000, "num_workers": 2, "num_parameter_servers": 2, "stop_at_return": 475},
         ),
     ],
 )
@@ -73,6 +82,37 @@ def test_each_other_run_mode_learns(workplace: Workplace, mode, fields):
     status = workplace.status("score")
     assert status["state"] == "completed"
     assert status["mean_return"] >= fields["stop_at_return"]
+
+
+@pytest.mark.learning
+def test_workers_are_paused_and_resumed_with_what_was_learned(workplace: Workplace, tmp_path):
+    workplace.new("crew", run_mode="async", num_workers=2, agent="dqn", total_timesteps=100_000_000)
+    workplace.steppe("experiment", "start", "-e", "crew", "-c", "testbed", "--detach")
+    # By then it holds the pole for several times as long as one that knows nothing.
+    wait_until(
+        lambda: (workplace.wait_for("crew", "running")["mean_return"] or 0) >= 100,
+        "it to learn",
+        seconds=300,
+        pause=1.0,
+    )
+    workplace.steppe("experiment", "pause", "-e", "crew")
+    paused = workplace.status("crew")
+    assert (paused["state"], paused["mean_return"] >= 100) == ("paused", True)
+    wait_until(lambda: not workplace.pods_of("worker"), "the workers to end", seconds=120, pause=1.0)
+
+    # Not 475 as in the other modes: whose batch comes first is up to the machine here, and some runs of dqn swing
+    # between 350 and 450 for as long as they are left to.
+    more = {"total_timesteps": paused["timestep"] + 600_000, "stop_at_return": 400}
+    words = [word for name, value in more.items() for word in ("--set", f"{name}={value}")]
+    workplace.steppe("experiment", "resume", "-e", "crew", *words)
+    ended = workplace.status("crew")
+    workplace.steppe("experiment", "download", "-e", "crew", "--to", str(tmp_path / "crew"))
+    assert ended["state"] == "completed"
+    assert ended["mean_return"] >= 400
+    lines = map(json.loads, (tmp_path / "crew" / "metrics.jsonl").read_text().splitlines())
+    # Hundreds of episodes of one that had to begin anew, and would drop the pole at once.
+    after = next(line for line in lines if line["timestep"] > paused["timestep"] and "mean_return" in line)
+    assert after["mean_return"] > 0.5 * paused["mean_return"]
 
 
 def test_an_environment_of_the_users_own_goes_along(workplace: Workplace):
@@ -132,31 +172,63 @@ def test_a_simulator_may_stand_beside_the_one_that_acts(workplace: Workplace):
     wait_until(lambda: not workplace.pods_of("driver"), "the Pod to end", seconds=120, pause=1.0)
 
 
-def test_two_experiments_do_not_touch_each_other(workplace: Workplace):
+def test_two_experiments_do_not_touch_each_other(workplace: Workplace, tmp_path):
     for name in ("a", "b"):
         workplace.new(name, total_timesteps=100_000_000)
         workplace.steppe("experiment", "start", "-e", name, "-c", "testbed", "--detach")
-    workplace.wait_for("a", "running", timestep=1)
+    for name in ("a", "b"):
+        workplace.wait_for(name, "running", timestep=1)
+    before = the_pod(workplace, "b")
     workplace.steppe("experiment", "stop", "-e", "a")
+    assert workplace.status("a")["state"] == "stopped"
     workplace.steppe("experiment", "delete", "-e", "a", "--force")
-    assert workplace.wait_for("b", "running", timestep=1)
-    workplace.steppe("experiment", "stop", "-e", "b")
-    assert workplace.status("b")["state"] == "stopped"
+    wait_until(lambda: not workplace.left("a"), "all of a to be gone", seconds=120, pause=1.0)
+    # The same Pod, in which nothing was begun anew, goes on.
+    timestep = workplace.status("b")["timestep"]
+    workplace.wait_for("b", "running", timestep=timestep + 1)
+    assert the_pod(workplace, "b") == before == (before[0], 0)
+    # What it has so far can be had while it writes more.
+    workplace.steppe("experiment", "download", "-e", "b", "--to", str(tmp_path / "b"))
+    assert json.loads((tmp_path / "b" / "status.json").read_text())["timestep"] > timestep
+    assert json.loads((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()[0])["timestep"] > 0
+
+
+def test_everything_ends_with_the_config_map_that_owns_it(workplace: Workplace):
+    workplace.new("owned", total_timesteps=100_000_000, run_mode="async", num_workers=1, agent="dqn")
+    workplace.steppe("experiment", "start", "-e", "owned", "-c", "testbed", "--detach")
+    workplace.wait_for("owned", "running", timestep=1)
+    kinds = {name.split()[0] for name in workplace.left()}
+    assert kinds == {"ConfigMap", "Job", "PersistentVolumeClaim", "Pod", "Secret", "Service"}
+    (root,) = workplace.testbed.objects("configmaps", workplace.namespace, "steppe/experiment=owned")
+    # By hand, and nothing else: the cluster itself removes what belongs to it.
+    workplace.testbed.kubectl("delete", "configmap", root["metadata"]["name"], "-n", workplace.namespace)
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=180, pause=1.0)
+    assert workplace.status("owned")["state"] == "failed"
 
 
 def test_a_manifest_can_be_applied_by_hand(workplace: Workplace):
-    workplace.new("hand", total_timesteps=4_000)
+    # More than kubectl would note in an annotation, which is what it does without --server-side.
+    (workplace.folder / "my_world.py").write_text(f"import gymnasium\n# {300_000 * 'x'}\nmake = gymnasium.make\n")
+    environment = {"id": "my_world:make", "settings": {"id": "CartPole-v1"}}
+    workplace.new("hand", environment=environment, total_timesteps=4_000)
     text = workplace.steppe("experiment", "manifest", "-e", "hand", "-c", "testbed")
     (command,) = [line.removeprefix("#   ") for line in text.splitlines() if "create secret" in line]
     words = command.replace("$(openssl rand -hex 32)", "0123456789abcdef0123456789abcdef").split()[1:]
     workplace.testbed.kubectl(*words)
-    workplace.testbed.kubectl("apply", "-n", workplace.namespace, "-f", "-", given=text)
+    (command,) = [line.removeprefix("#   kubectl ") for line in text.splitlines() if "kubectl apply" in line]
+    workplace.testbed.kubectl(*command.replace("FILE", "-").split(), "-n", workplace.namespace, given=text)
     wait_until(
         lambda: [pod for pod in workplace.pods_of("driver") if has_ended(pod)], "it to end", seconds=300, pause=1.0
     )
     (pod,) = workplace.pods_of("driver")
     words_left = pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"]
     assert json.loads(words_left)["status"]["state"] == "completed"
+
+
+def the_pod(workplace: Workplace, experiment: str) -> tuple[str, int]:
+    """(its identity, how often its container was begun anew) of an experiment's only Pod."""
+    (pod,) = workplace.testbed.objects("pods", workplace.namespace, f"steppe/experiment={experiment}")
+    return pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
 
 
 def sums(folder) -> dict[str, str]:

@@ -1,13 +1,26 @@
+import json
+
 import pytest
 
 from steppe.errors import SpecError
 from steppe.specs.cluster import ClusterSpec
+from steppe.specs.experiment import load_experiment
 from steppe.specs.validation import validate
 
 
 def test_the_old_defaults_hold():
     cluster = validate(ClusterSpec, {"name": "small", "machine_type": "n1-standard-1"})
     assert (cluster.num_nodes, cluster.gpus_per_node, cluster.gpu_type, cluster.disk_size) == (3, 0, None, 100)
+
+
+def test_an_old_file_may_say_what_it_is(tmp_path):
+    written = {"type": "cluster", "provider": "kind", "num_nodes": 2}
+    cluster = validate(ClusterSpec, written)
+    assert cluster.num_nodes == 2
+    (tmp_path / "small.json").write_text(json.dumps(written))
+    for given in (written, "small.json"):
+        experiment = {"name": "x", "environment": "CartPole-v1", "cluster": given}
+        assert load_experiment(None, experiment, [], tmp_path, options=False).cluster == cluster
 
 
 @pytest.mark.parametrize(
@@ -20,6 +33,7 @@ def test_the_old_defaults_hold():
         ({"cpus_per_node": 4}, "wrong settings in c.json; cpus_per_node and memory_per_node must be given together"),
         ({"num_nodes": 0}, "wrong value 0 in c.json at num_nodes; it must be at least 1"),
         ({"memory_per_node": 0}, "wrong value 0 in c.json at memory_per_node; it must be more than 0"),
+        ({"type": "agent"}, 'unknown field "type" in c.json at type; did you mean "gpu_type"?'),
         ({"gpu_per_node": 1}, 'unknown field "gpu_per_node" in c.json at gpu_per_node; did you mean "gpus_per_node"?'),
     ],
 )

@@ -142,10 +142,11 @@ class Workplace:
         found = self.testbed.objects("pods", self.namespace, f"steppe/role={role}")
         return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
 
-    def left(self) -> list[str]:
-        """Everything of Steppe's that the namespace still has."""
+    def left(self, experiment: str | None = None) -> list[str]:
+        """Everything of Steppe's that the namespace still has, or of one experiment."""
         kinds = "pods,jobs,services,configmaps,secrets,persistentvolumeclaims"
-        found = self.testbed.objects(kinds, self.namespace, "app.kubernetes.io/managed-by=steppe")
+        of = "app.kubernetes.io/managed-by=steppe" if experiment is None else f"steppe/experiment={experiment}"
+        found = self.testbed.objects(kinds, self.namespace, of)
         return [f"{each['kind']} {each['metadata']['name']}" for each in found]
 
     def _environment(self) -> dict[str, str]:

@@ -164,12 +164,16 @@ def entry(name: str) -> Entry:
     if registry.knows(name):
         record = registry.read(name)
         return Entry(record, registry.provider(record.provider).look(record), is_known=True)
-    others, _ = _discovered(set())
+    others, notes = _discovered(set())
     matching = [other for other in others if other.record.name == name]
     if len(matching) > 1:
         where = " and ".join(f"{each.record.provider} {each.where}".strip() for each in matching)
         raise UserError(
             f'there are {len(matching)} clusters "{name}": at {where}; delete it there with its own program'
+        )
+    if not matching and notes:
+        raise ClusterError(
+            f'cluster "{name}" is not known here, and not every provider can be asked: {"; ".join(notes)}'
         )
     if not matching:
         known = [*registry.names(), *(other.record.name for other in others)]

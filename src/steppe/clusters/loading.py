@@ -20,8 +20,6 @@ def load(file: str | Path | None, fields: dict[str, Any], sets: list[str], start
         data, origins = read_spec_file(path), Origins(shown_path(path))
         if not isinstance(data, dict):
             return validate(ClusterSpec, data, source=origins)
-        # An old file says what it is.
-        data = {key: value for key, value in data.items() if (key, value) != ("type", "cluster")}
     given = {key: value for key, value in fields.items() if value is not None}
     if "machine_type" in given:
         data = {key: value for key, value in data.items() if key not in ("cpus_per_node", "memory_per_node")}

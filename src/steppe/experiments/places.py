@@ -113,6 +113,8 @@ def manifest(folder: RunFolder, cluster: str | None, namespace: str | None) -> s
         f"Experiment {folder.name}. Its Pods share tokens, which are made once:\n"
         f"  kubectl create secret generic {made.name}-tokens --namespace {made.namespace} {literals}\n"
         f"  kubectl label secret {made.name}-tokens --namespace {made.namespace} steppe/run={made.name}\n"
+        "Then all of it is applied, on the server's side, since kubectl's own way has no room for large files:\n"
+        "  kubectl apply --server-side -f FILE\n"
         "All of it is removed again by:\n"
         f"  kubectl delete all,configmap,secret,pvc --namespace {made.namespace} --selector steppe/run={made.name}"
     )

@@ -4,7 +4,8 @@
 
 A Pod may be replaced at any moment. SIGTERM saves a checkpoint and ends with 143, and the next Pod resumes; an end that
 is one for good (completed, paused or stopped as asked, failed) is noted with the start that it ended, so that another
-Pod of the same start does not train on. Exit codes: 0 it is over, 3 it has failed for good, else it is to go on.
+Pod of the same start does not train on. Two Pods may be there at once, as while a node is drained: the second waits,
+and writes nothing while the first lives. Exit codes: 0 it is over, 3 it has failed for good, else it is to go on.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from steppe.errors import SteppeError, UserError
+from steppe.errors import OwnedError, SteppeError, UserError
 from steppe.experiments.owner import EndedEarly
 from steppe.experiments.run import run
 from steppe.experiments.store import SILENT_SECONDS, RunFolder, Status
 from steppe.records.durable import write_atomically
 from steppe.specs.experiment import ExperimentSpec
 
-OVER, FAILED_FOR_GOOD = 0, 3
+OVER, TRY_AGAIN, FAILED_FOR_GOOD = 0, 1, 3
 NOTE_FILE = ".pod.json"
 MOST_DEATHS = 3
 """How often a training may end without a word and without a newer checkpoint."""
+FORGOTTEN_SECONDS = 600.0
+"""An owner whose last word is older than this, by the clock, need not be waited for."""
+MOST_WAITING = 3.0
+"""For how many times as long as an owner may be silent another one is waited for."""
+LOOK_SECONDS = 0.5
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,17 +47,29 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     folder = RunFolder(asked.folder)
     try:
+        return _go_on(folder, asked)
+    except OwnedError as error:
+        # Nothing is written: whoever owns it knows how it goes.
+        print(f"error: {error}", file=sys.stderr)
+        return TRY_AGAIN
+
+
+def _go_on(folder: RunFolder, asked: argparse.Namespace) -> int:
+    try:
+        _wait_until_free(folder)
+        # Only now: an earlier Pod of the same start may have brought it to its end meanwhile.
         note = _read_note(folder)
         if note.get("start") == asked.start and "exit_code" in note:
             print(f"this start of the experiment is over already: it is {folder.read_status().state}", flush=True)
             return int(note["exit_code"])
-        _wait_until_free(folder)
         if asked.failed is not None:
             raise UserError(asked.failed)
         _bring_up_to_date(folder, asked.spec, asked.generation, note)
         _check_deaths(folder, asked.start, note)
         _write_note(folder, generation=asked.generation, start=asked.start, **_deaths(folder, asked.start, note))
         exit_code = _train(folder)
+    except OwnedError:
+        raise
     except UserError as error:
         exit_code = _fail(folder, str(error))
     except SteppeError as error:
@@ -87,17 +105,31 @@ def _train(folder: RunFolder) -> int:
 
 
 def _wait_until_free(folder: RunFolder) -> None:
-    """An earlier Pod that vanished with its node is believed to run until it has been silent for long enough."""
-    if not folder.exists:
-        return
-    deadline = time.monotonic() + 3 * SILENT_SECONDS
-    while folder.status().is_live:
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"another Pod ({folder.read_status().host}) still trains this experiment; end it first, since only one "
-                "may write the results"
+    """Waits for an earlier Pod that still trains, or writes its report; OwnedError where it does not end.
+
+    One that vanished with its node is believed to run until nothing was heard of it for long enough. That is seen by
+    this Pod's own clock, since those of nodes may differ.
+    """
+    begun = since = time.monotonic()
+    heard: Status | None = None
+    while folder.exists:
+        now, status = time.monotonic(), folder.read_status()
+        if status != heard:
+            heard, since = status, now
+        is_silent = now - since > SILENT_SECONDS or _is_forgotten(status)
+        if folder.is_left(heard if is_silent else None):
+            return
+        if now - begun > MOST_WAITING * SILENT_SECONDS:
+            raise OwnedError(
+                f"another Pod ({status.host}) still has this experiment, and only one may write the results; this one "
+                "ends, and another tries again"
             )
-        time.sleep(1.0)
+        time.sleep(LOOK_SECONDS)
+
+
+def _is_forgotten(status: Status) -> bool:
+    """Whether its owner has said nothing for so long that no clock can be that wrong."""
+    return abs(time.time() - (status.heartbeat or 0.0)) > FORGOTTEN_SECONDS
 
 
 def _bring_up_to_date(folder: RunFolder, file: Path, generation: str, note: dict[str, Any]) -> None:
@@ -137,7 +169,7 @@ def _deaths(folder: RunFolder, start: str, note: dict[str, Any]) -> dict[str, An
 def _fail(folder: RunFolder, reason: str) -> int:
     """Notes a failure before, or beside, the training."""
     print(f"error: {reason}", file=sys.stderr)
-    if folder.exists and not folder.read_status().is_live and folder.read_status().reason != reason:
+    if folder.exists and folder.read_status().reason != reason:
         import dataclasses
 
         with folder.lock("renew") as status:

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from steppe.errors import SpecError, StateError, StorageError
+from steppe.errors import OwnedError, SpecError, StateError, StorageError
 from steppe.experiments import locks
 from steppe.experiments.states import LIVE, STATES, Event, State, advance
 from steppe.experiments.ways import Ways, commands
@@ -186,7 +186,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self, event: Event) -> Iterator[Status]:
-        """Owns the folder for `event`; gives the status as it was. StateError if a process owns it already."""
+        """Owns the folder for `event`; gives the status as it was. OwnedError if a process owns it already."""
         # Readers hold the lock for a moment while they look: half a second outlasts them.
         descriptor = locks.acquire(self.path, patience=0.5)
         if descriptor is None:
@@ -196,6 +196,27 @@ class RunFolder:
             if status.is_live and status.host not in (None, socket.gethostname()) and self._has_owner(status):
                 self._refuse(event)
             yield self._after_death(status)
+        finally:
+            locks.release(descriptor)
+
+    def is_left(self, silent: Status | None) -> bool:
+        """Whether no process owns it; how a dead one has left it is written down.
+
+        An owner on another machine is one for as long as it says something, whatever the clocks there show: `silent` is
+        the last that was heard of it, once that is long ago.
+        """
+        # Whoever owns a folder has locked it; one that came from object storage is this machine's own.
+        is_copy = not (self.path / locks.LOCK_FILE).exists()
+        descriptor = locks.acquire(self.path)
+        if descriptor is None:
+            return False
+        try:
+            found = self.read_status()
+            is_elsewhere = found.is_live and found.host not in (None, socket.gethostname())
+            if is_elsewhere and found != silent and not is_copy:
+                return False
+            self._write_death(found)
+            return True
         finally:
             locks.release(descriptor)
 
@@ -285,15 +306,17 @@ class RunFolder:
         if descriptor is None:
             return self.read_status()
         try:
-            found = self.read_status()
-            status = self._after_death(found)
-            if status is not found:
-                # A disk that cannot be written to can still be looked at.
-                with contextlib.suppress(StorageError):
-                    self.write_status(status)
-            return status
+            return self._write_death(self.read_status())
         finally:
             locks.release(descriptor)
+
+    def _write_death(self, found: Status) -> Status:
+        status = self._after_death(found)
+        if status is not found:
+            # A disk that cannot be written to can still be looked at.
+            with contextlib.suppress(StorageError):
+                self.write_status(status)
+        return status
 
     def _after_death(self, status: Status) -> Status:
         """What a status that no one owns any more comes to."""
@@ -309,12 +332,15 @@ class RunFolder:
         if status.is_live:
             where = "" if status.host in (None, socket.gethostname()) else f" on {status.host}"
             if event in ("start", "resume"):
-                raise StateError(
+                raise OwnedError(
                     f'experiment "{self.name}" is {status.state} already (process {status.pid}{where}); '
                     f"stop it first: {self.ways.stop}"
                 )
-            self.advance(status.state, event)
-        raise StateError(f'experiment "{self.name}" is being changed by another process; try again')
+            try:
+                self.advance(status.state, event)
+            except StateError as error:
+                raise OwnedError(str(error)) from None
+        raise OwnedError(f'experiment "{self.name}" is being changed by another process; try again')
 
 
 class Store:

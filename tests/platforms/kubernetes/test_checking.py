@@ -76,6 +76,19 @@ def test_results_in_object_storage_need_no_disk():
     assert server.deleted == ["Pod"]
 
 
+def test_a_storage_class_is_to_be_named_where_that_can_be_done():
+    class WithClasses(Server):
+        def ask(self, method: str, path: str, body: Json | None = None) -> Answer:
+            if "storageclasses" not in path:
+                return super().ask(method, path, body)
+            return Answer(200, json.dumps({"items": [{"metadata": {"name": "fast"}}]}).encode())
+
+    # No command changes a cluster that is registered.
+    found = check(WithClasses(), {}, has_trial=False)["storage"]
+    assert found.sentence == "there is no default storage class"
+    assert found.fix == "name one in each experiment: steppe experiment new ... --set kubernetes.storage_class=fast"
+
+
 def test_what_object_storage_refuses_is_told_as_storage():
     found = check(Server(checking.STORE_FAILED, "cannot write s3://bucket/runs/x: there is no such bucket"), STORE)
     assert (found["storage"].outcome, found["storage"].sentence[:12]) == ("failed", "cannot write")

@@ -57,6 +57,13 @@ def test_files_are_listed_with_size_and_checksum(ask, folder):
     assert files["policy/weights"]["size"] == len(whole)
 
 
+def test_one_file_can_be_listed_alone(ask, folder):
+    (one,) = json.loads(ask("/files?name=policy/weights")[1])["files"]
+    assert one in json.loads(ask("/files")[1])["files"]
+    for name in (".hidden", "../run/log.txt", "nothing"):
+        assert json.loads(ask(f"/files?name={name}")[1])["files"] == []
+
+
 def test_a_checksum_follows_the_file(ask, folder):
     ask("/files")
     (folder / "log.txt").write_text("another\n")

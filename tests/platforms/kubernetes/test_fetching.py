@@ -6,9 +6,11 @@ import contextlib
 import errno
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from kube_memory import MemoryKube
@@ -48,19 +50,25 @@ class Pods:
     def ask(self, pod: str, path: str, *, headers: Any = None, sink: Any = None, seconds: float = 0.0) -> Answer:
         if not self.left[pod]:
             raise KubeError(f'pods "{pod}" not found', 404)
-        if path == "/files":
-            listed = [{"path": name, "sha256": hashlib.sha256(data).hexdigest()} for name, data in self.files.items()]
+        if path.startswith("/files?") or path == "/files":
+            names = parse_qs(urlsplit(path).query).get("name", self.files)
+            listed = [self.described(name) for name in names if name in self.files]
             return Answer(200, json.dumps({"files": listed}).encode())
         data = self.files.get(path.removeprefix("/files/"))
         if data is None:
             return Answer(404, b"")
-        start = int((headers or {}).get("Range", "bytes=0-")[6:-1])
-        sent = data[start : start + self.left[pod]]
+        start, last = map(int, headers["Range"].removeprefix("bytes=").split("-"))
+        asked = data[start : last + 1]
+        sent = asked[: self.left[pod]]
         sink(sent)
         self.left[pod] -= len(sent)
-        if start + len(sent) < len(data):
+        if len(sent) < len(asked):
             raise KubeError("the connection was closed")
-        return Answer(206 if start else 200, b"")
+        return Answer(206, b"")
+
+    def described(self, name: str) -> dict[str, Any]:
+        data = self.files[name]
+        return {"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
     def opened(self) -> Files:
         return Files(self.open_door, self.answers, self.ask, lambda answer, what: KubeError(what, answer.code))
@@ -95,7 +103,7 @@ def test_a_file_that_never_comes_is_given_up(tmp_path: Path):
     with pods.opened() as files:
         pods.left["reader-0"], pods.is_away = 0, True
         with pytest.raises(KubeError):
-            files.fetch({"path": "a", "sha256": "?"}, tmp_path)
+            files.fetch({"path": "a", "size": 1, "sha256": "?"}, tmp_path)
 
 
 def test_a_cluster_that_comes_back_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -110,19 +118,80 @@ def test_a_cluster_that_comes_back_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert fetched(pods, tmp_path) == pods.files
 
 
+def test_a_file_that_grows_is_fetched_as_far_as_it_was_listed(tmp_path: Path):
+    pods = Pods({"metrics.jsonl": WHOLE})
+    with pods.opened() as files:
+        files._ask = after_each_question(pods, lambda: pods.files.update({"metrics.jsonl": grown()}))
+
+        def grown() -> bytes:
+            return pods.files["metrics.jsonl"] + b"more"
+
+        (copy,) = download(files, tmp_path, lambda path: True, force=False)
+    assert copy.read_bytes() == WHOLE
+
+
+def test_a_file_that_grew_after_a_download_was_cut_short_goes_on(tmp_path: Path):
+    (tmp_path / ".log.txt.part").write_bytes(WHOLE[:1000])
+    pods = Pods({"log.txt": WHOLE + b"more"}, life=len(WHOLE) - 1000 + 4)
+    assert fetched(pods, tmp_path) == pods.files
+    assert len(pods.left) == 1
+
+
+def test_a_file_that_is_empty_is_fetched_too(tmp_path: Path):
+    pods = Pods({"log.txt": b""})
+    assert fetched(pods, tmp_path) == pods.files
+
+
+def test_a_file_that_is_replaced_meanwhile_is_listed_again_by_itself(tmp_path: Path):
+    pods = Pods({"status.json": b"0", "weights": WHOLE})
+    asked: list[str] = []
+    with pods.opened() as files:
+        files._ask = after_each_question(pods, lambda: pods.files.update({"status.json": newer()}), asked)
+
+        def newer() -> bytes:
+            # As often as it is asked for at first, and then no more.
+            return str(min(len(asked), 15)).encode()
+
+        copies = download(files, tmp_path, lambda path: path == "status.json", force=False)
+    assert [copy.read_bytes() for copy in copies] == [b"15"]
+    assert asked.count("/files") == 1
+
+
 def test_a_file_that_changes_all_the_time_is_named(tmp_path: Path):
     pods = Pods({"a": WHOLE})
     with pods.opened() as files:
+        files._ask = after_each_question(pods, lambda: pods.files.update(a=pods.files["a"][::-1] + b"more"))
         about = files.listed()[0]
-        ask = pods.ask
-
-        def changing(*words: Any, **asked: Any) -> Answer:
-            pods.files["a"] += b"more"
-            return ask(*words, **asked)
-
-        files._ask = changing
         with pytest.raises(ClusterError, match="a changes faster than it can be fetched; pause the experiment first"):
             files.fetch(about, tmp_path)
+
+
+def after_each_question(
+    pods: Pods, change: Callable[[], None], asked: list[str] | None = None
+) -> Callable[..., Answer]:
+    """Asks as the Pods do, and has something change after each answer."""
+    ask = pods.ask
+
+    def asking(pod: str, path: str, **more: Any) -> Answer:
+        answer = ask(pod, path, **more)
+        if asked is not None:
+            asked.append(path)
+        change()
+        return answer
+
+    return asking
+
+
+@pytest.mark.parametrize("name", ["/etc/cron.d/job", "../outside", "policy/../../outside", ".bashrc", ""])
+def test_a_pod_cannot_have_files_written_elsewhere(tmp_path: Path, name: str):
+    pods = Pods({name: b"bad"})
+    to = tmp_path / "results"
+    with pods.opened() as files:
+        with pytest.raises(ClusterError, match=f'the Pod lists "{re.escape(name)}", which is no name of a result'):
+            download(files, to, lambda path: True, force=True)
+        with pytest.raises(ClusterError, match="which is no name of a result"):
+            files.fetch(pods.described(name), to)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_named(tmp_path: Path):

@@ -1,5 +1,6 @@
 import base64
 import json
+import re
 
 import kubernetes_validate
 import numpy as np
@@ -124,6 +125,35 @@ def test_workers_share_a_gpu_by_fractions(planned, share, workers, pods, gpus, m
     assert job_of(plan, "worker")["spec"]["parallelism"] == pods
     assert container["resources"]["limits"].get("nvidia.com/gpu") == gpus
     assert variables_of(container)["STEPPE_POD_MEMBERS"] == members
+
+
+@pytest.mark.parametrize(
+    ("workers", "shape"),
+    [(7, [("worker", 2, 3), ("worker-2", 1, 1)]), (8, [("worker", 2, 3), ("worker-2", 1, 2)]), (9, [("worker", 3, 3)])],
+)
+def test_async_starts_as_many_workers_as_it_is_told_however_they_share_gpus(planned, workers, shape):
+    plan = planned(run_mode="async", num_workers=workers, ray={"gpus_per_worker": 0.33})
+    made = [job for job in jobs(plan) if job["metadata"]["labels"][naming.ROLE] == "worker"]
+    found = []
+    for job in made:
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        members = int(variables_of(container)["STEPPE_POD_MEMBERS"])
+        found.append((job["metadata"]["name"].removeprefix(f"{plan.name}-"), job["spec"]["parallelism"], members))
+        assert container["resources"]["requests"]["cpu"] == f"{1000 * members}m"
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert found == shape
+    assert sum(pods * members for _, pods, members in found) == workers
+
+
+def test_modules_have_keys_that_a_config_map_takes(planned):
+    paths = ["levels/eins (1).txt", "levels/eins_(1).txt", "größe.py", "x" * 300 + ".py"]
+    plan = planned(modules=dict.fromkeys(paths, "text"))
+    keys = [key for key in root(plan)["data"] if key.startswith("module-")]
+    assert len(keys) == len(paths)
+    assert all(re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", key) for key in keys)
+    volumes = {each["name"]: each for each in job_of(plan, "driver")["spec"]["template"]["spec"]["volumes"]}
+    volume = volumes["modules"]
+    assert {item["path"]: item["key"] for item in volume["configMap"]["items"]} == dict(zip(paths, keys, strict=True))
 
 
 def test_a_cluster_says_how_many_workers_share_a_gpu_at_most(planned):

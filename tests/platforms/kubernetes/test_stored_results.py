@@ -143,6 +143,7 @@ def test_a_reader_shows_what_is_stored(mirror, ask):
     assert set(files) == {"status.json", "log.txt", "policy/weights"}
     assert files["policy/weights"]["sha256"] == hashlib.sha256(whole).hexdigest()
     assert files["policy/weights"]["size"] == len(whole)
+    assert json.loads(ask("/files?name=policy/weights")[1])["files"] == [files["policy/weights"]]
     assert ask("/files/policy/weights") == (200, whole)
     assert ask("/files/policy/weights", Range="bytes=25000-") == (206, whole[25000:])
     assert ask("/log?from=6") == (200, b"second\n")

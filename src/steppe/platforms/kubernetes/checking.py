@@ -200,7 +200,7 @@ def _unseen(results: str) -> Finding:
 
 def _storage_fix(names: list[str]) -> str:
     if names:
-        return f"name one in the cluster's spec: --set kubernetes.storage_class={names[0]}"
+        return f"name one in each experiment: steppe experiment new ... --set kubernetes.storage_class={names[0]}"
     return "install a driver for disks, and a storage class for it"
 
 

@@ -1,6 +1,7 @@
 """The door of a Pod: tells over HTTP how the run is going, shows its files, and hears what is asked of it.
 
-Every question shows a token. GET /status, /log?from=BYTES, /files, /files/PATH (with Range), /crew; POST /ask.
+Every question shows a token. GET /status, /log?from=BYTES, /files or /files?name=PATH, /files/PATH (with Range), /crew;
+POST /ask.
 """
 
 from __future__ import annotations
@@ -70,10 +71,13 @@ class Door:
         """The run's own status, None before there is one, and what the Pod knows."""
         return {"status": read_status(self.folder), **self.facts()}
 
-    def listed(self) -> list[Json]:
-        """Every finished file with its size and its checksum."""
+    def listed(self, only: str | None = None) -> list[Json]:
+        """Every finished file with its size and its checksum, or only the one of that name."""
         found = []
-        for path in sorted(_files(self.folder)):
+        paths = (
+            sorted(_files(self.folder)) if only is None else [path for path in [self.file(only)] if path is not None]
+        )
+        for path in paths:
             name = path.relative_to(self.folder).as_posix()
             # A running experiment may remove or replace it meanwhile.
             with contextlib.suppress(OSError):
@@ -138,7 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
             log = self.door.file(LOG_FILE) or self.door.folder / LOG_FILE
             self._send_part(log, int(begin) if begin.isdecimal() else 0, None)
         elif path == "/files":
-            self._answer({"files": self.door.listed()})
+            only = parse_qs(url.query).get("name", [None])[0]
+            self._answer({"files": self.door.listed(only)})
         elif path == "/crew" and self.door.crew_file is not None and self.door.crew_file.exists():
             self._answer({**self.door.facts(), **json.loads(self.door.crew_file.read_text())})
         elif path.startswith("/files/") and (file := self.door.file(path.removeprefix("/files/"))) is not None:

@@ -14,6 +14,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from steppe.errors import ClusterError, StateError
+from steppe.platforms.kubernetes.door import is_shown
 from steppe.platforms.kubernetes.kubeapi import Answer, KubeError
 from steppe.records.durable import storing
 
@@ -22,6 +23,8 @@ FILE_SECONDS = 300.0
 """How long nothing may come while a file is fetched or summed up."""
 TRIES = 5
 """How often a file is tried of which nothing more comes."""
+CHANGES = 20
+"""How often a file is fetched anew that the run replaces meanwhile; its status is, every second."""
 PAUSE_SECONDS = 0.5
 
 
@@ -49,34 +52,36 @@ class Files:
     ) -> None:
         self._stack.close()
 
-    def listed(self) -> list[Json]:
-        """Every file with its size and checksum."""
-        answer = self._expected(self._ask(self._pod, "/files", seconds=FILE_SECONDS))
-        return list(json.loads(answer.body)["files"])
+    def listed(self, name: str | None = None) -> list[Json]:
+        """Every file with its size and checksum, or only the one of that name."""
+        path = "/files" if name is None else f"/files?name={quote(name)}"
+        answer = self._expected(self._ask(self._pod, path, seconds=FILE_SECONDS))
+        # A Pod of an older image lists them all, whatever was asked.
+        return [each for each in json.loads(answer.body)["files"] if name in (None, each["path"])]
 
     def fetch(self, about: Json, to: Path) -> Path | None:
         """One file, into the folder `to`; None if the run has removed it meanwhile."""
-        copy = to / about["path"]
+        copy = _inside(to, about["path"])
         if copy.exists() and sum_of(copy) == about["sha256"]:
             return copy
         half = copy.with_name(f".{copy.name}.part")
         with storing(copy):
             copy.parent.mkdir(parents=True, exist_ok=True)
         tries, changes = TRIES, 0
-        while changes < TRIES:
+        while changes < CHANGES:
             had = _size(half)
             try:
-                if not self._fetch_rest(about["path"], half):
+                if not self._fetch_rest(about, half):
                     half.unlink(missing_ok=True)
                     return None
                 if sum_of(half) == about["sha256"]:
                     with storing(copy):
                         half.replace(copy)
                     return copy
-                # It has changed since it was listed, or came damaged: from the start, as it is now.
+                # It was replaced since it was listed, or came damaged: from the start, as it is now.
                 half.unlink(missing_ok=True)
                 changes += 1
-                again = [each for each in self.listed() if each["path"] == about["path"]]
+                again = self.listed(about["path"])
                 if not again:
                     return None
                 about = again[0]
@@ -88,13 +93,16 @@ class Files:
                 self._find_door()
         raise ClusterError(f"{about['path']} changes faster than it can be fetched; pause the experiment first")
 
-    def _fetch_rest(self, path: str, half: Path) -> bool:
+    def _fetch_rest(self, about: Json, half: Path) -> bool:
         """Whether the file was there; what of it is here already is kept."""
-        start = _size(half)
-        headers = {"Range": f"bytes={start}-"} if start else {}
+        start, size = _size(half), int(about["size"])
         with storing(half), half.open("ab") as file:
+            if start >= size:
+                return True
+            # No further than it was when it was listed, which its checksum is of: a running experiment's logs grow.
+            headers = {"Range": f"bytes={start}-{size - 1}"}
             answer = self._ask(
-                self._pod, f"/files/{quote(path)}", headers=headers, sink=file.write, seconds=FILE_SECONDS
+                self._pod, f"/files/{quote(about['path'])}", headers=headers, sink=file.write, seconds=FILE_SECONDS
             )
         if answer.code == 404:
             return False
@@ -124,7 +132,7 @@ def download(
     """Fetches the wanted files; what is here already, whole or in part, is not fetched again."""
     found = [each for each in files.listed() if wanted(each["path"])]
     for each in found:
-        copy = to / each["path"]
+        copy = _inside(to, each["path"])
         if copy.exists() and not force and sum_of(copy) != each["sha256"]:
             raise StateError(f"{copy} exists already; choose another --to, or use --force to replace it")
     copies: list[Path] = []
@@ -135,7 +143,7 @@ def download(
         if (fetched := files.fetch(each, to)) is not None:
             copies.append(fetched)
         else:
-            removed.add((to / each["path"]).parent)
+            removed.add(_inside(to, each["path"]).parent)
     return _without_remains(copies, removed - {to})
 
 
@@ -143,6 +151,16 @@ def sum_of(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _inside(to: Path, name: str) -> Path:
+    """Where a file goes. The Pod that names it runs what others wrote, and must not write elsewhere on this machine."""
+    if not is_shown(name):
+        raise ClusterError(
+            f'the Pod lists "{name}", which is no name of a result, so nothing is fetched from it; look at what else '
+            "its image runs, or answers in its place"
+        )
+    return to / name
 
 
 def _without_remains(copies: list[Path], folders: set[Path]) -> list[Path]:

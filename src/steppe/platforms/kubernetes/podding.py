@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TYPE_CHECKING, Any
 
 from steppe.images import standard_name
@@ -88,8 +89,8 @@ def _near_other_readers(plan: Plan) -> Json:
 
 
 def module_key(path: str) -> str:
-    """The key of a ConfigMap under which a module's text is: keys have no slashes."""
-    name = path.replace("/", "_")
+    """The key of a ConfigMap under which a module's text is: few characters may be in it, a digest tells them apart."""
+    name = re.sub(r"[^-._a-zA-Z0-9]", "_", path)
     return f"module-{hashlib.sha256(path.encode()).hexdigest()[:8]}-{name}"[:253]
 
 

@@ -292,7 +292,7 @@ def _job(plan: Plan, crowd: Crowd, restart: str, retries: int) -> Json:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _work_metadata(plan, f"{plan.name}-{crowd.role}", role=crowd.role),
+        "metadata": _work_metadata(plan, f"{plan.name}-{crowd.name}", role=crowd.role),
         "spec": {
             "parallelism": crowd.count,
             **({"completions": 1} if crowd.role == "driver" else {}),

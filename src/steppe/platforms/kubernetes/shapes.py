@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from steppe.errors import UserError
@@ -35,6 +36,13 @@ class Crowd:
     devices: int
     """How many GPUs its processes see, whole or shared."""
     image: str | None
+    number: int = 1
+    """Which of several crowds of the same role it is."""
+
+    @property
+    def name(self) -> str:
+        """What its Job is called, after the experiment."""
+        return self.role if self.number == 1 else f"{self.role}-{self.number}"
 
     @property
     def threads(self) -> int:
@@ -61,7 +69,13 @@ def crowds(spec: ExperimentSpec, pods: KubernetesSpec, cluster: ClusterSpec | No
     if spec.run_mode in ("distributed", "async"):
         memory = 2.0 if spec.run_mode == "distributed" else 1.0
         usual = PodSpec(cpus=max(spec.ray.cpus_per_worker, 0.1), memory=memory, gpus=spec.ray.gpus_per_worker)
-        made.append(_crowd("worker", spec.num_workers, 0, pods.worker, usual, cluster, spec.ray.workers_per_gpu))
+        workers = partial(_crowd, "worker", own=pods.worker, usual=usual, cluster=cluster)
+        made.append(workers(spec.num_workers, 0, most=spec.ray.workers_per_gpu))
+        full, rest = divmod(spec.num_workers, made[-1].members)
+        if rest and spec.run_mode == "async":
+            # Each Pod of a Job starts as many; where Ray does, it starts no more of them than there are to be.
+            made[-1] = replace(made[-1], count=full)
+            made.append(replace(workers(rest, rest), number=2))
     return made
 
 

@@ -35,12 +35,12 @@ class StoredDoor(Door):
             status = None
         return {"status": status, **self.facts()}
 
-    def listed(self) -> list[Json]:
-        """What the index says, without fetching anything whose content it is sure of."""
+    def listed(self, only: str | None = None) -> list[Json]:
+        """What the index says, without fetching anything whose content it is sure of; or of one name only."""
         index = self._index()
         found = []
         for name in sorted({*index.files, *index.coming}):
-            if not is_shown(name) or Path(name).name == REQUEST_FILE:
+            if only not in (None, name) or not is_shown(name) or Path(name).name == REQUEST_FILE:
                 continue
             entry = index.files.get(name)
             if name in index.coming:
