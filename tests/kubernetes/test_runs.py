@@ -74,6 +74,7 @@ def test_an_experiment_is_started_paused_resumed_downloaded_and_deleted(workplac
             "distributed",
             {"total_timesteps": 1_000_000, "num_workers": 2, "num_parameter_servers": 2, "stop_at_return": 475},
         ),
+        ("async", {"agent": "impala", "total_timesteps": 2_000_000, "num_workers": 2, "stop_at_return": 475}),
     ],
 )
 def test_each_other_run_mode_learns(workplace: Workplace, mode, fields):
@@ -100,8 +101,8 @@ def test_workers_are_paused_and_resumed_with_what_was_learned(workplace: Workpla
     assert (paused["state"], paused["mean_return"] >= 100) == ("paused", True)
     wait_until(lambda: not workplace.pods_of("worker"), "the workers to end", seconds=120, pause=1.0)
 
-    # Not 475 as in the other modes: whose batch comes first is up to the machine here, and some runs of dqn swing
-    # between 350 and 450 for as long as they are left to.
+    # Not 475 as above: whose batch comes first is up to the machine, and some runs of dqn swing between 350 and 450 for
+    # as long as they are left to.
     more = {"total_timesteps": paused["timestep"] + 600_000, "stop_at_return": 400}
     words = [word for name, value in more.items() for word in ("--set", f"{name}={value}")]
     workplace.steppe("experiment", "resume", "-e", "crew", *words)
