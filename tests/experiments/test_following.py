@@ -15,6 +15,7 @@ from steppe.clusters import registry
 from steppe.errors import ClusterError
 from steppe.experiments import places, remote
 from steppe.experiments.store import RunFolder, Status
+from steppe.platforms.kubernetes.kubeapi import KubeError
 from steppe.platforms.kubernetes.sights import Sight
 
 BEGIN = 1000.0
@@ -24,14 +25,17 @@ RUNNING = {"state": "running", "timestep": 10, "phase": "training"}
 class Cluster:
     """Shows one sight after the other, the last one for ever, each a second after the one before."""
 
-    def __init__(self, *sights: Sight) -> None:
+    def __init__(self, *sights: Sight | KubeError) -> None:
         self.sights, self.looks, self.now = sights, 0, BEGIN
         self.ended: list[int] = []
         self.noted: list[dict[str, Any]] = []
 
     def look(self) -> Sight:
         self.looks += 1
-        return self.sights[min(self.looks, len(self.sights)) - 1]
+        sight = self.sights[min(self.looks, len(self.sights)) - 1]
+        if isinstance(sight, Exception):
+            raise sight
+        return sight
 
     def end_pods(self, start: int) -> None:
         self.ended.append(start)
@@ -47,7 +51,7 @@ class Cluster:
 def on(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts the experiment on a cluster where these things are seen."""
 
-    def put(*sights: Sight) -> Cluster:
+    def put(*sights: Sight | KubeError) -> Cluster:
         cluster = Cluster(*sights)
 
         @contextlib.contextmanager
@@ -123,3 +127,12 @@ def test_a_failure_that_the_run_has_written_down_itself_keeps_its_reason(folder:
 def test_pods_that_are_gone_without_a_word_are_told(folder: RunFolder, on: Any) -> None:
     on(Sight(RUNNING, False))
     assert folder.status().reason == remote.PODS_GONE
+
+
+@pytest.mark.parametrize(("code", "seconds"), [(403, remote.FORBIDDEN_SECONDS), (0, remote.UNREACHABLE_SECONDS)])
+def test_who_may_not_look_is_told_sooner_than_who_cannot(folder: RunFolder, on: Any, code: int, seconds: float) -> None:
+    cluster = on(Sight(None, True, "its Pod is starting"), KubeError("may not get pods/proxy", code))
+    with pytest.raises(KubeError, match="may not get pods/proxy"):
+        remote.follow(folder, lambda seen: None)
+    assert seconds < cluster.now - BEGIN < seconds + 3
+    assert cluster.ended == []

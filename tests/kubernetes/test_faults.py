@@ -201,7 +201,11 @@ def test_the_listed_role_is_enough(workplace: Workplace, tmp_path):
 
 @pytest.mark.parametrize(
     ("resource", "sentence"),
-    [("jobs", "may not list jobs (batch) in namespace"), ("secrets", "may not get secrets in namespace")],
+    [
+        ("jobs", "may not list jobs (batch) in namespace"),
+        ("secrets", "may not get secrets in namespace"),
+        ("pods/proxy", "may not get pods/proxy in namespace"),
+    ],
 )
 def test_a_missing_permission_is_named(workplace: Workplace, tmp_path, resource, sentence):
     rules = [

@@ -23,6 +23,8 @@ LOOK_SECONDS = 1.0
 """How often a run that is followed is looked at."""
 UNREACHABLE_SECONDS = 120.0
 """For how long a cluster may be out of reach before nobody follows a run any more."""
+FORBIDDEN_SECONDS = 5.0
+"""The same where the cluster answers, and says that these credentials may not look."""
 PENDING_SECONDS = 900.0
 """For how long a run that is followed may wait for its Pod."""
 PODS_GONE = "its Pods are gone; somebody has deleted them"
@@ -84,6 +86,8 @@ def status(folder: RunFolder, place: Place) -> Status:
 
 def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
     """Looks at a run until it ends or cannot go on; its Pods are ended then, and what it left stays."""
+    from steppe.platforms.kubernetes.asking import FORBIDDEN
+    from steppe.platforms.kubernetes.kubeapi import KubeError
     from steppe.platforms.kubernetes.patience import Patience
 
     place = placed(folder)
@@ -95,7 +99,8 @@ def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
                 sight = run.look()
                 reached = time.monotonic()
             except ClusterError as error:
-                if time.monotonic() - reached > UNREACHABLE_SECONDS:
+                is_forbidden = isinstance(error, KubeError) and error.code in FORBIDDEN
+                if time.monotonic() - reached > (FORBIDDEN_SECONDS if is_forbidden else UNREACHABLE_SECONDS):
                     raise
                 on_status(dataclasses.replace(folder.read_status(), phase=str(error)))
                 time.sleep(LOOK_SECONDS)

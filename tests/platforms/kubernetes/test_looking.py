@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from base64 import b64encode
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from steppe.errors import ClusterError
 from steppe.platforms.kubernetes import engines, naming, remote_run
-from steppe.platforms.kubernetes.kubeapi import Answer, Kube
+from steppe.platforms.kubernetes.kubeapi import Answer, Kube, KubeError
 from steppe.platforms.kubernetes.remote_run import RemoteRun
 from steppe.platforms.kubernetes.waiting import PATIENT_SECONDS
 
@@ -21,7 +23,7 @@ RUN = "steppe-first-12345678"
 class Server:
     """An API server with a few objects, as far as `Kube` asks one; it counts what it sends."""
 
-    def __init__(self, engine: str, objects: list[Json], door: Json | None = None) -> None:
+    def __init__(self, engine: str, objects: list[Json], door: Json | KubeError | None = None) -> None:
         root = {"metadata": {"name": RUN, "annotations": {naming.ENGINE: engine}}, "kind": "ConfigMap"}
         token = {"kind": "Secret", "metadata": {"name": f"{RUN}-tokens"}, "data": {"door": b64encode(b"t").decode()}}
         self.objects, self.door = [root, token, *objects], door
@@ -46,7 +48,12 @@ class Server:
         return found[: limit or None]
 
     def ask_pod(self, pod: str, port: int, path: str, **_: Any) -> Answer:
+        if isinstance(self.door, KubeError):
+            raise self.door
         return Answer(503, b"") if self.door is None else Answer(200, json.dumps(self.door).encode())
+
+    def refused(self, answer: Answer, what: str) -> KubeError:
+        return KubeError(what, answer.code)
 
 
 def selects(fields: str, thing: Json) -> bool:
@@ -97,6 +104,42 @@ def test_of_a_thousand_workers_some_are_looked_at_while_the_driver_is_away():
     server = Server("jobs", [*CROWD, *JOBS])
     assert look(server).phase == "its Pod is starting"
     assert server.sent <= 1 + len(JOBS) + engines.MOST_PODS
+
+
+@pytest.mark.parametrize("code", [401, 403])
+def test_who_may_not_ask_pods_is_told_so(code):
+    forbidden = KubeError('"ann" may not get pods/proxy in namespace "space" of cluster "lab"', code)
+    with pytest.raises(KubeError, match=r"may not get pods/proxy"):
+        look(Server("jobs", [pod("driver"), *JOBS], door=forbidden))
+
+
+def running_for(seconds: float) -> Json:
+    began = datetime.fromtimestamp(time.time() - seconds, UTC)
+    return {"running": {"startedAt": f"{began:%Y-%m-%dT%H:%M:%SZ}"}}
+
+
+BLOCKED = 'the cluster "lab" refuses: error trying to reach service: dial tcp 10.0.0.7:8470: i/o timeout'
+
+
+@pytest.mark.parametrize("engine", ["jobs", "kuberay"])
+def test_a_driver_that_runs_and_is_not_heard_says_why(engine):
+    ray = ray_job(jobDeploymentStatus="Running")
+    server = Server(engine, [pod("driver", 0, running_for(40.0)), *JOBS, ray], KubeError(BLOCKED, 503))
+    sight = look(server)
+    assert sight.phase == (
+        f"Pod {RUN}-driver-0 runs, and the API server brings no answer of it ({BLOCKED}); see whether it reaches port "
+        '8470 of Pods: "steppe cluster check -c lab"'
+    )
+    assert (sight.is_alive, sight.trouble) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "why"),
+    [(5.0, BLOCKED), (40.0, BLOCKED.replace("i/o timeout", "connect: connection refused"))],
+)
+def test_a_driver_that_may_be_starting_is_not_complained_of(seconds, why):
+    server = Server("jobs", [pod("driver", 0, running_for(seconds)), *JOBS], KubeError(why, 503))
+    assert look(server).phase == "its Pod is starting"
 
 
 NOT_PULLED = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}

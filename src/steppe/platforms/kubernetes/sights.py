@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
-from steppe.platforms.kubernetes.waiting import SURE_SECONDS, end_beside, termination_of
+from steppe.platforms.kubernetes.waiting import (
+    SURE_SECONDS,
+    end_beside,
+    is_ready_to_answer,
+    running_since,
+    termination_of,
+)
+from steppe.runners.pods import DOOR_PORT
 
 Json = dict[str, Any]
+SILENT_SECONDS = 30.0
+"""For how long a Pod may run without an answer before that is told: its program takes a while to start."""
 
 
 @dataclass(frozen=True)
@@ -51,3 +61,15 @@ def phase_of(drivers: list[Json]) -> str:
     if not alive:
         return "its Pod is being replaced" if drivers else "waiting for a Pod"
     return "its Pod is starting"
+
+
+def unheard(drivers: list[Json], why: str, cluster: str) -> str:
+    """What is to be said of a driver that has run for a while and is not heard; nothing while it may be starting."""
+    late = [pod for pod in drivers if is_ready_to_answer(pod) and time.time() - running_since(pod) > SILENT_SECONDS]
+    # Whoever is refused by the Pod itself has reached it: nothing is wrong with the way there.
+    if not late or not why or "connection refused" in why:
+        return ""
+    return (
+        f"Pod {late[-1]['metadata']['name']} runs, and the API server brings no answer of it ({why}); see whether it "
+        f'reaches port {DOOR_PORT} of Pods: "steppe cluster check -c {cluster}"'
+    )

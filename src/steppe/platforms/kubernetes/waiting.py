@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
+from math import inf
 from typing import Any, NamedTuple
 
 from steppe.platforms.kubernetes.naming import ROLE
@@ -63,6 +65,15 @@ def is_ready_to_answer(pod: Json) -> bool:
         return False
     states = pod.get("status", {}).get("containerStatuses") or []
     return any("running" in (state.get("state") or {}) for state in states if state.get("name") == _role(pod))
+
+
+def running_since(pod: Json) -> float:
+    """When a Pod's own container began to run, in seconds since 1970; infinity where that is not known."""
+    for state in pod.get("status", {}).get("containerStatuses") or []:
+        began = (state.get("state") or {}).get("running", {}).get("startedAt")
+        if state.get("name") == _role(pod) and began:
+            return datetime.fromisoformat(began).timestamp()
+    return inf
 
 
 def termination_of(pod: Json) -> Json | None:
