@@ -150,13 +150,19 @@ def test_a_registry_may_be_slow_before_a_pull_counts_as_failed(role, reason, sec
         ([not_pulled("worker")], [], []),
         ([pod({"waiting": {"reason": "CreateContainerError"}}, "worker")], [], []),
         ([], [job("worker")], [no_room("worker")]),
-        ([], [job("worker", conditions=[{"type": "Failed", "status": "True", "message": "too often"}])], []),
     ],
 )
 def test_the_trouble_of_workers_is_final_unless_the_run_can_do_without(pods, jobs, events):
     vital, spare = trouble_of(pods, jobs, events), trouble_of(pods, jobs, events, spare={"worker"})
     assert (vital.is_final, spare.is_final) == (True, False)
     assert vital.sentence == spare.sentence
+
+
+def test_a_job_of_workers_that_has_failed_is_final_even_if_the_run_could_do_without():
+    failed = job("worker", conditions=[{"type": "Failed", "status": "True", "message": "too often"}])
+    trouble = trouble_of([not_pulled("worker")], [failed], [], spare={"worker"})
+    assert (trouble.sentence, trouble.is_final) == ("Job x-worker has failed: too often", True)
+    assert trouble.seconds == SURE_SECONDS
 
 
 def test_a_final_trouble_comes_before_one_that_may_pass():

@@ -29,6 +29,7 @@ from steppe.platforms.kubernetes.words import (
     LONGEST_LAST_WORDS,
     PREFIX,
     RAY_TOKEN,
+    REPLACED,
     RESULTS,
     SPEC,
     SPEC_KEY,
@@ -41,8 +42,8 @@ LINGER_SECONDS = 15.0
 """How long a driver that is done tells so, for all that work for it to hear it."""
 OVER = (0, FAILED_FOR_GOOD)
 """The exit codes of a training that another Pod is not to go on with."""
-REPLACED = 1
-"""The exit code that has Kubernetes begin a driver anew."""
+DIED = 1
+"""The exit code of a driver whose training has not even begun: nobody but Kubernetes counts how often."""
 HANDED_OVER = 128 + signal.SIGTERM
 """How a training ends whose Pod is to go: it is saved, and goes on in another Pod."""
 KEPT = ("state", "reason", "timestep", "episode", "update", "mean_return", "best_return", "seconds", "finished")
@@ -130,6 +131,7 @@ class Driver:
         self._session = secrets.token_hex(8)
         self._is_over = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[str, Any] = {}
         self._is_ending = False
         self._stored: StoredRun | None = None
         if told("STORE"):
@@ -157,7 +159,9 @@ class Driver:
             self._leave_to_ray()
         if self._is_over and told("RUN_MODE") in ("distributed", "async"):
             self._linger(LINGER_SECONDS)
-        return exit_code if self._is_over else REPLACED
+        if self._is_over:
+            return exit_code
+        return REPLACED if self._is_ending or self._has_begun() else DIED
 
     def _train_on(self) -> int:
         """Begins a training anew here that ends without a word, as long as that helps.
@@ -184,6 +188,7 @@ class Driver:
     def _train(self) -> int:
         """The exit code of one training."""
         self._joined_file.unlink(missing_ok=True)
+        self._before = read_status(self.folder) or {}
         self._process = subprocess.Popen(self._command(), env=self._environment())
         if self._is_ending:
             self._process.send_signal(signal.SIGTERM)
@@ -192,6 +197,11 @@ class Driver:
             # It would again: the experiment has failed, and says so.
             exit_code = subprocess.run([*self._command(), "--failed", OUT_OF_MEMORY], check=False).returncode
         return exit_code
+
+    def _has_begun(self) -> bool:
+        """Whether the status is the training's own, which notes how often it comes to nothing."""
+        status = read_status(self.folder) or {}
+        return self._process is not None and status.get("started") != self._before.get("started")
 
     def _facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"role": "driver", "pod": told("NAME"), "session": self._session}

@@ -37,11 +37,12 @@ def trouble_of(
 ) -> Trouble | None:
     """The gravest of what can be seen; None where nothing is wrong. `spare` are roles whose trouble ends nothing."""
     found = [(_role(pod), trouble) for pod in pods if (trouble := _of_pod(pod)) is not None]
-    found += [(_role(job), trouble) for job in jobs if (trouble := _of_job(job)) is not None]
+    # Of a Job that has failed nobody comes back, whoever was there before.
+    failed = [trouble for job in jobs if (trouble := _of_job(job)) is not None]
     for job in jobs:
         recent = [event for event in events if _still_holds(event, job, pods)]
         found += [(_role(job), trouble) for event in recent if (trouble := _of_event(event)) is not None]
-    judged = [
+    judged = failed + [
         trouble._replace(
             is_final=trouble.is_final and role not in spare,
             seconds=PATIENT_SECONDS if role in CREW else trouble.seconds,
