@@ -136,3 +136,19 @@ def test_who_may_not_look_is_told_sooner_than_who_cannot(folder: RunFolder, on: 
         remote.follow(folder, lambda seen: None)
     assert seconds < cluster.now - BEGIN < seconds + 3
     assert cluster.ended == []
+
+
+@pytest.mark.parametrize(("ask", "state"), [(remote.stop, "stopped"), (remote.pause, "paused")])
+def test_a_run_whose_crashed_driver_is_being_replaced_can_be_ended(
+    folder: RunFolder, on: Any, ask: Any, state: str
+) -> None:
+    # The dead Pod's last words.
+    died = RUNNING | {"reason": "the training ended without a word (exit code 7)"}
+    cluster = on(Sight(died, True, is_heard=False, phase="its Pod is being replaced"))
+    seen = folder.status()
+    assert (seen.state, seen.reason, seen.phase) == ("starting", "", "its Pod is being replaced")
+    ended = ask(folder, 1.0)
+    assert (ended.state, ended.timestep) == (state, 10)
+    assert ended.reason == f"{state} while its Pod was starting"
+    assert cluster.ended == [3]
+    assert folder.status() == ended

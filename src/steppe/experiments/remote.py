@@ -144,7 +144,7 @@ def progress_of(status: Status) -> Progress:
 
 
 def pause(folder: RunFolder, timeout: float) -> Status:
-    """Asks the driver to save a checkpoint and pause; the status when its Pods have ended."""
+    """Asks the driver to save a checkpoint and pause; one that is being replaced is paused at its last checkpoint."""
     return _asked_to_end(folder, "pause", "paused", timeout)
 
 
@@ -217,13 +217,13 @@ def _asked_to_end(folder: RunFolder, action: str, wanted: State, timeout: float)
         if not seen.is_live:
             return _ended(folder, run, seen, "stopped", "stopped while paused")
         if seen.state == "starting":
-            # Nothing has been trained since the last checkpoint.
+            # Nothing is trained now that was not saved.
             if not seen.timestep and action == "pause":
                 raise StateError(
                     f'experiment "{folder.name}" has not begun to train ({seen.phase or "starting"}), so there is '
                     f"nothing to pause; end it with: {folder.ways.stop}"
                 )
-            return _ended(folder, run, seen, wanted, f"{wanted} while it was starting")
+            return _ended(folder, run, seen, wanted, f"{wanted} while its Pod was starting")
         run.ask(action)
         deadline = time.monotonic() + timeout
         while seen.is_live:
@@ -256,7 +256,8 @@ def _status(folder: RunFolder, sight: Sight) -> Status:
     known = folder.read_status()
     seen = Status.from_data(sight.status) if sight.status else None
     if sight.is_alive:
-        if seen is None or not seen.is_live:
+        if seen is None or not seen.is_live or not sight.is_heard:
+            # Also while another Pod takes over: nobody can be asked for anything, and nothing is lost by ending it.
             base = seen or known
             return dataclasses.replace(
                 base, state="starting", reason="", finished=None, phase=sight.phase or "starting", created=known.created

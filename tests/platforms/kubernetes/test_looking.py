@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from base64 import b64encode
@@ -130,7 +131,7 @@ def test_a_driver_that_runs_and_is_not_heard_says_why(engine):
         f"Pod {RUN}-driver-0 runs, and the API server brings no answer of it ({BLOCKED}); see whether it reaches port "
         '8470 of Pods: "steppe cluster check -c lab"'
     )
-    assert (sight.is_alive, sight.trouble) == (True, "")
+    assert (sight.is_alive, sight.is_heard, sight.trouble) == (True, False, "")
 
 
 @pytest.mark.parametrize(
@@ -236,6 +237,39 @@ def test_while_the_driver_is_away_only_kuberays_workers_can_be_what_it_waits_for
 def test_a_driver_that_moves_is_not_ended_by_one_of_its_workers(engine):
     objects = [pod("driver"), pod("worker", 1, NOT_PULLED), pod("worker", 2), *JOBS, ray_job()]
     assert look(Server(engine, objects)).trouble == ""
+
+
+PENDING = [[], [pod("driver", 0, NOT_PULLED)], [pod("driver", 0, {"terminated": {"exitCode": 4, "message": "{}"}})]]
+
+
+@pytest.mark.parametrize("drivers", [*PENDING, [pod("driver")]])
+@pytest.mark.parametrize("read", [RemoteRun.log, RemoteRun.files])
+def test_no_reader_takes_the_disk_from_a_driver_that_is_to_come(monkeypatch, read, drivers):
+    monkeypatch.setattr(RemoteRun, "_reader", lambda self: pytest.fail("a reader would be started"))
+    with pytest.raises(ClusterError, match=r"its files cannot be read now: .*; try again when its driver answers"):
+        read(RemoteRun(Server("jobs", [*drivers, *JOBS]), RUN))  # type: ignore[arg-type]
+
+
+def ended_driver() -> Json:
+    words = json.dumps({"status": {"state": "completed"}, "is_over": True})
+    return pod("driver", 0, {"terminated": {"exitCode": 0, "message": words}})
+
+
+@pytest.mark.parametrize("engine", ["jobs", "kuberay"])
+def test_a_reader_shows_the_files_where_no_driver_will(monkeypatch, engine):
+    @contextlib.contextmanager
+    def reader(self: RemoteRun) -> Any:
+        yield "reader"
+
+    monkeypatch.setattr(RemoteRun, "_reader", reader)
+    # The second has ended, and a simulator beside it keeps its Job from being complete.
+    for objects in (
+        [],
+        [ended_driver(), *JOBS, ray_job()],
+        [ended_job("Failed"), ray_job(jobDeploymentStatus="Failed")],
+    ):
+        server = Server(engine, objects, door={"files": []})
+        assert RemoteRun(server, RUN).files() == []  # type: ignore[arg-type]
 
 
 def ended_job(kind: str, message: str = "") -> Json:

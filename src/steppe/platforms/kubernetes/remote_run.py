@@ -14,7 +14,7 @@ from steppe.errors import ClusterError, StateError
 from steppe.platforms.kubernetes import fetching, naming, rendering, stored_results
 from steppe.platforms.kubernetes.asking import Doors
 from steppe.platforms.kubernetes.engines import Engine, Outlook, engine_named
-from steppe.platforms.kubernetes.kubeapi import Kube
+from steppe.platforms.kubernetes.kubeapi import Kube, KubeError
 from steppe.platforms.kubernetes.object_store import stored_at
 from steppe.platforms.kubernetes.patience import NotComing, watch
 from steppe.platforms.kubernetes.rendering import Plan
@@ -89,10 +89,7 @@ class RemoteRun:
     def look(self) -> Sight:
         """How it is going."""
         # Only the driver's, as long as it answers: there may be a thousand others.
-        drivers = sorted(
-            self.kube.listed("Pod", self._labels | {naming.ROLE: "driver"}),
-            key=lambda pod: str(pod["metadata"]["creationTimestamp"]),
-        )
+        drivers = self._drivers()
         for pod in reversed(drivers):
             if is_ready_to_answer(pod) and (answer := self._doors.status_at(pod)) is not None:
                 return self._answered(answer, pod)
@@ -107,7 +104,7 @@ class RemoteRun:
         status = last.get("status") if last is not None else self._noted()
         silence = unheard(drivers, self._doors.silence, self.kube.name)
         phase, trouble = outlook.sentence or silence or phase_of(drivers), outlook.sentence if outlook.is_final else ""
-        return Sight(status, is_alive=True, phase=phase, trouble=trouble, seconds=outlook.seconds)
+        return Sight(status, is_alive=True, is_heard=False, phase=phase, trouble=trouble, seconds=outlook.seconds)
 
     def ask(self, action: str) -> None:
         """Asks the driver to pause or stop."""
@@ -193,6 +190,11 @@ class RemoteRun:
                 "or another namespace"
             )
 
+    def _drivers(self) -> list[Json]:
+        """The driver's Pods, the newest last."""
+        pods = self.kube.listed("Pod", self._labels | {naming.ROLE: "driver"})
+        return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
     def _engine(self) -> Engine:
         """What makes its Pods, as its root says; that stays so until somebody starts it again."""
         if self._known_engine is None:
@@ -274,14 +276,15 @@ class RemoteRun:
 
     def _status_of_results(self) -> Json | None:
         """How the run has ended, where no Pod of it is left to say it."""
-        with self._at_door() as pod:
+        with self._reader() as pod:
             return json.loads(self._doors.expect(self._doors.ask(pod, "/status"))).get("status")  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def _at_driver(self) -> Iterator[str | None]:
         """The driver's Pod, where it answers."""
-        pods = self.kube.listed("Pod", self._labels | {naming.ROLE: "driver"})
-        answering = [pod for pod in pods if is_ready_to_answer(pod) and self._doors.status_at(pod) is not None]
+        answering = [
+            pod for pod in self._drivers() if is_ready_to_answer(pod) and self._doors.status_at(pod) is not None
+        ]
         yield answering[-1]["metadata"]["name"] if answering else None
 
     @contextlib.contextmanager
@@ -291,8 +294,19 @@ class RemoteRun:
             if pod is not None:
                 yield pod
                 return
+        # A reader holds the disk, which a driver on another node could then not have.
+        if phase := self._awaited():
+            raise KubeError(f"its files cannot be read now: {phase}; try again when its driver answers")
         with self._reader() as pod:
             yield pod
+
+    def _awaited(self) -> str:
+        """What a driver that is to come, or to answer again, waits for; empty where none will."""
+        drivers = self._drivers()
+        if (self._last_words(drivers) or {}).get("is_over"):
+            return ""
+        outlook = self._engine().look(drivers)
+        return "" if outlook is None or outlook.is_over else outlook.sentence or phase_of(drivers)
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[str]:

@@ -34,6 +34,8 @@ class Sight:
     """Why waiting will not help; of a run that is not alive any more, why it has ended."""
     seconds: float = SURE_SECONDS
     """For how long trouble must last before it is believed."""
+    is_heard: bool = True
+    """Whether a driver tells so itself, now; else its Pod is on its way, or being replaced."""
 
 
 def explained(status: Json | None, pod: Json) -> Json | None:
