@@ -143,6 +143,31 @@ def test_a_driver_that_may_be_starting_is_not_complained_of(seconds, why):
     assert look(server).phase == "its Pod is starting"
 
 
+def ending(seconds: float, number: int = 0) -> Json:
+    """A driver's Pod that was to have ended so long ago, and which its node has not let go."""
+    left = pod("driver", number)
+    limit = datetime.fromtimestamp(time.time() - seconds, UTC)
+    left["metadata"]["deletionTimestamp"] = f"{limit:%Y-%m-%dT%H:%M:%SZ}"
+    left["spec"]["nodeName"] = "node-7"
+    return left
+
+
+def test_a_driver_that_its_node_does_not_let_go_is_told_with_the_way_out():
+    said = (
+        f"Pod {RUN}-driver-0 on node node-7 does not end, as Pods of a lost node do; when the node is really gone: "
+        f"kubectl delete pod {RUN}-driver-0 --namespace space --force"
+    )
+    assert look(Server("jobs", [ending(60.0), *JOBS])).phase == said
+    # Its disk may keep another from starting.
+    waiting = pod("driver", 1, {"waiting": {"reason": "ContainerCreating"}})
+    assert look(Server("jobs", [ending(60.0), waiting, *JOBS])).phase == said
+
+
+def test_a_driver_that_has_time_left_to_end_or_is_replaced_already_is_not_complained_of():
+    assert look(Server("jobs", [ending(-10.0), *JOBS])).phase == "its Pod is being replaced"
+    assert look(Server("jobs", [ending(60.0), pod("driver", 1), *JOBS])).phase == "its Pod is starting"
+
+
 NOT_PULLED = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
 NO_ROOM = {
     "kind": "Event",

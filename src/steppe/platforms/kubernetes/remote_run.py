@@ -18,7 +18,7 @@ from steppe.platforms.kubernetes.kubeapi import Kube, KubeError
 from steppe.platforms.kubernetes.object_store import stored_at
 from steppe.platforms.kubernetes.patience import NotComing, watch
 from steppe.platforms.kubernetes.rendering import Plan
-from steppe.platforms.kubernetes.sights import Sight, can_do_with, explained, lack, phase_of, unheard
+from steppe.platforms.kubernetes.sights import Sight, can_do_with, explained, lack, not_ending, phase_of, stuck, unheard
 from steppe.platforms.kubernetes.waiting import Trouble, end_beside, is_ready_to_answer, termination_of
 from steppe.platforms.kubernetes.words import TOKEN_KEYS
 
@@ -102,8 +102,8 @@ class RemoteRun:
         if outlook.is_over:
             return self._over(outlook, last)
         status = last.get("status") if last is not None else self._noted()
-        silence = unheard(drivers, self._doors.silence, self.kube.name)
-        phase, trouble = outlook.sentence or silence or phase_of(drivers), outlook.sentence if outlook.is_final else ""
+        trouble = outlook.sentence if outlook.is_final else ""
+        phase = trouble or self._awaited(drivers, outlook)
         return Sight(status, is_alive=True, is_heard=False, phase=phase, trouble=trouble, seconds=outlook.seconds)
 
     def ask(self, action: str) -> None:
@@ -211,10 +211,7 @@ class RemoteRun:
         engine.wait_until_gone()
         left = self.kube.wait_until_gone("Pod", self._labels | {naming.ROLE: "driver"})
         if left:
-            raise ClusterError(
-                f"Pod {left[0]} does not end, as Pods of a lost node do; when the node is really gone: "
-                f"kubectl delete pod {left[0]} --namespace {self.kube.namespace} --force"
-            )
+            raise ClusterError(not_ending(left[0], self.kube.namespace))
 
     def _answered(self, answer: Json, pod: Json) -> Sight:
         """What a driver tells, and where it lacks servers or workers, why."""
@@ -295,18 +292,27 @@ class RemoteRun:
                 yield pod
                 return
         # A reader holds the disk, which a driver on another node could then not have.
-        if phase := self._awaited():
+        if phase := self._driver_to_come():
             raise KubeError(f"its files cannot be read now: {phase}; try again when its driver answers")
         with self._reader() as pod:
             yield pod
 
-    def _awaited(self) -> str:
+    def _driver_to_come(self) -> str:
         """What a driver that is to come, or to answer again, waits for; empty where none will."""
         drivers = self._drivers()
         if (self._last_words(drivers) or {}).get("is_over"):
             return ""
         outlook = self._engine().look(drivers)
-        return "" if outlook is None or outlook.is_over else outlook.sentence or phase_of(drivers)
+        return "" if outlook is None or outlook.is_over else self._awaited(drivers, outlook)
+
+    def _awaited(self, drivers: list[Json], outlook: Outlook) -> str:
+        """What is waited for while no driver answers."""
+        return (
+            stuck(drivers, self.kube.namespace)
+            or outlook.sentence
+            or unheard(drivers, self._doors.silence, self.kube.name)
+            or phase_of(drivers)
+        )
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[str]:

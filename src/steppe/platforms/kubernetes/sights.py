@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from steppe.platforms.kubernetes.waiting import (
@@ -63,6 +64,27 @@ def phase_of(drivers: list[Json]) -> str:
     if not alive:
         return "its Pod is being replaced" if drivers else "waiting for a Pod"
     return "its Pod is starting"
+
+
+def stuck(drivers: list[Json], namespace: str) -> str:
+    """What is to be said where no Pod runs, and one does not end within its time; else nothing."""
+    if any(is_ready_to_answer(pod) for pod in drivers):
+        return ""
+    for pod in drivers:
+        # The time by which it was to have ended.
+        limit = pod["metadata"].get("deletionTimestamp")
+        if limit and time.time() - datetime.fromisoformat(limit).timestamp() > SILENT_SECONDS:
+            return not_ending(pod["metadata"]["name"], namespace, pod["spec"].get("nodeName", ""))
+    return ""
+
+
+def not_ending(pod: str, namespace: str, node: str = "") -> str:
+    """What is to be said of a Pod that was deleted and is still there: only its node can tell that it has ended."""
+    where = f" on node {node}" if node else ""
+    return (
+        f"Pod {pod}{where} does not end, as Pods of a lost node do; when the node is really gone: "
+        f"kubectl delete pod {pod} --namespace {namespace} --force"
+    )
 
 
 def unheard(drivers: list[Json], why: str, cluster: str) -> str:
