@@ -64,3 +64,19 @@ def test_a_training_that_has_begun_is_replaced_as_often_as_it_takes(
 ) -> None:
     write_status(tmp_path, state="running", started=1.0)
     assert driver(training).run() == exit_code
+
+
+@pytest.mark.parametrize(
+    ("ended", "shown"),
+    [("completed", "running"), ("paused", "pausing"), ("stopped", "running"), ("failed", "running")],
+)
+def test_a_run_that_writes_its_report_is_finishing(driver: DriverOf, tmp_path: Path, ended: str, shown: str) -> None:
+    write_status(tmp_path, state="paused", started=1.0, finished=1.5)
+    made = driver(f"status.write_text(json.dumps({{'state': {ended!r}, 'started': 2.0, 'finished': 3.0}}))")
+    # That of an earlier start is no end of this one.
+    assert made._facts()["status"]["state"] == "paused"
+    assert made._train() == 0
+    seen = made._facts()
+    assert (seen["is_over"], seen["status"]["state"], seen["status"]["phase"]) == (False, shown, "finishing")
+    made._is_over = True
+    assert made._facts()["status"]["state"] == ended

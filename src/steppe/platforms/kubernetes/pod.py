@@ -42,6 +42,8 @@ LINGER_SECONDS = 15.0
 """How long a driver that is done tells so, for all that work for it to hear it."""
 OVER = (0, FAILED_FOR_GOOD)
 """The exit codes of a training that another Pod is not to go on with."""
+ENDED = ("paused", "completed", "failed", "stopped")
+"""The states of a training that has come to an end."""
 DIED = 1
 """The exit code of a driver whose training has not even begun: nobody but Kubernetes counts how often."""
 HANDED_OVER = 128 + signal.SIGTERM
@@ -206,7 +208,15 @@ class Driver:
     def _facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"role": "driver", "pod": told("NAME"), "session": self._session}
         facts |= {"is_over": self._is_over, "joined": self._joined()}
-        return facts if self._stored is None else facts | {"status": self._stored.shown()}
+        return facts | {"status": self._shown()}
+
+    def _shown(self) -> dict[str, Any] | None:
+        """The run's own status; one that has ended is not over before its report is written."""
+        status = read_status(self.folder) if self._stored is None else self._stored.shown()
+        if self._is_over or status is None or status.get("state") not in ENDED or not self._has_begun():
+            return status
+        state = "pausing" if status["state"] == "paused" else "running"
+        return status | {"state": state, "reason": "", "finished": None, "phase": "finishing"}
 
     def _joined(self) -> dict[str, Any]:
         """How many servers and workers the training has, and how many it wants; nothing before it knows."""
