@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import ClusterError, StateError, SteppeError
+from steppe.experiments import locks
 from steppe.experiments.places import PLACE_FILE, Place, Tell, place_of, placed, plan, reach, unknown, write_place
 from steppe.experiments.states import ENDED, State
 from steppe.experiments.store import RunFolder, Status, is_own
@@ -32,29 +33,8 @@ PODS_GONE = "its Pods are gone; somebody has deleted them"
 
 def start(folder: RunFolder, place: Place, *, renew: bool = False) -> Place:
     """Begins the prepared experiment on its cluster, or goes on with it there."""
-    is_known, status = place_of(folder) is not None, folder.read_status()
-    place = dataclasses.replace(place, start=place.start + 1, generation=place.generation + renew, has_begun=True)
-    with reach(place) as (reachable, run):
-        made = plan(folder, folder.spec(), reachable, place)
-        run.check(made, is_known=is_known)
-        # Before anything is made: Pods that nobody knows of would run for ever.
-        write_place(folder, dataclasses.replace(place, has_begun=False))
-        try:
-            run.start(made, is_known=is_known)
-        except BaseException:
-            with contextlib.suppress(ClusterError):
-                run.end_pods(place.start)
-                folder.write_status(status)
-                if is_known or run.origin == made.origin:
-                    write_place(folder, place)
-                else:
-                    (folder.path / PLACE_FILE).unlink()
-            raise
-        write_place(folder, place)
-        folder.write_status(
-            dataclasses.replace(status, state="starting", reason="", phase="its Pod is starting", finished=None)
-        )
-    return place
+    with _starting(folder, place):
+        return _start(folder, place, renew)
 
 
 def status(folder: RunFolder, place: Place) -> Status:
@@ -206,6 +186,48 @@ def delete_at(place: Place) -> None:
     """Removes all that is there, results included."""
     with reach(place) as (_, run):
         run.delete()
+
+
+@contextlib.contextmanager
+def _starting(folder: RunFolder, place: Place) -> Iterator[None]:
+    """Keeps others from starting it meanwhile; refuses where one has since `place` was read."""
+    # Readers hold the lock for a moment while they look.
+    descriptor = locks.acquire(folder.path, patience=0.5)
+    try:
+        if descriptor is None or (place_of(folder) or place).start != place.start:
+            raise StateError(
+                f'experiment "{folder.name}" is being started by another process; see how it goes: {folder.ways.show}'
+            )
+        yield
+    finally:
+        if descriptor is not None:
+            locks.release(descriptor)
+
+
+def _start(folder: RunFolder, place: Place, renew: bool) -> Place:
+    is_known, status = place_of(folder) is not None, folder.read_status()
+    place = dataclasses.replace(place, start=place.start + 1, generation=place.generation + renew, has_begun=True)
+    with reach(place) as (reachable, run):
+        made = plan(folder, folder.spec(), reachable, place)
+        run.check(made, is_known=is_known)
+        # Before anything is made: Pods that nobody knows of would run for ever.
+        write_place(folder, dataclasses.replace(place, has_begun=False))
+        try:
+            run.start(made, is_known=is_known)
+        except BaseException:
+            with contextlib.suppress(ClusterError):
+                run.end_pods(place.start)
+                folder.write_status(status)
+                if is_known or run.origin == made.origin:
+                    write_place(folder, place)
+                else:
+                    (folder.path / PLACE_FILE).unlink()
+            raise
+        write_place(folder, place)
+        folder.write_status(
+            dataclasses.replace(status, state="starting", reason="", phase="its Pod is starting", finished=None)
+        )
+    return place
 
 
 def _asked_to_end(folder: RunFolder, action: str, wanted: State, timeout: float) -> Status:
