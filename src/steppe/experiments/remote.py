@@ -73,7 +73,7 @@ def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
     place = placed(folder)
     with reach(place) as (_, run):
         reached = progressed = time.monotonic()
-        patience, timestep = Patience(), 0
+        patience, timestep, has_trained = Patience(), 0, False
         while True:
             try:
                 sight = run.look()
@@ -91,10 +91,13 @@ def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
                 _settle(folder, run, seen, place.start)
                 return seen
             now = time.monotonic()
-            if patience.ends(sight.trouble, sight.seconds):
+            has_trained |= seen.state in ("running", "pausing")
+            # A registry that is away for an hour is not to end what has trained for days.
+            is_waited_for = has_trained and sight.may_pass
+            if patience.ends("" if is_waited_for else sight.trouble, sight.seconds):
                 # Nobody is to pay for its waiting.
                 return _ended(folder, run, seen, "failed", sight.trouble)
-            if not sight.phase or seen.timestep != timestep:
+            if not sight.phase or sight.is_queued or seen.timestep != timestep:
                 # Some of its workers may be missing while it trains.
                 progressed, timestep = now, seen.timestep
             if now - progressed > PENDING_SECONDS:

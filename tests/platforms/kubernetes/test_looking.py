@@ -217,6 +217,21 @@ def test_a_parameter_server_that_is_missing_is_trouble_though_another_has_joined
     assert f"Pod {RUN}-server-2" in sight.trouble
 
 
+def queued(role: str) -> Json:
+    job = made("Job", f"{RUN}-{role}", role) | {"spec": {"suspend": True}}
+    job["metadata"]["labels"][naming.KUEUE_QUEUE] = "team"
+    return job
+
+
+def test_a_driver_or_workers_in_a_queue_are_told_as_such():
+    sight = look(Server("jobs", [queued("driver"), queued("worker")]))
+    assert (sight.phase, sight.is_queued) == (f'Job {RUN}-driver waits for its turn in queue "team"', True)
+    sight = look(Server("jobs", [pod("driver"), JOBS[0], queued("worker")], door=answer(worker=(0, 2, 0))))
+    assert sight.phase == f'0 of 2 workers are ready: Job {RUN}-worker waits for its turn in queue "team"'
+    assert (sight.is_queued, sight.trouble) == (True, "")
+    assert look(Server("kuberay", [ray_job(jobDeploymentStatus="Suspended")])).is_queued
+
+
 def test_workers_that_are_on_their_way_are_counted():
     sight = look(Server("jobs", [pod("driver"), pod("worker"), *JOBS], door=answer(worker=(0, 1, 0))))
     assert (sight.phase, sight.trouble) == ("0 of 1 workers are ready", "")

@@ -199,6 +199,38 @@ def test_the_event_of_another_job_is_not_held_against_one_that_has_its_pods():
     assert trouble_of([there], [job(active=1)], [no_room("worker")]) is None
 
 
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ({"kueue.x-k8s.io/queue-name": "team"}, 'Job x-driver waits for its turn in queue "team"'),
+        ({}, "Job x-driver waits until it is not suspended any more"),
+    ],
+)
+def test_a_job_that_is_suspended_waits_in_its_queue(labels, said):
+    suspended = job()
+    suspended["spec"]["suspend"] = True
+    suspended["metadata"]["labels"] |= labels
+    trouble = trouble_of([not_pulled("worker")], [suspended], [], spare={"worker"})
+    assert (trouble.sentence, trouble.is_final, trouble.is_queued) == (said, False, True)
+    suspended["spec"]["suspend"] = False
+    assert trouble_of([], [suspended], []) is None
+
+
+@pytest.mark.parametrize(
+    ("pods", "events", "may_pass"),
+    [
+        ([not_pulled()], [], True),
+        ([], [no_room()], True),
+        ([not_pulled(reason="InvalidImageName")], [], False),
+        ([pod({"terminated": {"reason": "OOMKilled"}})], [], False),
+        ([pod({"waiting": {"reason": "CreateContainerConfigError"}})], [], False),
+    ],
+)
+def test_what_others_bring_about_may_pass(pods, events, may_pass):
+    trouble = trouble_of(pods, [job()], events)
+    assert (trouble.is_final, trouble.may_pass) == (True, may_pass)
+
+
 def test_a_job_that_has_ended_says_how():
     completed = {"type": "Complete", "status": "True"}
     failed = {"type": "Failed", "status": "True", "message": "Job has reached the specified backoff limit."}

@@ -104,7 +104,7 @@ class RemoteRun:
         status = last.get("status") if last is not None else self._noted()
         trouble = outlook.sentence if outlook.is_final else ""
         phase = trouble or self._awaited(drivers, outlook)
-        return Sight(status, is_alive=True, is_heard=False, phase=phase, trouble=trouble, seconds=outlook.seconds)
+        return Sight(status, True, phase, trouble, outlook.seconds, outlook.may_pass, outlook.is_queued, is_heard=False)
 
     def ask(self, action: str) -> None:
         """Asks the driver to pause or stop."""
@@ -224,7 +224,7 @@ class RemoteRun:
             return Sight(status, is_alive=True, phase=missing)
         final = trouble.sentence if trouble.is_final else ""
         phase = f"{missing}: {trouble.sentence}"
-        return Sight(status, is_alive=True, phase=phase, trouble=final, seconds=trouble.seconds)
+        return Sight(status, True, phase, final, trouble.seconds, trouble.may_pass, trouble.is_queued)
 
     def _trouble_of_crew(self, spare: set[str]) -> Trouble | None:
         now = time.monotonic()

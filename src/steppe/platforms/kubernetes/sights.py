@@ -35,6 +35,10 @@ class Sight:
     """Why waiting will not help; of a run that is not alive any more, why it has ended."""
     seconds: float = SURE_SECONDS
     """For how long trouble must last before it is believed."""
+    may_pass: bool = False
+    """Whether that passes by itself at times, so that a run which has trained had better wait."""
+    is_queued: bool = False
+    """Whether it waits for its turn, which may take days."""
     is_heard: bool = True
     """Whether a driver tells so itself, now; else its Pod is on its way, or being replaced."""
 
