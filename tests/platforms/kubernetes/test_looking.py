@@ -232,6 +232,14 @@ def test_a_driver_or_workers_in_a_queue_are_told_as_such():
     assert look(Server("kuberay", [ray_job(jobDeploymentStatus="Suspended")])).is_queued
 
 
+def test_workers_that_have_given_up_are_final():
+    gone = ended_job("Complete", role="worker")
+    sight = look(Server("jobs", [pod("driver"), JOBS[0], gone], door=answer(worker=(0, 2, 1))))
+    assert sight.trouble == f"the Pods of Job {RUN}-worker have given up waiting for the driver; stop and resume it"
+    # They end too when the driver says that it is over, which another Pod of it may have to say again.
+    assert look(Server("jobs", [JOBS[0], gone])).trouble == ""
+
+
 def test_workers_that_are_on_their_way_are_counted():
     sight = look(Server("jobs", [pod("driver"), pod("worker"), *JOBS], door=answer(worker=(0, 1, 0))))
     assert (sight.phase, sight.trouble) == ("0 of 1 workers are ready", "")
@@ -312,9 +320,9 @@ def test_a_reader_shows_the_files_where_no_driver_will(monkeypatch, engine):
         assert RemoteRun(server, RUN).files() == []  # type: ignore[arg-type]
 
 
-def ended_job(kind: str, message: str = "") -> Json:
+def ended_job(kind: str, message: str = "", role: str = "driver") -> Json:
     condition = {"type": kind, "status": "True", "message": message}
-    return made("Job", f"{RUN}-driver", "driver") | {"status": {"conditions": [condition]}}
+    return made("Job", f"{RUN}-{role}", role) | {"status": {"conditions": [condition]}}
 
 
 @pytest.mark.parametrize("stored", ["completed", "paused", "stopped"])

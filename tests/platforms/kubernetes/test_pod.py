@@ -80,3 +80,24 @@ def test_a_run_that_writes_its_report_is_finishing(driver: DriverOf, tmp_path: P
     assert (seen["is_over"], seen["status"]["state"], seen["status"]["phase"]) == (False, shown, "finishing")
     made._is_over = True
     assert made._facts()["status"]["state"] == ended
+
+
+@pytest.mark.parametrize(
+    ("joined", "seconds"),
+    [
+        ({"worker": {"here": 2, "wanted": 2, "most": 2}}, pod.LINGER_SECONDS),
+        ({"worker": {"here": 1, "wanted": 2, "most": 2}}, pod.LINGER_FOR_MISSING_SECONDS),
+        # It ended before anybody could come.
+        (None, pod.LINGER_FOR_MISSING_SECONDS),
+    ],
+)
+def test_a_driver_tells_its_end_until_those_who_are_missing_have_come(
+    driver: DriverOf, monkeypatch: pytest.MonkeyPatch, joined: Json | None, seconds: float
+) -> None:
+    monkeypatch.setenv("STEPPE_POD_RUN_MODE", "async")
+    note = f"import os; pathlib.Path(os.environ['STEPPE_JOINED_FILE']).write_text({json.dumps(joined)!r})"
+    made = driver(note if joined else "")
+    lingered: list[float] = []
+    monkeypatch.setattr(made, "_linger", lingered.append)
+    assert made.run() == 0
+    assert lingered == [seconds]

@@ -105,6 +105,10 @@ class Jobs:
     def trouble_of_crew(self, spare: Collection[str]) -> Trouble | None:
         """Of their Pods and their Jobs."""
         jobs = [job for job in self._kube.listed("Job", self._labels) if _role(job) in CREW]
+        for job in jobs:
+            if (end := end_of(job)) is not None and not end.sentence:
+                name = job["metadata"]["name"]
+                return Trouble(f"the Pods of Job {name} have given up waiting for the driver; stop and resume it", True)
         pods = _some_pods(self._kube, self._labels, map(_role, jobs))
         return trouble_of(pods, jobs, self._events(jobs), spare)
 

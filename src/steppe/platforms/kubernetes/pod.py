@@ -20,6 +20,7 @@ from typing import Any
 from steppe.errors import SteppeError
 from steppe.platforms.kubernetes.door import Door, read_status
 from steppe.platforms.kubernetes.object_store import ObjectStore, stored_at
+from steppe.platforms.kubernetes.sights import lack
 from steppe.platforms.kubernetes.stored_door import StoredDoor
 from steppe.platforms.kubernetes.stored_run import StoredRun
 from steppe.platforms.kubernetes.words import (
@@ -38,8 +39,12 @@ from steppe.platforms.kubernetes.words import (
 )
 from steppe.runners.pods import CREW_FILE_VARIABLE, DOOR_PORT, JOINED_FILE_VARIABLE, RAY_VARIABLE
 
-LINGER_SECONDS = 15.0
-"""How long a driver that is done tells so, for all that work for it to hear it."""
+LINGER_SECONDS, LINGER_FOR_MISSING_SECONDS = 15.0, 900.0
+"""How long a driver that is done tells so, for all that work for it to hear it; and for those that are not there now.
+
+A Pod that fails again and again is begun anew every five minutes, and one that waits for a node may come as others go.
+Whoever follows a run ends all its Pods before.
+"""
 OVER = (0, FAILED_FOR_GOOD)
 """The exit codes of a training that another Pod is not to go on with."""
 ENDED = ("paused", "completed", "failed", "stopped")
@@ -160,7 +165,10 @@ class Driver:
         if self._is_in_ray:
             self._leave_to_ray()
         if self._is_over and told("RUN_MODE") in ("distributed", "async"):
-            self._linger(LINGER_SECONDS)
+            joined = self._joined()
+            # KubeRay ends all Pods by itself.
+            is_complete = self._is_in_ray or (joined and not lack(joined))
+            self._linger(LINGER_SECONDS if is_complete else LINGER_FOR_MISSING_SECONDS)
         if self._is_over:
             return exit_code
         return REPLACED if self._is_ending or self._has_begun() else DIED
