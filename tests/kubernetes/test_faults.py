@@ -124,6 +124,32 @@ def test_a_run_outlives_its_node(workplace: Workplace):
         testbed.with_nodes(2)
 
 
+@pytest.mark.faults
+def test_a_run_whose_driver_finds_no_other_node_can_be_paused_and_deleted(workplace: Workplace):
+    testbed = workplace.testbed
+    workplace.new("homeless", total_timesteps=3_000_000)
+    workplace.steppe("experiment", "start", "-e", "homeless", "-c", "testbed", "--detach")
+    timestep = workplace.wait_for("homeless", "running", timestep=1)["timestep"]
+    nodes = testbed.with_nodes(1)
+    testbed.kubectl("cordon", *nodes)
+    try:
+        lose_one(workplace, "driver")
+        is_alone = lambda: [pod["status"]["phase"] for pod in workplace.pods_of("driver")] == ["Pending"]  # noqa: E731
+        wait_until(is_alone, "the old driver to be gone", seconds=120, pause=1.0)
+        assert workplace.status("homeless")["state"] == "starting"
+        # A reader would take the disk from it.
+        said = workplace.steppe("experiment", "logs", "-e", "homeless", exit_code=1)
+        assert "its files cannot be read now: Pod" in said
+        assert not workplace.pods_of("reader")
+        workplace.steppe("experiment", "pause", "-e", "homeless")
+        status = workplace.status("homeless")
+        assert (status["state"], status["timestep"] >= timestep) == ("paused", True)
+    finally:
+        testbed.kubectl("uncordon", *nodes)
+    workplace.steppe("experiment", "delete", "-e", "homeless", "--force")
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
+
+
 def test_an_image_that_cannot_be_pulled_ends_in_a_sentence(workplace: Workplace):
     workplace.new("image", kubernetes={"image": "localhost/no-such-image:1"})
     said = workplace.steppe("experiment", "start", "-e", "image", "-c", "testbed", exit_code=1, before=HASTY)
