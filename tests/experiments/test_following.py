@@ -19,7 +19,6 @@ from steppe.platforms.kubernetes.kubeapi import KubeError
 from steppe.platforms.kubernetes.sights import Sight
 
 BEGIN = 1000.0
-WAITING = {"state": "starting", "phase": "compiling"}
 RUNNING = {"state": "running", "timestep": 10, "phase": "training"}
 
 
@@ -72,7 +71,7 @@ def on(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
 
 
 def test_trouble_that_lasts_ends_the_run_with_its_sentence(folder: RunFolder, on: Any) -> None:
-    cluster = on(Sight(WAITING, True, "0 of 2 workers are ready: no image", "no image", 90.0, may_pass=True))
+    cluster = on(Sight(RUNNING, True, "0 of 2 workers are ready: no image", "no image", 90.0, may_pass=True))
     status = remote.follow(folder, lambda seen: None)
     assert (status.state, status.reason) == ("failed", "no image")
     assert cluster.now == BEGIN + 90.0
@@ -89,7 +88,8 @@ def test_trouble_that_passes_ends_nothing(folder: RunFolder, on: Any) -> None:
 @pytest.mark.parametrize("may_pass", [True, False])
 def test_a_run_that_has_trained_outlives_a_registry_that_is_away(folder: RunFolder, on: Any, may_pass: bool) -> None:
     away = Sight(RUNNING, True, "no image", "no image", 90.0, may_pass=may_pass, is_heard=False)
-    on(Sight(RUNNING, True), *[away] * 600, Sight({"state": "completed", "timestep": 30}, False))
+    trained = Sight(RUNNING | {"timestep": 20}, True)
+    on(Sight(RUNNING, True), trained, *[away] * 600, Sight({"state": "completed", "timestep": 30}, False))
     assert remote.follow(folder, lambda seen: None).state == ("completed" if may_pass else "failed")
 
 

@@ -73,7 +73,7 @@ def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
     place = placed(folder)
     with reach(place) as (_, run):
         reached = progressed = time.monotonic()
-        patience, timestep, has_trained = Patience(), 0, False
+        patience, timestep, heard, has_trained = Patience(), 0, None, False
         while True:
             try:
                 sight = run.look()
@@ -91,7 +91,8 @@ def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
                 _settle(folder, run, seen, place.start)
                 return seen
             now = time.monotonic()
-            has_trained |= seen.state in ("running", "pausing")
+            heard = seen.timestep if heard is None and sight.is_heard else heard
+            has_trained |= heard is not None and seen.timestep > heard
             # A registry that is away for an hour is not to end what has trained for days.
             is_waited_for = has_trained and sight.may_pass
             if patience.ends("" if is_waited_for else sight.trouble, sight.seconds):
