@@ -246,18 +246,6 @@ def test_a_missing_permission_is_named(workplace: Workplace, tmp_path, resource,
     assert "docs/kubernetes.md" in said
 
 
-def test_a_way_to_pods_that_is_blocked_is_found_by_check(workplace: Workplace):
-    policy = {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": "nobody"},
-        "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
-    }
-    workplace.testbed.apply(policy, namespace=workplace.namespace)
-    said = workplace.steppe("cluster", "check", "-c", "testbed", exit_code=1)
-    assert "a Pod started, and the API server brings no answer of it" in " ".join(said.split())
-
-
 def limit_pods(workplace: Workplace, pods: int) -> None:
     """Lets the namespace have so many."""
     quota = {
