@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from steppe.cli import listing
 from steppe.clusters import registry
 from steppe.errors import ClusterError
 from steppe.experiments import places, remote
@@ -80,3 +82,28 @@ def test_a_driver_that_does_not_show_its_files_is_no_error(steppe: Any, placed: 
 
     monkeypatch.setattr(remote, "files", away)
     assert 'what it has left is on cluster "lab"' in " ".join(steppe("experiment", "show", "-e", "first").out.split())
+
+
+def test_a_log_is_followed_from_before_there_is_anybody_to_read_it(
+    steppe: Any, placed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed(state="starting")
+    said: list[bytes | ClusterError] = [ClusterError("its Pod is starting"), b"one\n", b"two\n"]
+    goes_on = iter([True, True, False])
+
+    def read(position: int) -> bytes:
+        text = said.pop(0)
+        if isinstance(text, ClusterError):
+            raise text
+        return text
+
+    @contextlib.contextmanager
+    def log_of(folder: RunFolder) -> Any:
+        yield read, lambda: next(goes_on)
+
+    monkeypatch.setattr(remote, "log_of", log_of)
+    monkeypatch.setattr(listing.time, "sleep", lambda seconds: None)
+    assert steppe("experiment", "logs", "-e", "first", "--follow").out == "one\ntwo\n"
+    said.append(ClusterError("its Pod is starting"))
+    answer = steppe("experiment", "logs", "-e", "first")
+    assert (answer.code, "its Pod is starting" in answer.err) == (1, True)

@@ -15,6 +15,7 @@ from steppe.clusters import registry
 from steppe.errors import ClusterError
 from steppe.experiments import places, remote
 from steppe.experiments.store import RunFolder, Status
+from steppe.platforms.kubernetes.kubeapi import KubeError
 from steppe.platforms.kubernetes.sights import Sight
 
 BEGIN = 1000.0
@@ -24,14 +25,17 @@ RUNNING = {"state": "running", "timestep": 10, "phase": "training"}
 class Cluster:
     """Shows one sight after the other, the last one for ever, each a second after the one before."""
 
-    def __init__(self, *sights: Sight) -> None:
+    def __init__(self, *sights: Sight | KubeError) -> None:
         self.sights, self.looks, self.now = sights, 0, BEGIN
         self.ended: list[int] = []
         self.noted: list[dict[str, Any]] = []
 
     def look(self) -> Sight:
         self.looks += 1
-        return self.sights[min(self.looks, len(self.sights)) - 1]
+        sight = self.sights[min(self.looks, len(self.sights)) - 1]
+        if isinstance(sight, Exception):
+            raise sight
+        return sight
 
     def end_pods(self, start: int) -> None:
         self.ended.append(start)
@@ -47,7 +51,7 @@ class Cluster:
 def on(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts the experiment on a cluster where these things are seen."""
 
-    def put(*sights: Sight) -> Cluster:
+    def put(*sights: Sight | KubeError) -> Cluster:
         cluster = Cluster(*sights)
 
         @contextlib.contextmanager
@@ -67,7 +71,7 @@ def on(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
 
 
 def test_trouble_that_lasts_ends_the_run_with_its_sentence(folder: RunFolder, on: Any) -> None:
-    cluster = on(Sight(RUNNING, True, "0 of 2 workers are ready: no image", trouble="no image", seconds=90.0))
+    cluster = on(Sight(RUNNING, True, "0 of 2 workers are ready: no image", "no image", 90.0, may_pass=True))
     status = remote.follow(folder, lambda seen: None)
     assert (status.state, status.reason) == ("failed", "no image")
     assert cluster.now == BEGIN + 90.0
@@ -78,6 +82,20 @@ def test_trouble_that_passes_ends_nothing(folder: RunFolder, on: Any) -> None:
     troubled = Sight(RUNNING, True, "no image yet", trouble="no image yet", seconds=90.0)
     completed = Sight({"state": "completed", "timestep": 30}, False)
     on(*[troubled] * 80, Sight(RUNNING, True), *[troubled] * 80, completed)
+    assert remote.follow(folder, lambda seen: None).state == "completed"
+
+
+@pytest.mark.parametrize("may_pass", [True, False])
+def test_a_run_that_has_trained_outlives_a_registry_that_is_away(folder: RunFolder, on: Any, may_pass: bool) -> None:
+    away = Sight(RUNNING, True, "no image", "no image", 90.0, may_pass=may_pass, is_heard=False)
+    trained = Sight(RUNNING | {"timestep": 20}, True)
+    on(Sight(RUNNING, True), trained, *[away] * 600, Sight({"state": "completed", "timestep": 30}, False))
+    assert remote.follow(folder, lambda seen: None).state == ("completed" if may_pass else "failed")
+
+
+def test_a_run_in_a_queue_is_followed_for_as_long_as_it_waits_there(folder: RunFolder, on: Any) -> None:
+    queued = Sight(None, True, 'Job x waits for its turn in queue "team"', is_queued=True, is_heard=False)
+    on(*[queued] * int(3 * remote.PENDING_SECONDS), Sight({"state": "completed", "timestep": 30}, False))
     assert remote.follow(folder, lambda seen: None).state == "completed"
 
 
@@ -123,3 +141,28 @@ def test_a_failure_that_the_run_has_written_down_itself_keeps_its_reason(folder:
 def test_pods_that_are_gone_without_a_word_are_told(folder: RunFolder, on: Any) -> None:
     on(Sight(RUNNING, False))
     assert folder.status().reason == remote.PODS_GONE
+
+
+@pytest.mark.parametrize(("code", "seconds"), [(403, remote.FORBIDDEN_SECONDS), (0, remote.UNREACHABLE_SECONDS)])
+def test_who_may_not_look_is_told_sooner_than_who_cannot(folder: RunFolder, on: Any, code: int, seconds: float) -> None:
+    cluster = on(Sight(None, True, "its Pod is starting"), KubeError("may not get pods/proxy", code))
+    with pytest.raises(KubeError, match="may not get pods/proxy"):
+        remote.follow(folder, lambda seen: None)
+    assert seconds < cluster.now - BEGIN < seconds + 3
+    assert cluster.ended == []
+
+
+@pytest.mark.parametrize(("ask", "state"), [(remote.stop, "stopped"), (remote.pause, "paused")])
+def test_a_run_whose_crashed_driver_is_being_replaced_can_be_ended(
+    folder: RunFolder, on: Any, ask: Any, state: str
+) -> None:
+    # The dead Pod's last words.
+    died = RUNNING | {"reason": "the training ended without a word (exit code 7)"}
+    cluster = on(Sight(died, True, is_heard=False, phase="its Pod is being replaced"))
+    seen = folder.status()
+    assert (seen.state, seen.reason, seen.phase) == ("starting", "", "its Pod is being replaced")
+    ended = ask(folder, 1.0)
+    assert (ended.state, ended.timestep) == (state, 10)
+    assert ended.reason == f"{state} while its Pod was starting"
+    assert cluster.ended == [3]
+    assert folder.status() == ended

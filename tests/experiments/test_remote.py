@@ -234,3 +234,25 @@ def test_an_experiment_that_is_gone_from_its_cluster_can_be_started_anew(folder:
     lifecycle.prepare(folder, force=True)
     lifecycle.start_on_cluster(folder, force=True)
     assert starts_of(kube) == ["2"]
+
+
+def test_of_two_starts_at_once_the_second_is_refused_and_ends_nothing(folder: RunFolder, kube: MemoryKube):
+    """Both have read where the experiment is before either of them makes anything."""
+    place, refused = place_for(folder), []
+
+    def after(verb: str, kind: str) -> None:
+        if (verb, kind) == ("create", "Job"):
+            kube.after = lambda *_: None
+            with pytest.raises(StateError, match=r'"first" is being started by another process; see how it goes: '):
+                remote.start(folder, place)
+            refused.append(kind)
+
+    kube.after = after
+    remote.start(folder, place)
+    assert refused == ["Job"]
+    # Also one that comes when the other is done.
+    with pytest.raises(StateError, match="is being started by another process"):
+        remote.start(folder, place)
+    assert starts_of(kube) == ["1"]
+    assert places.placed(folder).start == 1
+    assert folder.status().state == "starting"

@@ -53,13 +53,13 @@ HASTY = "from steppe.platforms.kubernetes import waiting; waiting.PATIENT_SECOND
 
 @pytest.mark.long
 def test_a_driver_pod_that_is_deleted_goes_on_in_another(workplace: Workplace):
-    workplace.new("moved", total_timesteps=600_000, saver_frequency="3600s")
+    workplace.new("moved", total_timesteps=3_000_000, saver_frequency="3600s")
     workplace.steppe("experiment", "start", "-e", "moved", "-c", "testbed", "--detach")
     workplace.wait_for("moved", "running", timestep=1)
     (first,) = workplace.pods_of("driver")
     workplace.testbed.kubectl("delete", "pod", first["metadata"]["name"], "-n", workplace.namespace)
     status = workplace.wait_for("moved", "completed")
-    assert status["timestep"] >= 600_000
+    assert status["timestep"] >= 3_000_000
     log = workplace.steppe("experiment", "logs", "-e", "moved")
     assert "starting /steppe/results/moved" in log
     assert "resuming /steppe/results/moved" in log
@@ -122,6 +122,32 @@ def test_a_run_outlives_its_node(workplace: Workplace):
         assert "resuming /steppe/results/node" in workplace.steppe("experiment", "logs", "-e", "node")
     finally:
         testbed.with_nodes(2)
+
+
+@pytest.mark.faults
+def test_a_run_whose_driver_finds_no_other_node_can_be_paused_and_deleted(workplace: Workplace):
+    testbed = workplace.testbed
+    workplace.new("homeless", total_timesteps=3_000_000)
+    workplace.steppe("experiment", "start", "-e", "homeless", "-c", "testbed", "--detach")
+    timestep = workplace.wait_for("homeless", "running", timestep=1)["timestep"]
+    nodes = testbed.with_nodes(1)
+    testbed.kubectl("cordon", *nodes)
+    try:
+        lose_one(workplace, "driver")
+        is_alone = lambda: [pod["status"]["phase"] for pod in workplace.pods_of("driver")] == ["Pending"]  # noqa: E731
+        wait_until(is_alone, "the old driver to be gone", seconds=120, pause=1.0)
+        assert workplace.status("homeless")["state"] == "starting"
+        # A reader would take the disk from it.
+        said = workplace.steppe("experiment", "logs", "-e", "homeless", exit_code=1)
+        assert "its files cannot be read now: Pod" in said
+        assert not workplace.pods_of("reader")
+        workplace.steppe("experiment", "pause", "-e", "homeless")
+        status = workplace.status("homeless")
+        assert (status["state"], status["timestep"] >= timestep) == ("paused", True)
+    finally:
+        testbed.kubectl("uncordon", *nodes)
+    workplace.steppe("experiment", "delete", "-e", "homeless", "--force")
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
 
 
 def test_an_image_that_cannot_be_pulled_ends_in_a_sentence(workplace: Workplace):
@@ -201,7 +227,11 @@ def test_the_listed_role_is_enough(workplace: Workplace, tmp_path):
 
 @pytest.mark.parametrize(
     ("resource", "sentence"),
-    [("jobs", "may not list jobs (batch) in namespace"), ("secrets", "may not get secrets in namespace")],
+    [
+        ("jobs", "may not list jobs (batch) in namespace"),
+        ("secrets", "may not get secrets in namespace"),
+        ("pods/proxy", "may not get pods/proxy in namespace"),
+    ],
 )
 def test_a_missing_permission_is_named(workplace: Workplace, tmp_path, resource, sentence):
     rules = [

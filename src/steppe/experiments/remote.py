@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import ClusterError, StateError, SteppeError
+from steppe.experiments import locks
 from steppe.experiments.places import PLACE_FILE, Place, Tell, place_of, placed, plan, reach, unknown, write_place
 from steppe.experiments.states import ENDED, State
 from steppe.experiments.store import RunFolder, Status, is_own
@@ -23,6 +24,8 @@ LOOK_SECONDS = 1.0
 """How often a run that is followed is looked at."""
 UNREACHABLE_SECONDS = 120.0
 """For how long a cluster may be out of reach before nobody follows a run any more."""
+FORBIDDEN_SECONDS = 5.0
+"""The same where the cluster answers, and says that these credentials may not look."""
 PENDING_SECONDS = 900.0
 """For how long a run that is followed may wait for its Pod."""
 PODS_GONE = "its Pods are gone; somebody has deleted them"
@@ -30,29 +33,8 @@ PODS_GONE = "its Pods are gone; somebody has deleted them"
 
 def start(folder: RunFolder, place: Place, *, renew: bool = False) -> Place:
     """Begins the prepared experiment on its cluster, or goes on with it there."""
-    is_known, status = place_of(folder) is not None, folder.read_status()
-    place = dataclasses.replace(place, start=place.start + 1, generation=place.generation + renew, has_begun=True)
-    with reach(place) as (reachable, run):
-        made = plan(folder, folder.spec(), reachable, place)
-        run.check(made, is_known=is_known)
-        # Before anything is made: Pods that nobody knows of would run for ever.
-        write_place(folder, dataclasses.replace(place, has_begun=False))
-        try:
-            run.start(made, is_known=is_known)
-        except BaseException:
-            with contextlib.suppress(ClusterError):
-                run.end_pods(place.start)
-                folder.write_status(status)
-                if is_known or run.origin == made.origin:
-                    write_place(folder, place)
-                else:
-                    (folder.path / PLACE_FILE).unlink()
-            raise
-        write_place(folder, place)
-        folder.write_status(
-            dataclasses.replace(status, state="starting", reason="", phase="its Pod is starting", finished=None)
-        )
-    return place
+    with _starting(folder, place):
+        return _start(folder, place, renew)
 
 
 def status(folder: RunFolder, place: Place) -> Status:
@@ -84,18 +66,21 @@ def status(folder: RunFolder, place: Place) -> Status:
 
 def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
     """Looks at a run until it ends or cannot go on; its Pods are ended then, and what it left stays."""
+    from steppe.platforms.kubernetes.asking import FORBIDDEN
+    from steppe.platforms.kubernetes.kubeapi import KubeError
     from steppe.platforms.kubernetes.patience import Patience
 
     place = placed(folder)
     with reach(place) as (_, run):
         reached = progressed = time.monotonic()
-        patience, timestep = Patience(), 0
+        patience, timestep, heard, has_trained = Patience(), 0, None, False
         while True:
             try:
                 sight = run.look()
                 reached = time.monotonic()
             except ClusterError as error:
-                if time.monotonic() - reached > UNREACHABLE_SECONDS:
+                is_forbidden = isinstance(error, KubeError) and error.code in FORBIDDEN
+                if time.monotonic() - reached > (FORBIDDEN_SECONDS if is_forbidden else UNREACHABLE_SECONDS):
                     raise
                 on_status(dataclasses.replace(folder.read_status(), phase=str(error)))
                 time.sleep(LOOK_SECONDS)
@@ -106,10 +91,14 @@ def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
                 _settle(folder, run, seen, place.start)
                 return seen
             now = time.monotonic()
-            if patience.ends(sight.trouble, sight.seconds):
+            heard = seen.timestep if heard is None and sight.is_heard else heard
+            has_trained |= heard is not None and seen.timestep > heard
+            # A registry that is away for an hour is not to end what has trained for days.
+            is_waited_for = has_trained and sight.may_pass
+            if patience.ends("" if is_waited_for else sight.trouble, sight.seconds):
                 # Nobody is to pay for its waiting.
                 return _ended(folder, run, seen, "failed", sight.trouble)
-            if not sight.phase or seen.timestep != timestep:
+            if not sight.phase or sight.is_queued or seen.timestep != timestep:
                 # Some of its workers may be missing while it trains.
                 progressed, timestep = now, seen.timestep
             if now - progressed > PENDING_SECONDS:
@@ -139,7 +128,7 @@ def progress_of(status: Status) -> Progress:
 
 
 def pause(folder: RunFolder, timeout: float) -> Status:
-    """Asks the driver to save a checkpoint and pause; the status when its Pods have ended."""
+    """Asks the driver to save a checkpoint and pause; one that is being replaced is paused at its last checkpoint."""
     return _asked_to_end(folder, "pause", "paused", timeout)
 
 
@@ -203,6 +192,48 @@ def delete_at(place: Place) -> None:
         run.delete()
 
 
+@contextlib.contextmanager
+def _starting(folder: RunFolder, place: Place) -> Iterator[None]:
+    """Keeps others from starting it meanwhile; refuses where one has since `place` was read."""
+    # Readers hold the lock for a moment while they look.
+    descriptor = locks.acquire(folder.path, patience=0.5)
+    try:
+        if descriptor is None or (place_of(folder) or place).start != place.start:
+            raise StateError(
+                f'experiment "{folder.name}" is being started by another process; see how it goes: {folder.ways.show}'
+            )
+        yield
+    finally:
+        if descriptor is not None:
+            locks.release(descriptor)
+
+
+def _start(folder: RunFolder, place: Place, renew: bool) -> Place:
+    is_known, status = place_of(folder) is not None, folder.read_status()
+    place = dataclasses.replace(place, start=place.start + 1, generation=place.generation + renew, has_begun=True)
+    with reach(place) as (reachable, run):
+        made = plan(folder, folder.spec(), reachable, place)
+        run.check(made, is_known=is_known)
+        # Before anything is made: Pods that nobody knows of would run for ever.
+        write_place(folder, dataclasses.replace(place, has_begun=False))
+        try:
+            run.start(made, is_known=is_known)
+        except BaseException:
+            with contextlib.suppress(ClusterError):
+                run.end_pods(place.start)
+                folder.write_status(status)
+                if is_known or run.origin == made.origin:
+                    write_place(folder, place)
+                else:
+                    (folder.path / PLACE_FILE).unlink()
+            raise
+        write_place(folder, place)
+        folder.write_status(
+            dataclasses.replace(status, state="starting", reason="", phase="its Pod is starting", finished=None)
+        )
+    return place
+
+
 def _asked_to_end(folder: RunFolder, action: str, wanted: State, timeout: float) -> Status:
     place = placed(folder)
     start = place.start
@@ -212,13 +243,13 @@ def _asked_to_end(folder: RunFolder, action: str, wanted: State, timeout: float)
         if not seen.is_live:
             return _ended(folder, run, seen, "stopped", "stopped while paused")
         if seen.state == "starting":
-            # Nothing has been trained since the last checkpoint.
+            # Nothing is trained now that was not saved.
             if not seen.timestep and action == "pause":
                 raise StateError(
                     f'experiment "{folder.name}" has not begun to train ({seen.phase or "starting"}), so there is '
                     f"nothing to pause; end it with: {folder.ways.stop}"
                 )
-            return _ended(folder, run, seen, wanted, f"{wanted} while it was starting")
+            return _ended(folder, run, seen, wanted, f"{wanted} while its Pod was starting")
         run.ask(action)
         deadline = time.monotonic() + timeout
         while seen.is_live:
@@ -251,7 +282,8 @@ def _status(folder: RunFolder, sight: Sight) -> Status:
     known = folder.read_status()
     seen = Status.from_data(sight.status) if sight.status else None
     if sight.is_alive:
-        if seen is None or not seen.is_live:
+        if seen is None or not seen.is_live or not sight.is_heard:
+            # Also while another Pod takes over: nobody can be asked for anything, and nothing is lost by ending it.
             base = seen or known
             return dataclasses.replace(
                 base, state="starting", reason="", finished=None, phase=sight.phase or "starting", created=known.created

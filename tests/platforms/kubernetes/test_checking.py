@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from object_storage import Cloud
+from processes import wait_until
 
 from steppe.clusters._base import Reachable
 from steppe.platforms.kubernetes import checking
-from steppe.platforms.kubernetes.kubeapi import Answer
+from steppe.platforms.kubernetes.kubeapi import Answer, KubeError
 from steppe.platforms.kubernetes.object_store import ObjectStore
 from steppe.platforms.kubernetes.words import PREFIX, RESULTS, TERMINATION_LOG
+from steppe.runners.pods import DOOR_PORT
 from steppe.specs.cluster import ClusterSpec
 
 Json = dict[str, Any]
@@ -108,6 +112,58 @@ def test_a_disk_is_tried_where_results_are_kept_on_one():
     assert [each["kind"] for each in server.made] == ["PersistentVolumeClaim", "Pod"]
     assert server.deleted == ["Pod", "PersistentVolumeClaim"]
     assert "ObjectStore" not in server.made[1]["spec"]["containers"][0]["command"][-1]
+
+
+class Unreached(Server):
+    """One whose Pods run until nobody has asked them anything, since the API server does not get through to them."""
+
+    def __init__(self) -> None:
+        super().__init__(checking.NOT_ASKED)
+        self.looks = 0
+
+    def get(self, kind: str, name: str) -> Json | None:
+        found = super().get(kind, name)
+        if kind == "Pod" and found is not None and self.looks < 2:
+            self.looks += 1
+            found["status"]["containerStatuses"][0]["state"] = {"running": {}}
+        return found
+
+    def ask_pod(self, pod: str, port: int, path: str, **_: Any) -> Answer:
+        raise KubeError(f"error trying to reach service: dial tcp 10.0.0.7:{port}: i/o timeout", 503)
+
+
+def test_a_trial_pod_that_the_api_server_does_not_reach_is_told():
+    found = check(Unreached(), STORE)
+    assert "image and nodes" not in found
+    way = found["way to Pods"]
+    assert way.outcome == "failed"
+    assert way.sentence.endswith("no answer of it: error trying to reach service: dial tcp 10.0.0.7:8470: i/o timeout")
+    assert "let the API server reach port 8470 of Pods" in way.fix
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_the_trial_waits_for_a_question_at_its_door(is_asked: bool):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    script = checking.DOOR_SCRIPT.replace(str(DOOR_PORT), str(port))
+    if not is_asked:
+        script = script.replace(str(checking.ASK_SECONDS), "0.1")
+    trial = subprocess.Popen([sys.executable, "-P", "-c", script], stderr=subprocess.DEVNULL)
+    try:
+        if is_asked:
+            wait_until(lambda: answers(port), "the trial to answer", seconds=30)
+        assert trial.wait(30) == (0 if is_asked else checking.NOT_ASKED)
+    finally:
+        trial.kill()
+        trial.wait()
+
+
+def answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+            return bool(answer.status == 204)
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("is_there", [True, False])

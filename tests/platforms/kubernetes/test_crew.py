@@ -1,6 +1,8 @@
-"""A worker in a Pod that hangs before it has joined its learner; the Pod sees it, whatever the worker is stuck in."""
+"""Those who work for a driver: one that hangs before it has joined, a Ray that cannot join, a driver that is gone."""
 
 from __future__ import annotations
+
+import sys
 
 import pytest
 from processes import wait_until
@@ -62,3 +64,71 @@ def test_the_learner_hears_of_it(worker, monkeypatch):
     ((door, words),) = heard
     assert (door.address, door.token) == ("127.0.0.1:8471", "secret-of-the-learner")
     assert words == ("fault", not_made_within(300.0))
+
+
+@pytest.fixture
+def serve(tmp_path, monkeypatch):
+    """Lets a Pod work for a driver, of which is told what it answers after so many Rays were begun."""
+    (tmp_path / "tokens").mkdir(exist_ok=True)
+    for name in ("door", "ray"):
+        (tmp_path / "tokens" / name).write_text("secret")
+    monkeypatch.setattr(pod, "TOKENS", str(tmp_path / "tokens"))
+    monkeypatch.setenv("STEPPE_POD_HEAD", "127.0.0.1")
+    monkeypatch.setenv("STEPPE_POD_RUN_MODE", "distributed")
+    monkeypatch.setattr(crew.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(crew, "listens", lambda *_: True)
+    monkeypatch.setattr(crew, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(crew, "POLL_SECONDS", 0.01)
+    begun = []
+
+    def served(answer, ray="import sys; sys.exit(1)"):
+        def command(role):
+            begun.append(role)
+            return [sys.executable, "-c", ray]
+
+        monkeypatch.setattr(crew.DriverDoor, "ask", lambda *_: answer(len(begun)))
+        monkeypatch.setattr(crew, "_ray_command", command)
+        return crew.serve("worker")
+
+    return served
+
+
+HERE, OVER = {"is_over": False, "session": "a"}, {"is_over": True, "session": "a"}
+MISMATCH = """
+import sys
+print("Local node IP: 10.0.0.7")
+print("Traceback (most recent call last):\\n  File \\"scripts.py\\", line 1")
+print("RuntimeError: Version mismatch: The cluster was started with:\\n    Ray: 2.60.0\\n    Python: 3.11.2")
+print("This process was started with:\\n    Ray: 2.61.0\\n    Python: 3.11.2")
+sys.exit(1)
+"""
+
+
+def test_a_ray_that_cannot_join_ends_its_pod_with_what_it_said(serve, capfd):
+    assert serve(lambda rays: HERE, ray=MISMATCH) == 1
+    said = capfd.readouterr().out.strip().splitlines()
+    assert said[-1] == (
+        "error: its Ray cannot join the driver's: RuntimeError: Version mismatch: The cluster was started with: "
+        "Ray: 2.60.0 Python: 3.11.2 This process was started with: Ray: 2.61.0 Python: 3.11.2"
+    )
+    assert said.count("Local node IP: 10.0.0.7") == crew.EARLY_DEATHS
+
+
+def test_a_ray_that_has_worked_for_a_while_is_begun_again(serve, monkeypatch):
+    monkeypatch.setattr(crew, "EARLY_SECONDS", 0.0)
+    assert serve(lambda rays: OVER if rays > crew.EARLY_DEATHS else HERE) == 0
+
+
+def test_a_driver_that_is_away_for_long_is_waited_for_and_one_that_is_gone_is_not(serve, monkeypatch, capfd):
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += 600.0
+
+    monkeypatch.setattr(crew.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(crew.time, "sleep", sleep)
+    assert serve(lambda rays: OVER if now[0] > 60_000.0 else None) == 0
+    assert "the driver at 127.0.0.1:8470 has not answered for 1200 s\n" in capfd.readouterr().out
+    # Whoever would be restarted would wait again, for ever.
+    assert serve(lambda rays: None) == 0
+    assert capfd.readouterr().out.endswith("has not answered for a day: it is over\n")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from base64 import b64encode
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from steppe.errors import ClusterError
 from steppe.platforms.kubernetes import engines, naming, remote_run
-from steppe.platforms.kubernetes.kubeapi import Answer, Kube
+from steppe.platforms.kubernetes.kubeapi import Answer, Kube, KubeError
 from steppe.platforms.kubernetes.remote_run import RemoteRun
 from steppe.platforms.kubernetes.waiting import PATIENT_SECONDS
 
@@ -21,7 +24,7 @@ RUN = "steppe-first-12345678"
 class Server:
     """An API server with a few objects, as far as `Kube` asks one; it counts what it sends."""
 
-    def __init__(self, engine: str, objects: list[Json], door: Json | None = None) -> None:
+    def __init__(self, engine: str, objects: list[Json], door: Json | KubeError | None = None) -> None:
         root = {"metadata": {"name": RUN, "annotations": {naming.ENGINE: engine}}, "kind": "ConfigMap"}
         token = {"kind": "Secret", "metadata": {"name": f"{RUN}-tokens"}, "data": {"door": b64encode(b"t").decode()}}
         self.objects, self.door = [root, token, *objects], door
@@ -46,7 +49,12 @@ class Server:
         return found[: limit or None]
 
     def ask_pod(self, pod: str, port: int, path: str, **_: Any) -> Answer:
+        if isinstance(self.door, KubeError):
+            raise self.door
         return Answer(503, b"") if self.door is None else Answer(200, json.dumps(self.door).encode())
+
+    def refused(self, answer: Answer, what: str) -> KubeError:
+        return KubeError(what, answer.code)
 
 
 def selects(fields: str, thing: Json) -> bool:
@@ -99,6 +107,67 @@ def test_of_a_thousand_workers_some_are_looked_at_while_the_driver_is_away():
     assert server.sent <= 1 + len(JOBS) + engines.MOST_PODS
 
 
+@pytest.mark.parametrize("code", [401, 403])
+def test_who_may_not_ask_pods_is_told_so(code):
+    forbidden = KubeError('"ann" may not get pods/proxy in namespace "space" of cluster "lab"', code)
+    with pytest.raises(KubeError, match=r"may not get pods/proxy"):
+        look(Server("jobs", [pod("driver"), *JOBS], door=forbidden))
+
+
+def running_for(seconds: float) -> Json:
+    began = datetime.fromtimestamp(time.time() - seconds, UTC)
+    return {"running": {"startedAt": f"{began:%Y-%m-%dT%H:%M:%SZ}"}}
+
+
+BLOCKED = 'the cluster "lab" refuses: error trying to reach service: dial tcp 10.0.0.7:8470: i/o timeout'
+
+
+@pytest.mark.parametrize("engine", ["jobs", "kuberay"])
+def test_a_driver_that_runs_and_is_not_heard_says_why(engine):
+    ray = ray_job(jobDeploymentStatus="Running")
+    server = Server(engine, [pod("driver", 0, running_for(40.0)), *JOBS, ray], KubeError(BLOCKED, 503))
+    sight = look(server)
+    assert sight.phase == (
+        f"Pod {RUN}-driver-0 runs, and the API server brings no answer of it ({BLOCKED}); see whether it reaches port "
+        '8470 of Pods: "steppe cluster check -c lab"'
+    )
+    assert (sight.is_alive, sight.is_heard, sight.trouble) == (True, False, "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "why"),
+    [(5.0, BLOCKED), (40.0, BLOCKED.replace("i/o timeout", "connect: connection refused"))],
+)
+def test_a_driver_that_may_be_starting_is_not_complained_of(seconds, why):
+    server = Server("jobs", [pod("driver", 0, running_for(seconds)), *JOBS], KubeError(why, 503))
+    assert look(server).phase == "its Pod is starting"
+
+
+def ending(seconds: float, number: int = 0) -> Json:
+    """A driver's Pod that was to have ended so long ago, and which its node has not let go."""
+    left = pod("driver", number)
+    limit = datetime.fromtimestamp(time.time() - seconds, UTC)
+    left["metadata"]["deletionTimestamp"] = f"{limit:%Y-%m-%dT%H:%M:%SZ}"
+    left["spec"]["nodeName"] = "node-7"
+    return left
+
+
+def test_a_driver_that_its_node_does_not_let_go_is_told_with_the_way_out():
+    said = (
+        f"Pod {RUN}-driver-0 on node node-7 does not end, as Pods of a lost node do; when the node is really gone: "
+        f"kubectl delete pod {RUN}-driver-0 --namespace space --force"
+    )
+    assert look(Server("jobs", [ending(60.0), *JOBS])).phase == said
+    # Its disk may keep another from starting.
+    waiting = pod("driver", 1, {"waiting": {"reason": "ContainerCreating"}})
+    assert look(Server("jobs", [ending(60.0), waiting, *JOBS])).phase == said
+
+
+def test_a_driver_that_has_time_left_to_end_or_is_replaced_already_is_not_complained_of():
+    assert look(Server("jobs", [ending(-10.0), *JOBS])).phase == "its Pod is being replaced"
+    assert look(Server("jobs", [ending(60.0), pod("driver", 1), *JOBS])).phase == "its Pod is starting"
+
+
 NOT_PULLED = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
 NO_ROOM = {
     "kind": "Event",
@@ -148,6 +217,29 @@ def test_a_parameter_server_that_is_missing_is_trouble_though_another_has_joined
     assert f"Pod {RUN}-server-2" in sight.trouble
 
 
+def queued(role: str) -> Json:
+    job = made("Job", f"{RUN}-{role}", role) | {"spec": {"suspend": True}}
+    job["metadata"]["labels"][naming.KUEUE_QUEUE] = "team"
+    return job
+
+
+def test_a_driver_or_workers_in_a_queue_are_told_as_such():
+    sight = look(Server("jobs", [queued("driver"), queued("worker")]))
+    assert (sight.phase, sight.is_queued) == (f'Job {RUN}-driver waits for its turn in queue "team"', True)
+    sight = look(Server("jobs", [pod("driver"), JOBS[0], queued("worker")], door=answer(worker=(0, 2, 0))))
+    assert sight.phase == f'0 of 2 workers are ready: Job {RUN}-worker waits for its turn in queue "team"'
+    assert (sight.is_queued, sight.trouble) == (True, "")
+    assert look(Server("kuberay", [ray_job(jobDeploymentStatus="Suspended")])).is_queued
+
+
+def test_workers_that_have_given_up_are_final():
+    gone = ended_job("Complete", role="worker")
+    sight = look(Server("jobs", [pod("driver"), JOBS[0], gone], door=answer(worker=(0, 2, 1))))
+    assert sight.trouble == f"the Pods of Job {RUN}-worker have given up waiting for the driver; stop and resume it"
+    # They end too when the driver says that it is over, which another Pod of it may have to say again.
+    assert look(Server("jobs", [JOBS[0], gone])).trouble == ""
+
+
 def test_workers_that_are_on_their_way_are_counted():
     sight = look(Server("jobs", [pod("driver"), pod("worker"), *JOBS], door=answer(worker=(0, 1, 0))))
     assert (sight.phase, sight.trouble) == ("0 of 1 workers are ready", "")
@@ -195,9 +287,42 @@ def test_a_driver_that_moves_is_not_ended_by_one_of_its_workers(engine):
     assert look(Server(engine, objects)).trouble == ""
 
 
-def ended_job(kind: str, message: str = "") -> Json:
+PENDING = [[], [pod("driver", 0, NOT_PULLED)], [pod("driver", 0, {"terminated": {"exitCode": 4, "message": "{}"}})]]
+
+
+@pytest.mark.parametrize("drivers", [*PENDING, [pod("driver")]])
+@pytest.mark.parametrize("read", [RemoteRun.log, RemoteRun.files])
+def test_no_reader_takes_the_disk_from_a_driver_that_is_to_come(monkeypatch, read, drivers):
+    monkeypatch.setattr(RemoteRun, "_reader", lambda self: pytest.fail("a reader would be started"))
+    with pytest.raises(ClusterError, match=r"its files cannot be read now: .*; try again when its driver answers"):
+        read(RemoteRun(Server("jobs", [*drivers, *JOBS]), RUN))  # type: ignore[arg-type]
+
+
+def ended_driver() -> Json:
+    words = json.dumps({"status": {"state": "completed"}, "is_over": True})
+    return pod("driver", 0, {"terminated": {"exitCode": 0, "message": words}})
+
+
+@pytest.mark.parametrize("engine", ["jobs", "kuberay"])
+def test_a_reader_shows_the_files_where_no_driver_will(monkeypatch, engine):
+    @contextlib.contextmanager
+    def reader(self: RemoteRun) -> Any:
+        yield "reader"
+
+    monkeypatch.setattr(RemoteRun, "_reader", reader)
+    # The second has ended, and a simulator beside it keeps its Job from being complete.
+    for objects in (
+        [],
+        [ended_driver(), *JOBS, ray_job()],
+        [ended_job("Failed"), ray_job(jobDeploymentStatus="Failed")],
+    ):
+        server = Server(engine, objects, door={"files": []})
+        assert RemoteRun(server, RUN).files() == []  # type: ignore[arg-type]
+
+
+def ended_job(kind: str, message: str = "", role: str = "driver") -> Json:
     condition = {"type": kind, "status": "True", "message": message}
-    return made("Job", f"{RUN}-driver", "driver") | {"status": {"conditions": [condition]}}
+    return made("Job", f"{RUN}-{role}", role) | {"status": {"conditions": [condition]}}
 
 
 @pytest.mark.parametrize("stored", ["completed", "paused", "stopped"])

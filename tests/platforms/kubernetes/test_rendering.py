@@ -355,3 +355,15 @@ def test_readers_at_once_have_names_of_their_own_and_like_the_same_node(planned)
     assert wanted.items() <= second["metadata"]["labels"].items()
     # Object storage can be read from anywhere.
     assert "affinity" not in reader(planned(kubernetes={"results": "s3://bucket"}))["spec"]
+
+
+def test_the_crew_is_never_given_up_by_its_job(planned):
+    plan = planned(run_mode="async", num_workers=2)
+    # The largest that Kubernetes takes: it counts all restarts since the start.
+    assert job_of(plan, "worker")["spec"]["backoffLimit"] == 2**31 - 1
+
+
+def test_what_a_driver_hands_over_is_not_counted_against_it(planned):
+    rules = job_of(planned(), "driver")["spec"]["podFailurePolicy"]["rules"]
+    codes = {rule["action"]: rule["onExitCodes"]["values"] for rule in rules if "onExitCodes" in rule}
+    assert codes == {"FailJob": [3], "Ignore": [4]}

@@ -150,13 +150,19 @@ def test_a_registry_may_be_slow_before_a_pull_counts_as_failed(role, reason, sec
         ([not_pulled("worker")], [], []),
         ([pod({"waiting": {"reason": "CreateContainerError"}}, "worker")], [], []),
         ([], [job("worker")], [no_room("worker")]),
-        ([], [job("worker", conditions=[{"type": "Failed", "status": "True", "message": "too often"}])], []),
     ],
 )
 def test_the_trouble_of_workers_is_final_unless_the_run_can_do_without(pods, jobs, events):
     vital, spare = trouble_of(pods, jobs, events), trouble_of(pods, jobs, events, spare={"worker"})
     assert (vital.is_final, spare.is_final) == (True, False)
     assert vital.sentence == spare.sentence
+
+
+def test_a_job_of_workers_that_has_failed_is_final_even_if_the_run_could_do_without():
+    failed = job("worker", conditions=[{"type": "Failed", "status": "True", "message": "too often"}])
+    trouble = trouble_of([not_pulled("worker")], [failed], [], spare={"worker"})
+    assert (trouble.sentence, trouble.is_final) == ("Job x-worker has failed: too often", True)
+    assert trouble.seconds == SURE_SECONDS
 
 
 def test_a_final_trouble_comes_before_one_that_may_pass():
@@ -191,6 +197,38 @@ def test_an_old_event_is_forgotten_when_the_pod_is_there(made, active):
 def test_the_event_of_another_job_is_not_held_against_one_that_has_its_pods():
     there = owned("driver", "2026-01-01T10:00:00Z")
     assert trouble_of([there], [job(active=1)], [no_room("worker")]) is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ({"kueue.x-k8s.io/queue-name": "team"}, 'Job x-driver waits for its turn in queue "team"'),
+        ({}, "Job x-driver waits until it is not suspended any more"),
+    ],
+)
+def test_a_job_that_is_suspended_waits_in_its_queue(labels, said):
+    suspended = job()
+    suspended["spec"]["suspend"] = True
+    suspended["metadata"]["labels"] |= labels
+    trouble = trouble_of([not_pulled("worker")], [suspended], [], spare={"worker"})
+    assert (trouble.sentence, trouble.is_final, trouble.is_queued) == (said, False, True)
+    suspended["spec"]["suspend"] = False
+    assert trouble_of([], [suspended], []) is None
+
+
+@pytest.mark.parametrize(
+    ("pods", "events", "may_pass"),
+    [
+        ([not_pulled()], [], True),
+        ([], [no_room()], True),
+        ([not_pulled(reason="InvalidImageName")], [], False),
+        ([pod({"terminated": {"reason": "OOMKilled"}})], [], False),
+        ([pod({"waiting": {"reason": "CreateContainerConfigError"}})], [], False),
+    ],
+)
+def test_what_others_bring_about_may_pass(pods, events, may_pass):
+    trouble = trouble_of(pods, [job()], events)
+    assert (trouble.is_final, trouble.may_pass) == (True, may_pass)
 
 
 def test_a_job_that_has_ended_says_how():

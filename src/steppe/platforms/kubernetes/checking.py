@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from steppe.errors import ClusterError
 from steppe.platforms.kubernetes import naming, permissions, rendering
+from steppe.platforms.kubernetes.asking import DOOR_SECONDS
 from steppe.platforms.kubernetes.engines import has_kuberay
 from steppe.platforms.kubernetes.kubeapi import Kube, KubeError
 from steppe.platforms.kubernetes.kuberay import INSTALLATION
@@ -19,8 +20,9 @@ from steppe.platforms.kubernetes.patience import NotComing, watch
 from steppe.platforms.kubernetes.podding import pod_template
 from steppe.platforms.kubernetes.rendering import Plan
 from steppe.platforms.kubernetes.shapes import GPU
-from steppe.platforms.kubernetes.waiting import termination_of
+from steppe.platforms.kubernetes.waiting import is_ready_to_answer, termination_of
 from steppe.platforms.kubernetes.words import PREFIX, RESULTS, TERMINATION_LOG
+from steppe.runners.pods import DOOR_PORT
 
 if TYPE_CHECKING:
     from steppe.clusters._base import Reachable
@@ -35,8 +37,10 @@ TRIAL_SECONDS = 300.0
 SETTLING_SECONDS = 20.0
 """For how long a Pod may find no node before that is taken for more than a passing lack of room."""
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
-STORE_FAILED = 4
-"""The exit code of a trial Pod whose object storage does not do what results need."""
+STORE_FAILED, NOT_ASKED = 4, 5
+"""The exit codes of a trial Pod whose object storage does not do what results need, and of one that nobody reached."""
+ASK_SECONDS = 60.0
+"""For how long a trial Pod waits to be asked something."""
 # What a driver needs of its image and its disk, in one line each.
 SCRIPT = f"""
 import pathlib, steppe.experiments.run
@@ -57,6 +61,20 @@ try:
 except SteppeError as error:
     pathlib.Path("{TERMINATION_LOG}").write_text(str(error))
     sys.exit({STORE_FAILED})
+"""
+# And of the way to its door, which tells a client how an experiment is going.
+DOOR_SCRIPT = f"""
+import http.server, sys, time
+class Door(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.is_asked = True
+        self.send_response(204)
+        self.end_headers()
+server = http.server.HTTPServer(("", {DOOR_PORT}), Door)
+server.is_asked, server.timeout, deadline = False, 1.0, time.monotonic() + {ASK_SECONDS}
+while not server.is_asked and time.monotonic() < deadline:
+    server.handle_request()
+sys.exit(0 if server.is_asked else {NOT_ASKED})
 """
 
 
@@ -290,8 +308,9 @@ def _pod(plan: Plan, seconds: float) -> Json:
     template = pod_template(plan, plan.crowds[0])
     spec, container = template["spec"], template["spec"]["containers"][0]
     own = {"experiment", "tokens", "modules"}
+    script = SCRIPT + ("" if plan.pods.results is None else STORE_SCRIPT) + DOOR_SCRIPT
     container = container | {
-        "command": ["python3", "-P", "-c", SCRIPT if plan.pods.results is None else SCRIPT + STORE_SCRIPT],
+        "command": ["python3", "-P", "-c", script],
         "volumeMounts": [mount for mount in container["volumeMounts"] if mount["name"] not in own],
     }
     spec = spec | {
@@ -311,12 +330,14 @@ def _pod(plan: Plan, seconds: float) -> Json:
 
 def _wait(kube: Kube, name: str, image: str, tell: Callable[[str], None], seconds: float) -> Finding:
     """Waits until the Pod has ended well, or says why it does not."""
-    begin = time.monotonic()
+    begin, silence = time.monotonic(), ""
     try:
         for pod, trouble in watch(kube, name, seconds):
             ended = termination_of(pod)
             if ended is not None and ended.get("reason") != "OOMKilled":
-                return _found(ended, image)
+                return _found(ended, image, silence)
+            if is_ready_to_answer(pod):
+                silence = _asked(kube, name) or silence
             if trouble is not None and not trouble.is_final and time.monotonic() - begin > SETTLING_SECONDS:
                 raise NotComing(trouble.sentence)
             tell(trouble.sentence if trouble is not None else "waits for a trial Pod, which pulls the image")
@@ -325,10 +346,28 @@ def _wait(kube: Kube, name: str, image: str, tell: Callable[[str], None], second
     raise AssertionError
 
 
-def _found(ended: Json, image: str) -> Finding:
-    """What a trial Pod that has ended shows."""
+def _asked(kube: Kube, name: str) -> str:
+    """Why a trial Pod cannot be asked, as a client asks a driver; nothing where it can."""
+    try:
+        kube.ask_pod(name, DOOR_PORT, "/", seconds=DOOR_SECONDS)
+    except KubeError as error:
+        # Before its door is open, its node refuses.
+        return "" if "connection refused" in str(error) else str(error)
+    return ""
+
+
+def _found(ended: Json, image: str, silence: str) -> Finding:
+    """What a trial Pod that has ended shows; `silence` is why it could not be asked."""
     if ended.get("exitCode") == 0:
-        return Finding("image and nodes", "ok", f"a Pod of {image} started, and wrote to its results")
+        return Finding("image and nodes", "ok", f"a Pod of {image} started, wrote to its results, and answered")
+    if ended.get("exitCode") == NOT_ASKED:
+        return Finding(
+            "way to Pods",
+            "failed",
+            f"a Pod started, and the API server brings no answer of it{f': {silence}' if silence else ''}",
+            f"let the API server reach port {DOOR_PORT} of Pods (NetworkPolicies, and firewalls between control plane "
+            "and nodes)",
+        )
     last = str(ended.get("message", "")).strip().splitlines() or [f"exit code {ended.get('exitCode')}"]
     if ended.get("exitCode") == STORE_FAILED:
         return Finding("storage", "failed", last[-1])

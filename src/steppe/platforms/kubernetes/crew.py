@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
@@ -24,31 +27,43 @@ POLL_SECONDS = 0.5
 """How often this Pod's own processes are looked at, and a driver that does not answer is asked again."""
 ANSWER_SECONDS = 10.0
 END_SECONDS = 10.0
+GIVE_UP_SECONDS = 24 * 3600.0
+"""After how long without a driver a Pod ends for good: what nobody ends is not to be paid for, for ever."""
+EARLY_SECONDS, EARLY_DEATHS = 60.0, 5
+"""How often in a row a Ray that joins may end within so many seconds, while the driver's own is there."""
+LONGEST_WORDS = 500
 
 Json = dict[str, Any]
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b: ")
 
 
 class DriverAway(Exception):
-    """It did not answer for too long."""
+    """It did not answer for so long that it will not any more."""
 
 
 def serve(role: str) -> int:
     """Works until the driver says that it is over."""
     signal.signal(signal.SIGTERM, _end)
     driver = DriverDoor(told("HEAD"), token(DOOR_TOKEN), float(told("PATIENCE", "900")))
+    early_deaths = 0
     try:
         while True:
             answer = driver.wait()
             if answer["is_over"]:
                 _say("the experiment is over")
                 return 0
-            if told("RUN_MODE") == "distributed":
-                _be_part_of_ray(driver, role, answer["session"])
-            else:
+            if told("RUN_MODE") != "distributed":
                 _act(driver)
+                continue
+            last_words = _be_part_of_ray(driver, role, answer["session"])
+            early_deaths = early_deaths + 1 if last_words else 0
+            if early_deaths == EARLY_DEATHS:
+                # Such as another version: it would for ever.
+                _say(f"error: its Ray cannot join the driver's: {last_words}")
+                return 1
     except DriverAway as error:
-        _say(f"error: {error}")
-        return 1
+        _say(str(error))
+        return 0
 
 
 class DriverDoor:
@@ -71,34 +86,75 @@ class DriverDoor:
             connection.close()
 
     def wait(self, path: str = "/status") -> Json:
-        """The driver's answer, once it gives one."""
-        deadline = time.monotonic() + self._patience
+        """The driver's answer, once it gives one: it may be in a queue, or being replaced, for hours."""
+        begin = said = time.monotonic()
         while (answer := self.ask(path)) is None:
-            if time.monotonic() > deadline:
-                raise DriverAway(
-                    f"the driver at {self._host}:{self._port} has not answered for {self._patience:g} s; this Pod "
-                    "begins anew, and waits again"
-                )
+            now = time.monotonic()
+            if now - begin > GIVE_UP_SECONDS:
+                raise DriverAway(f"the driver at {self._host}:{self._port} has not answered for a day: it is over")
+            if now - said > self._patience:
+                said = now
+                _say(f"the driver at {self._host}:{self._port} has not answered for {now - begin:.0f} s")
             time.sleep(POLL_SECONDS)
         return answer
 
 
-def _be_part_of_ray(driver: DriverDoor, role: str, session: str) -> None:
-    """A node of the driver's Ray, with room for this Pod's actors, until the driver ends or is another one."""
+def _be_part_of_ray(driver: DriverDoor, role: str, session: str) -> str:
+    """A node of the driver's Ray, with room for this Pod's actors, until the driver ends or is another one.
+
+    What Ray said where it ended by itself, and soon; else nothing.
+    """
     if not listens(told("HEAD"), RAY_PORT, ANSWER_SECONDS):
         time.sleep(POLL_SECONDS)
-        return
-    process = subprocess.Popen(_ray_command(role), env=_ray_environment(), start_new_session=True)
+        return ""
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        _ray_command(role),
+        env=_ray_environment(),
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     _say(f"joining the Ray at {told('HEAD')}:{RAY_PORT}")
+    overheard = Overheard(process)
     try:
         while _all_run([process], LOOK_SECONDS):
             answer = driver.ask()
             if answer is not None and (answer["is_over"] or answer["session"] != session):
-                return
+                return ""
     finally:
         _end_group(process)
     # It ends by itself when the driver's Ray is gone, and then at once again until there is another.
+    is_early = time.monotonic() - begin < EARLY_SECONDS
     time.sleep(LOOK_SECONDS)
+    return overheard.last_words() if is_early else ""
+
+
+class Overheard:
+    """Passes on what a process prints, and remembers the last of it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._lines: deque[str] = deque(maxlen=30)
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def last_words(self) -> str:
+        """The last error that it printed, else its last line, else how it ended."""
+        # Whatever it has left running may still hold the other end.
+        self._thread.join(END_SECONDS)
+        lines = [line.strip() for line in self._lines if line.strip()]
+        errors = [number for number, line in enumerate(lines) if _ERROR.match(line)]
+        said = " ".join(lines[errors[-1] :] if errors else lines[-1:])
+        return said[:LONGEST_WORDS] or f"exit code {self._process.returncode}"
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as pipe:
+            for line in pipe:
+                text = line.decode(errors="replace").rstrip()
+                self._lines.append(text)
+                _say(text)
 
 
 def _ray_command(role: str) -> list[str]:

@@ -33,6 +33,10 @@ class Outlook(NamedTuple):
     """Whether it has ended as it should."""
     seconds: float = SURE_SECONDS
     """For how long what is final must last before it is believed."""
+    may_pass: bool = False
+    """Whether what is final passes by itself at times."""
+    is_queued: bool = False
+    """Whether they wait for their turn."""
 
 
 class Engine(Protocol):
@@ -101,6 +105,10 @@ class Jobs:
     def trouble_of_crew(self, spare: Collection[str]) -> Trouble | None:
         """Of their Pods and their Jobs."""
         jobs = [job for job in self._kube.listed("Job", self._labels) if _role(job) in CREW]
+        for job in jobs:
+            if (end := end_of(job)) is not None and not end.sentence:
+                name = job["metadata"]["name"]
+                return Trouble(f"the Pods of Job {name} have given up waiting for the driver; stop and resume it", True)
         pods = _some_pods(self._kube, self._labels, map(_role, jobs))
         return trouble_of(pods, jobs, self._events(jobs), spare)
 
@@ -168,7 +176,8 @@ class RayJobs:
         # KubeRay has the driver train when all Pods are ready: before that it cannot tell who has joined.
         trouble = trouble_of([*drivers, *crew], [], [], spare={_role(pod) for pod in crew if is_ready_to_answer(pod)})
         if trouble is None:
-            return Outlook(standing.sentence, is_final="exceeded quota" in standing.sentence)
+            is_full = "exceeded quota" in standing.sentence
+            return Outlook(standing.sentence, is_final=is_full, may_pass=is_full, is_queued=standing.is_queued)
         if kuberay.NO_DASHBOARD in trouble.sentence:
             return Outlook(
                 "the Ray in its image lacks what KubeRay gives its orders to; build the image with "
@@ -217,7 +226,15 @@ def _some_pods(kube: Kube, labels: dict[str, str], roles: Iterable[str]) -> list
 
 
 def _outlook(trouble: Trouble | None) -> Outlook:
-    return Outlook() if trouble is None else Outlook(trouble.sentence, trouble.is_final, seconds=trouble.seconds)
+    if trouble is None:
+        return Outlook()
+    return Outlook(
+        trouble.sentence,
+        trouble.is_final,
+        seconds=trouble.seconds,
+        may_pass=trouble.may_pass,
+        is_queued=trouble.is_queued,
+    )
 
 
 def _role(thing: Json) -> str:

@@ -71,6 +71,8 @@ class Standing(NamedTuple):
     """Whether its driver has ended as it should: completed, or paused or stopped as asked."""
     sentence: str
     """What it waits for, or why it has failed."""
+    is_queued: bool = False
+    """Whether it waits for its turn."""
 
 
 def standing_of(job: Json) -> Standing:
@@ -86,7 +88,7 @@ def standing_of(job: Json) -> Standing:
         case "":
             return Standing(False, False, f"RayJob {name} waits for the KubeRay operator to take it up")
         case "Suspended" | "Suspending":
-            return Standing(False, False, f"RayJob {name} waits for its turn, as its queue says")
+            return Standing(False, False, f"RayJob {name} waits for its turn, as its queue says", True)
         case "Retrying":
             return Standing(False, False, f"RayJob {name} has failed, and KubeRay makes its Pods anew")
     conditions = (status.get("rayClusterStatus") or {}).get("conditions") or []

@@ -20,6 +20,7 @@ from typing import Any
 from steppe.errors import SteppeError
 from steppe.platforms.kubernetes.door import Door, read_status
 from steppe.platforms.kubernetes.object_store import ObjectStore, stored_at
+from steppe.platforms.kubernetes.sights import lack
 from steppe.platforms.kubernetes.stored_door import StoredDoor
 from steppe.platforms.kubernetes.stored_run import StoredRun
 from steppe.platforms.kubernetes.words import (
@@ -29,6 +30,7 @@ from steppe.platforms.kubernetes.words import (
     LONGEST_LAST_WORDS,
     PREFIX,
     RAY_TOKEN,
+    REPLACED,
     RESULTS,
     SPEC,
     SPEC_KEY,
@@ -37,12 +39,18 @@ from steppe.platforms.kubernetes.words import (
 )
 from steppe.runners.pods import CREW_FILE_VARIABLE, DOOR_PORT, JOINED_FILE_VARIABLE, RAY_VARIABLE
 
-LINGER_SECONDS = 15.0
-"""How long a driver that is done tells so, for all that work for it to hear it."""
+LINGER_SECONDS, LINGER_FOR_MISSING_SECONDS = 15.0, 900.0
+"""How long a driver that is done tells so, for all that work for it to hear it; and for those that are not there now.
+
+A Pod that fails again and again is begun anew every five minutes, and one that waits for a node may come as others go.
+Whoever follows a run ends all its Pods before.
+"""
 OVER = (0, FAILED_FOR_GOOD)
 """The exit codes of a training that another Pod is not to go on with."""
-REPLACED = 1
-"""The exit code that has Kubernetes begin a driver anew."""
+ENDED = ("paused", "completed", "failed", "stopped")
+"""The states of a training that has come to an end."""
+DIED = 1
+"""The exit code of a driver whose training has not even begun: nobody but Kubernetes counts how often."""
 HANDED_OVER = 128 + signal.SIGTERM
 """How a training ends whose Pod is to go: it is saved, and goes on in another Pod."""
 KEPT = ("state", "reason", "timestep", "episode", "update", "mean_return", "best_return", "seconds", "finished")
@@ -130,6 +138,7 @@ class Driver:
         self._session = secrets.token_hex(8)
         self._is_over = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[str, Any] = {}
         self._is_ending = False
         self._stored: StoredRun | None = None
         if told("STORE"):
@@ -156,8 +165,13 @@ class Driver:
         if self._is_in_ray:
             self._leave_to_ray()
         if self._is_over and told("RUN_MODE") in ("distributed", "async"):
-            self._linger(LINGER_SECONDS)
-        return exit_code if self._is_over else REPLACED
+            joined = self._joined()
+            # KubeRay ends all Pods by itself.
+            is_complete = self._is_in_ray or (joined and not lack(joined))
+            self._linger(LINGER_SECONDS if is_complete else LINGER_FOR_MISSING_SECONDS)
+        if self._is_over:
+            return exit_code
+        return REPLACED if self._is_ending or self._has_begun() else DIED
 
     def _train_on(self) -> int:
         """Begins a training anew here that ends without a word, as long as that helps.
@@ -184,6 +198,7 @@ class Driver:
     def _train(self) -> int:
         """The exit code of one training."""
         self._joined_file.unlink(missing_ok=True)
+        self._before = read_status(self.folder) or {}
         self._process = subprocess.Popen(self._command(), env=self._environment())
         if self._is_ending:
             self._process.send_signal(signal.SIGTERM)
@@ -193,10 +208,23 @@ class Driver:
             exit_code = subprocess.run([*self._command(), "--failed", OUT_OF_MEMORY], check=False).returncode
         return exit_code
 
+    def _has_begun(self) -> bool:
+        """Whether the status is the training's own, which notes how often it comes to nothing."""
+        status = read_status(self.folder) or {}
+        return self._process is not None and status.get("started") != self._before.get("started")
+
     def _facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"role": "driver", "pod": told("NAME"), "session": self._session}
         facts |= {"is_over": self._is_over, "joined": self._joined()}
-        return facts if self._stored is None else facts | {"status": self._stored.shown()}
+        return facts | {"status": self._shown()}
+
+    def _shown(self) -> dict[str, Any] | None:
+        """The run's own status; one that has ended is not over before its report is written."""
+        status = read_status(self.folder) if self._stored is None else self._stored.shown()
+        if self._is_over or status is None or status.get("state") not in ENDED or not self._has_begun():
+            return status
+        state = "pausing" if status["state"] == "paused" else "running"
+        return status | {"state": state, "reason": "", "finished": None, "phase": "finishing"}
 
     def _joined(self) -> dict[str, Any]:
         """How many servers and workers the training has, and how many it wants; nothing before it knows."""

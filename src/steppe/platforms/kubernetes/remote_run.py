@@ -6,26 +6,23 @@ import contextlib
 import json
 import secrets
 import time
-from base64 import b64decode
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from steppe.errors import ClusterError, StateError
 from steppe.platforms.kubernetes import fetching, naming, rendering, stored_results
+from steppe.platforms.kubernetes.asking import Doors
 from steppe.platforms.kubernetes.engines import Engine, Outlook, engine_named
-from steppe.platforms.kubernetes.kubeapi import ANSWER_SECONDS, Kube, KubeError
+from steppe.platforms.kubernetes.kubeapi import Kube, KubeError
 from steppe.platforms.kubernetes.object_store import stored_at
 from steppe.platforms.kubernetes.patience import NotComing, watch
 from steppe.platforms.kubernetes.rendering import Plan
-from steppe.platforms.kubernetes.sights import Sight, can_do_with, explained, lack, phase_of
+from steppe.platforms.kubernetes.sights import Sight, can_do_with, explained, lack, not_ending, phase_of, stuck, unheard
 from steppe.platforms.kubernetes.waiting import Trouble, end_beside, is_ready_to_answer, termination_of
-from steppe.platforms.kubernetes.words import DOOR_TOKEN, TOKEN_HEADER, TOKEN_KEYS
-from steppe.runners.pods import DOOR_PORT
+from steppe.platforms.kubernetes.words import TOKEN_KEYS
 
 Json = dict[str, Any]
-DOOR_SECONDS = 10.0
-"""How long a driver may take to answer: it is busy with other things."""
 READER_SECONDS = 180.0
 """How long a reader may take to start."""
 CREW_SECONDS = 10.0
@@ -40,7 +37,7 @@ class RemoteRun:
         """`name` is what its objects' names begin with."""
         self.kube, self.name = kube, name
         self._labels = {naming.RUN: name}
-        self._token: str | None = None
+        self._doors = Doors(kube, name)
         self._known_engine: Engine | None = None
         self._seen_of_crew: tuple[float, set[str], Trouble | None] | None = None
 
@@ -92,12 +89,9 @@ class RemoteRun:
     def look(self) -> Sight:
         """How it is going."""
         # Only the driver's, as long as it answers: there may be a thousand others.
-        drivers = sorted(
-            self.kube.listed("Pod", self._labels | {naming.ROLE: "driver"}),
-            key=lambda pod: str(pod["metadata"]["creationTimestamp"]),
-        )
+        drivers = self._drivers()
         for pod in reversed(drivers):
-            if is_ready_to_answer(pod) and (answer := self._status_at(pod)) is not None:
+            if is_ready_to_answer(pod) and (answer := self._doors.status_at(pod)) is not None:
                 return self._answered(answer, pod)
         last = self._last_words(drivers)
         if last is not None and last.get("is_over"):
@@ -108,20 +102,21 @@ class RemoteRun:
         if outlook.is_over:
             return self._over(outlook, last)
         status = last.get("status") if last is not None else self._noted()
-        phase, trouble = outlook.sentence or phase_of(drivers), outlook.sentence if outlook.is_final else ""
-        return Sight(status, is_alive=True, phase=phase, trouble=trouble, seconds=outlook.seconds)
+        trouble = outlook.sentence if outlook.is_final else ""
+        phase = trouble or self._awaited(drivers, outlook)
+        return Sight(status, True, phase, trouble, outlook.seconds, outlook.may_pass, outlook.is_queued, is_heard=False)
 
     def ask(self, action: str) -> None:
         """Asks the driver to pause or stop."""
         with self._at_driver() as pod:
             if pod is None:
                 raise StateError("its driver does not run, so nothing can be asked of it")
-            self._expect(self._asked(pod, "/ask", method="POST", body={"action": action}))
+            self._doors.expect(self._doors.ask(pod, "/ask", method="POST", body={"action": action}))
 
     def log(self, start: int = 0) -> bytes:
         """What was logged from byte `start` on."""
         with self._at_door() as pod:
-            return self._expect(self._asked(pod, f"/log?from={start}", seconds=fetching.FILE_SECONDS))
+            return self._doors.expect(self._doors.ask(pod, f"/log?from={start}", seconds=fetching.FILE_SECONDS))
 
     def files(self) -> list[Json]:
         """Every file with its size and checksum."""
@@ -167,7 +162,7 @@ class RemoteRun:
         """Where in object storage its results are; None where they are on a disk of the cluster."""
         root = self.kube.get("ConfigMap", self.name)
         results = None if root is None else self._plan_of(root).pods.results
-        return None if results is None else stored_at(results, self.name, self._door_token())
+        return None if results is None else stored_at(results, self.name, self._doors.token())
 
     def erase_stored(self) -> None:
         """Removes its results from object storage; it must have ended."""
@@ -195,6 +190,11 @@ class RemoteRun:
                 "or another namespace"
             )
 
+    def _drivers(self) -> list[Json]:
+        """The driver's Pods, the newest last."""
+        pods = self.kube.listed("Pod", self._labels | {naming.ROLE: "driver"})
+        return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
     def _engine(self) -> Engine:
         """What makes its Pods, as its root says; that stays so until somebody starts it again."""
         if self._known_engine is None:
@@ -211,10 +211,7 @@ class RemoteRun:
         engine.wait_until_gone()
         left = self.kube.wait_until_gone("Pod", self._labels | {naming.ROLE: "driver"})
         if left:
-            raise ClusterError(
-                f"Pod {left[0]} does not end, as Pods of a lost node do; when the node is really gone: "
-                f"kubectl delete pod {left[0]} --namespace {self.kube.namespace} --force"
-            )
+            raise ClusterError(not_ending(left[0], self.kube.namespace))
 
     def _answered(self, answer: Json, pod: Json) -> Sight:
         """What a driver tells, and where it lacks servers or workers, why."""
@@ -227,7 +224,7 @@ class RemoteRun:
             return Sight(status, is_alive=True, phase=missing)
         final = trouble.sentence if trouble.is_final else ""
         phase = f"{missing}: {trouble.sentence}"
-        return Sight(status, is_alive=True, phase=phase, trouble=final, seconds=trouble.seconds)
+        return Sight(status, True, phase, final, trouble.seconds, trouble.may_pass, trouble.is_queued)
 
     def _trouble_of_crew(self, spare: set[str]) -> Trouble | None:
         now = time.monotonic()
@@ -250,13 +247,6 @@ class RemoteRun:
             # What keeps a reader from running may be what has ended the run.
             status = self._noted()
         return Sight(status, is_alive=False, trouble=outlook.sentence)
-
-    def _status_at(self, pod: Json) -> Json | None:
-        try:
-            answer = self._asked(pod["metadata"]["name"], "/status", seconds=DOOR_SECONDS)
-        except KubeError:
-            return None
-        return json.loads(answer.body) if answer.code == 200 else None
 
     def _last_words(self, drivers: list[Json]) -> Json | None:
         for pod in reversed(drivers):
@@ -283,14 +273,15 @@ class RemoteRun:
 
     def _status_of_results(self) -> Json | None:
         """How the run has ended, where no Pod of it is left to say it."""
-        with self._at_door() as pod:
-            return json.loads(self._expect(self._asked(pod, "/status"))).get("status")  # type: ignore[no-any-return]
+        with self._reader() as pod:
+            return json.loads(self._doors.expect(self._doors.ask(pod, "/status"))).get("status")  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def _at_driver(self) -> Iterator[str | None]:
         """The driver's Pod, where it answers."""
-        pods = self.kube.listed("Pod", self._labels | {naming.ROLE: "driver"})
-        answering = [pod for pod in pods if is_ready_to_answer(pod) and self._status_at(pod) is not None]
+        answering = [
+            pod for pod in self._drivers() if is_ready_to_answer(pod) and self._doors.status_at(pod) is not None
+        ]
         yield answering[-1]["metadata"]["name"] if answering else None
 
     @contextlib.contextmanager
@@ -300,8 +291,28 @@ class RemoteRun:
             if pod is not None:
                 yield pod
                 return
+        # A reader holds the disk, which a driver on another node could then not have.
+        if phase := self._driver_to_come():
+            raise KubeError(f"its files cannot be read now: {phase}; try again when its driver answers")
         with self._reader() as pod:
             yield pod
+
+    def _driver_to_come(self) -> str:
+        """What a driver that is to come, or to answer again, waits for; empty where none will."""
+        drivers = self._drivers()
+        if (self._last_words(drivers) or {}).get("is_over"):
+            return ""
+        outlook = self._engine().look(drivers)
+        return "" if outlook is None or outlook.is_over else self._awaited(drivers, outlook)
+
+    def _awaited(self, drivers: list[Json], outlook: Outlook) -> str:
+        """What is waited for while no driver answers."""
+        return (
+            stuck(drivers, self.kube.namespace)
+            or outlook.sentence
+            or unheard(drivers, self._doors.silence, self.kube.name)
+            or phase_of(drivers)
+        )
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[str]:
@@ -344,49 +355,17 @@ class RemoteRun:
     def _wait_for_reader(self, name: str) -> None:
         try:
             for pod, _ in watch(self.kube, name, READER_SECONDS):
-                if is_ready_to_answer(pod) and self._status_at(pod) is not None:
+                if is_ready_to_answer(pod) and self._doors.status_at(pod) is not None:
                     return
         except NotComing as error:
             raise ClusterError(f"the results cannot be read: {error}") from None
 
     def _files(self) -> fetching.Files:
-        return fetching.Files(self._at_door, self._still_answers, self._asked, self.kube.refused)
+        return fetching.Files(self._at_door, self._still_answers, self._doors.ask, self.kube.refused)
 
     def _still_answers(self, name: str) -> bool:
         pod = self.kube.get("Pod", name)
-        return pod is not None and is_ready_to_answer(pod) and self._status_at(pod) is not None
-
-    def _asked(
-        self,
-        pod: str,
-        path: str,
-        *,
-        method: str = "GET",
-        body: Json | None = None,
-        headers: dict[str, str] | None = None,
-        sink: Callable[[bytes], Any] | None = None,
-        seconds: float = ANSWER_SECONDS,
-    ) -> Any:
-        shown = {TOKEN_HEADER: self._door_token()} | (headers or {})
-        return self.kube.ask_pod(
-            pod, DOOR_PORT, path, method=method, headers=shown, body=body, sink=sink, seconds=seconds
-        )
-
-    def _expect(self, answer: Any) -> bytes:
-        if answer.code >= 400:
-            raise self.kube.refused(answer, "the Pod")
-        return bytes(answer.body)
-
-    def _door_token(self) -> str:
-        if self._token is None:
-            secret = self.kube.get("Secret", f"{self.name}-tokens")
-            if secret is None:
-                raise ClusterError(
-                    f'Secret {self.name}-tokens is gone from namespace "{self.kube.namespace}"; start the experiment '
-                    "again with resume"
-                )
-            self._token = b64decode(secret["data"][DOOR_TOKEN]).decode().strip()
-        return self._token
+        return pod is not None and is_ready_to_answer(pod) and self._doors.status_at(pod) is not None
 
 
 def _changes(root: Json, manifest: Json) -> Json:

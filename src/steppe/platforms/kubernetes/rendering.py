@@ -14,7 +14,7 @@ from steppe.errors import UserError
 from steppe.platforms.kubernetes import kuberay, naming
 from steppe.platforms.kubernetes.podding import module_key, pod_template, reader_pod
 from steppe.platforms.kubernetes.shapes import Crowd, crowds, engine_of, quantity
-from steppe.platforms.kubernetes.words import FAILED_FOR_GOOD, SPEC_KEY, TOKEN_KEYS
+from steppe.platforms.kubernetes.words import FAILED_FOR_GOOD, REPLACED, SPEC_KEY, TOKEN_KEYS
 from steppe.records.carried import Packed
 from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT
 from steppe.specs.cluster import ClusterSpec
@@ -29,8 +29,9 @@ PIECE = 900_000
 LARGEST_FILES = 20_000_000
 """What large files may take in all, compressed, in bytes: a cluster keeps them in the memory of its API server."""
 RETRIES = 20
-"""How often a driver that ends without a word is begun anew; each time it goes on from its last checkpoint."""
-RETRIES_PER_MEMBER = 20
+"""How often a driver's Pod may end without a word of its own; each time another goes on from the last checkpoint."""
+RETRIES_OF_CREW = 2**31 - 1
+"""Kubernetes counts the restarts of all members over all of a run: only the driver can tell how many are too many."""
 
 
 @dataclass(frozen=True)
@@ -271,19 +272,22 @@ def _driver_job(plan: Plan, crowd: Crowd) -> Json:
     # Servers before 1.26 do not know this and begin such a driver anew, which then ends the same way at once.
     job["spec"]["podFailurePolicy"] = {
         "rules": [
-            {
-                "action": "FailJob",
-                "onExitCodes": {"containerName": "driver", "operator": "In", "values": [FAILED_FOR_GOOD]},
-            },
+            {"action": "FailJob", "onExitCodes": _exit_code(FAILED_FOR_GOOD)},
+            # Not counted: what comes to nothing time after time ends by itself, and a long run may be moved often.
+            {"action": "Ignore", "onExitCodes": _exit_code(REPLACED)},
             {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         ]
     }
     return job
 
 
+def _exit_code(code: int) -> Json:
+    return {"containerName": "driver", "operator": "In", "values": [code]}
+
+
 def _crew_job(plan: Plan, crowd: Crowd) -> Json:
     # Without "completions": members end together, and one that has ended well is not replaced.
-    return _job(plan, crowd, "OnFailure", RETRIES_PER_MEMBER * crowd.count)
+    return _job(plan, crowd, "OnFailure", RETRIES_OF_CREW)
 
 
 def _job(plan: Plan, crowd: Crowd, restart: str, retries: int) -> Json:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
+from math import inf
 from typing import Any, NamedTuple
 
-from steppe.platforms.kubernetes.naming import ROLE
+from steppe.platforms.kubernetes.naming import KUEUE_QUEUE, ROLE
 
 Json = dict[str, Any]
 NOT_PULLED = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
@@ -28,6 +30,10 @@ class Trouble(NamedTuple):
     """Whether waiting will not help."""
     seconds: float = SURE_SECONDS
     """For how long it must last before it is believed."""
+    may_pass: bool = False
+    """Whether it passes by itself at times, so that what has trained for days had better wait."""
+    is_queued: bool = False
+    """Whether it is no trouble but a queue, in which one may wait for days."""
 
 
 def trouble_of(
@@ -35,18 +41,21 @@ def trouble_of(
 ) -> Trouble | None:
     """The gravest of what can be seen; None where nothing is wrong. `spare` are roles whose trouble ends nothing."""
     found = [(_role(pod), trouble) for pod in pods if (trouble := _of_pod(pod)) is not None]
-    found += [(_role(job), trouble) for job in jobs if (trouble := _of_job(job)) is not None]
+    # Of a Job that has failed nobody comes back, whoever was there before.
+    failed = [trouble for job in jobs if (trouble := _of_job(job)) is not None]
+    found += [(_role(job), trouble) for job in jobs if (trouble := _of_queue(job)) is not None]
     for job in jobs:
         recent = [event for event in events if _still_holds(event, job, pods)]
         found += [(_role(job), trouble) for event in recent if (trouble := _of_event(event)) is not None]
-    judged = [
+    judged = failed + [
         trouble._replace(
             is_final=trouble.is_final and role not in spare,
             seconds=PATIENT_SECONDS if role in CREW else trouble.seconds,
+            may_pass=trouble.may_pass or role in CREW,
         )
         for role, trouble in found
     ]
-    return max(judged, key=lambda trouble: trouble.is_final, default=None)
+    return max(judged, key=lambda trouble: (trouble.is_final, trouble.is_queued), default=None)
 
 
 def end_of(job: Json) -> Trouble | None:
@@ -63,6 +72,15 @@ def is_ready_to_answer(pod: Json) -> bool:
         return False
     states = pod.get("status", {}).get("containerStatuses") or []
     return any("running" in (state.get("state") or {}) for state in states if state.get("name") == _role(pod))
+
+
+def running_since(pod: Json) -> float:
+    """When a Pod's own container began to run, in seconds since 1970; infinity where that is not known."""
+    for state in pod.get("status", {}).get("containerStatuses") or []:
+        began = (state.get("state") or {}).get("running", {}).get("startedAt")
+        if state.get("name") == _role(pod) and began:
+            return datetime.fromisoformat(began).timestamp()
+    return inf
 
 
 def termination_of(pod: Json) -> Json | None:
@@ -98,6 +116,7 @@ def _of_pod(pod: Json) -> Trouble | None:
                 "kubernetes.image_pull_secrets",
                 is_final=True,
                 seconds=PATIENT_SECONDS if reason in MAY_COME_LATER else SURE_SECONDS,
+                may_pass=reason in MAY_COME_LATER,
             )
         if reason in NOT_MADE:
             return Trouble(f"Pod {name} cannot be started: {message or reason}", is_final=True)
@@ -136,13 +155,22 @@ def _of_job(job: Json) -> Trouble | None:
     return None
 
 
+def _of_queue(job: Json) -> Trouble | None:
+    if not job.get("spec", {}).get("suspend") or end_of(job) is not None:
+        return None
+    queue = job["metadata"].get("labels", {}).get(KUEUE_QUEUE)
+    where = f'for its turn in queue "{queue}"' if queue else "until it is not suspended any more"
+    return Trouble(f"Job {job['metadata']['name']} waits {where}", is_final=False, is_queued=True)
+
+
 def _of_event(event: Json) -> Trouble | None:
     message = str(event.get("message", ""))
     if event.get("reason") != "FailedCreate":
         return None
     if "exceeded quota" in message:
         detail = _plain(message[message.index("exceeded quota") :])
-        return Trouble(f"the namespace has no room for a Pod: {detail}; ask for less, or for more quota", is_final=True)
+        sentence = f"the namespace has no room for a Pod: {detail}; ask for less, or for more quota"
+        return Trouble(sentence, is_final=True, may_pass=True)
     if "forbidden" in message or "invalid" in message.lower():
         return Trouble(f"a Pod may not be made: {_plain(message.removeprefix('Error creating: '))}", is_final=True)
     return None

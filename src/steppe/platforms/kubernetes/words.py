@@ -15,6 +15,8 @@ TOKEN_HEADER = "X-Steppe-Token"
 """Shows the door's token; not "Authorization", which the API server keeps for itself."""
 FAILED_FOR_GOOD = 3
 """The exit code of a driver that would fail again."""
+REPLACED = 4
+"""The exit code of a driver whose training another Pod is to go on with; not 1, which any program may end with."""
 TERMINATION_LOG = "/dev/termination-log"
 LONGEST_LAST_WORDS = 4000
 """Kubernetes keeps 4,096 bytes of what a container leaves there."""
