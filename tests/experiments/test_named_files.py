@@ -154,19 +154,19 @@ def test_a_file_that_is_too_large_is_refused_with_the_ways_out(named, tmp_path):
             {"run_mode": "async", "agent": "dqn", "asynchronous": {"tls_cert": "/x/c.pem", "tls_key": "/x/k.pem"}},
             "asynchronous.tls_cert",
         ),
-        (
-            {
-                "run_mode": "distributed",
-                "ray": {"tls": {"certificate": "/x/c", "key": "/x/k", "authority": "/x/a"}},
-            },
-            "ray.tls.certificate",
-        ),
     ],
 )
 def test_secrets_are_not_sent_and_refused_where_pods_have_not_mounted_them(named, fields, field):
     with pytest.raises(UserError, match=rf"^{field} names /x/.*no secret is sent; .*volume_mounts"):
         named_files.check(named(**fields))
     named_files.check(named(**fields, kubernetes=mounted("/x")))
+
+
+def test_certificates_of_a_ray_are_refused_for_pods_mounted_or_not(named):
+    fields = {"ray": {"tls": {"certificate": "/x/c", "key": "/x/k", "authority": "/x/a"}}}
+    with pytest.raises(UserError, match=r"^ray\.tls is for machines .*leave it out on Kubernetes"):
+        named_files.check(named(run_mode="distributed", **fields, kubernetes=mounted("/x")))
+    named_files.check(named(run_mode="async", agent="dqn", **fields))
 
 
 def test_what_another_run_mode_looks_for_is_not_missed(named):

@@ -70,6 +70,11 @@ def check(spec: ExperimentSpec) -> None:
     for field, name, way_out in _secrets(spec):
         if not _is_mounted(name, spec.kubernetes):
             raise UserError(f"{field} names {name}, a file that Pods do not have, and no secret is sent; {way_out}")
+    if spec.run_mode == "distributed" and spec.ray.tls is not None:
+        raise UserError(
+            "ray.tls is for machines whose names are in its certificates, and Pods get their addresses when they "
+            "start; leave it out on Kubernetes, where Ray has a token and the cluster's network may encrypt all of it"
+        )
 
 
 def _check_file(field: str, text: str, place: Path, is_inside: bool) -> None:
@@ -103,9 +108,6 @@ def _secrets(spec: ExperimentSpec) -> Iterator[tuple[str, str, str]]:
         for field in ("token_file", "tls_cert", "tls_key"):
             if (file := getattr(spec.asynchronous, field)) is not None:
                 yield f"asynchronous.{field}", file, mount
-    if spec.run_mode == "distributed" and spec.ray.tls is not None:
-        for field in type(spec.ray.tls).model_fields:
-            yield f"ray.tls.{field}", getattr(spec.ray.tls, field), mount
 
 
 def _is_token(spec: ExperimentSpec, way: tuple[str | int, ...]) -> bool:

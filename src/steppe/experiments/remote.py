@@ -179,11 +179,20 @@ def settle_stored(folder: RunFolder, *, erase: bool) -> str | None:
 def delete(folder: RunFolder) -> None:
     """Removes the experiment and its results from the cluster."""
     from steppe.clusters import registry
+    from steppe.platforms.kubernetes.kubeapi import KubeError
 
     place = placed(folder)
     # Of a cluster that is gone or forgotten nothing can be reached any more.
     if registry.knows(place.cluster):
-        delete_at(place)
+        try:
+            delete_at(place)
+        except KubeError as error:
+            if error.code:
+                raise
+            way_out = (
+                f"if that is gone for good: steppe cluster delete -c {place.cluster} --forget, and then this again"
+            )
+            raise ClusterError(f"{error}; {way_out}") from error
 
 
 def delete_at(place: Place) -> None:
