@@ -146,6 +146,13 @@ def test_a_distributed_run_may_be_resumed_with_other_numbers_of_workers_and_serv
     assert (folder.spec().num_workers, folder.spec().num_parameter_servers) == (7, 2)
 
 
+def test_synchronous_workers_who_make_one_batch_together_keep_their_number(ended: Any) -> None:
+    folder = in_mode(ended("paused"), "distributed", agent="a2c", distributed={"synchronous": True})
+    lifecycle.prepare(folder, resume=True, sets=["num_parameter_servers=2"])
+    with pytest.raises(UserError, match=r"^num_workers cannot change when an experiment is resumed"):
+        lifecycle.prepare(folder, resume=True, sets=["num_workers=7"])
+
+
 def test_threads_that_learn_themselves_keep_their_number(ended: Any) -> None:
     with pytest.raises(UserError, match=r"^num_workers cannot change when an experiment is resumed"):
         lifecycle.prepare(in_mode(ended("paused"), "multi-threaded"), resume=True, sets=["num_workers=7"])

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from steppe.agents.kernels import in_one_kernel
 from steppe.agents.optimizers import OptimizerSettings, learning_rate_schedule, make_transform
 from steppe.errors import CheckpointError, UserError
 from steppe.runners import shared_optimizers
@@ -98,6 +99,16 @@ def test_a_step_that_a_compiled_program_tells_is_the_same(kind):
     np.testing.assert_allclose(moved, stepped(expected, params, gradients), rtol=1e-4, atol=1e-6)
     for name, values in expected.arrays().items():
         np.testing.assert_allclose(optimizer.arrays()[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("decay", ["linear", "exponential", "cosine"])
+def test_a_falling_rate_falls_in_a_compiled_program_too(decay):
+    options = OptimizerSettings(learning_rate=0.5, learning_rate_decay=decay, final_learning_rate=0.1)
+    rule = Rule(spec_of("gradient_descent"), learning_rate_schedule(options, 40, 0.5))
+    told_by = jax.jit(in_one_kernel(lambda taken: rule.tell(jnp.ones(3), jnp.zeros((0, 3)), taken, jnp).change))
+    falls = learning_rate(options, 40, 0.5)
+    for taken in (0, 13, 40, 60):
+        np.testing.assert_allclose(told_by(taken), np.full(3, falls(taken)), rtol=1e-5)
 
 
 def test_what_others_have_added_to_statistics_since_they_were_read_stays():

@@ -108,6 +108,36 @@ def test_nobody_waits_for_a_server_without_a_machine_and_its_copy_stands_for_it(
     assert servers.are_there, "what never started is given up at last, and another one is started"
 
 
+def test_a_lack_of_machines_is_no_loss_however_long_it_lasts(ray, clock):
+    servers = made(ray)
+    ray.has_machines = False
+    ray.kill(servers.handles[1])
+    servers.mend([1])
+    for _ in range(2 * module.MOST_LOSSES):
+        clock.now += 11 * TIMEOUT
+        servers.look_after()
+    assert not servers.are_there
+    ray.has_machines = True
+    clock.now += 11 * TIMEOUT
+    servers.look_after()
+    servers.look_after()
+    assert servers.are_there
+
+
+def test_a_copy_that_was_asked_for_before_a_checkpoint_does_not_take_its_place(ray, clock):
+    servers = made(ray)
+    push(servers, 1)
+    clock.now += 2 * module.COPY_SECONDS
+    servers.look_after()
+    push(servers, 2)
+    assert [state["counters"][0] for state in servers.states()] == [2, 2]
+    servers.look_after()
+    ray.kill(servers.handles[1])
+    servers.mend([1])
+    servers.look_after()
+    assert versions(servers) == [2, 2]
+
+
 def test_servers_that_are_lost_without_updates_in_between_end_the_run_also_where_one_is_behind(ray, clock):
     servers = made(ray)
     push(servers, 1)

@@ -51,6 +51,15 @@ def test_actor_and_critics_step_by_one_gradient_with_an_optimizer_each():
     assert (actor.every, critics.every) == (2, 1)
 
 
+def test_the_rate_of_an_actor_that_waits_falls_with_its_own_steps():
+    falling = {"learning_rate": 1.0, "learning_rate_decay": "linear", "learning_starts": 0, "batch_size": 4}
+    agent = make("td3", CONTINUOUS, total_timesteps=4000, **falling)
+    actor, critics = plan_for(agent, 1).phases[0].blocks
+    steps = 4000 // (agent.horizon * 4) * agent.settings.updates
+    assert float(actor.rate(steps // 4)) == pytest.approx(0.5, abs=0.01)
+    assert float(critics.rate(steps // 2)) == pytest.approx(0.5, abs=0.01)
+
+
 def test_workers_share_the_timesteps_before_the_first_update():
     agent = make("dqn", batch_size=32, learning_starts=300)
     assert [plan_for(agent, workers).first_update for workers in (1, 3, 100)] == [300, 100, 32]
