@@ -118,12 +118,12 @@ def test_a_ray_of_its_own_keeps_to_loopback_and_leaves_nothing(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.255.255.1:6379")  # what others have set up is not what was asked for
     before = dict(os.environ)
-    handler = signal.getsignal(signal.SIGTERM)
+    handler, of_others = signal.getsignal(signal.SIGTERM), descendants(os.getpid())
     with ray_session(RaySpec(object_store=0.1), cpus=3.2) as session:
         import ray
 
         token = os.environ["RAY_AUTH_TOKEN"]
-        started = descendants(os.getpid())
+        started = descendants(os.getpid()) - of_others
         pids = {pid for pid, _ in started}
         assert session.is_own
         assert session.address.startswith("127.0.0.1:")
@@ -178,8 +178,9 @@ def test_a_ray_for_other_machines_takes_no_one_without_its_token(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    of_others = descendants(os.getpid())
     with ray_session(RaySpec(port=port, tls=certificates), cpus=1) as session:
-        started = descendants(os.getpid())
+        started = descendants(os.getpid()) - of_others
         spec = RaySpec(address=session.address, tls=certificates)
         assert session.address.endswith(f":{port}")
         assert answer_of(spec, "right" * 8) == "42"
