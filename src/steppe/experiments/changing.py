@@ -59,7 +59,7 @@ def changed(
     from steppe.specs.experiment import load_experiment
     from steppe.specs.overrides import parse_override
 
-    changeable = CHANGEABLE + CHANGEABLE_IN.get(before.run_mode, ())
+    changeable = _changeable(before)
     touchable = {name.partition(".")[0] for name in changeable}
     for field in [*fields, *(str(parse_override(text)[0][0]) for text in sets)]:
         if field == "name":
@@ -76,6 +76,14 @@ def changed(
             if f"{part}.{name}" not in changeable and getattr(was, name) != getattr(now, name):
                 raise _fixed(f"{part}.{name}", changeable)
     return spec
+
+
+def _changeable(spec: ExperimentSpec) -> tuple[str, ...]:
+    more = CHANGEABLE_IN.get(spec.run_mode, ())
+    if spec.run_mode == "distributed" and spec.distributed.synchronous:
+        # All workers make one batch: with another number of them it, and how many updates there are, would differ.
+        more = tuple(name for name in more if name != "num_workers")
+    return CHANGEABLE + more
 
 
 def moved_decay(folder: RunFolder, before: ExperimentSpec, spec: ExperimentSpec) -> list[str]:

@@ -1,10 +1,10 @@
 """Optimisers over memory that others read and write: each step is taken in place, without a lock.
 
 They take the steps of the elementwise optimisers of `steppe.agents.optimizers`. Each statistic that one of those keeps
-shrinks by a decay and grows by something that does not depend on it, so a step can be told apart from the place where
-it is taken: threads have compiled programs compute it (`Rule`) and only add it up (`SharedOptimizer.move`), parameter
-servers do both (`SharedOptimizer.step`) and need no JAX. Whoever calls has clipped the gradient by its norm already,
-since a shard does not know the norm of the whole.
+shrinks by a decay and grows by an increment, so a step can be told apart from the place where it is taken: threads
+have compiled programs compute it (`Rule`) and only add it up (`SharedOptimizer.move`), parameter servers do both
+(`SharedOptimizer.step`) and need no JAX. Whoever calls has clipped the gradient by its norm already, since a shard does
+not know the norm of the whole.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def test_what_stands_in_line_counts_as_dropped_when_the_run_ends_and_not_before(
 
 @pytest.mark.parametrize("busy_with", ["evaluate", "snapshot"])
 def test_nobody_loses_patience_while_the_learner_evaluates_or_saves(tmp_path, monkeypatch, busy_with):
-    wishes = {"queue_size": 1, "patience": 1.0, "update_to_data": 0.01}
+    wishes = {"queue_size": 1, "patience": 3.0, "update_to_data": 0.01}
     often = {"evaluation": {"every": 1000, "episodes": 1}, "saver_frequency": "1000t"}
     spec = world(total_timesteps=1500, asynchronous=wishes, **often)
     engine = async_engine(spec)
@@ -212,7 +212,7 @@ def test_nobody_loses_patience_while_the_learner_evaluates_or_saves(tmp_path, mo
             waited.append(engine._server.inbox)
             wait_until(lambda: waited[0].waiting >= 2, "a worker stands in line")
             # For longer than any patience lasts.
-            waited[0]._line[0].called.wait(2.5)
+            waited[0]._line[0].called.wait(5.0)
         return method(*arguments)
 
     monkeypatch.setattr(engine, busy_with, busy)

@@ -152,7 +152,7 @@ def test_what_was_on_its_way_when_a_worker_died_is_counted():
         assert (server.membership.here, len(server.inbox)) == (0, 2)
 
 
-@pytest.mark.parametrize(("patience", "dropped"), [(30.0, 0), (0.5, 1)])
+@pytest.mark.parametrize(("patience", "dropped"), [(30.0, 0), (3.0, 1)])
 def test_a_worker_that_dies_while_its_batch_stands_in_line_loses_nothing_more(patience, dropped):
     with door(size=1, patience=patience) as server:
         with client(server) as line:
@@ -164,6 +164,27 @@ def test_a_worker_that_dies_while_its_batch_stands_in_line_loses_nothing_more(pa
             assert [server.inbox.take().sequence, server.inbox.take().sequence] == [1, 2]
         wait_until(lambda: server.membership.here == 0, "it is missed")
         assert (server.membership.lost, server.inbox.dropped) == (0, dropped)
+
+
+def test_a_worker_waits_for_a_learner_that_is_away_for_longer_than_any_answer_may_take(monkeypatch):
+    monkeypatch.setattr(inbox_module, "WORD_SECONDS", 0.1)
+    monkeypatch.setattr(link_module, "ANSWER_SECONDS", 1.0)
+    with door(size=1, patience=0.5, task=Task(least=4, most=4, patience=0.5)) as server:
+        link = Link(Door(address(server), None, reconnect=0.0), SPACES, 1)
+        link.join()
+        assert link.ask(from_wire(batch(1)))["op"] == "taken"
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(link.ask(from_wire(batch(2)))))
+        with server.inbox.away():
+            asking.start()
+            asking.join(2.5)
+            assert asking.is_alive()
+            assert (server.inbox.waiting, server.membership.here, server.inbox.dropped) == (2, 1, 0)
+        server.inbox.take()
+        asking.join(10.0)
+        link.close()
+        assert [answer["op"] for answer in answers] == ["taken"]
+        assert server.membership.lost == 0
 
 
 def test_what_a_worker_was_collecting_when_its_environment_failed_is_counted():

@@ -5,10 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from steppe.runners.asynchronous.batches import Batch
+
+
+WORD_SECONDS = 20.0
+"""How often those who stand in line hear that they are not forgotten."""
+LEAST_SECONDS = 0.1
 
 
 class Over(Exception):
@@ -32,8 +37,11 @@ class Inbox:
         self._away = 0.0
         self._away_since: float | None = None
 
-    def put(self, batch: Batch) -> bool:
-        """Whether there was room in time; `Over` where nobody takes batches any more."""
+    def put(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> bool:
+        """Whether there was room in time; `Over` where nobody takes batches any more.
+
+        While it stands in line for long, `meanwhile` is called now and then.
+        """
         with self._lock:
             if self._reason is not None:
                 self.left += 1
@@ -44,7 +52,7 @@ class Inbox:
                 return True
             ticket = Ticket(batch)
             self._line.append(ticket)
-        self._stand_in_line(ticket)
+        self._stand_in_line(ticket, meanwhile)
         with self._lock:
             if ticket.is_in:
                 return True
@@ -101,16 +109,19 @@ class Inbox:
             self._line.clear()
             self._arrival.notify_all()
 
-    def _stand_in_line(self, ticket: Ticket) -> None:
+    def _stand_in_line(self, ticket: Ticket, meanwhile: Callable[[], None]) -> None:
         """Until it is called, or has waited for so long as its patience lasts."""
+        begun = heard = time.monotonic()
+        with self._lock:
+            away = self._seconds_away()
         left = self.patience
-        while left > 0:
+        while left > 0 and not ticket.called.wait(min(max(left, LEAST_SECONDS), WORD_SECONDS)):
+            now = time.monotonic()
+            if now - heard >= WORD_SECONDS:
+                meanwhile()
+                heard = now
             with self._lock:
-                away = self._seconds_away()
-            if ticket.called.wait(left):
-                return
-            with self._lock:
-                left = self._seconds_away() - away
+                left = self.patience - (now - begun) + self._seconds_away() - away
 
     def _seconds_away(self) -> float:
         """For how long the learner was away so far."""

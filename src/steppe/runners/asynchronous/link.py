@@ -111,8 +111,13 @@ class Link:
     def ask(self, message: Message) -> Message:
         """The answer to a message; `Over` when the learner is done, `TaskChanged` when another one has come."""
         while True:
+            seconds = ANSWER_SECONDS + self._patience
             try:
-                return self._ask(message, ANSWER_SECONDS + self._patience)
+                answer = self._ask(message, seconds)
+                # It does something else, an evaluation maybe, and says now and then that it is still there.
+                while answer["op"] == "wait":
+                    answer = self._heard(seconds)
+                return answer
             except (Disconnected, TooSlow) as error:
                 self._reach(error)
 
@@ -194,8 +199,13 @@ class Link:
             # Its last word may have come before the connection broke.
             self.listen()
             raise
+        return self._heard(seconds)
+
+    def _heard(self, seconds: float) -> Message:
+        if self._ear is None:
+            raise Disconnected("it was closed")
         try:
-            return self._understood(ear.receive(seconds))
+            return self._understood(self._ear.receive(seconds))
         except Malformed as error:
             raise self._babble(error) from None
 

@@ -138,7 +138,8 @@ class Session:
             case "batch":
                 batch, known = from_message(request, form, environments), _known(request)
                 # What comes again is in the inbox already, or was dropped: it is counted either way.
-                taken = server.inbox.put(batch) if server.membership.claim(name, batch.sequence) else True
+                is_new = server.membership.claim(name, batch.sequence)
+                taken = server.inbox.put(batch, self._ask_to_wait) if is_new else True
                 return {"op": "taken" if taken else "dropped"} | server.board.news(*known)
             case "fetch":
                 return {"op": "news"} | server.board.news(*_known(request))
@@ -164,6 +165,12 @@ class Session:
                 raise TooSlow
         self._server.board.raise_if_over()
         return self._channel.receive(self._server.worker_timeout)
+
+    def _ask_to_wait(self) -> None:
+        """Tells a worker whose batch stands in line that its learner is still there."""
+        # One that is gone is found out when the batch has its place.
+        with contextlib.suppress(Disconnected, TooSlow):
+            self._say({"op": "wait"})
 
     def _is_gone(self) -> bool:
         """Whether the worker has hung up; where the system cannot tell, that is found out later."""

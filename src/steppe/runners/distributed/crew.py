@@ -164,10 +164,11 @@ class Crew:
                 found[number] = self._ray.get(answer, timeout=max(deadline - time.monotonic(), 1.0))
             except self._ray.exceptions.RayError as error:
                 # Whoever is gone does not answer the next order either, and is replaced then.
+                is_slow = isinstance(error, self._ray.exceptions.GetTimeoutError)
                 log.warning(
-                    "worker %d has not told what it has of its own (%s), which the checkpoint is therefore without; "
-                    "distributed.worker_timeout sets how long it may take",
+                    "worker %d has not told what it has of its own (%s), which the checkpoint is therefore without%s",
                     *(number, _last_line(error)),
+                    "; distributed.worker_timeout sets how long it may take" if is_slow else "",
                 )
         return found
 

@@ -167,7 +167,8 @@ class Servers:
     def _take_in(self, places: Sequence[_Place], states: Sequence[State | None]) -> None:
         for place, state in zip(places, states, strict=True):
             if state is not None:
-                place.copy, place.copied = state, time.monotonic()
+                # What was asked for before is older.
+                place.copy, place.copied, place.asked = state, time.monotonic(), None
 
     def _look_for(self, place: _Place, now: float) -> None:
         """Whether another server has taken over."""
@@ -178,7 +179,8 @@ class Servers:
             else:
                 place.takeover, place.copied = None, now
         elif now - place.since > 10 * self._timeout:
-            self._replace(place)
+            # It may hang; or there is no machine for it, which is no loss however long it lasts.
+            self._replace(place, is_loss=False)
         elif now - place.since > self._timeout and not place.is_missed:
             place.is_missed = True
             log.warning(
@@ -187,9 +189,9 @@ class Servers:
                 self._places.index(place),
             )
 
-    def _replace(self, place: _Place) -> None:
+    def _replace(self, place: _Place, is_loss: bool = True) -> None:
         """Another server is to take over the shard as it was when it was last copied."""
-        self._losses += 1
+        self._losses += is_loss
         if self._losses > MOST_LOSSES:
             raise SteppeError(
                 "parameter servers are lost faster than they can be replaced; look at the machines that Ray runs "

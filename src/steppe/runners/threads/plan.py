@@ -124,7 +124,10 @@ def _off_policy(agent: OffPolicy[Any], num_workers: int) -> Plan:
     critics = shared_steps(settings.critic_optimizer or settings.optimizer, MODE).optimizer
     critic_rate = learning_rate_schedule(settings, total, settings.critic_learning_rate or settings.learning_rate)
     border, delay = agent.first_of_critics, getattr(settings, "policy_delay", 1)
-    blocks = (Block(0, border, steps.optimizer, rate, delay), Block(border, agent.layout.size, critics, critic_rate))
+    own = None if total is None else max(1, total // delay)
+    actor_rate = learning_rate_schedule(settings, own, settings.learning_rate)
+    actor = Block(0, border, steps.optimizer, actor_rate, delay)
+    blocks = (actor, Block(border, agent.layout.size, critics, critic_rate))
     return Plan((Phase(agent.gradients, blocks, 1, steps.fraction),), settings.updates, first)
 
 
