@@ -138,8 +138,8 @@ def stop(folder: RunFolder, timeout: float) -> Status:
 
 
 @contextlib.contextmanager
-def log_of(folder: RunFolder) -> Iterator[tuple[Callable[[int], bytes], Callable[[], bool]]]:
-    """(what was logged from a byte on, whether the run still goes on), to be asked again and again."""
+def log_of(folder: RunFolder) -> Iterator[tuple[Callable[[int, bool], bytes], Callable[[], bool]]]:
+    """(what was logged from a byte on, for the patient or not, whether the run still goes on), to be asked again."""
     with reach(placed(folder)) as (_, run):
         yield run.log, lambda: _noted(folder, _status(folder, run.look())).is_live
 

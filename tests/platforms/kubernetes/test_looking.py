@@ -24,8 +24,12 @@ RUN = "steppe-first-12345678"
 class Server:
     """An API server with a few objects, as far as `Kube` asks one; it counts what it sends."""
 
-    def __init__(self, engine: str, objects: list[Json], door: Json | KubeError | None = None) -> None:
+    def __init__(
+        self, engine: str, objects: list[Json], door: Json | KubeError | None = None, pods: Json | None = None
+    ) -> None:
+        spec = {"name": "first", "environment": "CartPole-v1", "agent": "ppo", "kubernetes": pods or {}}
         root = {"metadata": {"name": RUN, "annotations": {naming.ENGINE: engine}}, "kind": "ConfigMap"}
+        root["data"] = {"experiment.json": json.dumps(spec)}
         token = {"kind": "Secret", "metadata": {"name": f"{RUN}-tokens"}, "data": {"door": b64encode(b"t").decode()}}
         self.objects, self.door = [root, token, *objects], door
         self.name, self.namespace = "lab", "space"
@@ -296,6 +300,26 @@ def test_no_reader_takes_the_disk_from_a_driver_that_is_to_come(monkeypatch, rea
     monkeypatch.setattr(RemoteRun, "_reader", lambda self: pytest.fail("a reader would be started"))
     with pytest.raises(ClusterError, match=r"its files cannot be read now: .*; try again when its driver answers"):
         read(RemoteRun(Server("jobs", [*drivers, *JOBS]), RUN))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drivers", [*PENDING, [pod("driver")]])
+@pytest.mark.parametrize("pods", [{"results": "s3://bucket/runs"}, {"access_mode": "ReadWriteMany"}])
+def test_a_reader_that_takes_no_disk_from_a_driver_shows_the_files_meanwhile(monkeypatch, pods, drivers):
+    monkeypatch.setattr(RemoteRun, "_reader", lambda self: contextlib.nullcontext("reader"))
+    server = Server("jobs", [*drivers, *JOBS], pods=pods)
+    monkeypatch.setattr(server, "ask_pod", shown_by_the_reader)
+    assert RemoteRun(server, RUN).files() == []  # type: ignore[arg-type]
+
+
+def test_who_follows_a_log_waits_for_the_driver_without_a_reader(monkeypatch):
+    monkeypatch.setattr(RemoteRun, "_reader", lambda self: pytest.fail("a reader would be started"))
+    run = RemoteRun(Server("jobs", JOBS, pods={"results": "s3://bucket/runs"}), RUN)  # type: ignore[arg-type]
+    with pytest.raises(ClusterError, match="its files cannot be read now"):
+        run.log(0, is_patient=True)
+
+
+def shown_by_the_reader(pod: str, port: int, path: str, **_: Any) -> Answer:
+    return Answer(200, b'{"files": []}') if pod == "reader" else Answer(503, b"")
 
 
 def ended_driver() -> Json:
