@@ -244,6 +244,37 @@ def test_workers_that_have_given_up_are_final():
     assert look(Server("jobs", [JOBS[0], gone])).trouble == ""
 
 
+@pytest.mark.parametrize("kind", ["Complete", "Failed"])
+def test_workers_of_one_job_that_have_given_up_end_nothing_while_those_of_another_train(kind):
+    gone = ended_job(kind, role="worker")
+    gone["metadata"]["name"] = f"{RUN}-worker-2"
+    server = Server("jobs", [pod("driver"), pod("worker"), *JOBS, gone], door=answer(worker=(6, 7, 7)))
+    sight = look(server)
+    assert sight.phase.startswith("6 of 7 workers are ready: ")
+    assert f"Job {RUN}-worker-2 " in sight.phase
+    assert sight.trouble == ""
+    # Also while the driver is being replaced.
+    assert look(Server("jobs", server.objects)).trouble == ""
+    # Before the training has begun, they are needed.
+    server.door = answer(worker=(0, 7, 0))
+    assert f"Job {RUN}-worker-2 " in look(server).trouble
+
+
+def test_workers_whose_jobs_have_all_given_up_are_final():
+    both = [ended_job("Complete", role="worker") for _ in range(2)]
+    both[1]["metadata"]["name"] = f"{RUN}-worker-2"
+    sight = look(Server("jobs", [pod("driver"), JOBS[0], *both], door=answer(worker=(0, 7, 7))))
+    assert "have given up waiting for the driver" in sight.trouble
+
+
+def test_a_lack_that_ends_the_run_is_told_before_workers_that_have_given_up():
+    gone, server = ended_job("Complete", role="worker"), made("Job", f"{RUN}-server", "server")
+    gone["metadata"]["name"] = f"{RUN}-worker-2"
+    objects = [pod("driver"), pod("worker"), pod("server", 1, NOT_PULLED), *JOBS, gone, server]
+    sight = look(Server("jobs", objects, door=answer(server=(0, 1, 0), worker=(6, 7, 7))))
+    assert f"Pod {RUN}-server-1" in sight.trouble
+
+
 def test_workers_that_are_on_their_way_are_counted():
     sight = look(Server("jobs", [pod("driver"), pod("worker"), *JOBS], door=answer(worker=(0, 1, 0))))
     assert (sight.phase, sight.trouble) == ("0 of 1 workers are ready", "")
