@@ -14,7 +14,7 @@ from kube_memory import MemoryKube
 
 from steppe.clusters import registry
 from steppe.clusters._base import Reachable
-from steppe.errors import StateError, UserError
+from steppe.errors import ClusterError, StateError, UserError
 from steppe.experiments import idle_nodes, lifecycle, places, remote
 from steppe.experiments.store import RunFolder, Status
 from steppe.platforms.kubernetes import naming
@@ -256,3 +256,10 @@ def test_of_two_starts_at_once_the_second_is_refused_and_ends_nothing(folder: Ru
     assert starts_of(kube) == ["1"]
     assert places.placed(folder).start == 1
     assert folder.status().state == "starting"
+
+
+def test_what_cannot_be_deleted_on_a_cluster_that_is_gone_names_the_way_out(folder: RunFolder, kube: MemoryKube):
+    start(folder)
+    kube.is_away = True
+    with pytest.raises(ClusterError, match="steppe cluster delete -c lab --forget, and then this again"):
+        remote.delete(folder)

@@ -198,7 +198,8 @@ def delete(folder: RunFolder) -> None:
     place = placed(folder)
     # Of a cluster that is gone or forgotten nothing can be reached any more.
     if registry.knows(place.cluster):
-        delete_at(place)
+        with deleting(folder):
+            delete_at(place)
 
 
 def delete_at(place: Place) -> None:
