@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kube_memory import MemoryKube
 
 from steppe import runners
+from steppe.clusters import registry
 from steppe.errors import CheckpointError, TrainingDiverged
-from steppe.experiments import locks
+from steppe.experiments import locks, places, remote
 from steppe.experiments.store import RunFolder, Status
+from steppe.platforms.kubernetes.kubeapi import KubeError
+from steppe.platforms.kubernetes.remote_run import RemoteRun
 from steppe.records import checkpoints
 from steppe.runners import Outcome, Progress
 
@@ -333,6 +339,47 @@ def test_delete_stays_inside_experiments(steppe: Any, first: RunFolder, here: Pa
     assert answer.code == 2
     assert "delete it yourself" in answer.err
     assert (here / "mine" / "experiment.json").exists()
+
+
+@pytest.fixture
+def kube(first: RunFolder, monkeypatch: pytest.MonkeyPatch) -> MemoryKube:
+    """The cluster that the first experiment is on."""
+    server = MemoryKube()
+
+    @contextlib.contextmanager
+    def reached(place: places.Place) -> Iterator[tuple[None, RemoteRun]]:
+        yield None, RemoteRun(server, place.name)  # type: ignore[arg-type]
+
+    places.write_place(first, places.Place("lab", "space", "steppe-first-1", start=1))
+    monkeypatch.setattr(remote, "reach", reached)
+    monkeypatch.setattr(registry, "knows", lambda name: True)
+    return server
+
+
+@pytest.mark.parametrize(("state", "more"), [("running", []), ("paused", []), ("paused", ["--stored"])])
+def test_what_cannot_be_deleted_on_a_cluster_that_is_gone_names_the_way_out(
+    steppe: Any, first: RunFolder, kube: MemoryKube, state: Any, more: list[str]
+) -> None:
+    first.write_status(Status(state))
+    kube.is_away = True
+    answer = steppe("experiment", "delete", "-e", "first", "--force", *more)
+    assert answer.code == 1
+    way_out = "if that is gone for good: steppe cluster delete -c lab --forget, and then this again"
+    assert " ".join(answer.err.split()) == f"error: no answer; {way_out}"
+    assert first.exists
+
+
+def test_what_a_cluster_refuses_to_delete_is_not_taken_for_gone(
+    steppe: Any, first: RunFolder, kube: MemoryKube
+) -> None:
+    first.write_status(Status("paused"))
+
+    def forbid(verb: str, kind: str) -> None:
+        raise KubeError("that is forbidden", 403)
+
+    kube.after = forbid
+    answer = steppe("experiment", "delete", "-e", "first", "--force")
+    assert (answer.code, answer.err.strip()) == (1, "error: that is forbidden")
 
 
 def test_report_is_written_again(steppe: Any, first: RunFolder) -> None:

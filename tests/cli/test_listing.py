@@ -91,7 +91,8 @@ def test_a_log_is_followed_from_before_there_is_anybody_to_read_it(
     said: list[bytes | ClusterError] = [ClusterError("its Pod is starting"), b"one\n", b"two\n"]
     goes_on = iter([True, True, False])
 
-    def read(position: int) -> bytes:
+    def read(position: int, is_patient: bool) -> bytes:
+        assert is_patient == (len(said) > 1)
         text = said.pop(0)
         if isinstance(text, ClusterError):
             raise text

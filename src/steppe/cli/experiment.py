@@ -208,7 +208,8 @@ def delete(
             f"{folder.path} is in neither this project's experiments/ nor ./steppe-runs/; "
             "go to the folder it belongs to, or delete it yourself"
         )
-    folder.advance(folder.status().state, "delete")
+    with remote.deleting(folder):
+        folder.advance(folder.status().state, "delete")
     place = places.place_of(folder)
     there = f', and its results on cluster "{place.cluster}"' if place is not None else ""
     if (own := own_cluster.made_for(folder)) is not None:
@@ -216,8 +217,9 @@ def delete(
     if not force and not typer.confirm(f"Delete {shown_path(folder.path)} and everything in it{there}?"):
         print("nothing was deleted")
         return 1
-    left = remote.settle_stored(folder, erase=stored)
-    own_cluster.delete(folder)
+    with remote.deleting(folder):
+        left = remote.settle_stored(folder, erase=stored)
+        own_cluster.delete(folder)
     stores[0].delete(folder)
     print(f'deleted experiment "{folder.name}"{f"; its results stay in {left}" if left is not None else ""}')
     return 0

@@ -130,7 +130,7 @@ def _print_remote_log(folder: RunFolder, follow: bool) -> None:
             is_live = follow and goes_on()
             # While a Pod is replaced there is nobody to ask.
             with contextlib.suppress(*([ClusterError] if is_live else [])):
-                text = read(position)
+                text = read(position, is_live)
                 position += len(text)
                 sys.stdout.write(text.decode(errors="replace"))
                 sys.stdout.flush()

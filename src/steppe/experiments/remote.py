@@ -138,8 +138,8 @@ def stop(folder: RunFolder, timeout: float) -> Status:
 
 
 @contextlib.contextmanager
-def log_of(folder: RunFolder) -> Iterator[tuple[Callable[[int], bytes], Callable[[], bool]]]:
-    """(what was logged from a byte on, whether the run still goes on), to be asked again and again."""
+def log_of(folder: RunFolder) -> Iterator[tuple[Callable[[int, bool], bytes], Callable[[], bool]]]:
+    """(what was logged from a byte on, for the patient or not, whether the run still goes on), to be asked again."""
     with reach(placed(folder)) as (_, run):
         yield run.log, lambda: _noted(folder, _status(folder, run.look())).is_live
 
@@ -176,23 +176,30 @@ def settle_stored(folder: RunFolder, *, erase: bool) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def deleting(folder: RunFolder) -> Iterator[None]:
+    """Around all that is asked of its cluster to delete it: where that cannot be reached, the way out is named."""
+    try:
+        yield
+    except ClusterError as error:
+        from steppe.platforms.kubernetes.kubeapi import KubeError
+
+        place = place_of(folder)
+        if place is None or not isinstance(error, KubeError) or error.code:
+            raise
+        way_out = f"if that is gone for good: steppe cluster delete -c {place.cluster} --forget, and then this again"
+        raise ClusterError(f"{error}; {way_out}") from error
+
+
 def delete(folder: RunFolder) -> None:
     """Removes the experiment and its results from the cluster."""
     from steppe.clusters import registry
-    from steppe.platforms.kubernetes.kubeapi import KubeError
 
     place = placed(folder)
     # Of a cluster that is gone or forgotten nothing can be reached any more.
     if registry.knows(place.cluster):
-        try:
+        with deleting(folder):
             delete_at(place)
-        except KubeError as error:
-            if error.code:
-                raise
-            way_out = (
-                f"if that is gone for good: steppe cluster delete -c {place.cluster} --forget, and then this again"
-            )
-            raise ClusterError(f"{error}; {way_out}") from error
 
 
 def delete_at(place: Place) -> None:

@@ -63,7 +63,8 @@ class KubernetesSpec(Spec):
     grace_seconds: Count | None = None
     """How many seconds a Pod that is asked to end has to save a checkpoint; 60 without it."""
     patience: Positive | None = None
-    """For how many seconds workers wait for a driver that is away, before they begin anew; 900 without it."""
+    """After how many seconds a worker of run mode async that does not find its learner again begins anew; 900 without
+    it. A Pod waits for its driver for a day, and says so each time as many seconds have passed."""
     service_account: Text | None = None
     """The ServiceAccount that Pods run as; they never get its token."""
     node_selector: dict[str, str] | None = None

@@ -141,6 +141,21 @@ def test_a_trial_pod_that_the_api_server_does_not_reach_is_told():
     assert "let the API server reach port 8470 of Pods" in way.fix
 
 
+@pytest.mark.parametrize(("code", "fix"), [(403, "an administrator runs: steppe cluster role -c lab | "), (401, "")])
+def test_who_may_not_ask_pods_is_told_so_at_once(code: int, fix: str):
+    class Forbidding(Unreached):
+        def ask_pod(self, pod: str, port: int, path: str, **_: Any) -> Answer:
+            raise KubeError('"ann" may not get pods/proxy in namespace "space" of cluster "lab"', code)
+
+    server = Forbidding()
+    found = check(server, STORE)
+    assert "way to Pods" not in found
+    assert (found["permissions"].outcome, server.looks) == ("failed", 1)
+    assert found["permissions"].sentence.startswith('"ann" may not get pods/proxy')
+    assert found["permissions"].fix[: len(fix) or None] == fix
+    assert server.deleted == ["Pod"]
+
+
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_the_trial_waits_for_a_question_at_its_door(is_asked: bool):
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -17,7 +17,7 @@ from kube_memory import MemoryKube
 
 from steppe.errors import ClusterError, StorageError
 from steppe.platforms.kubernetes import fetching, naming, rendering
-from steppe.platforms.kubernetes.fetching import Files, download
+from steppe.platforms.kubernetes.fetching import Files, NotNow, download
 from steppe.platforms.kubernetes.kubeapi import Answer, KubeError
 from steppe.platforms.kubernetes.remote_run import RemoteRun
 
@@ -32,11 +32,15 @@ class Pods:
         self.left: dict[str, int] = {}
         self.ended: list[str] = []
         self.is_away = False
+        self.closed: KubeError | None = None
+        """Why no other Pod shows the files."""
 
     @contextlib.contextmanager
     def open_door(self) -> Iterator[str]:
         if self.is_away:
             raise KubeError("no answer")
+        if self.closed is not None:
+            raise self.closed
         name = f"reader-{len(self.left)}"
         self.left[name] = self.life
         yield name
@@ -104,6 +108,43 @@ def test_a_file_that_never_comes_is_given_up(tmp_path: Path):
         pods.left["reader-0"], pods.is_away = 0, True
         with pytest.raises(KubeError):
             files.fetch({"path": "a", "size": 1, "sha256": "?"}, tmp_path)
+
+
+def losing_its_pod(pods: Pods, monkeypatch: pytest.MonkeyPatch, why: KubeError, seconds: float) -> Files:
+    """A download whose Pod is gone, and `why` there is no other for so many seconds."""
+    now = 1000.0
+
+    def pause(time: float) -> None:
+        nonlocal now
+        now += time
+        if now > 1000.0 + seconds:
+            pods.closed = None
+
+    monkeypatch.setattr(fetching.time, "monotonic", lambda: now)
+    monkeypatch.setattr(fetching.time, "sleep", pause)
+    files = pods.opened()
+    files.__enter__()
+    pods.left["reader-0"], pods.closed = 0, why
+    return files
+
+
+COMING = NotNow("its files cannot be read now: its Pod is being replaced; try again when its driver answers")
+
+
+def test_a_driver_that_is_back_within_two_minutes_goes_on_showing_a_file(tmp_path: Path, monkeypatch: Any):
+    pods = Pods({"a": WHOLE})
+    files = losing_its_pod(pods, monkeypatch, COMING, seconds=100.0)
+    copy = files.fetch(pods.described("a"), tmp_path)
+    assert copy is not None
+    assert copy.read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize("why", [COMING, KubeError('"ann" may not create pods in namespace "space"', 403)])
+def test_a_download_that_finds_no_other_pod_says_why(tmp_path: Path, monkeypatch: Any, why: KubeError):
+    pods = Pods({"a": WHOLE})
+    files = losing_its_pod(pods, monkeypatch, why, seconds=1000.0)
+    with pytest.raises(KubeError, match=re.escape(str(why))):
+        files.fetch(pods.described("a"), tmp_path)
 
 
 def test_a_cluster_that_comes_back_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

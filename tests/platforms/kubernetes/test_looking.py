@@ -24,8 +24,12 @@ RUN = "steppe-first-12345678"
 class Server:
     """An API server with a few objects, as far as `Kube` asks one; it counts what it sends."""
 
-    def __init__(self, engine: str, objects: list[Json], door: Json | KubeError | None = None) -> None:
+    def __init__(
+        self, engine: str, objects: list[Json], door: Json | KubeError | None = None, pods: Json | None = None
+    ) -> None:
+        spec = {"name": "first", "environment": "CartPole-v1", "agent": "ppo", "kubernetes": pods or {}}
         root = {"metadata": {"name": RUN, "annotations": {naming.ENGINE: engine}}, "kind": "ConfigMap"}
+        root["data"] = {"experiment.json": json.dumps(spec)}
         token = {"kind": "Secret", "metadata": {"name": f"{RUN}-tokens"}, "data": {"door": b64encode(b"t").decode()}}
         self.objects, self.door = [root, token, *objects], door
         self.name, self.namespace = "lab", "space"
@@ -240,6 +244,37 @@ def test_workers_that_have_given_up_are_final():
     assert look(Server("jobs", [JOBS[0], gone])).trouble == ""
 
 
+@pytest.mark.parametrize("kind", ["Complete", "Failed"])
+def test_workers_of_one_job_that_have_given_up_end_nothing_while_those_of_another_train(kind):
+    gone = ended_job(kind, role="worker")
+    gone["metadata"]["name"] = f"{RUN}-worker-2"
+    server = Server("jobs", [pod("driver"), pod("worker"), *JOBS, gone], door=answer(worker=(6, 7, 7)))
+    sight = look(server)
+    assert sight.phase.startswith("6 of 7 workers are ready: ")
+    assert f"Job {RUN}-worker-2 " in sight.phase
+    assert sight.trouble == ""
+    # Also while the driver is being replaced.
+    assert look(Server("jobs", server.objects)).trouble == ""
+    # Before the training has begun, they are needed.
+    server.door = answer(worker=(0, 7, 0))
+    assert f"Job {RUN}-worker-2 " in look(server).trouble
+
+
+def test_workers_whose_jobs_have_all_given_up_are_final():
+    both = [ended_job("Complete", role="worker") for _ in range(2)]
+    both[1]["metadata"]["name"] = f"{RUN}-worker-2"
+    sight = look(Server("jobs", [pod("driver"), JOBS[0], *both], door=answer(worker=(0, 7, 7))))
+    assert "have given up waiting for the driver" in sight.trouble
+
+
+def test_a_lack_that_ends_the_run_is_told_before_workers_that_have_given_up():
+    gone, server = ended_job("Complete", role="worker"), made("Job", f"{RUN}-server", "server")
+    gone["metadata"]["name"] = f"{RUN}-worker-2"
+    objects = [pod("driver"), pod("worker"), pod("server", 1, NOT_PULLED), *JOBS, gone, server]
+    sight = look(Server("jobs", objects, door=answer(server=(0, 1, 0), worker=(6, 7, 7))))
+    assert f"Pod {RUN}-server-1" in sight.trouble
+
+
 def test_workers_that_are_on_their_way_are_counted():
     sight = look(Server("jobs", [pod("driver"), pod("worker"), *JOBS], door=answer(worker=(0, 1, 0))))
     assert (sight.phase, sight.trouble) == ("0 of 1 workers are ready", "")
@@ -296,6 +331,26 @@ def test_no_reader_takes_the_disk_from_a_driver_that_is_to_come(monkeypatch, rea
     monkeypatch.setattr(RemoteRun, "_reader", lambda self: pytest.fail("a reader would be started"))
     with pytest.raises(ClusterError, match=r"its files cannot be read now: .*; try again when its driver answers"):
         read(RemoteRun(Server("jobs", [*drivers, *JOBS]), RUN))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drivers", [*PENDING, [pod("driver")]])
+@pytest.mark.parametrize("pods", [{"results": "s3://bucket/runs"}, {"access_mode": "ReadWriteMany"}])
+def test_a_reader_that_takes_no_disk_from_a_driver_shows_the_files_meanwhile(monkeypatch, pods, drivers):
+    monkeypatch.setattr(RemoteRun, "_reader", lambda self: contextlib.nullcontext("reader"))
+    server = Server("jobs", [*drivers, *JOBS], pods=pods)
+    monkeypatch.setattr(server, "ask_pod", shown_by_the_reader)
+    assert RemoteRun(server, RUN).files() == []  # type: ignore[arg-type]
+
+
+def test_who_follows_a_log_waits_for_the_driver_without_a_reader(monkeypatch):
+    monkeypatch.setattr(RemoteRun, "_reader", lambda self: pytest.fail("a reader would be started"))
+    run = RemoteRun(Server("jobs", JOBS, pods={"results": "s3://bucket/runs"}), RUN)  # type: ignore[arg-type]
+    with pytest.raises(ClusterError, match="its files cannot be read now"):
+        run.log(0, is_patient=True)
+
+
+def shown_by_the_reader(pod: str, port: int, path: str, **_: Any) -> Answer:
+    return Answer(200, b'{"files": []}') if pod == "reader" else Answer(503, b"")
 
 
 def ended_driver() -> Json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from steppe.errors import ClusterError
 from steppe.platforms.kubernetes import naming, permissions, rendering
-from steppe.platforms.kubernetes.asking import DOOR_SECONDS
+from steppe.platforms.kubernetes.asking import DOOR_SECONDS, FORBIDDEN
 from steppe.platforms.kubernetes.engines import has_kuberay
 from steppe.platforms.kubernetes.kubeapi import Kube, KubeError
 from steppe.platforms.kubernetes.kuberay import INSTALLATION
@@ -168,11 +168,7 @@ def _permissions(kube: Kube, engine: Engine | None) -> Finding:
         if not json.loads(answer.body)["status"].get("allowed"):
             refused.append(f"{verb} {resource}")
     if refused:
-        fix = (
-            f"an administrator runs: steppe cluster role -c {kube.name} | kubectl apply -f -, and binds it with: "
-            f"kubectl create rolebinding {permissions.ROLE_NAME} --role {permissions.ROLE_NAME} --user USER "
-            f"-n {kube.namespace}"
-        )
+        fix = permissions.way_to_get_it(kube.name, kube.namespace)
         return Finding("permissions", "failed", f"these credentials may not {', '.join(refused)}", fix)
     return Finding("permissions", "ok", f"all {len(permissions.needed(engine))} that are needed are granted")
 
@@ -343,14 +339,21 @@ def _wait(kube: Kube, name: str, image: str, tell: Callable[[str], None], second
             tell(trouble.sentence if trouble is not None else "waits for a trial Pod, which pulls the image")
     except NotComing as error:
         return Finding("image and nodes", "failed", str(error))
+    except KubeError as error:
+        if error.code not in FORBIDDEN:
+            raise
+        fix = permissions.way_to_get_it(kube.name, kube.namespace) if error.code == 403 else ""
+        return Finding("permissions", "failed", str(error), fix)
     raise AssertionError
 
 
 def _asked(kube: Kube, name: str) -> str:
-    """Why a trial Pod cannot be asked, as a client asks a driver; nothing where it can."""
+    """Why a trial Pod cannot be asked, as a client asks a driver; nothing where it can. KubeError where nobody may."""
     try:
         kube.ask_pod(name, DOOR_PORT, "/", seconds=DOOR_SECONDS)
     except KubeError as error:
+        if error.code in FORBIDDEN:
+            raise
         # Before its door is open, its node refuses.
         return "" if "connection refused" in str(error) else str(error)
     return ""

@@ -11,7 +11,16 @@ from steppe.errors import ClusterError
 from steppe.platforms.kubernetes import kuberay, naming, rendering
 from steppe.platforms.kubernetes.kubeapi import Kube, KubeError
 from steppe.platforms.kubernetes.rendering import Plan
-from steppe.platforms.kubernetes.waiting import CREW, SURE_SECONDS, Trouble, end_of, is_ready_to_answer, trouble_of
+from steppe.platforms.kubernetes.waiting import (
+    CREW,
+    SURE_SECONDS,
+    Trouble,
+    end_of,
+    gravest,
+    is_ready_to_answer,
+    lasting_roles,
+    trouble_of,
+)
 
 Json = dict[str, Any]
 MOST_PODS = 30
@@ -105,12 +114,18 @@ class Jobs:
     def trouble_of_crew(self, spare: Collection[str]) -> Trouble | None:
         """Of their Pods and their Jobs."""
         jobs = [job for job in self._kube.listed("Job", self._labels) if _role(job) in CREW]
-        for job in jobs:
-            if (end := end_of(job)) is not None and not end.sentence:
-                name = job["metadata"]["name"]
-                return Trouble(f"the Pods of Job {name} have given up waiting for the driver; stop and resume it", True)
+        lasting = lasting_roles(jobs, spare)
+        given_up = [
+            Trouble(
+                f"the Pods of Job {job['metadata']['name']} have given up waiting for the driver; stop and resume it",
+                is_final=_role(job) not in lasting,
+            )
+            for job in jobs
+            if (end := end_of(job)) is not None and not end.sentence
+        ]
         pods = _some_pods(self._kube, self._labels, map(_role, jobs))
-        return trouble_of(pods, jobs, self._events(jobs), spare)
+        other = trouble_of(pods, jobs, self._events(jobs), spare)
+        return gravest([*given_up, *([other] if other is not None else [])])
 
     def _events(self, jobs: list[Json]) -> list[Json]:
         """What happened to Jobs; whoever may not see that is told less."""

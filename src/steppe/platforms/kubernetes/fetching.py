@@ -26,6 +26,13 @@ TRIES = 5
 CHANGES = 20
 """How often a file is fetched anew that the run replaces meanwhile; its status is, every second."""
 PAUSE_SECONDS = 0.5
+COMING_SECONDS = 120.0
+"""How long a download waits for a driver that is to come: one that is replaced is back by then, if it has a node."""
+LOOK_SECONDS = 2.0
+
+
+class NotNow(KubeError):
+    """Nobody shows the files now, and somebody will."""
 
 
 class Files:
@@ -68,6 +75,7 @@ class Files:
         with storing(copy):
             copy.parent.mkdir(parents=True, exist_ok=True)
         tries, changes = TRIES, 0
+        closed: KubeError | None = None
         while changes < CHANGES:
             had = _size(half)
             try:
@@ -85,12 +93,13 @@ class Files:
                 if not again:
                     return None
                 about = again[0]
-            except KubeError:
+            except KubeError as error:
                 tries = TRIES if _size(half) > had else tries - 1
                 if not tries:
-                    raise
+                    # Why there is no other Pod says more than that the one from before is gone.
+                    raise closed or error from None
                 time.sleep(PAUSE_SECONDS * 2 ** (TRIES - tries))
-                self._find_door()
+                closed = self._find_door()
         raise ClusterError(f"{about['path']} changes faster than it can be fetched; pause the experiment first")
 
     def _fetch_rest(self, about: Json, half: Path) -> bool:
@@ -109,16 +118,26 @@ class Files:
         self._expected(answer)
         return True
 
-    def _find_door(self) -> None:
-        """Another Pod, where the one that showed the files has gone: a driver that is done, a reader after its time."""
-        # A cluster that cannot be reached is tried again with the Pod that was there.
-        with contextlib.suppress(KubeError):
-            if self._answers(self._pod):
-                return
-            stack = ExitStack()
-            self._pod = stack.enter_context(self._open_door())
-            self._stack.close()
-            self._stack = stack
+    def _find_door(self) -> KubeError | None:
+        """Another Pod, where the one that showed the files has gone: a driver that is done, a reader after its time.
+
+        Why there is none, where the one from before is to be tried again, as when the cluster cannot be reached.
+        """
+        deadline = time.monotonic() + COMING_SECONDS
+        while True:
+            try:
+                if not self._answers(self._pod):
+                    stack = ExitStack()
+                    self._pod = stack.enter_context(self._open_door())
+                    self._stack.close()
+                    self._stack = stack
+                return None
+            except NotNow:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(LOOK_SECONDS)
+            except KubeError as error:
+                return error
 
     def _expected(self, answer: Answer) -> Answer:
         if answer.code >= 400:

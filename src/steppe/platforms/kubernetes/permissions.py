@@ -35,6 +35,14 @@ def role(namespace: str, engine: Engine | None = None) -> Json:
     }
 
 
+def way_to_get_it(cluster: str, namespace: str) -> str:
+    """What is to be done for a user who has not got the Role there."""
+    return (
+        f"an administrator runs: steppe cluster role -c {cluster} | kubectl apply -f -, and binds it with: "
+        f"kubectl create rolebinding {ROLE_NAME} --role {ROLE_NAME} --user USER -n {namespace}"
+    )
+
+
 def needed(engine: Engine | None = None) -> list[tuple[str, str, str]]:
     """Every (verb, resource, API group) of the role; a part of a resource is written `pods/proxy`."""
     return [

@@ -14,7 +14,7 @@ from steppe.errors import ClusterError, StateError
 from steppe.platforms.kubernetes import fetching, naming, rendering, stored_results
 from steppe.platforms.kubernetes.asking import Doors
 from steppe.platforms.kubernetes.engines import Engine, Outlook, engine_named
-from steppe.platforms.kubernetes.kubeapi import Kube, KubeError
+from steppe.platforms.kubernetes.kubeapi import Kube
 from steppe.platforms.kubernetes.object_store import stored_at
 from steppe.platforms.kubernetes.patience import NotComing, watch
 from steppe.platforms.kubernetes.rendering import Plan
@@ -113,9 +113,9 @@ class RemoteRun:
                 raise StateError("its driver does not run, so nothing can be asked of it")
             self._doors.expect(self._doors.ask(pod, "/ask", method="POST", body={"action": action}))
 
-    def log(self, start: int = 0) -> bytes:
-        """What was logged from byte `start` on."""
-        with self._at_door() as pod:
+    def log(self, start: int = 0, is_patient: bool = False) -> bytes:
+        """What was logged from byte `start` on; who is patient rather waits than have a reader started."""
+        with self._at_door(is_patient) as pod:
             return self._doors.expect(self._doors.ask(pod, f"/log?from={start}", seconds=fetching.FILE_SECONDS))
 
     def files(self) -> list[Json]:
@@ -285,17 +285,23 @@ class RemoteRun:
         yield answering[-1]["metadata"]["name"] if answering else None
 
     @contextlib.contextmanager
-    def _at_door(self) -> Iterator[str]:
+    def _at_door(self, is_patient: bool = False) -> Iterator[str]:
         """A Pod that shows the files: the driver's, or a reader for as long as it is needed."""
         with self._at_driver() as pod:
             if pod is not None:
                 yield pod
                 return
-        # A reader holds the disk, which a driver on another node could then not have.
-        if phase := self._driver_to_come():
-            raise KubeError(f"its files cannot be read now: {phase}; try again when its driver answers")
+        # A reader would hold the disk, which a driver on another node could then not have.
+        if (is_patient or self._has_disk_of_one_node()) and (phase := self._driver_to_come()):
+            raise fetching.NotNow(f"its files cannot be read now: {phase}; try again when its driver answers")
         with self._reader() as pod:
             yield pod
+
+    def _has_disk_of_one_node(self) -> bool:
+        """Whether its results are on a disk that Pods of two nodes cannot have at once."""
+        root = self.kube.get("ConfigMap", self.name)
+        pods = None if root is None else self._plan_of(root).pods
+        return pods is not None and pods.results is None and pods.access_mode != "ReadWriteMany"
 
     def _driver_to_come(self) -> str:
         """What a driver that is to come, or to answer again, waits for; empty where none will."""

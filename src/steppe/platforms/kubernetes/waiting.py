@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from math import inf
 from typing import Any, NamedTuple
@@ -42,7 +42,10 @@ def trouble_of(
     """The gravest of what can be seen; None where nothing is wrong. `spare` are roles whose trouble ends nothing."""
     found = [(_role(pod), trouble) for pod in pods if (trouble := _of_pod(pod)) is not None]
     # Of a Job that has failed nobody comes back, whoever was there before.
-    failed = [trouble for job in jobs if (trouble := _of_job(job)) is not None]
+    lasting = lasting_roles(jobs, spare)
+    failed = [
+        trouble._replace(is_final=_role(job) not in lasting) for job in jobs if (trouble := _of_job(job)) is not None
+    ]
     found += [(_role(job), trouble) for job in jobs if (trouble := _of_queue(job)) is not None]
     for job in jobs:
         recent = [event for event in events if _still_holds(event, job, pods)]
@@ -55,7 +58,17 @@ def trouble_of(
         )
         for role, trouble in found
     ]
-    return max(judged, key=lambda trouble: (trouble.is_final, trouble.is_queued), default=None)
+    return gravest(judged)
+
+
+def gravest(troubles: Iterable[Trouble]) -> Trouble | None:
+    """What is to be told of them; None where there are none."""
+    return max(troubles, key=lambda trouble: (trouble.is_final, trouble.is_queued), default=None)
+
+
+def lasting_roles(jobs: Sequence[Json], spare: Collection[str]) -> set[str]:
+    """Of the roles that can do with fewer Pods, those of which a Job goes on: a role may have several."""
+    return {_role(job) for job in jobs if end_of(job) is None} & set(spare)
 
 
 def end_of(job: Json) -> Trouble | None:
