@@ -27,6 +27,7 @@ class Cluster:
 
     def __init__(self, *sights: Sight | KubeError) -> None:
         self.sights, self.looks, self.now = sights, 0, BEGIN
+        self.asked: list[str] = []
         self.ended: list[int] = []
         self.noted: list[dict[str, Any]] = []
 
@@ -36,6 +37,9 @@ class Cluster:
         if isinstance(sight, Exception):
             raise sight
         return sight
+
+    def ask(self, action: str) -> None:
+        self.asked.append(action)
 
     def end_pods(self, start: int) -> None:
         self.ended.append(start)
@@ -166,3 +170,24 @@ def test_a_run_whose_crashed_driver_is_being_replaced_can_be_ended(
     assert ended.reason == f"{state} while its Pod was starting"
     assert cluster.ended == [3]
     assert folder.status() == ended
+
+
+SILENT = Sight(RUNNING, True, "its Pod is starting", is_heard=False, is_silent=True)
+
+
+@pytest.mark.parametrize(("ask", "state"), [(remote.stop, "stopped"), (remote.pause, "paused")])
+def test_a_driver_that_misses_an_answer_is_asked_and_not_ended(
+    folder: RunFolder, on: Any, ask: Any, state: str
+) -> None:
+    saved = Sight({"state": state, "timestep": 20}, False)
+    cluster = on(SILENT, SILENT, Sight(RUNNING, True), Sight(RUNNING, True), saved)
+    ended = ask(folder, 60.0)
+    assert (ended.state, ended.timestep) == (state, 20)
+    assert cluster.asked == [ask.__name__]
+
+
+def test_a_driver_that_is_never_heard_is_ended_after_a_while(folder: RunFolder, on: Any) -> None:
+    cluster = on(SILENT)
+    assert remote.pause(folder, 1.0).state == "paused"
+    assert remote.LISTEN_SECONDS <= cluster.now - BEGIN < remote.LISTEN_SECONDS + 2
+    assert (cluster.asked, cluster.ended) == ([], [3])

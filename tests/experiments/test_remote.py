@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from steppe.errors import ClusterError, StateError, UserError
 from steppe.experiments import idle_nodes, lifecycle, places, remote
 from steppe.experiments.store import RunFolder, Status
 from steppe.platforms.kubernetes import naming
-from steppe.platforms.kubernetes.kubeapi import KubeError
+from steppe.platforms.kubernetes.kubeapi import Answer, KubeError
 from steppe.platforms.kubernetes.remote_run import RemoteRun
 from steppe.specs.cluster import ClusterSpec
 from steppe.specs.experiment import ExperimentSpec
@@ -263,3 +264,78 @@ def test_what_cannot_be_deleted_on_a_cluster_that_is_gone_names_the_way_out(fold
     kube.is_away = True
     with pytest.raises(ClusterError, match="steppe cluster delete -c lab --forget, and then this again"):
         remote.delete(folder)
+
+
+def driver(kube: MemoryKube, folder: RunFolder, state: str) -> None:
+    """A driver's Pod whose container is in that state."""
+    labels = {naming.RUN: place_for(folder).name, naming.ROLE: "driver"}
+    made = kube.create({"kind": "Pod", "metadata": {"name": "driver", "labels": labels}, "spec": {}})
+    statuses = [{"name": "driver", "state": {state: {}}}]
+    kube.objects["Pod", "driver"] = made | {"status": {"phase": "Running", "containerStatuses": statuses}}
+
+
+def note(kube: MemoryKube, folder: RunFolder, status: Status) -> None:
+    """The end of an earlier start, as its root keeps it."""
+    RemoteRun(kube, place_for(folder).name).note(dataclasses.asdict(status))  # type: ignore[arg-type]
+
+
+def test_what_trained_while_nobody_looked_is_paused_while_its_driver_is_replaced(folder: RunFolder, kube: MemoryKube):
+    start(folder)
+    driver(kube, folder, "waiting")
+    assert remote.pause(folder, 1.0).state == "paused"
+    assert "Job" not in kube.kinds
+
+
+def test_what_its_driver_says_has_not_begun_is_not_paused(folder: RunFolder, kube: MemoryKube):
+    start(folder)
+    driver(kube, folder, "running")
+    said = {"is_over": False, "status": {"state": "starting", "timestep": 0, "phase": "compiling"}}
+    kube.answers = lambda pod, path, **_: Answer(200, json.dumps(said).encode())
+    with pytest.raises(StateError, match=r"has not begun to train \(compiling\), so there is nothing to pause"):
+        remote.pause(folder, 1.0)
+    assert "Job" in kube.kinds
+
+
+def test_a_missed_answer_ends_no_driver(folder: RunFolder, kube: MemoryKube, monkeypatch: pytest.MonkeyPatch):
+    start(folder)
+    driver(kube, folder, "running")
+    monkeypatch.setattr(remote, "LOOK_SECONDS", 0.01)
+    asked: list[str] = []
+
+    def answer(pod: str, path: str, **_: Any) -> Answer:
+        asked.append(path)
+        if len(asked) == 1:
+            return Answer(503, b"")
+        is_over = "/ask" in asked[:-1]
+        status = {"state": "paused" if is_over else "running", "timestep": 20}
+        return Answer(200, json.dumps({"is_over": is_over, "status": status}).encode())
+
+    kube.answers = answer
+    assert remote.pause(folder, 60.0).timestep == 20
+    assert "/ask" in asked
+
+
+@pytest.mark.parametrize(("ask", "state"), [(remote.stop, "stopped"), (remote.pause, "paused")])
+def test_the_end_of_an_earlier_start_is_not_taken_for_how_far_this_one_has_come(
+    folder: RunFolder, kube: MemoryKube, ask: Any, state: str
+):
+    earlier = paused(folder, kube)
+    note(kube, folder, dataclasses.replace(earlier, heartbeat=100.0, finished=100.0))
+    start(folder)
+    folder.write_status(dataclasses.replace(folder.read_status(), state="running", heartbeat=200.0, timestep=1000))
+    ended = ask(folder, 1.0)
+    assert (ended.state, ended.timestep) == (state, 1000)
+
+
+def test_what_the_cluster_knows_better_is_believed(folder: RunFolder, kube: MemoryKube):
+    start(folder)
+    note(kube, folder, Status(state="paused", heartbeat=100.0, timestep=10))
+    assert remote.pause(folder, 1.0).timestep == 10
+
+
+def test_an_experiment_begun_anew_has_not_come_as_far_as_before(folder: RunFolder, kube: MemoryKube):
+    earlier = paused(folder, kube)
+    note(kube, folder, dataclasses.replace(earlier, heartbeat=100.0, finished=100.0))
+    lifecycle.prepare(folder, force=True)
+    lifecycle.start_on_cluster(folder, force=True)
+    assert folder.status().timestep == 0

@@ -5,7 +5,8 @@
 A Pod may be replaced at any moment. SIGTERM saves a checkpoint and ends with 143, and the next Pod resumes; an end that
 is one for good (completed, paused or stopped as asked, failed) is noted with the start that it ended, so that another
 Pod of the same start does not train on. Two Pods may be there at once, as while a node is drained: the second waits,
-and writes nothing while the first lives. Exit codes: 0 it is over, 3 it has failed for good, else it is to go on.
+and writes nothing while the first lives. Exit codes: 0 it is over, 3 it has failed for good, else it is to go on;
+75 where it has not even begun, since another Pod still has it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from steppe.errors import OwnedError, SteppeError, UserError
 from steppe.experiments.owner import EndedEarly
 from steppe.experiments.run import run
 from steppe.experiments.store import SILENT_SECONDS, RunFolder, Status
+from steppe.platforms.kubernetes.words import ELSEWHERE, FAILED_FOR_GOOD, NOTE_FILE
 from steppe.records.durable import write_atomically
 from steppe.specs.experiment import ExperimentSpec
 
-OVER, TRY_AGAIN, FAILED_FOR_GOOD = 0, 1, 3
-NOTE_FILE = ".pod.json"
+OVER = 0
 MOST_DEATHS = 3
 """How often a training may end without a word and without a newer checkpoint."""
 FORGOTTEN_SECONDS = 600.0
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OwnedError as error:
         # Nothing is written: whoever owns it knows how it goes.
         print(f"error: {error}", file=sys.stderr)
-        return TRY_AGAIN
+        return ELSEWHERE
 
 
 def _go_on(folder: RunFolder, asked: argparse.Namespace) -> int:
@@ -101,7 +102,8 @@ def _train(folder: RunFolder) -> int:
     except Exception as error:
         # Its traceback is in log.txt already.
         raise SteppeError(f"{type(error).__name__}: {error}") from error
-    return ended.exit_code if ended.signal is not None else OVER
+    # What was asked for is over, though this Pod was to go just then.
+    return ended.exit_code if ended.signal is not None and not ended.is_asked_for else OVER
 
 
 def _wait_until_free(folder: RunFolder) -> None:

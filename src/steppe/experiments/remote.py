@@ -28,6 +28,8 @@ FORBIDDEN_SECONDS = 5.0
 """The same where the cluster answers, and says that these credentials may not look."""
 PENDING_SECONDS = 900.0
 """For how long a run that is followed may wait for its Pod."""
+LISTEN_SECONDS = 25.0
+"""For how long a driver that runs and does not answer is asked again, before it is ended unheard."""
 PODS_GONE = "its Pods are gone; somebody has deleted them"
 
 
@@ -254,13 +256,14 @@ def _asked_to_end(folder: RunFolder, action: str, wanted: State, timeout: float)
     place = placed(folder)
     start = place.start
     with reach(place) as (_, run):
-        seen = _noted(folder, _status(folder, run.look()))
+        sight = _heard(run)
+        seen = _noted(folder, _status(folder, sight))
         folder.advance(seen.state, "stop" if action == "stop" else "ask_pause")
         if not seen.is_live:
             return _ended(folder, run, seen, "stopped", "stopped while paused")
         if seen.state == "starting":
-            # Nothing is trained now that was not saved.
-            if not seen.timestep and action == "pause":
+            # Nothing is trained now that was not saved; how much that is only a driver knows for certain.
+            if not seen.timestep and action == "pause" and sight.is_heard:
                 raise StateError(
                     f'experiment "{folder.name}" has not begun to train ({seen.phase or "starting"}), so there is '
                     f"nothing to pause; end it with: {folder.ways.stop}"
@@ -278,6 +281,14 @@ def _asked_to_end(folder: RunFolder, action: str, wanted: State, timeout: float)
             seen = _noted(folder, _status(folder, run.look()))
         _settle(folder, run, seen, start)
         return seen
+
+
+def _heard(run: RemoteRun) -> Sight:
+    """What is seen once its driver answers; one that is busy, or whose answer was lost, is given a while for it."""
+    deadline = time.monotonic() + LISTEN_SECONDS
+    while (sight := run.look()).is_silent and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    return sight
 
 
 def _ended(folder: RunFolder, run: RemoteRun, seen: Status, state: State, reason: str) -> Status:
@@ -300,7 +311,7 @@ def _status(folder: RunFolder, sight: Sight) -> Status:
     if sight.is_alive:
         if seen is None or not seen.is_live or not sight.is_heard:
             # Also while another Pod takes over: nobody can be asked for anything, and nothing is lost by ending it.
-            base = seen or known
+            base = seen if seen is not None and sight.is_heard else _last_heard(seen, known)
             return dataclasses.replace(
                 base, state="starting", reason="", finished=None, phase=sight.phase or "starting", created=known.created
             )
@@ -313,6 +324,14 @@ def _status(folder: RunFolder, sight: Sight) -> Status:
         reason = sight.trouble or PODS_GONE
         return dataclasses.replace(seen, state="failed", reason=reason, finished=time.time(), phase="")
     return seen
+
+
+def _last_heard(seen: Status | None, known: Status) -> Status:
+    """The newer of what the cluster has kept, which may be how an earlier start ended, and of what was noted here."""
+    if seen is None or (seen.finished is not None and seen.finished < (known.created or 0.0)):
+        # It ended before it was begun anew.
+        return known
+    return max(seen, known, key=lambda each: (each.heartbeat or 0.0, each.timestep))
 
 
 def _noted(folder: RunFolder, status: Status) -> Status:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Trainer = Callable[..., "Outcome"]
 LOG_PROGRESS_SECONDS = 10.0
+ENDS = {"pause": "paused", "stop": "stopped"}
+"""What is asked for -> the state of a run that has done so."""
 
 log = logging.getLogger("steppe.experiments")
 
@@ -33,6 +35,8 @@ class Ended:
 
     outcome: Outcome
     signal: int | None
+    is_asked_for: bool = False
+    """Whether a request asked for this end too, whatever signal came."""
 
     @property
     def exit_code(self) -> int:
@@ -66,6 +70,7 @@ def run(
                 requests.may_end_at_once = True
                 outcome = _train(owner, spec, requests, on_progress, resume, trainer)
                 _write_down(owner, outcome)
+                is_asked_for = ENDS.get(folder.asked() or "") == outcome.state
             except EndedEarly:
                 _end(owner, "stop" if owner.status.before is None else "fail", "asked to end before it began to train")
                 raise
@@ -82,7 +87,7 @@ def run(
                 _fail(owner, f"{type(error).__name__}: {error}")
                 raise
     asked = requests.signal if outcome.state in ("paused", "stopped") else None
-    return Ended(outcome, None if asked is None else int(asked))
+    return Ended(outcome, None if asked is None else int(asked), is_asked_for)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from steppe.platforms.kubernetes import pod
-from steppe.platforms.kubernetes.words import FAILED_FOR_GOOD, REPLACED
+from steppe.platforms.kubernetes.words import ELSEWHERE, FAILED_FOR_GOOD, NOTE_FILE, REPLACED
 
 Json = dict[str, Any]
 DriverOf = Callable[[str], pod.Driver]
@@ -55,6 +55,8 @@ BEGIN = "status.write_text(json.dumps({'state': 'running', 'started': 2.0}))\n"
         (BEGIN + "sys.exit(7)", REPLACED),
         # It may never get further: Kubernetes is to count how often.
         ("sys.exit(7)", pod.DIED),
+        # It has waited for another Pod, and counts as nothing.
+        (f"sys.exit({ELSEWHERE})", REPLACED),
         (BEGIN + "sys.exit(3)", FAILED_FOR_GOOD),
         (BEGIN + "sys.exit(0)", 0),
     ],
@@ -101,3 +103,27 @@ def test_a_driver_tells_its_end_until_those_who_are_missing_have_come(
     monkeypatch.setattr(made, "_linger", lingered.append)
     assert made.run() == 0
     assert lingered == [seconds]
+
+
+@pytest.mark.parametrize(
+    ("start", "seconds"), [("2", pod.LINGER_SECONDS), ("1", pod.LINGER_FOR_MISSING_SECONDS)], ids=["this", "an earlier"]
+)
+def test_an_end_that_an_earlier_pod_has_told_is_not_told_for_long_again(
+    driver: DriverOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, seconds: float
+) -> None:
+    monkeypatch.setenv("STEPPE_POD_RUN_MODE", "async")
+    monkeypatch.setenv("STEPPE_POD_START", "2")
+    (tmp_path / "x" / NOTE_FILE).write_text(json.dumps({"start": start, "exit_code": FAILED_FOR_GOOD}))
+    made = driver(f"sys.exit({FAILED_FOR_GOOD})")
+    lingered: list[float] = []
+    monkeypatch.setattr(made, "_linger", lingered.append)
+    assert made.run() == FAILED_FOR_GOOD
+    assert lingered == [seconds]
+
+
+def test_a_pod_that_has_only_waited_says_for_whom(driver: DriverOf, tmp_path: Path) -> None:
+    write_status(tmp_path, state="running", started=1.0)
+    driver(f"sys.exit({ELSEWHERE})").run()
+    words = json.loads((tmp_path / "last-words").read_text())
+    assert not words["is_over"]
+    assert words["status"]["reason"] == "another Pod still had the experiment, and only one may write the results"

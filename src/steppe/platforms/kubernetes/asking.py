@@ -39,7 +39,7 @@ class Doors:
             self.silence = str(error) if error.code else f"no answer within {DOOR_SECONDS:g} s"
             return None
         if answer.code != 200:
-            self.silence = str(self._kube.refused(answer, f"its answer has the code {answer.code}"))
+            self.silence = str(self.refused(answer, f"its answer has the code {answer.code}"))
             return None
         return dict(json.loads(answer.body))
 
@@ -63,8 +63,16 @@ class Doors:
     def expect(self, answer: Answer) -> bytes:
         """What an answer holds that is no error."""
         if answer.code >= 400:
-            raise self._kube.refused(answer, "the Pod")
+            raise self.refused(answer, "the Pod")
         return bytes(answer.body)
+
+    def refused(self, answer: Answer, what: str) -> KubeError:
+        """The error for an answer that is one: in the Pod's own words, where it is the Pod that refuses."""
+        try:
+            sentence = str(json.loads(answer.body)["error"])
+        except (ValueError, KeyError, TypeError):
+            return self._kube.refused(answer, what)
+        return KubeError(f"the Pod refuses: {sentence}", answer.code)
 
     def token(self) -> str:
         """What every question shows."""

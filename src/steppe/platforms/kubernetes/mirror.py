@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from steppe.errors import UserError
 from steppe.platforms.kubernetes.object_store import BLOCK, WAY_OUT, Entry, Index, ObjectStore, blocks
+from steppe.platforms.kubernetes.words import NOTE_FILE
 from steppe.records.durable import storing
 
 SILENT_SECONDS = 60.0
@@ -30,7 +31,7 @@ LOOK_SECONDS = 1.0
 RACY_NANOSECONDS = 100_000_000
 """A file that changed so shortly before it was read may change again without its time showing it."""
 LARGEST_BATCH = 2 * BLOCK
-NOTE_FILE, REQUEST_FILE = ".pod.json", "request.json"
+REQUEST_FILE = "request.json"
 """As the run calls them: the one hidden file that belongs to it, and the one other file that does not."""
 STATUS_FILE = "status.json"
 LAST = ("experiment.json", NOTE_FILE, STATUS_FILE)

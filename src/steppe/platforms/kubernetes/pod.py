@@ -25,9 +25,11 @@ from steppe.platforms.kubernetes.stored_door import StoredDoor
 from steppe.platforms.kubernetes.stored_run import StoredRun
 from steppe.platforms.kubernetes.words import (
     DOOR_TOKEN,
+    ELSEWHERE,
     FAILED_FOR_GOOD,
     LEARNER_TOKEN,
     LONGEST_LAST_WORDS,
+    NOTE_FILE,
     PREFIX,
     RAY_TOKEN,
     REPLACED,
@@ -53,7 +55,10 @@ DIED = 1
 """The exit code of a driver whose training has not even begun: nobody but Kubernetes counts how often."""
 HANDED_OVER = 128 + signal.SIGTERM
 """How a training ends whose Pod is to go: it is saved, and goes on in another Pod."""
-KEPT = ("state", "reason", "timestep", "episode", "update", "mean_return", "best_return", "seconds", "finished")
+KEPT = (
+    *("state", "reason", "heartbeat", "finished", "seconds"),
+    *("timestep", "episode", "update", "mean_return", "best_return"),
+)
 """What is left of a status where not all of it fits."""
 DRIVER_FILE = Path("/tmp/steppe-driver.pid")
 """Where a driver in a Ray of KubeRay's notes its process, as long as it has something to save."""
@@ -154,24 +159,25 @@ class Driver:
         try:
             if self._stored is not None and not self._stored.begin():
                 return REPLACED
+            was_over = self._is_start_over()
             exit_code = self._train_on() if self._is_in_ray or told("HAS_SIDECARS") else self._train()
             # Only what is stored is over: this Pod's own disk goes with it.
             if self._stored is not None and not self._stored.finish():
                 return REPLACED
         except SteppeError:
-            exit_code = FAILED_FOR_GOOD
+            was_over, exit_code = False, FAILED_FOR_GOOD
         self._is_over = exit_code in OVER
         self._write_last_words(exit_code)
         if self._is_in_ray:
             self._leave_to_ray()
         if self._is_over and told("RUN_MODE") in ("distributed", "async"):
             joined = self._joined()
-            # KubeRay ends all Pods by itself.
-            is_complete = self._is_in_ray or (joined and not lack(joined))
-            self._linger(LINGER_SECONDS if is_complete else LINGER_FOR_MISSING_SECONDS)
+            # KubeRay ends all Pods by itself, and who was missing at the end had the time of an earlier Pod.
+            is_told = self._is_in_ray or was_over or (joined and not lack(joined))
+            self._linger(LINGER_SECONDS if is_told else LINGER_FOR_MISSING_SECONDS)
         if self._is_over:
             return exit_code
-        return REPLACED if self._is_ending or self._has_begun() else DIED
+        return REPLACED if self._is_ending or exit_code == ELSEWHERE or self._has_begun() else DIED
 
     def _train_on(self) -> int:
         """Begins a training anew here that ends without a word, as long as that helps.
@@ -212,6 +218,13 @@ class Driver:
         """Whether the status is the training's own, which notes how often it comes to nothing."""
         status = read_status(self.folder) or {}
         return self._process is not None and status.get("started") != self._before.get("started")
+
+    def _is_start_over(self) -> bool:
+        """Whether an earlier Pod has brought this start of the experiment to its end."""
+        with contextlib.suppress(OSError, ValueError):
+            note = json.loads((self.folder / NOTE_FILE).read_text(encoding="utf-8"))
+            return isinstance(note, dict) and note.get("start") == told("START") and "exit_code" in note
+        return False
 
     def _facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"role": "driver", "pod": told("NAME"), "session": self._session}
@@ -257,7 +270,9 @@ class Driver:
     def _write_last_words(self, exit_code: int) -> None:
         """What the Pod leaves where nobody need mount anything to read it."""
         status = read_status(self.folder) or {}
-        if not self._is_over and exit_code != HANDED_OVER:
+        if exit_code == ELSEWHERE:
+            status["reason"] = "another Pod still had the experiment, and only one may write the results"
+        elif not self._is_over and exit_code != HANDED_OVER:
             status["reason"] = f"the training ended without a word (exit code {exit_code})"
         words = json.dumps({"status": status, "is_over": self._is_over})
         if len(words) > LONGEST_LAST_WORDS:

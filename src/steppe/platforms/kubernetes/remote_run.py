@@ -104,7 +104,11 @@ class RemoteRun:
         status = last.get("status") if last is not None else self._noted()
         trouble = outlook.sentence if outlook.is_final else ""
         phase = trouble or self._awaited(drivers, outlook)
-        return Sight(status, True, phase, trouble, outlook.seconds, outlook.may_pass, outlook.is_queued, is_heard=False)
+        return Sight(
+            *(status, True, phase, trouble, outlook.seconds, outlook.may_pass, outlook.is_queued),
+            is_heard=False,
+            is_silent=any(map(is_ready_to_answer, drivers)),
+        )
 
     def ask(self, action: str) -> None:
         """Asks the driver to pause or stop."""
@@ -367,7 +371,7 @@ class RemoteRun:
             raise ClusterError(f"the results cannot be read: {error}") from None
 
     def _files(self) -> fetching.Files:
-        return fetching.Files(self._at_door, self._still_answers, self._doors.ask, self.kube.refused)
+        return fetching.Files(self._at_door, self._still_answers, self._doors.ask, self._doors.refused)
 
     def _still_answers(self, name: str) -> bool:
         pod = self.kube.get("Pod", name)

@@ -269,7 +269,8 @@ def fingerprint(manifests: list[Json]) -> str:
 def _driver_job(plan: Plan, crowd: Crowd) -> Json:
     # A Pod of its own for each try: the new one may stand on another node.
     job = _job(plan, crowd, "Never", RETRIES)
-    # Servers before 1.26 do not know this and begin such a driver anew, which then ends the same way at once.
+    # Servers before 1.26 do not know this and begin such a driver anew, which ends the same way, and soon: what is over
+    # already is only told to those who are there.
     job["spec"]["podFailurePolicy"] = {
         "rules": [
             {"action": "FailJob", "onExitCodes": _exit_code(FAILED_FOR_GOOD)},

@@ -41,6 +41,8 @@ class Sight:
     """Whether it waits for its turn, which may take days."""
     is_heard: bool = True
     """Whether a driver tells so itself, now; else its Pod is on its way, or being replaced."""
+    is_silent: bool = False
+    """Whether a driver runs that has not answered this time, as happens to one that is well."""
 
 
 def explained(status: Json | None, pod: Json) -> Json | None:

@@ -17,6 +17,10 @@ FAILED_FOR_GOOD = 3
 """The exit code of a driver that would fail again."""
 REPLACED = 4
 """The exit code of a driver whose training another Pod is to go on with; not 1, which any program may end with."""
+ELSEWHERE = 75
+"""The exit code of a training that has not begun, since another Pod still has the experiment; as in sysexits.h."""
+NOTE_FILE = ".pod.json"
+"""In a run folder: which start its Pods work on, and the exit code of one that is over."""
 TERMINATION_LOG = "/dev/termination-log"
 LONGEST_LAST_WORDS = 4000
 """Kubernetes keeps 4,096 bytes of what a container leaves there."""
