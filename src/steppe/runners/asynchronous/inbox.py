@@ -15,11 +15,6 @@ WORD_SECONDS = 20.0
 LEAST_SECONDS = 0.1
 
 
-WORD_SECONDS = 20.0
-"""How often those who stand in line hear that they are not forgotten."""
-LEAST_SECONDS = 0.1
-
-
 class Over(Exception):
     """There is no more learning; a clause says why."""
 

@@ -68,8 +68,7 @@ class ThreadsEngine:
             )
         self.model.restore(_below("model/", arrays))
         for worker in self._workers:
-            own = _below(f"workers/{worker.index}/", arrays)
-            carry = from_arrays(worker.carry(), {"batches": np.zeros((), np.int32)} | own)
+            carry = from_arrays(worker.carry(), _below(f"workers/{worker.index}/", arrays))
             worker.restore(carry, arrays.get(f"randomness/{worker.index}"))
         self.window.record(arrays["window/returns"].tolist(), arrays["window/lengths"].tolist())
         self._start()
