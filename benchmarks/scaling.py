@@ -26,9 +26,9 @@ from steppe.specs.spaces import Box, Discrete, Space
 
 TICKS = os.sysconf("SC_CLK_TCK")
 CROWD = 1000
+"""Connections that are held open, to see what one costs that says nothing."""
 WARM = 20
 """What is done first and not counted."""
-"""Connections that are held open, to see what one costs that says nothing."""
 DENSE = [{"type": "dense", "size": 256, "activation": "relu"}] * 2
 SHAPES: dict[str, tuple[Space, Space, dict[str, Any]]] = {
     "4 numbers, 64-64": (
