@@ -76,7 +76,7 @@ class Waiting:
 class OneProcessRay(ModuleType):
     """Takes the place of the module `ray`."""
 
-    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError)
 
     def __init__(self) -> None:
         super().__init__("ray")

@@ -124,7 +124,7 @@ def test_episodes_as_batches(tmp_path):
     class Watched(Threads):
         def start(self, server, token):
             put = server.inbox.put
-            server.inbox.put = lambda batch: (lengths.add(batch.timesteps), put(batch))[1]
+            server.inbox.put = lambda batch, *rest: (lengths.add(batch.timesteps), put(batch, *rest))[1]
             super().start(server, token)
 
     spec = world(total_timesteps=500, asynchronous={"batch_timesteps": "episode", "evaluation_share": 0.0})

@@ -23,10 +23,14 @@ class RayError(Exception):
     """As Ray raises it for what is gone."""
 
 
+class GetTimeoutError(RayError):
+    """As Ray raises it for what does not come in time."""
+
+
 class Ray:
     """Answers at once; `broken` is what every order after the first brings."""
 
-    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError)
 
     def __init__(self, broken: Any = None) -> None:
         self.broken, self.ended = broken, 0
@@ -162,12 +166,20 @@ def test_what_the_others_report_is_heard_before_a_fault_ends_the_run(monkeypatch
     assert team.untold() == []
 
 
-def test_a_worker_that_does_not_tell_what_it_has_is_named(caplog):
+@pytest.mark.parametrize(
+    ("why", "ending"),
+    [
+        (RayError("the actor is gone"), "therefore without\n"),
+        (GetTimeoutError("too slow"), "therefore without; distributed.worker_timeout sets how long it may take\n"),
+    ],
+)
+def test_a_worker_that_does_not_tell_what_it_has_is_named(caplog, why, ending):
     ray = Ray()
     team = made(ray)
     own = {"memory": 1}
-    for place, answer in zip(team._places, (own, RayError("the actor is gone")), strict=True):
+    for place, answer in zip(team._places, (own, why), strict=True):
         place.actor.arrays = SimpleNamespace(remote=lambda answer=answer: Answer(answer))
     with caplog.at_level(logging.WARNING):
         assert team.arrays() == {0: own}
-    assert "worker 1 has not told what it has of its own (the actor is gone)" in caplog.text
+    assert f"worker 1 has not told what it has of its own ({why})" in caplog.text
+    assert ending in caplog.text
