@@ -170,7 +170,8 @@ def test_no_step_of_any_thread_goes_uncounted():
 
     def work():
         for _ in range(500):
-            optimizer.step(params, np.ones(3, np.float32))
+            told = optimizer.rule.tell(np.ones(3, np.float32), optimizer.statistics, optimizer.taken, np)
+            optimizer.move(params, told.change, np.array(told.increments))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

@@ -82,7 +82,7 @@ class Rule:
 
 
 class SharedOptimizer:
-    """One optimiser's statistics of `size` parameters, and its steps; any number of threads may take some at once."""
+    """One optimiser's statistics of `size` parameters, and its steps: by one owner, or told, and moved by many."""
 
     def __init__(self, rule: Rule, size: int) -> None:
         self.rule, self.size = rule, size
@@ -93,7 +93,7 @@ class SharedOptimizer:
         self._counting = threading.Lock()
 
     def step(self, params: np.ndarray, gradient: np.ndarray) -> None:
-        """Moves params [size] one step against the gradient [size]; what others write meanwhile is kept or lost."""
+        """Moves params [size] one step against the gradient [size]; for an owner that nobody else interferes with."""
         taken = self._count()
         for start in range(0, self.size, BLOCK):
             block = slice(start, start + BLOCK)
@@ -104,7 +104,7 @@ class SharedOptimizer:
             params[block] -= told.change
 
     def move(self, params: np.ndarray, change: np.ndarray, increments: np.ndarray) -> None:
-        """Takes a step that its rule has told already, [size] and [statistics, size], of an older model."""
+        """Takes a step that its rule has told, [size] and [statistics, size]; any number of threads may at once."""
         self._count()
         if increments.size:
             # Of what they are by now: what others have added since stays.
