@@ -15,12 +15,22 @@ import pytest
 from cluster_runs import Workplace
 from container_programs import Programs
 from kube_testbed import Testbed
+from processes import wait_until
 
 from steppe.cli import main
 from steppe.clusters import registry
+from steppe.experiments import locks, watcher
 from steppe.platforms.kubernetes import naming
 
 NAME = "made-for-it"
+WATCHER = """
+import sys
+from steppe.experiments.watcher import main
+from steppe.platforms.kubernetes import naming
+
+naming.MANAGER = {manager!r}
+sys.exit(main())
+"""
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,7 @@ def workplace(
 ) -> OwnWorkplace:
     # What other tests have on the testbed is on none of these clusters.
     monkeypatch.setattr(naming, "MANAGER", namespace)
+    monkeypatch.setattr(watcher, "PROGRAM", ("-c", WATCHER.format(manager=namespace)))
     folder = tmp_path / "project"
     folder.mkdir()
     programs = Programs(tmp_path / "programs")
@@ -92,13 +103,36 @@ def test_a_cluster_is_made_for_an_experiment_and_deleted_when_its_results_are_ho
     assert workplace.status("one")["timestep"] >= 8_000
 
 
+def test_a_detached_run_comes_home_and_its_cluster_ends_though_nobody_watches(workplace: OwnWorkplace) -> None:
+    workplace.new("alone", total_timesteps=4_000)
+    started = workplace.steppe("experiment", "start", "-e", "alone", "--detach")
+    folder = workplace.folder_of("alone")
+    log = folder / watcher.LOG_FILE
+    assert "on this machine waits for its end, to fetch its results and delete cluster" in started
+    wait_until(lambda: not workplace.programs.clusters, "the cluster is deleted", seconds=300, pause=0.5)
+    wait_until(lambda: not registry.names(), "the cluster is forgotten")
+    assert "completed: " in log.read_text()
+    assert f'deleting cluster "{NAME}", which was made for this experiment' in log.read_text()
+    assert (folder / "policy" / "policy.safetensors").is_file()
+    assert workplace.status("alone")["state"] == "completed"
+    assert "note" not in workplace.steppe("experiment", "list")
+    wait_until(lambda: is_free(folder, watcher.LOCK_FILE), "the watcher ends")
+
+
+def is_free(folder: Path, file: str) -> bool:
+    if (descriptor := locks.acquire(folder, file=file)) is not None:
+        locks.release(descriptor)
+    return descriptor is not None
+
+
 @pytest.mark.long
 def test_completion_that_nobody_watched_is_told_and_download_ends_the_cluster(
-    workplace: OwnWorkplace, tmp_path: Path
+    workplace: OwnWorkplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # As if this machine had been switched off meanwhile.
+    monkeypatch.setattr(watcher, "PROGRAM", ("-c", ""))
     workplace.new("late", total_timesteps=4_000)
-    started = workplace.steppe("experiment", "start", "-e", "late", "--detach")
-    assert "ends when you fetch its results: steppe experiment download -e late" in started
+    workplace.steppe("experiment", "start", "-e", "late", "--detach")
     workplace.wait_for("late", "completed")
     listed = workplace.steppe("experiment", "list")
     assert "is still there; it is deleted when the results are fetched: steppe experiment download -e late" in listed

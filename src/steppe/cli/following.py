@@ -16,7 +16,7 @@ def start_on_cluster_and_show(
 ) -> int:
     """Starts the prepared experiment there, and follows it until it ends; Ctrl-C only ends the watching."""
     from steppe.cli.running import print_commands, say
-    from steppe.experiments import lifecycle
+    from steppe.experiments import lifecycle, watcher
 
     def tell(line: str) -> None:
         say([line], quiet)
@@ -30,8 +30,7 @@ def start_on_cluster_and_show(
                 markup=False,
             )
             print_commands([f"{folder.ways.logs} --follow", folder.ways.show, folder.ways.stop])
-            if place.owns_cluster:
-                say([f"the cluster was made for it, and ends when you fetch its results: {folder.ways.download}"])
+        watcher.leave(folder, tell)
         return 0
     return follow_and_show(folder, quiet)
 
@@ -40,19 +39,23 @@ def follow_and_show(folder: RunFolder, quiet: bool) -> int:
     """Shows how a run on a cluster goes; 0 where it ended well."""
     from steppe.cli.progress import display
     from steppe.cli.running import print_commands, print_end, say
-    from steppe.experiments import own_cluster, remote
+    from steppe.experiments import own_cluster, remote, watcher
+
+    def tell(line: str) -> None:
+        say([line], quiet)
 
     shows = display(folder.spec(), quiet)
     try:
-        with shows:
-            status = remote.follow(folder, _Watching(shows))
+        with watcher.watching(folder, tell):
+            with shows:
+                status = remote.follow(folder, _Watching(shows))
+            if own_cluster.is_home_bound(folder):
+                own_cluster.bring_home(folder, tell)
     except KeyboardInterrupt:
         if not quiet:
             console().print(f'\nexperiment "{folder.name}" goes on without you; come back to it with:', markup=False)
             print_commands([folder.ways.show, f"{folder.ways.logs} --follow", folder.ways.stop])
         return 130
-    if own_cluster.is_home_bound(folder):
-        own_cluster.bring_home(folder, lambda line: say([line], quiet))
     if not quiet:
         print_end(folder, status, told=shows.lasting)
         say([note] if (note := own_cluster.note_of(folder, status)) else [])

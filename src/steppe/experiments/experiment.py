@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.experiments import lifecycle, own_cluster, remote
+from steppe.experiments import lifecycle, own_cluster, remote, watcher
 from steppe.experiments.project import find_experiment, store_for_new_runs
 from steppe.experiments.run import run
 from steppe.experiments.store import RunFolder, Status
@@ -82,9 +82,10 @@ class Experiment:
         _tell(lifecycle.prepare(self._folder, resume=resume, force=force, fields=fields))
         if lifecycle.is_for_cluster(self._folder, cluster):
             lifecycle.start_on_cluster(self._folder, cluster, resume=resume, force=force, tell=announce)
-            status = remote.follow(self._folder, lambda seen: on_progress and on_progress(remote.progress_of(seen)))
-            if own_cluster.is_home_bound(self._folder):
-                own_cluster.bring_home(self._folder, announce)
+            with watcher.watching(self._folder, announce):
+                status = remote.follow(self._folder, lambda seen: on_progress and on_progress(remote.progress_of(seen)))
+                if own_cluster.is_home_bound(self._folder):
+                    own_cluster.bring_home(self._folder, announce)
             return status
         ended = run(self._folder, resume=resume, on_progress=on_progress, announce=announce)
         if ended.signal == signal.SIGINT:
@@ -93,10 +94,25 @@ class Experiment:
             raise SystemExit(ended.exit_code)
         return self.status
 
-    def start_detached(self, *, resume: bool = False, force: bool = False, **fields: Any) -> int:
-        """As `start`, in a process of its own, whose id is returned; its output goes to log.txt."""
+    def start_detached(
+        self,
+        *,
+        resume: bool = False,
+        force: bool = False,
+        cluster: str | None = None,
+        announce: Callable[[str], None] = lambda sentence: None,
+        **fields: Any,
+    ) -> int | None:
+        """As `start`, in a process of its own, whose id is returned; its output goes to log.txt.
+
+        None where it trains on a cluster, and nobody waits for its end here but what `announce` tells of.
+        """
         _tell(lifecycle.prepare(self._folder, resume=resume, force=force, fields=fields))
-        return lifecycle.start_detached(self._folder, resume=resume)
+        if not lifecycle.is_for_cluster(self._folder, cluster):
+            return lifecycle.start_detached(self._folder, resume=resume)
+        lifecycle.start_on_cluster(self._folder, cluster, resume=resume, force=force, tell=announce)
+        watcher.leave(self._folder, announce)
+        return None
 
     def download(self, to: str | Path, *, force: bool = False) -> list[Path]:
         """Copies what the run left to a folder of your own, from here or from its cluster."""

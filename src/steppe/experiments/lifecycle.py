@@ -150,6 +150,13 @@ def start_on_cluster(
     tell: Callable[[str], None] = lambda line: None,
 ) -> places.Place:
     """Starts the prepared experiment on a cluster, which is made first where the experiment describes a new one."""
+    with own_cluster.staying(folder):
+        return _start_on_cluster(folder, cluster, resume, force, tell)
+
+
+def _start_on_cluster(
+    folder: RunFolder, cluster: str | None, resume: bool, force: bool, tell: Callable[[str], None]
+) -> places.Place:
     is_new = places.place_of(folder) is None
     if is_new and resume:
         raise StateError(

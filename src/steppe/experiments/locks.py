@@ -1,4 +1,7 @@
-"""Who owns a run folder: the process that holds its lock file, released by the kernel however that process ends."""
+"""Who owns a run folder: the process that holds its lock file, released by the kernel however that process ends.
+
+Other lock files beside it keep to one process what only one may do, such as fetching results.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ LOCK_FILE = ".lock"
 _held: set[int] = set()
 
 
-def acquire(folder: Path, patience: float = 0.0) -> int | None:
-    """A descriptor that holds the folder's lock, or None if another holds it for all of `patience` seconds."""
+def acquire(folder: Path, patience: float = 0.0, file: str = LOCK_FILE) -> int | None:
+    """A descriptor that holds a lock of the folder, or None if another holds it for all of `patience` seconds."""
     deadline = time.monotonic() + patience
     while True:
-        descriptor = _open(folder / LOCK_FILE)
-        if _lock(descriptor) and _is_still_there(descriptor, folder / LOCK_FILE):
+        descriptor = _open(folder / file)
+        if _lock(descriptor) and _is_still_there(descriptor, folder / file):
             _held.add(descriptor)
             return descriptor
         os.close(descriptor)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from steppe.errors import ClusterError, SteppeError
-from steppe.experiments import places, remote
+from steppe.errors import ClusterError, StateError, SteppeError
+from steppe.experiments import locks, places, remote
 from steppe.experiments.store import RunFolder, Status
 
 Tell = Callable[[str], None]
 LONGEST_NAME = 40
+HOME_LOCK = ".home.lock"
+"""Held by whoever fetches the results and ends the cluster, or starts the experiment there."""
 
 
 def name_for(experiment: str) -> str:
@@ -26,20 +29,47 @@ def is_home_bound(folder: RunFolder) -> bool:
 
 
 def bring_home(folder: RunFolder, tell: Tell) -> None:
-    """Fetches all results into the run folder here, and deletes the cluster that was made for the experiment."""
-    place = places.place_of(folder)
-    assert place is not None
-    tell(f'fetching the results from cluster "{place.cluster}"')
-    remote.download(folder, folder.path, force=True)
-    # From here on the results are safe, whatever becomes of the cluster.
-    (folder.path / places.PLACE_FILE).unlink()
+    """Fetches all results into the run folder here, and deletes the cluster that was made for the experiment.
+
+    Where another process is at it, this one waits until all is done.
+    """
+    with _alone(folder, tell):
+        place = places.place_of(folder)
+        if place is None:
+            return
+        tell(f'fetching the results from cluster "{place.cluster}"')
+        remote.download(folder, folder.path, force=True)
+        # From here on the results are safe, whatever becomes of the cluster.
+        (folder.path / places.PLACE_FILE).unlink()
+        try:
+            _end(place.cluster, tell, place)
+        except SteppeError as error:
+            raise ClusterError(
+                f'the results of experiment "{folder.name}" are here, but cluster "{place.cluster}", which was made '
+                f"for it, was not deleted ({error}); delete it with: steppe cluster delete -c {place.cluster}"
+            ) from error
+
+
+def end_left(folder: RunFolder, place: places.Place, tell: Tell) -> None:
+    """Deletes the cluster at which the experiment was, should it be there still; its results must be home."""
+    with _alone(folder, tell):
+        if made_for(folder) == place.cluster:
+            _end(place.cluster, tell, place)
+
+
+@contextlib.contextmanager
+def staying(folder: RunFolder) -> Iterator[None]:
+    """Keeps everybody from fetching the results and ending the cluster meanwhile; refuses where somebody does."""
+    descriptor = locks.acquire(folder.path, patience=0.5, file=HOME_LOCK)
+    if descriptor is None:
+        raise StateError(
+            f'the results of experiment "{folder.name}" are being fetched from its cluster, which ends then; see '
+            f"how it goes: {folder.ways.show}"
+        )
     try:
-        _end(place.cluster, tell, place)
-    except SteppeError as error:
-        raise ClusterError(
-            f'the results of experiment "{folder.name}" are here, but cluster "{place.cluster}", which was made for '
-            f"it, was not deleted ({error}); delete it with: steppe cluster delete -c {place.cluster}"
-        ) from error
+        yield
+    finally:
+        locks.release(descriptor)
 
 
 def note_of(folder: RunFolder, status: Status) -> str:
@@ -82,6 +112,20 @@ def delete(folder: RunFolder) -> None:
         _end(own, lambda line: None, place)
     elif place is not None:
         remote.delete(folder)
+
+
+@contextlib.contextmanager
+def _alone(folder: RunFolder, tell: Tell) -> Iterator[None]:
+    """Waits until nobody else fetches the results or starts the experiment, and then keeps them from it."""
+    descriptor = locks.acquire(folder.path, patience=0.5, file=HOME_LOCK)
+    if descriptor is None:
+        tell("another process fetches the results already; waiting for it")
+        descriptor = locks.acquire(folder.path, patience=math.inf, file=HOME_LOCK)
+    assert descriptor is not None
+    try:
+        yield
+    finally:
+        locks.release(descriptor)
 
 
 def _end(cluster: str, tell: Tell, place: places.Place | None) -> None:

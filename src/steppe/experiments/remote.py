@@ -66,13 +66,13 @@ def status(folder: RunFolder, place: Place) -> Status:
         return seen
 
 
-def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
+def follow(folder: RunFolder, on_status: Callable[[Status], None], pause: float | None = None) -> Status:
     """Looks at a run until it ends or cannot go on; its Pods are ended then, and what it left stays."""
     from steppe.platforms.kubernetes.asking import FORBIDDEN
     from steppe.platforms.kubernetes.kubeapi import KubeError
     from steppe.platforms.kubernetes.patience import Patience
 
-    place = placed(folder)
+    place, pause = placed(folder), pause or LOOK_SECONDS
     with reach(place) as (_, run):
         reached = progressed = time.monotonic()
         patience, timestep, heard, has_trained = Patience(), 0, None, False
@@ -85,7 +85,7 @@ def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
                 if time.monotonic() - reached > (FORBIDDEN_SECONDS if is_forbidden else UNREACHABLE_SECONDS):
                     raise
                 on_status(dataclasses.replace(folder.read_status(), phase=str(error)))
-                time.sleep(LOOK_SECONDS)
+                time.sleep(pause)
                 continue
             seen = _noted(folder, _status(folder, sight))
             on_status(seen)
@@ -108,7 +108,7 @@ def follow(folder: RunFolder, on_status: Callable[[Status], None]) -> Status:
                     f'experiment "{folder.name}" still waits on cluster "{place.cluster}": {sight.phase}; it goes on '
                     f"waiting there: look again with {folder.ways.show}, or end it with {folder.ways.stop}"
                 )
-            time.sleep(LOOK_SECONDS)
+            time.sleep(pause)
 
 
 def progress_of(status: Status) -> Progress:
