@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ports import free_port
 from servers import Line, array, frame, scripted, serving, stepped
 
 from steppe.envs.host import HostEnvs
@@ -372,8 +373,7 @@ def test_tls_where_the_server_has_none_is_explained(certificate: tuple[Path, Pat
 
 
 def test_a_server_that_is_not_there_is_named_with_the_command_that_starts_it() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     with pytest.raises(UserError) as caught:
         remote(f"127.0.0.1:{port}", 1)
     assert str(caught.value) == (

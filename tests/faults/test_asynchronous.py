@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from processes import wait_until
 from ray_processes import alive, descendants
 from runs import experiment, train
@@ -132,11 +133,6 @@ def test_an_environment_that_always_fails_ends_the_run_with_what_it_said(tmp_pat
     assert "workers die faster than they can be replaced" in str(error.value)
     assert "RuntimeError: the simulator has crashed" in str(error.value)
     assert str(error.value).count("resume from the last checkpoint") == 1
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def test_a_killed_learner_is_resumed_and_its_workers_come_back(tmp_path):

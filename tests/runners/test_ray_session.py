@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ports import free_port
 from processes import wait_until
 from ray_processes import LOOPBACK, alive, descendants, listening_addresses, named
 
@@ -146,9 +147,7 @@ def test_a_ray_of_its_own_keeps_to_loopback_and_leaves_nothing(
 
 def test_a_client_server_is_an_address_too() -> None:
     pytest.importorskip("grpc")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with ray_session(RaySpec(object_store=0.1), cpus=1) as session:
         words = ["--address", session.address, "--host", "127.0.0.1", "--port", str(port), "--mode", "specific-server"]
         server = subprocess.Popen([sys.executable, "-m", "ray.util.client.server", *words], stderr=subprocess.DEVNULL)
@@ -175,9 +174,7 @@ def test_a_ray_for_other_machines_takes_no_one_without_its_token(
     monkeypatch: pytest.MonkeyPatch, certificates: TLSSpec
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "right" * 8)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     of_others = descendants(os.getpid())
     with ray_session(RaySpec(port=port, tls=certificates), cpus=1) as session:
         started = descendants(os.getpid()) - of_others

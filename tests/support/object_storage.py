@@ -17,6 +17,7 @@ from uuid import uuid4
 import pytest
 from google_storage import GoogleStorage
 from google_storage_server import AS_GOOGLE, GOOGLE_KEY, google_storage
+from ports import free_port
 from processes import wait_until
 
 BUCKET = "results"
@@ -65,7 +66,7 @@ def cloud_of(kind: str, folder: Path, host: str = "127.0.0.1") -> Iterator[Cloud
 @contextlib.contextmanager
 def s3_server(folder: Path, host: str = "127.0.0.1") -> Iterator[int]:
     """The port of a server with one empty bucket; it ends with the block."""
-    port = _free_port()
+    port = free_port()
     with (folder / "moto.txt").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "moto.server", "-H", host, "-p", str(port)], stdout=log, stderr=log
@@ -110,7 +111,7 @@ class Gate:
 
     def __init__(self, target: int) -> None:
         self._target = target
-        self.port = _free_port()
+        self.port = free_port()
         self._listener: socket.socket | None = None
         self._passing: list[socket.socket] = []
 
@@ -173,9 +174,3 @@ def _answers(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -6,11 +6,12 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
+
+from ports import free_port
 
 
 class PostgresServer:
@@ -22,9 +23,7 @@ class PostgresServer:
         self._user = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         if self._user:
             shutil.chown(self.folder, "postgres", "postgres")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self._process: subprocess.Popen | None = None
         arguments = ["-D", str(self.folder / "data"), "-U", "steppe", "-A", "trust", "-N", "--no-locale", "-E", "UTF8"]
         subprocess.run([program("initdb"), *arguments], check=True, capture_output=True, cwd="/", **self._user)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from processes import wait_until
 from runs import TINY_DQN, experiment
 
@@ -24,8 +24,7 @@ TOKEN = "a-token-of-the-learner"
 @pytest.fixture
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A driver's Pod, played by this process: the file in which its workers would find what they must know."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        monkeypatch.setattr(pod_crew, "LEARNER_PORT", free.getsockname()[1])
+    monkeypatch.setattr(pod_crew, "LEARNER_PORT", free_port())
     monkeypatch.setattr(pod_crew, "TEND_SECONDS", 0.0)
     monkeypatch.setenv("STEPPE_LEARNER_TOKEN", TOKEN)
     monkeypatch.setenv(pods.CREW_FILE_VARIABLE, str(tmp_path / "crew.json"))

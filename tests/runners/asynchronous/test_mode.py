@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
+import time
 
 import pytest
 from demonstrated import made_up_file
@@ -117,6 +119,42 @@ def test_the_process_of_a_worker_that_ray_starts_imports_neither_jax_nor_flax(tm
     modules = set(json.loads(file.read_text()))
     assert {"ray", "steppe.runners.asynchronous.actor", "steppe.records.policy"} <= modules
     assert not {"jax", "jaxlib", "flax", "optax", "torch", "tensorboardX", "safetensors"} & modules
+
+
+NOISY = """
+import logging
+from worlds import World
+
+class Noisy(World):
+    def __init__(self):
+        print("the simulator loads")
+
+    def reset(self, **options):
+        logging.getLogger("simulator").warning("a warning of the simulator")
+        return super().reset(**options)
+"""
+
+
+def test_what_workers_print_and_warn_of_is_in_the_one_log(tmp_path, family, monkeypatch, caplog):
+    (tmp_path / "noisy_world.py").write_text(NOISY)
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = mode(environment="noisy_world:Noisy", total_timesteps=10**7)
+    wanted = {
+        f"worker {number}: {line}"
+        for number in (0, 1)
+        for line in ("the simulator loads", "a warning of the simulator")
+    }
+    deadline = time.monotonic() + 120
+
+    def heard():
+        return wanted & {record.getMessage() for record in caplog.records}
+
+    def request():
+        return "stop" if heard() == wanted or time.monotonic() > deadline else None
+
+    with caplog.at_level(logging.INFO, "steppe"):
+        train(tmp_path / "run", spec, request=request, show=lambda _: family.update(descendants(os.getpid())))
+    assert heard() == wanted
 
 
 REFUSED = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import subprocess
 import threading
@@ -22,6 +23,7 @@ from steppe.runners.asynchronous.link import Door, LearnerLost, Link
 from steppe.runners.asynchronous.membership import Membership
 from steppe.runners.asynchronous.server import Server
 from steppe.runners.asynchronous.task import Task
+from steppe.runners.asynchronous.words import LONGEST_LINE
 from steppe.specs.spaces import Box, Discrete, to_json
 
 SPACES = (Box((2,)), Discrete(3))
@@ -196,6 +198,32 @@ def test_what_a_worker_was_collecting_when_its_environment_failed_is_counted():
         assert said(line, {"op": "leave"}) == {"op": "bye"}
         wait_until(lambda: server.membership.here == 0, "it has left")
         assert server.membership.lost == 1
+
+
+def test_what_a_worker_prints_is_in_the_learners_log(caplog):
+    with door() as server, client(server) as line, caplog.at_level(logging.INFO, "steppe"):
+        joined(line)
+        lines = [[logging.INFO, "the simulator loads"], [logging.WARNING, "x" * (LONGEST_LINE + 50)]]
+        assert said(line, {"op": "said", "lines": lines}) == {"op": "noted"}
+    assert ("INFO", "worker 0: the simulator loads") in logged(caplog)
+    assert ("WARNING", "worker 0: " + "x" * LONGEST_LINE) in logged(caplog)
+
+
+def logged(caplog):
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [None, "a line", [[20, "one too many"]] * 12, [[20]], ["a line"], [[20, "a", "b"]], [["20", "a"]], [[999, "a"]]],
+    ids=str,
+)
+def test_what_no_worker_prints_is_refused(lines):
+    with door() as server, client(server) as line:
+        joined(line)
+        answer = said(line, {"op": "said", "lines": lines})
+        assert (answer["op"], answer["kind"]) == ("error", "protocol")
+        assert 'the worker sent "lines"' in answer["message"]
 
 
 def test_a_worker_that_says_nothing_is_given_up():

@@ -13,15 +13,18 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from ports import free_port
 from processes import wait_until
 from servers import Line, array, scripted
 from worlds import World
 
+from steppe.envs.host import HostEnvs
 from steppe.errors import EnvironmentFault, SteppeError, UserError
 from steppe.runners.asynchronous import AsyncWorker
 from steppe.runners.asynchronous.environments import environment_of
-from steppe.runners.asynchronous.link import LearnerLost
+from steppe.runners.asynchronous.link import Door, LearnerLost
 from steppe.runners.asynchronous.task import Task
+from steppe.runners.asynchronous.worker import work
 
 SUPPORT = Path(__file__).parents[2] / "support"
 
@@ -82,6 +85,34 @@ def test_it_fetches_collects_sends_and_ends_when_it_is_over():
     assert first["lengths"] == [10, 10]
     assert second["sequence"] == 2
     assert policy.seen == [0.5, 0.75]
+
+
+class Falling(World):
+    """Falls to pieces in its first step."""
+
+    def step(self, action):
+        raise RuntimeError("the wing has fallen off")
+
+
+def test_what_was_printed_is_handed_on_when_it_begins_and_before_it_fails():
+    messages = []
+
+    def script(line):
+        greet(line)
+        line.read()
+        line.write(news("news", 0, 1.0))
+        for _ in range(3):
+            messages.append(line.read())
+            line.write({"op": "noted"})
+        line.read()
+
+    printed = iter([[(20, "the simulator loads")], [(99, "the wing has \udc80 fallen off")]])
+    failing = HostEnvs(environment_of(Falling, 1), 1)
+    with scripted(script) as address, pytest.raises(EnvironmentFault):
+        work(Door(address, reconnect=10.0), lambda: failing, Zeros(), heard=lambda: next(printed))
+    assert messages[0] == {"op": "said", "lines": [[20, "the simulator loads"]]}
+    assert messages[1] == {"op": "said", "lines": [[50, "the wing has ? fallen off"]]}
+    assert messages[2]["op"] == "fault"
 
 
 def test_a_broken_connection_is_made_again_and_the_batch_sent_again():
@@ -199,10 +230,7 @@ def test_it_hears_that_it_is_over_while_it_collects_and_shows_that_it_lives(monk
 
 
 def test_a_learner_that_is_nowhere_is_looked_for_and_then_given_up():
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     started = time.monotonic()
     with pytest.raises(LearnerLost) as error:
         working(f"127.0.0.1:{port}", reconnect=0.5).work()

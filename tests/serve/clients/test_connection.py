@@ -10,16 +10,12 @@ from typing import Any
 
 import pytest
 from certificates import make_certificate
+from ports import free_port
 from scripted_http import HANG_UP, Heard, Say, answering
 
 from steppe.errors import UserError
 from steppe.serve.clients import Access, Away, EndpointFault, EpisodeLost
 from steppe.serve.clients.connection import Connection
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
 
 
 def refused(said: Any, path: str = "/v2", **access: Any) -> Exception:

@@ -68,11 +68,15 @@ def _work(placement: Placement, has_made: Callable[[], object]) -> None:
     from steppe.envs.host import HostEnvs
     from steppe.runners.asynchronous.access import trust_only
     from steppe.runners.asynchronous.link import Door
+    from steppe.runners.asynchronous.words import MOST_LINES
     from steppe.runners.asynchronous.worker import work
+    from steppe.runners.listening import Listening
     from steppe.specs.environment import EnvironmentSpec
 
     tls = None if placement.certificate is None else trust_only(placement.certificate)
     door = Door(placement.address, placement.token, tls, placement.reconnect, placement.name)
     environment = EnvironmentSpec.model_validate(placement.environment)
     rules = (placement.num_envs, placement.max_timesteps, placement.repeat_actions)
-    work(door, lambda: HostEnvs(environment, *rules), has_made=has_made)
+    listening = Listening(MOST_LINES, passes_on=True)
+    with listening:
+        work(door, lambda: HostEnvs(environment, *rules), has_made=has_made, heard=listening.heard)

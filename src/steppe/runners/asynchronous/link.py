@@ -29,7 +29,7 @@ from steppe.errors import SteppeError, UserError
 from steppe.runners.asynchronous.board import Spaces
 from steppe.runners.asynchronous.inbox import Over
 from steppe.runners.asynchronous.task import Task
-from steppe.runners.asynchronous.words import LONGEST_SENTENCE, NAME, TOKEN_VARIABLE, VERSION
+from steppe.runners.asynchronous.words import LONGEST_LINE, LONGEST_SENTENCE, NAME, TOKEN_VARIABLE, VERSION, Lines
 from steppe.specs.connections import split_address
 from steppe.specs.spaces import to_json
 
@@ -127,9 +127,11 @@ class Link:
             with contextlib.suppress(Disconnected, TooSlow):
                 self._understood(self._ear.receive(LISTENING_SECONDS))
 
-    def complain(self, sentence: str) -> None:
-        """Tells the learner what ends this worker, if it can still be told."""
+    def complain(self, sentence: str, lines: Lines) -> None:
+        """Tells the learner what ends this worker, and what it last printed, if it can still be told."""
         with contextlib.suppress(Disconnected, TooSlow, Over, SteppeError):
+            if lines:
+                self._ask(said(lines), LEAVE_SECONDS)
             self._ask({"op": "fault", "message": sentence}, LEAVE_SECONDS)
 
     def close(self) -> None:
@@ -253,6 +255,13 @@ class Link:
         ear, self._ear = self._ear, None
         if ear is not None:
             ear.close()
+
+
+def said(lines: Lines) -> Message:
+    """What a worker has printed, for the learner's log."""
+    texts = [line[:LONGEST_LINE].encode(errors="replace").decode() for _, line in lines]
+    levels = [min(level, logging.CRITICAL) for level, _ in lines]
+    return {"op": "said", "lines": list(map(list, zip(levels, texts, strict=True)))}
 
 
 def decline(door: Door, kind: Literal["user", "fault"], sentence: str) -> None:

@@ -25,7 +25,16 @@ from steppe.errors import SteppeError, UserError
 from steppe.runners.asynchronous.batches import MOST_ENVIRONMENTS, Form, from_message
 from steppe.runners.asynchronous.inbox import Over
 from steppe.runners.asynchronous.task import Task
-from steppe.runners.asynchronous.words import GREETING_SECONDS, LISTEN_SECONDS, LONGEST_SENTENCE, NAME, VERSION
+from steppe.runners.asynchronous.words import (
+    GREETING_SECONDS,
+    LISTEN_SECONDS,
+    LONGEST_LINE,
+    LONGEST_SENTENCE,
+    MOST_LINES,
+    NAME,
+    VERSION,
+    Lines,
+)
 from steppe.specs.spaces import to_json
 
 if TYPE_CHECKING:
@@ -47,6 +56,7 @@ class Session:
     ) -> None:
         self._sock, self._peer, self._token, self._tls, self._server = sock, peer, token, tls, server
         self._channel: Channel | None = None
+        self._number = -1
 
     def run(self) -> None:
         """From the greeting to the end; whatever goes wrong is told to the worker, where that is possible."""
@@ -81,6 +91,7 @@ class Session:
         channel.limit = form.largest(environments)
         server = self._server
         number, connection = server.membership.join(name)
+        self._number = number
         log.info("%s: worker %d has joined", self._peer, number)
         vanished, has_failed = True, False
         try:
@@ -145,6 +156,10 @@ class Session:
                 return {"op": "news"} | server.board.news(*_known(request))
             case "alive":
                 return {"op": "noted"}
+            case "said":
+                for level, line in _lines(request):
+                    log.log(level, "worker %d: %s", self._number, line)
+                return {"op": "noted"}
             case "fault":
                 sentence = read_text(request, "message", LONGEST_SENTENCE)
                 log.warning("%s: %s", self._peer, sentence)
@@ -204,6 +219,19 @@ class Session:
                 last = message | {"message": sentence[:LONGEST_SENTENCE], "version": VERSION}
                 self._channel.send(last, GREETING_SECONDS)
                 self._channel.hang_up()
+
+
+def _lines(request: Message) -> Lines:
+    """What a worker has printed."""
+    lines = request.get("lines")
+    if not isinstance(lines, list) or len(lines) > MOST_LINES + 1:
+        raise Malformed(f'sent "lines" as something else than up to {MOST_LINES + 1} of them')
+    for line in lines:
+        if not (
+            isinstance(line, list) and [type(part) for part in line] == [int, str] and 0 <= line[0] <= logging.CRITICAL
+        ):
+            raise Malformed('sent "lines" of something else than a level and a text each')
+    return [(level, text[:LONGEST_LINE]) for level, text in lines]
 
 
 def _known(request: Message) -> tuple[int, str]:

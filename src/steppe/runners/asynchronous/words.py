@@ -10,6 +10,7 @@ A worker speaks, the learner answers, strictly in turn; only "over" may come at 
 | fetch: has, session                                     | news: version, timestep, exploration, perhaps policy |
 | batch: has, session, and as `batches.to_message` has it | taken or dropped, with news                          |
 | alive                                                   | noted                                                |
+| said: lines                                             | noted                                                |
 | fault: message                                          | noted                                                |
 | leave                                                   | bye                                                  |
 |                                                         | over: message                                        |
@@ -27,6 +28,14 @@ ALIVE_SECONDS = 5.0
 LISTEN_SECONDS = 0.25
 """How often each side looks whether it is over while the other one is silent."""
 LONGEST_SENTENCE = 4000
+SAY_SECONDS = 1.0
+"""How often a worker hands on what it has printed."""
+MOST_LINES = 10
+"""How many lines of it: the rest of a flood is only counted."""
+LONGEST_LINE = 300
+"""In characters; all of them fit into the room of the smallest message."""
+Lines = list[tuple[int, str]]
+"""(level, text) of what was logged or printed."""
 TOKEN_VARIABLE = "STEPPE_LEARNER_TOKEN"
 
 

@@ -25,9 +25,16 @@ from steppe.runners.asynchronous.batches import Form, to_message
 from steppe.runners.asynchronous.collecting import Collector
 from steppe.runners.asynchronous.environments import environment_of
 from steppe.runners.asynchronous.inbox import Over
-from steppe.runners.asynchronous.link import Door, Link, TaskChanged, Welcome, decline
+from steppe.runners.asynchronous.link import Door, Link, TaskChanged, Welcome, decline, said
 from steppe.runners.asynchronous.task import Task
-from steppe.runners.asynchronous.words import ALIVE_SECONDS, LISTEN_SECONDS, LONGEST_SENTENCE, TOKEN_VARIABLE
+from steppe.runners.asynchronous.words import (
+    ALIVE_SECONDS,
+    LISTEN_SECONDS,
+    LONGEST_SENTENCE,
+    SAY_SECONDS,
+    TOKEN_VARIABLE,
+    Lines,
+)
 from steppe.runners.preprocessed_host import PreprocessedHostEnvs
 from steppe.specs.connections import split_address
 
@@ -72,14 +79,22 @@ class AsyncWorker:
 
 
 def work(
-    door: Door, make_envs: Callable[[], HostEnvs], policy: Any = None, has_made: Callable[[], object] = lambda: None
+    door: Door,
+    make_envs: Callable[[], HostEnvs],
+    policy: Any = None,
+    *,
+    has_made: Callable[[], object] = lambda: None,
+    heard: Callable[[], Lines] = list,
 ) -> int:
-    """Works until the learner is done; how many timesteps were taken. `has_made` hears that there are environments."""
+    """Works until the learner is done; how many timesteps were taken.
+
+    `has_made` hears that there are environments; `heard` gives what was printed since it was last asked.
+    """
     with _made(door, make_envs) as envs:
         has_made()
         spaces = envs.observation_space, envs.action_space
         link = Link(door, spaces, envs.num_envs)
-        shift = Shift(link, envs, policy)
+        shift = Shift(link, envs, policy, heard)
         try:
             link.join()
             while True:
@@ -96,7 +111,7 @@ def work(
                 f"the learner at {door.address} {error}; install the same version of Steppe on both sides"
             ) from None
         except Exception as error:
-            link.complain((str(error) or type(error).__name__)[:LONGEST_SENTENCE])
+            link.complain((str(error) or type(error).__name__)[:LONGEST_SENTENCE], heard())
             raise
         finally:
             link.close()
@@ -117,11 +132,11 @@ def _made(door: Door, make_envs: Callable[[], HostEnvs]) -> HostEnvs:
 class Shift:
     """Batch after batch, for one learner and, should it change, for the next."""
 
-    def __init__(self, link: Link, envs: HostEnvs, policy: Any) -> None:
-        self._link, self._envs, self._policy = link, envs, policy
+    def __init__(self, link: Link, envs: HostEnvs, policy: Any, heard: Callable[[], Lines]) -> None:
+        self._link, self._envs, self._policy, self._heard = link, envs, policy, heard
         self._session = ""
         self._sequence = 0
-        self._listened = self._spoke = time.monotonic()
+        self._listened = self._spoke = self._said = time.monotonic()
         self._earlier = 0
         self._collector: Collector | None = None
 
@@ -138,6 +153,7 @@ class Shift:
         _apply_rules(task, envs)
         self._actor = _actor_for(welcome, envs, self._policy, self._link)
         self._news("fetch", {})
+        self._hand_on()
         seen: Any = envs
         if task.preprocessing is not None:
             seen = PreprocessedHostEnvs(envs, Preprocessing.from_json(task.preprocessing))
@@ -169,7 +185,7 @@ class Shift:
         self._spoke = time.monotonic()
 
     def _tick(self) -> None:
-        """Between two steps: hears whether it is over, and shows that the environments are not stuck."""
+        """Between two steps: hears whether it is over, shows that nothing is stuck, hands on what was printed."""
         now = time.monotonic()
         if now - self._listened < LISTEN_SECONDS:
             return
@@ -178,6 +194,13 @@ class Shift:
         if now - self._spoke >= ALIVE_SECONDS:
             self._link.ask({"op": "alive"})
             self._spoke = time.monotonic()
+        if now - self._said >= SAY_SECONDS:
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        if lines := self._heard():
+            self._link.ask(said(lines))
+        self._said = time.monotonic()
 
 
 def _apply_rules(task: Task, envs: HostEnvs) -> None:

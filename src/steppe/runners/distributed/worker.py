@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.errors import SteppeError, UserError
 from steppe.runners.distributed.exchange import Exchange, ServersLost
-from steppe.runners.distributed.listening import Listening
 from steppe.runners.distributed.words import Order, Posting, Report
+from steppe.runners.listening import Listening
 from steppe.runners.ray_session import die_with_parent
 
 if TYPE_CHECKING:

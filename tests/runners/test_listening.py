@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 
-from steppe.runners.distributed.listening import MOST_LINES, Listening
+import pytest
+
+from steppe.runners.listening import MOST_LINES, Listening
 
 
 def test_prints_and_logs_are_heard_in_their_order():
@@ -14,27 +16,39 @@ def test_prints_and_logs_are_heard_in_their_order():
         print("one")
         logging.getLogger("steppe.somewhere").info("two")
         print("three\nfo", end="")
-        print("ur", file=sys.stderr)
-        logging.getLogger("other").warning("five")
+        print("ur")
+        print("five", file=sys.stderr)
+        logging.getLogger("other").warning("six")
         logging.getLogger("other").info("not worth it")
     assert listening.heard() == [
         (logging.INFO, "one"),
         (logging.INFO, "two"),
         (logging.INFO, "three"),
         (logging.INFO, "four"),
-        (logging.WARNING, "five"),
+        (logging.INFO, "five"),
+        (logging.WARNING, "six"),
     ]
     assert listening.heard() == []
 
 
-def test_a_flood_is_cut_and_counted():
-    listening = Listening()
+@pytest.mark.parametrize(("settings", "most"), [({}, MOST_LINES), ({"most_lines": 10}, 10)])
+def test_a_flood_is_cut_and_counted(settings, most):
+    listening = Listening(**settings)
     with listening:
-        for number in range(MOST_LINES + 50):
+        for number in range(most + 50):
             print(number)
     lines = listening.heard()
-    assert len(lines) == MOST_LINES + 1
+    assert len(lines) == most + 1
     assert lines[-1] == (logging.WARNING, "50 more lines")
+
+
+def test_what_is_heard_is_passed_on_where_others_listen_too(capsys):
+    listening = Listening(passes_on=True)
+    with listening:
+        print("one")
+        print("two", file=sys.stderr)
+    assert capsys.readouterr() == ("one\n", "two\n")
+    assert [line for _, line in listening.heard()] == ["one", "two"]
 
 
 def test_others_hear_what_they_heard_before(capsys):

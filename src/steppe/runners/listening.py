@@ -1,11 +1,11 @@
-"""What a worker logs and prints, kept until the driver asks for it: a run has one log."""
+"""What a worker logs and prints, kept until it is handed on to the driver: a run has one log."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from io import TextIOBase
-from typing import Any
+from typing import Any, TextIO
 
 MOST_LINES = 200
 """How many lines are kept between two reports; what a flood of them says is said by the first."""
@@ -14,7 +14,9 @@ MOST_LINES = 200
 class Listening:
     """Hears Python's logging and all that is printed, while the context lasts."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_lines: int = MOST_LINES, *, passes_on: bool = False) -> None:
+        """With `passes_on`, what is printed is also seen where it was before."""
+        self._most, self._passes_on = most_lines, passes_on
         self._lines: list[tuple[int, str]] = []
         self._unheard = 0
         self._handler = _Handler(self)
@@ -24,7 +26,8 @@ class Listening:
         root.addHandler(self._handler)
         own.setLevel(logging.INFO)
         self._before = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = _Printed(self)  # type: ignore[assignment]
+        passed_on = self._before if self._passes_on else (None, None)
+        sys.stdout, sys.stderr = (_Printed(self, to) for to in passed_on)  # type: ignore[assignment]
 
     def __exit__(self, *_: object) -> None:
         sys.stdout, sys.stderr = self._before
@@ -32,7 +35,7 @@ class Listening:
 
     def hear(self, level: int, line: str) -> None:
         """Takes in one line."""
-        if len(self._lines) < MOST_LINES:
+        if len(self._lines) < self._most:
             self._lines.append((level, line))
         else:
             self._unheard += 1
@@ -57,14 +60,21 @@ class _Handler(logging.Handler):
 class _Printed(TextIOBase):
     """A file whose lines are heard."""
 
-    def __init__(self, listening: Listening) -> None:
-        self._listening = listening
+    def __init__(self, listening: Listening, passed_on: TextIO | None) -> None:
+        self._listening, self._passed_on = listening, passed_on
         self._begun = ""
 
     def write(self, text: Any) -> int:
         """Whole lines; the rest waits."""
+        if self._passed_on is not None:
+            self._passed_on.write(text)
         *lines, self._begun = (self._begun + text).split("\n")
         for line in lines:
             if line.strip():
                 self._listening.hear(logging.INFO, line)
         return len(text)
+
+    def flush(self) -> None:
+        """What is passed on does not wait."""
+        if self._passed_on is not None:
+            self._passed_on.flush()
