@@ -1,4 +1,7 @@
-"""For every test: compiled programs are kept between runs, apart from the user's own, and Ctrl-C is heard."""
+"""For every test: compiled programs are kept between runs, apart from the user's own, and Ctrl-C is heard.
+
+No example of a property has a deadline: a busy machine may keep any of them waiting for longer than Hypothesis allows.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,13 @@ import os
 import signal
 from pathlib import Path
 
+from hypothesis import settings
+
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("STEPPE_CACHE", str(_CACHE / "steppe-tests" / "compiled"))
+
+settings.register_profile("steppe", deadline=None)
+settings.load_profile("steppe")
 
 # In the background of a shell, and under nohup, these are ignored, which whatever tests start would inherit.
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
