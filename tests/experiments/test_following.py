@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import set_clock
 
 from steppe.clusters import registry
 from steppe.errors import ClusterError
@@ -64,8 +65,7 @@ def on(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
 
         monkeypatch.setattr(remote, "reach", reached)
         monkeypatch.setattr(registry, "knows", lambda name: True)
-        monkeypatch.setattr(remote.time, "monotonic", lambda: cluster.now)
-        monkeypatch.setattr(remote.time, "sleep", cluster.sleep)
+        set_clock(monkeypatch, monotonic=lambda: cluster.now, sleep=cluster.sleep)
         place = places.Place("lab", "default", "steppe-first-1", start=3)
         (folder.path / places.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
         folder.write_status(Status(state="starting", created=1.0))

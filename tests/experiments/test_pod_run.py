@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clocks import set_clock
 from processes import wait_until
 
 from steppe.experiments import locks, pod_run
@@ -173,7 +174,7 @@ def test_a_pod_waits_for_nobody_where_the_folder_came_from_object_storage(pod, m
         pass
     # The one file that is never stored.
     (pod.folder.path / ".lock").unlink()
-    monkeypatch.setattr(pod_run.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    set_clock(monkeypatch, sleep=lambda seconds: pytest.fail("it waits"))
     assert pod(start="2", total_timesteps=6000) == OVER
 
 

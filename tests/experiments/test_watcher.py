@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import set_clock
 
 from steppe.clusters import lifecycle as clusters
 from steppe.clusters import registry
@@ -171,7 +172,7 @@ COMPLETED = dataclasses.replace(RUNNING, state="completed", reason="30 timesteps
 def slept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """How long was waited before what failed was tried again."""
     pauses: list[float] = []
-    monkeypatch.setattr(watcher.time, "sleep", pauses.append)
+    set_clock(monkeypatch, sleep=pauses.append)
     return pauses
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from object_storage import Cloud
+from ports import free_port
 from processes import wait_until
 
 from steppe.clusters._base import Reachable
@@ -158,16 +158,15 @@ def test_who_may_not_ask_pods_is_told_so_at_once(code: int, fix: str):
 
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_the_trial_waits_for_a_question_at_its_door(is_asked: bool):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     script = checking.DOOR_SCRIPT.replace(str(DOOR_PORT), str(port))
     if not is_asked:
         script = script.replace(str(checking.ASK_SECONDS), "0.1")
     trial = subprocess.Popen([sys.executable, "-P", "-c", script], stderr=subprocess.DEVNULL)
     try:
         if is_asked:
-            wait_until(lambda: answers(port), "the trial to answer", seconds=30)
-        assert trial.wait(30) == (0 if is_asked else checking.NOT_ASKED)
+            wait_until(lambda: answers(port), "the trial to answer")
+        assert trial.wait(60) == (0 if is_asked else checking.NOT_ASKED)
     finally:
         trial.kill()
         trial.wait()
@@ -175,7 +174,7 @@ def test_the_trial_waits_for_a_question_at_its_door(is_asked: bool):
 
 def answers(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
             return bool(answer.status == 204)
     except OSError:
         return False

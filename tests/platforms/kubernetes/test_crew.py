@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from clocks import set_clock
 from processes import wait_until
 
 from steppe.platforms.kubernetes import crew, pod
@@ -125,8 +126,7 @@ def test_a_driver_that_is_away_for_long_is_waited_for_and_one_that_is_gone_is_no
     def sleep(seconds):
         now[0] += 600.0
 
-    monkeypatch.setattr(crew.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(crew.time, "sleep", sleep)
+    set_clock(monkeypatch, monotonic=lambda: now[0], sleep=sleep)
     assert serve(lambda rays: OVER if now[0] > 60_000.0 else None) == 0
     assert "the driver at 127.0.0.1:8470 has not answered for 1200 s\n" in capfd.readouterr().out
     # Whoever would be restarted would wait again, for ever.

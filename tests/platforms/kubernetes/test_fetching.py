@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from clocks import set_clock
 from kube_memory import MemoryKube
 
 from steppe.errors import ClusterError, StorageError
@@ -120,8 +121,7 @@ def losing_its_pod(pods: Pods, monkeypatch: pytest.MonkeyPatch, why: KubeError, 
         if now > 1000.0 + seconds:
             pods.closed = None
 
-    monkeypatch.setattr(fetching.time, "monotonic", lambda: now)
-    monkeypatch.setattr(fetching.time, "sleep", pause)
+    set_clock(monkeypatch, monotonic=lambda: now, sleep=pause)
     files = pods.opened()
     files.__enter__()
     pods.left["reader-0"], pods.closed = 0, why
@@ -155,7 +155,7 @@ def test_a_cluster_that_comes_back_goes_on(tmp_path: Path, monkeypatch: pytest.M
         pods.is_away = len(paused) % 2 == 0
         paused.append(seconds)
 
-    monkeypatch.setattr(fetching.time, "sleep", pause)
+    set_clock(monkeypatch, sleep=pause)
     assert fetched(pods, tmp_path) == pods.files
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from clocks import set_clock
 
 from steppe.errors import ClusterError
 from steppe.platforms.kubernetes import engines, naming, remote_run
@@ -288,7 +289,7 @@ def test_the_one_worker_of_a_thousand_that_does_not_run_is_found():
 
 def test_missing_workers_are_not_looked_at_every_second(monkeypatch):
     now = 1000.0
-    monkeypatch.setattr(remote_run.time, "monotonic", lambda: now)
+    set_clock(monkeypatch, monotonic=lambda: now)
     server = Server("jobs", [pod("driver"), pod("worker", 1, NOT_PULLED), *JOBS], door=answer(worker=(1, 2, 1)))
     run = RemoteRun(server, RUN)  # type: ignore[arg-type]
     first = run.look()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import set_clock
 from kube_memory import MemoryKube
 
 from steppe.clusters._base import Reachable
@@ -32,8 +33,7 @@ class SlowKube(MemoryKube):
         self.now, self.until = 1000.0, 1000.0
         self.first: Json = SLOW
         self.then: Json = ENDED
-        monkeypatch.setattr(patience.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(patience.time, "sleep", self.sleep)
+        set_clock(monkeypatch, monotonic=lambda: self.now, sleep=self.sleep)
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -120,7 +120,7 @@ def test_a_name_that_no_registry_can_mend_is_given_up_soon(attempt: Attempt, mon
 
 def test_trouble_that_comes_again_is_waited_for_anew(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
-    monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+    set_clock(monkeypatch, monotonic=lambda: now[0])
     waits = patience.Patience()
     for time, trouble, is_over in ((0, "x", False), (89, "x", False), (90, "", False), (91, "x", False)):
         now[0] = float(time)
