@@ -72,7 +72,7 @@ def test_a_worker_that_hangs_before_it_has_joined_is_replaced(workplace: Workpla
     workplace.new("stuck", environment="stuck:make", run_mode="async", agent="dqn", **fields)
     workplace.steppe("experiment", "start", "-e", "stuck", "-c", "testbed", "--detach")
     # There is no other worker: whoever is stuck must begin anew.
-    assert workplace.wait_for("stuck", "completed", seconds=240)["timestep"] >= 3_000
+    assert workplace.wait_for("stuck", "completed")["timestep"] >= 3_000
     log = workplace.steppe("experiment", "logs", "-e", "stuck")
     assert "a worker cannot join: it has not made its environment within 10 s" in log
 
@@ -105,7 +105,7 @@ def test_a_run_in_mode_distributed_outlives_its_pods(workplace: Workplace):
 def test_a_run_outlives_its_node(workplace: Workplace):
     testbed = workplace.testbed
     first, second = testbed.with_nodes(2)[:2]
-    workplace.new("node", total_timesteps=3_000_000)
+    workplace.new("node", total_timesteps=6_000_000)
     # The other one runs the control plane, which is not to be lost.
     testbed.kubectl("cordon", first)
     try:
@@ -118,7 +118,7 @@ def test_a_run_outlives_its_node(workplace: Workplace):
     testbed.kube("node-kill", second)
     try:
         status = workplace.wait_for("node", "completed")
-        assert status["timestep"] >= 3_000_000
+        assert status["timestep"] >= 6_000_000
         assert "resuming /steppe/results/node" in workplace.steppe("experiment", "logs", "-e", "node")
     finally:
         testbed.with_nodes(2)
@@ -127,7 +127,7 @@ def test_a_run_outlives_its_node(workplace: Workplace):
 @pytest.mark.faults
 def test_a_run_whose_driver_finds_no_other_node_can_be_paused_and_deleted(workplace: Workplace):
     testbed = workplace.testbed
-    workplace.new("homeless", total_timesteps=3_000_000)
+    workplace.new("homeless", total_timesteps=100_000_000)
     workplace.steppe("experiment", "start", "-e", "homeless", "-c", "testbed", "--detach")
     timestep = workplace.wait_for("homeless", "running", timestep=1)["timestep"]
     nodes = testbed.with_nodes(1)
@@ -135,7 +135,7 @@ def test_a_run_whose_driver_finds_no_other_node_can_be_paused_and_deleted(workpl
     try:
         lose_one(workplace, "driver")
         is_alone = lambda: [pod["status"]["phase"] for pod in workplace.pods_of("driver")] == ["Pending"]  # noqa: E731
-        wait_until(is_alone, "the old driver to be gone", seconds=120, pause=1.0)
+        wait_until(is_alone, "the old driver to be gone", seconds=300, pause=1.0)
         assert workplace.status("homeless")["state"] == "starting"
         # A reader would take the disk from it.
         said = workplace.steppe("experiment", "logs", "-e", "homeless", exit_code=1)
@@ -147,7 +147,7 @@ def test_a_run_whose_driver_finds_no_other_node_can_be_paused_and_deleted(workpl
     finally:
         testbed.kubectl("uncordon", *nodes)
     workplace.steppe("experiment", "delete", "-e", "homeless", "--force")
-    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=300, pause=1.0)
 
 
 def test_an_image_that_cannot_be_pulled_ends_in_a_sentence(workplace: Workplace):
@@ -156,7 +156,7 @@ def test_an_image_that_cannot_be_pulled_ends_in_a_sentence(workplace: Workplace)
     assert "the image localhost/no-such-image:1 of Pod" in said
     assert "cannot be pulled" in said
     assert 'experiment "image" is failed' in said
-    wait_until(lambda: not workplace.pods_of("driver"), "its Pod to end", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.pods_of("driver"), "its Pod to end", seconds=300, pause=1.0)
 
 
 def test_workers_that_cannot_be_pulled_end_in_a_sentence(workplace: Workplace):
@@ -165,7 +165,7 @@ def test_workers_that_cannot_be_pulled_end_in_a_sentence(workplace: Workplace):
     said = workplace.steppe("experiment", "start", "-e", "crew", "-c", "testbed", exit_code=1, before=HASTY)
     assert "0 of 2 workers are ready: the image localhost/no-such-image:1 of Pod" in said
     assert 'experiment "crew" is failed' in said
-    wait_until(lambda: not workplace.pods_of("driver"), "its Pods to end", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.pods_of("driver"), "its Pods to end", seconds=300, pause=1.0)
     assert "cannot be pulled" in workplace.status("crew")["reason"]
 
 
@@ -222,7 +222,7 @@ def test_the_listed_role_is_enough(workplace: Workplace, tmp_path):
     workplace.steppe("experiment", "download", "-e", "role", "--to", str(tmp_path / "results"))
     assert json.loads((tmp_path / "results" / "status.json").read_text())["state"] == "completed"
     workplace.steppe("experiment", "delete", "-e", "role", "--force")
-    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=300, pause=1.0)
 
 
 @pytest.mark.parametrize(
@@ -263,11 +263,12 @@ def outlive(workplace: Workplace, name: str, pods: dict[str, int]) -> None:
     Where checkpoints are seldom, the driver goes on from the one that it saves when it is asked to end.
     """
     workplace.steppe("experiment", "start", "-e", name, "-c", "testbed", "--detach")
-    timestep = workplace.wait_for(name, "running", timestep=1)["timestep"]
+    timestep = 0
     for kind, count in pods.items():
+        # Not after the last loss: when it is looked at again, it may have completed already.
+        timestep = workplace.wait_for(name, "running", timestep=timestep + 1)["timestep"]
         assert len(workplace.pods_of(kind)) == count
         lose_one(workplace, kind)
-        timestep = workplace.wait_for(name, "running", timestep=timestep + 1)["timestep"]
     workplace.wait_for(name, "completed")
     log = workplace.steppe("experiment", "logs", "-e", name)
     assert log.count(f"starting /steppe/results/{name}") == 1
@@ -277,7 +278,7 @@ def outlive(workplace: Workplace, name: str, pods: dict[str, int]) -> None:
     wait_until(
         lambda: all(has_ended(pod) for kind in crew for pod in workplace.pods_of(kind)),
         "the others to end",
-        seconds=120,
+        seconds=300,
         pause=1.0,
     )
 
@@ -287,4 +288,4 @@ def lose_one(workplace: Workplace, kind: str) -> None:
     names = {pod["metadata"]["name"] for pod in workplace.pods_of(kind)}
     workplace.testbed.kubectl("delete", "pod", min(names), "-n", workplace.namespace, "--wait=false")
     is_another = lambda: {pod["metadata"]["name"] for pod in workplace.pods_of(kind)} - names  # noqa: E731
-    wait_until(is_another, f"another {kind}", seconds=120, pause=1.0)
+    wait_until(is_another, f"another {kind}", seconds=300, pause=1.0)

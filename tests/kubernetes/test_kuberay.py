@@ -69,8 +69,8 @@ def test_a_kuberay_that_knows_no_tokens_is_refused(testbed: Testbed, workplace: 
         workplace.new("old", **FIELDS)
         said = workplace.steppe("experiment", "start", "-e", "old", "-c", "testbed", exit_code=1)
         assert 'the KubeRay of cluster "testbed" is older than 1.5.1 and knows no tokens' in said
-        wait_until(lambda: not ray_jobs_of(workplace), "the RayJob to be gone", seconds=60, pause=0.5)
-    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
+        wait_until(lambda: not ray_jobs_of(workplace), "the RayJob to be gone", seconds=300, pause=0.5)
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=300, pause=1.0)
 
 
 @pytest.mark.usefixtures("kuberay")
@@ -89,7 +89,7 @@ def test_a_ray_job_belongs_to_the_experiment_and_goes_with_it(workplace: Workpla
     assert not ray_jobs_of(workplace)
     assert workplace.status("owned")["state"] == "stopped"
     workplace.steppe("experiment", "delete", "-e", "owned", "--force")
-    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=300, pause=1.0)
 
 
 @pytest.mark.usefixtures("operator")
@@ -97,7 +97,7 @@ def test_what_kuberay_refuses_is_told_in_its_own_words(workplace: Workplace, mon
     workplace.new("refused", **FIELDS)
     monkeypatch.setattr("ray_operator.OLDEST_RAY_WITH_TOKENS", (999, 0, 0))
     workplace.steppe("experiment", "start", "-e", "refused", "-c", "testbed", "--detach")
-    reason = workplace.wait_for("refused", "failed", seconds=60)["reason"]
+    reason = workplace.wait_for("refused", "failed")["reason"]
     assert "has ended: that Ray knows no tokens" in reason
 
 
@@ -135,7 +135,7 @@ def test_an_experiment_trains_through_a_ray_job_and_its_end_is_seen_later(workpl
     assert json.loads((tmp_path / "results" / "status.json").read_text())["state"] == "completed"
     workplace.steppe("experiment", "delete", "-e", "ray", "--force")
     assert not ray_jobs_of(workplace)
-    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=300, pause=1.0)
 
 
 @pytest.mark.long
@@ -148,7 +148,7 @@ def test_a_run_of_a_ray_job_is_paused_resumed_and_outlives_its_head(workplace: W
     assert (len(workplace.pods_of("worker")), len(workplace.pods_of("server"))) == (2, 1)
     assert 'experiment "ray" is paused at timestep' in workplace.steppe("experiment", "pause", "-e", "ray")
     paused = workplace.status("ray")["timestep"]
-    wait_until(lambda: not ray_jobs_of(workplace), "the RayJob to be gone", seconds=60, pause=0.5)
+    wait_until(lambda: not ray_jobs_of(workplace), "the RayJob to be gone", seconds=300, pause=0.5)
 
     more = paused + 200_000
     workplace.steppe("experiment", "resume", "-e", "ray", "--set", f"total_timesteps={more}", "--detach")

@@ -128,7 +128,7 @@ def test_an_environment_that_workers_have_not_either_fails_the_experiment_with_a
 ):
     workplace.new("typo", **fields_of(own_image, environment="tank_simulation:Tank"))
     workplace.steppe("experiment", "start", "-e", "typo", "-c", "testbed", "--detach")
-    reason = workplace.wait_for("typo", "failed", seconds=180)["reason"]
+    reason = workplace.wait_for("typo", "failed")["reason"]
     assert reason.startswith(
         'workers cannot make the environment: environment "tank_simulation:Tank" names the module "tank_simulation", '
         "which is not there"
@@ -138,6 +138,6 @@ def test_an_environment_that_workers_have_not_either_fails_the_experiment_with_a
 def test_evaluations_need_the_environment_at_the_driver(workplace: Workplace, own_image: str):
     workplace.new("judged", **fields_of(own_image, evaluation={"episodes": 1, "every": 1_000}))
     workplace.steppe("experiment", "start", "-e", "judged", "-c", "testbed", "--detach")
-    reason = workplace.wait_for("judged", "failed", seconds=180)["reason"]
+    reason = workplace.wait_for("judged", "failed")["reason"]
     assert "the driver's image does not have the environment that evaluation plays in" in reason
     assert "kubernetes.driver.image" in reason

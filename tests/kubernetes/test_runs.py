@@ -22,7 +22,7 @@ def test_an_experiment_is_started_paused_resumed_downloaded_and_deleted(workplac
 
     assert 'experiment "one" is paused at timestep' in workplace.steppe("experiment", "pause", "-e", "one")
     paused = workplace.status("one")
-    wait_until(lambda: not workplace.pods_of("driver"), "all Pods to end", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.pods_of("driver"), "all Pods to end", seconds=300, pause=1.0)
     listed = json.loads(workplace.steppe("experiment", "list", "--json"))
     assert [(row["name"], row["state"], row["timestep"]) for row in listed] == [("one", "paused", paused["timestep"])]
 
@@ -53,7 +53,7 @@ def test_an_experiment_is_started_paused_resumed_downloaded_and_deleted(workplac
     policy = (tmp_path / "last" / "policy" / "policy.safetensors").read_bytes()
 
     workplace.steppe("experiment", "delete", "-e", "one", "--force")
-    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=300, pause=1.0)
 
     # And it has learned what it would have learned without the pause, in as many timesteps.
     workplace.new("straight", total_timesteps=ended["timestep"])
@@ -89,17 +89,17 @@ def test_each_other_run_mode_learns(workplace: Workplace, mode, fields):
 def test_workers_are_paused_and_resumed_with_what_was_learned(workplace: Workplace, tmp_path):
     workplace.new("crew", run_mode="async", num_workers=2, agent="dqn", total_timesteps=100_000_000)
     workplace.steppe("experiment", "start", "-e", "crew", "-c", "testbed", "--detach")
-    # By then it holds the pole for several times as long as one that knows nothing.
+    # By then it holds the pole for several times as long as one that knows nothing, also if it swings until it pauses.
     wait_until(
-        lambda: (workplace.wait_for("crew", "running")["mean_return"] or 0) >= 100,
+        lambda: (workplace.wait_for("crew", "running")["mean_return"] or 0) >= 150,
         "it to learn",
-        seconds=300,
+        seconds=600,
         pause=1.0,
     )
     workplace.steppe("experiment", "pause", "-e", "crew")
     paused = workplace.status("crew")
     assert (paused["state"], paused["mean_return"] >= 100) == ("paused", True)
-    wait_until(lambda: not workplace.pods_of("worker"), "the workers to end", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.pods_of("worker"), "the workers to end", seconds=300, pause=1.0)
 
     # Not 475 as above: whose batch comes first is up to the machine, and some runs of dqn swing between 350 and 450 for
     # as long as they are left to.
@@ -152,7 +152,7 @@ def make(level):
     file.unlink()
     workplace.wait_for("named", "completed")
     workplace.steppe("experiment", "delete", "-e", "named", "--force")
-    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=300, pause=1.0)
 
 
 def test_a_simulator_may_stand_beside_the_one_that_acts(workplace: Workplace):
@@ -170,7 +170,7 @@ def test_a_simulator_may_stand_beside_the_one_that_acts(workplace: Workplace):
     workplace.steppe("experiment", "start", "-e", "beside", "-c", "testbed", "--detach")
     workplace.wait_for("beside", "completed")
     # A simulator knows no end: whoever sees that the training is over ends it too.
-    wait_until(lambda: not workplace.pods_of("driver"), "the Pod to end", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.pods_of("driver"), "the Pod to end", seconds=300, pause=1.0)
 
 
 def test_two_experiments_do_not_touch_each_other(workplace: Workplace, tmp_path):
@@ -183,7 +183,7 @@ def test_two_experiments_do_not_touch_each_other(workplace: Workplace, tmp_path)
     workplace.steppe("experiment", "stop", "-e", "a")
     assert workplace.status("a")["state"] == "stopped"
     workplace.steppe("experiment", "delete", "-e", "a", "--force")
-    wait_until(lambda: not workplace.left("a"), "all of a to be gone", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.left("a"), "all of a to be gone", seconds=300, pause=1.0)
     # The same Pod, in which nothing was begun anew, goes on.
     timestep = workplace.status("b")["timestep"]
     workplace.wait_for("b", "running", timestep=timestep + 1)
@@ -203,7 +203,7 @@ def test_everything_ends_with_the_config_map_that_owns_it(workplace: Workplace):
     (root,) = workplace.testbed.objects("configmaps", workplace.namespace, "steppe/experiment=owned")
     # By hand, and nothing else: the cluster itself removes what belongs to it.
     workplace.testbed.kubectl("delete", "configmap", root["metadata"]["name"], "-n", workplace.namespace)
-    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=180, pause=1.0)
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=300, pause=1.0)
     assert workplace.status("owned")["state"] == "failed"
 
 

@@ -73,7 +73,7 @@ def test_results_are_kept_in_object_storage(workplace: Workplace, bucket: Bucket
     workplace.steppe("experiment", "start", "-e", "kept", "-c", "testbed")
     assert workplace.status("kept")["state"] == "completed"
     assert not [each for each in workplace.left() if each.startswith("PersistentVolumeClaim")]
-    wait_until(lambda: not workplace.pods_of("driver"), "its Pod to end", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.pods_of("driver"), "its Pod to end", seconds=300, pause=1.0)
 
     target = tmp_path / "results"
     workplace.steppe("experiment", "download", "-e", "kept", "--to", str(target))
@@ -96,7 +96,7 @@ def test_results_are_kept_in_object_storage(workplace: Workplace, bucket: Bucket
 
 def test_a_driver_pod_that_is_deleted_goes_on_from_the_store(workplace: Workplace, bucket: Bucket):
     # So seldom that the only checkpoint is that of a Pod which is asked to end.
-    workplace.new("moved", total_timesteps=600_000, saver_frequency="3600s", kubernetes=bucket.pods)
+    workplace.new("moved", total_timesteps=3_000_000, saver_frequency="3600s", kubernetes=bucket.pods)
     workplace.steppe("experiment", "start", "-e", "moved", "-c", "testbed", "--detach")
     workplace.wait_for("moved", "running", timestep=1)
     (first,) = workplace.pods_of("driver")
@@ -104,19 +104,19 @@ def test_a_driver_pod_that_is_deleted_goes_on_from_the_store(workplace: Workplac
     # It was asked to end, and has saved and stored a checkpoint before it did.
     assert [name for name in bucket.objects() if name.startswith("checkpoints/")]
     status = workplace.wait_for("moved", "completed")
-    assert status["timestep"] >= 600_000
+    assert status["timestep"] >= 3_000_000
     log = workplace.steppe("experiment", "logs", "-e", "moved")
     assert "starting /steppe/results/moved" in log
     assert "resuming /steppe/results/moved" in log
     workplace.steppe("experiment", "delete", "-e", "moved", "--force", "--stored")
     assert bucket.objects() == {}
-    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=120, pause=1.0)
+    wait_until(lambda: not workplace.left(), "everything to be gone", seconds=300, pause=1.0)
 
 
 @pytest.mark.long
 @pytest.mark.faults
 def test_a_driver_pod_that_vanishes_goes_on_from_the_last_checkpoint_in_the_store(workplace: Workplace, bucket: Bucket):
-    workplace.new("lost", total_timesteps=300_000, kubernetes=bucket.pods)
+    workplace.new("lost", total_timesteps=3_000_000, kubernetes=bucket.pods)
     workplace.steppe("experiment", "start", "-e", "lost", "-c", "testbed", "--detach")
 
     def checkpoints() -> list[str]:

@@ -58,7 +58,7 @@ class Testbed:
     def kubectl(self, *words: str, given: str | None = None, check: bool = True) -> str:
         """What kubectl prints."""
         command = ["kubectl", f"--kubeconfig={self.kubeconfig}", *words]
-        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=300)
         assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
         return done.stdout
 
