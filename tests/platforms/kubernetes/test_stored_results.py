@@ -10,6 +10,7 @@ from door_client import TOKEN, opened
 from pydantic import ValidationError
 
 from steppe.errors import StateError
+from steppe.platforms.kubernetes import keeper as keepers
 from steppe.platforms.kubernetes import mirror as mirrors
 from steppe.platforms.kubernetes import rendering, stored_results
 from steppe.platforms.kubernetes.mirror import Mirror
@@ -191,7 +192,9 @@ def test_a_reader_without_its_store_answers_all_the_same(tmp_path):
     assert door.status() == {"status": None, "role": "reader"}
 
 
-def test_a_run_is_not_over_before_it_is_stored(mirror, url, tmp_path):
+def test_a_run_is_not_over_before_it_is_stored(mirror, url, tmp_path, monkeypatch):
+    # It does not look meanwhile, and find that there is no trouble.
+    monkeypatch.setattr(keepers, "LOOK_SECONDS", 3600.0)
     run = StoredRun(url, tmp_path / "again", "next", lambda: None)
     assert run.begin()
     assert run.shown() == {"state": "completed", "timestep": 5}
