@@ -24,7 +24,7 @@ from steppe.errors import EnvironmentFault
 from steppe.records.checkpoints import list_checkpoints, load_latest
 from steppe.records.metrics import read_metrics
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 SUPPORT = Path(__file__).parents[1] / "support"
 BATCH = 64
@@ -98,7 +98,8 @@ def test_workers_killed_at_random_lose_only_what_was_on_its_way(tmp_path):
         if sum(steps > 0 for steps in taken(counts).values()) == 12 and not replaced:
             replaced.append(len(lines))
         is_whole = replaced and len(lines) > replaced[0] + 2 and lines[-1].get("workers") == 4
-        return "stop" if is_whole and lines[-1]["mean_return"] > 8.0 else None
+        # Beyond what is asked for below: the last batches are still to come.
+        return "stop" if is_whole and lines[-1]["mean_return"] > 8.5 else None
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -154,11 +155,14 @@ def test_a_killed_learner_is_resumed_and_its_workers_come_back(tmp_path):
             assert all(worker.poll() is None for worker in workers), kills
             assert sum(taken(counts).values()) <= before + 2 * 2 * BATCH
         saved = load_latest(run).timestep
-        learners.append(python(LEARNER, address, run, saved + 2000, out=subprocess.PIPE))
-        out, _ = learners[-1].communicate(timeout=120)
-        assert learners[-1].returncode == 0, out
+        learners.append(python(LEARNER, address, run, 10**7, out=subprocess.PIPE))
+        # As long as it takes: whoever has looked in vain looks again after a while only, and the other one is quick.
+        wait_until(lambda: _has_learned_with(2, run, saved + 2000), "it has learned with both")
+        learners[-1].terminate()
+        _, err = learners[-1].communicate(timeout=120)
+        assert learners[-1].returncode == 0, err
         for worker in workers:
-            out, err = worker.communicate(timeout=60)
+            out, err = worker.communicate(timeout=120)
             assert (worker.returncode, out.startswith("took")) == (0, True), err
     finally:
         end([*workers, *learners])
@@ -205,7 +209,7 @@ def test_the_driver_of_a_run_killed_leaves_no_process_and_a_checkpoint_to_go_on_
         assert len(family) >= 4
     finally:
         end([driver])
-    wait_until(lambda: not alive(family), "all processes have ended with it", seconds=60)
+    wait_until(lambda: not alive(family), "all processes have ended with it")
     saved = load_latest(tmp_path)
     assert saved.arrays["memory/timesteps/rewards"].any()
     spec = spec.model_copy(update={"total_timesteps": saved.timestep + 3000})
@@ -231,6 +235,12 @@ def _answers(address: str) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5):
         return True
     return False
+
+
+def _has_learned_with(workers: int, run: Path, timestep: int) -> bool:
+    """Whether so many work beyond a timestep, and well."""
+    last = (read_metrics(run) or [{}])[-1]
+    return last.get("timestep", 0) >= timestep and last.get("workers") == workers and last["mean_return"] > 8.0
 
 
 def _is_still(folder) -> bool:

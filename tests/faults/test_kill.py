@@ -63,7 +63,7 @@ def test_the_workers_of_a_killed_run_end_with_it(steppe: Steppe) -> None:
     workers = children(command.pid)
     assert workers
     assert command.kill() == -9
-    wait_until(lambda: not any(is_alive(worker) for worker in workers), "its workers are gone", seconds=20)
+    wait_until(lambda: not any(is_alive(worker) for worker in workers), "its workers are gone")
     row = steppe.listed("first")
     assert (row["state"], row["reason"]) == ("failed", DIED)
 
@@ -229,8 +229,7 @@ def assert_same(run: Run, other: Run) -> None:
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    return [int(child) for text in of_threads(pid, "children") for child in text.split()]
 
 
 def is_alive(pid: int) -> bool:
@@ -245,8 +244,14 @@ def stands_still(pid: int) -> bool:
 
 def thread_states(pid: int) -> list[str]:
     """The letters by which the kernel tells what each thread of a process does."""
-    states = []
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # It has just ended.
-            states.append(stat.read_text().rpartition(")")[2].split()[0])
-    return states
+    return [stat.rpartition(")")[2].split()[0] for stat in of_threads(pid, "stat")]
+
+
+def of_threads(pid: int, file: str) -> list[str]:
+    """What the kernel tells of each thread of a process."""
+    texts = []
+    with contextlib.suppress(OSError):  # It has just ended, or one of its threads has.
+        for thread in list(Path(f"/proc/{pid}/task").iterdir()):
+            with contextlib.suppress(OSError):
+                texts.append((thread / file).read_text())
+    return texts

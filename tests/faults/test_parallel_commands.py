@@ -11,7 +11,7 @@ from ray_processes import alive, descendants
 
 from steppe.records.checkpoints import load_latest
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 DQN = (
     *("CartPole-v1", "-A", "dqn", "--num-envs", "1", "--seed", "1", "--set", "video=false", "-t", "1e9"),
