@@ -6,8 +6,14 @@ import os
 import signal
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("STEPPE_CACHE", str(_CACHE / "steppe-tests" / "compiled"))
+
+# How long an example takes says more of what else the machine does than of what is tried.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # In the background of a shell, and under nohup, these are ignored, which whatever tests start would inherit.
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

@@ -125,7 +125,7 @@ def test_a_real_run_saves_everything_on_a_signal(here: Path, number: signal.Sign
         try:
             _wait_for(folder, "running")
             process.send_signal(number)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=120)
         finally:
             process.kill()
     assert (process.returncode, folder.status().state, err) == (128 + number, state, "")
