@@ -1,6 +1,6 @@
 """For every test: compiled programs are kept between runs, apart from the user's own, and Ctrl-C is heard.
 
-No example of a property has a deadline: a busy machine may keep any of them waiting for longer than Hypothesis allows.
+No example of a property has a deadline: how long one takes says more of what else the machine does than of what is tried.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import os
 import signal
 from pathlib import Path
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("STEPPE_CACHE", str(_CACHE / "steppe-tests" / "compiled"))
 
-settings.register_profile("steppe", deadline=None)
+settings.register_profile("steppe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steppe")
 
 # In the background of a shell, and under nohup, these are ignored, which whatever tests start would inherit.

@@ -157,7 +157,7 @@ def test_other_schemas_need_no_jax(kind: str) -> None:
         "import sys; from steppe.cli import main; "
         f"main(['schema', {kind!r}]); print('jax' in sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr.strip() == "False"
 
 

@@ -137,7 +137,7 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys; from steppe.cli import main; main(['--help']); "
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr.strip() == "[]"
 
 
@@ -147,12 +147,12 @@ def test_list_imports_nothing_heavy(project: Path) -> None:
         "import sys; from steppe.cli import main; main(['experiment', 'list']); "
         f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr.strip() == "[]"
 
 
 def test_the_module_is_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "steppe", "trian"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "steppe", "trian"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "did you mean" in done.stderr
 

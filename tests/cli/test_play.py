@@ -10,6 +10,7 @@ import pytest
 from certificates import make_certificate
 from endpoints import save_balancing_policy, save_policy, serve, write_router
 from policies import describe, tensors_for
+from ports import free_port
 from processes import Command, Steppe, wait_until
 
 from steppe.envs.registry import make_jax
@@ -120,7 +121,7 @@ def test_what_only_runs_compiled_can_be_played(shell: Steppe) -> None:
 @pytest.mark.faults
 def test_a_server_that_is_killed_and_comes_back_loses_no_reward_and_counts_none_twice(shell: Steppe) -> None:
     save_balancing_policy(shell.folder / "walk")
-    served = serve(shell, "walk")
+    served = serve(shell, "walk", port=free_port())
     words = ("--runners", "3", "--episodes", "40", "--feedback", "episode", "--out", "mine", "--patience", "100")
     playing = shell.launch("play", "--url", served.url, "-E", "CartPole-v1", *words)
     metrics = shell.folder / "mine" / "metrics.jsonl"

@@ -110,7 +110,10 @@ def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_a_speed_that_is_not_known_yet_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_speed_that_is_not_known_yet_is_not_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
     first = Progress("training", 1024, 44, 16, 21.0)
     lines, panel = progress.Lines(_spec(total_timesteps=500_000)), progress.Panel(_spec(total_timesteps=500_000))
     lines.update(first)

@@ -125,7 +125,7 @@ def test_a_real_run_saves_everything_on_a_signal(here: Path, number: signal.Sign
         try:
             _wait_for(folder, "running")
             process.send_signal(number)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=120)
         finally:
             process.kill()
     assert (process.returncode, folder.status().state, err) == (128 + number, state, "")
@@ -140,5 +140,5 @@ def test_everything_the_package_offers_is_there_and_importing_it_is_light() -> N
         "assert issubclass(steppe.errors.StateError, steppe.errors.SteppeError); "
         "print([name for name in dir(steppe) if not hasattr(steppe, name)], len(dir(steppe)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.splitlines() == ["[]", "[] 9"]

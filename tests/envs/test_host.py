@@ -9,6 +9,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from processes import SECONDS
 
 from steppe.envs import _processes
 from steppe.envs.host import HostEnvs
@@ -276,7 +277,8 @@ def test_a_worker_that_dies_is_reported_and_the_others_end() -> None:
     assert all(process.poll() is not None for process in processes)
 
 
-def test_workers_end_with_close_and_never_load_jax() -> None:
+def test_workers_end_with_close_and_never_load_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_processes, "END_SECONDS", SECONDS)
     envs = make("steppe_toys:Imports", 2, way="processes")
     processes = [worker._process for worker in envs._stepper._workers]
     assert 1 <= len(processes) <= min(2, os.cpu_count() or 1)
@@ -304,7 +306,7 @@ def test_workers_end_when_their_parent_is_killed() -> None:
     )
     # The workers inherit the pipe: it reaches its end only when the last of them is gone.
     toys = str(Path(__file__).parent / "toys")
-    result = subprocess.run([sys.executable, "-c", program, toys], stdout=subprocess.PIPE, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", program, toys], stdout=subprocess.PIPE, timeout=SECONDS, check=False)
     assert result.returncode == -9
 
 

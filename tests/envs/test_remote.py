@@ -420,8 +420,7 @@ def test_a_server_that_takes_too_long_is_named_with_what_it_was_asked() -> None:
         line.read()
         done.wait(30)
 
-    with scripted(script) as address, remote(address, 1, timeout=0.05) as envs:
-        envs._stepper._links[0]._timeout = 30
+    with scripted(script) as address, remote(address, 1) as envs:
         envs.reset(0)
         envs._stepper._links[0]._timeout = 0.05
         with pytest.raises(
@@ -513,7 +512,7 @@ def test_a_client_that_breaks_the_protocol_is_told_and_others_are_served_on() ->
 
 def test_a_server_that_ends_finishes_the_step_under_way() -> None:
     spec = EnvironmentSpec(id="CartPole-v1")
-    server = Server(spec, "127.0.0.1", 0)
+    server = Server(spec, "127.0.0.1", free_port())
     thread = threading.Thread(target=server.serve)
     thread.start()
     envs = remote(f"127.0.0.1:{server.address[1]}", 2, reconnect=0)

@@ -159,7 +159,7 @@ def test_messages_cross_whole_in_whatever_pieces_they_come(pair: tuple[Channel, 
 
     thread = threading.Thread(target=send)
     thread.start()
-    assert channel.receive(10) == message
+    assert channel.receive(60) == message
     thread.join()
     channel.send(message)
     received = b""
@@ -177,7 +177,7 @@ def test_a_message_larger_than_the_first_buffer_is_taken_when_that_was_agreed_on
     body = msgpack.packb(message)
     thread = threading.Thread(target=there.sendall, args=(struct.pack(">I", len(body)) + body,))
     thread.start()
-    assert channel.receive(10) == message
+    assert channel.receive(60) == message
     thread.join()
 
 
@@ -208,7 +208,7 @@ def test_what_is_no_message_is_refused(
     there.sendall(sent)
     there.close()
     with pytest.raises(error) as caught:
-        channel.receive(10)
+        channel.receive(60)
     assert sentence in str(caught.value)
 
 

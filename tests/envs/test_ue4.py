@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ports import free_port
 
 from steppe.envs.host import HostEnvs
 from steppe.envs.remote.packing import Malformed
@@ -251,8 +252,7 @@ def test_games_are_trained_in_by_their_type(start: Callable[..., Game]) -> None:
 
 
 def test_a_game_that_is_not_there_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with pytest.raises(UserError, match=rf"cannot reach a game at {address} \(connection refused\); start it"):
         UE4(address)
 

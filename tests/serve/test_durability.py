@@ -22,9 +22,12 @@ GRAPH = {"kind": "router", "name": "best", "branches": ["p0", "p1", "p2"]}
 CHILD = """
 import asyncio, json, sys
 import numpy as np
-from steppe.serve import Feedback, NotFound, Question, load_endpoint
+from steppe.serve import Feedback, NotFound, Question, endpoint, load_endpoint
+from steppe.serve.ledger import writer
 from steppe.specs.serving import GraphSpec
 
+# A disk that others keep busy is no ledger that is away.
+endpoint.FEEDBACK_SECONDS = writer.SILENT_SECONDS = 120.0
 root, ledger, graph, life = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
 
 async def play(endpoint, number):
@@ -106,7 +109,7 @@ def _lives(root: Path, place: str, number: int) -> set[tuple[str, str]]:
                 process.send_signal(signal.SIGKILL)
                 break
         lines += process.stdout.readlines()
-        process.wait(30)
+        process.wait(120)
         process.stdout.close()
         sent: set[tuple[str, str]] = set()
         for word, *words in (line.split() for line in lines if line.endswith("\n")):

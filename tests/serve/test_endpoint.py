@@ -431,7 +431,7 @@ def test_silent_episodes_expire(tmp_path):
     async def check():
         async with serving(tmp_path, TWO, limits={"idle_seconds": 0.05}) as endpoint:
             endpoint.answer(question(sequence_id="e"))
-            for _ in range(200):
+            for _ in range(6000):
                 await asyncio.sleep(0.01)
                 if not endpoint.standing().open_episodes:
                     break

@@ -241,14 +241,14 @@ def test_ctrl_c_keeps_what_was_played_and_tells_nothing_of_the_rest(endpoint: En
 
 
 @pytest.mark.learning
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1500)
 def test_a_router_finds_the_trained_policy_and_loses_little_on_the_way(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="the extra serve is not installed")
     (tmp_path / "here").mkdir()
     shell = Steppe(tmp_path / "here", tmp_path / "outputs")
     try:
         train = ("train", "CartPole-v1", "-q", "--set", "video=false", "--seed", "1", "-n")
-        trained = shell(*train, "good", "--stop-at-return", "475")
+        trained = shell.launch(*train, "good", "--stop-at-return", "475").answer(600)
         assert trained.code == 0, trained.err
         policy = load_policy(shell.folder / "steppe-runs" / "good")
         for number in (1, 2):
@@ -259,7 +259,7 @@ def test_a_router_finds_the_trained_policy_and_loses_little_on_the_way(tmp_path:
         served = serve(shell, "-f", "router.json", "--seed", "1")
         words = ("-E", "CartPole-v1", "--runners", "5", "--episodes", "200", "--out", "mine", "-q")
         playing = shell.launch("play", "--url", served.url, *words)
-        answer = playing.answer(1000)
+        answer = playing.answer(600)
         assert answer.code == 0, answer.err
         rules = Rules(EnvironmentSpec(id="CartPole-v1"))
         own, _ = play_here(policy, rules, width=5, episodes=100, greedy=True, seed=1)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+from ports import free_port
+from processes import SECONDS
 from served import ServedProcess, one_policy, question, router, serving
 
 from steppe.errors import UserError
@@ -64,7 +66,7 @@ def test_requests_under_way_are_finished_after_sigterm(tmp_path):
             assert b"connection: close" in answer
             half.sendall(body[10:])
             assert b" 200 " in half.recv(65536)
-        assert served.process.wait(30) == 0
+        assert served.process.wait(SECONDS) == 0
         assert "ended" in served.process.stdout.read()
 
 
@@ -86,7 +88,7 @@ def is_ending(served):
         return True
 
 
-def wait_until(holds, seconds=20):
+def wait_until(holds, seconds=SECONDS):
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline
@@ -94,11 +96,11 @@ def wait_until(holds, seconds=20):
 
 
 def test_restart_under_load_loses_no_answer_that_was_begun(tmp_path):
-    graph, port = router(tmp_path), 0
+    graph, port = router(tmp_path), free_port()
     failures, answers, is_over = [], [], threading.Event()
 
     def ask(port):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
         while not is_over.is_set():
             try:
                 connection.request("POST", "/v2/models/pole/infer", json.dumps(question()))
@@ -111,15 +113,14 @@ def test_restart_under_load_loses_no_answer_that_was_begun(tmp_path):
                 time.sleep(0.01)
         connection.close()
 
-    with process(graph, tmp_path) as first:
-        port = first.port
+    with process(graph, tmp_path, port=port) as first:
         threads = [threading.Thread(target=ask, args=(port,)) for _ in range(8)]
         for thread in threads:
             thread.start()
         try:
             wait_until(lambda: len(answers) > 200)
             first.process.send_signal(signal.SIGTERM)
-            assert first.process.wait(30) == 0
+            assert first.process.wait(SECONDS) == 0
             with process(graph, tmp_path, port=port) as second:
                 so_far = len(answers)
                 wait_until(lambda: len(answers) > so_far + 200)
@@ -133,18 +134,21 @@ def test_restart_under_load_loses_no_answer_that_was_begun(tmp_path):
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path):
-    with process(one_policy(tmp_path), tmp_path) as served, begun_request(served):
+    # By itself it would wait for longer than this test.
+    limits = {"drain_seconds": 10 * SECONDS, "request_seconds": 10 * SECONDS}
+    with process(one_policy(tmp_path), tmp_path, limits=limits) as served, begun_request(served):
         served.process.send_signal(signal.SIGTERM)
         wait_until(lambda: is_ending(served))
         served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(20) is not None
+        assert served.process.wait(SECONDS) is not None
 
 
 def test_it_drains_no_longer_than_it_may(tmp_path):
     limits = {"drain_seconds": 1.0}
     with process(one_policy(tmp_path), tmp_path, limits=limits) as served, begun_request(served):
         served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(20) == 0
+        # Less than it waits by default.
+        assert served.process.wait(25) == 0
 
 
 def test_https_and_grpc_with_tls(tmp_path, certificate):
@@ -218,7 +222,7 @@ def test_questions_that_wait_for_a_dear_policy_are_answered_together(tmp_path, m
 
     def slow(self, questions):
         # As if the first took so long that all others came meanwhile.
-        assert is_sent.wait(30)
+        assert is_sent.wait(SECONDS)
         sizes.append(len(questions))
         return several(self, questions)
 

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 
 import pytest
+from processes import SECONDS
 from served_graphs import cart_pole, make_endpoint, question, run, save_constant, serving
 
 from steppe.errors import UserError
@@ -198,34 +199,34 @@ def test_no_question_fails_while_versions_come_go_and_are_pinned(tmp_path):
         save_constant(tmp_path / "p", 0)
         graph = {"kind": "abtest", "branches": ["p", {"policy": "p", "name": "q"}]}
         async with serving(tmp_path, graph, limits={"watch_seconds": 0.005}) as endpoint:
-            seen, is_over = set(), False
+            seen, counts, is_over = set(), [0] * 4, False
 
             async def ask(number):
-                count = 0
                 while not is_over:
-                    sequence = f"{number}-{count // 10}"
+                    sequence = f"{number}-{counts[number] // 10}"
                     answers = endpoint.answers([question(sequence_id=sequence), question(), question(model="q")])
                     for answer in answers:
                         assert not isinstance(answer, Exception)
                         seen.add(int(answer.actions[0]))
                     assert endpoint.answer(question(sequence_id=sequence)).actions[0] == answers[0].actions[0]
-                    count += 1
+                    counts[number] += 1
                     await asyncio.sleep(0)
-                return count
+
+            async def until(holds):
+                async with asyncio.timeout(SECONDS):
+                    while not holds():
+                        await asyncio.sleep(0.005)
 
             asking = [asyncio.create_task(ask(number)) for number in range(4)]
             for number in range(1, 10):
                 await asyncio.to_thread(save_constant, tmp_path / "p", number)
-                for _ in range(400):
-                    if number in seen:
-                        break
-                    await asyncio.sleep(0.005)
+                await until(lambda number=number: number in seen)
                 if number % 3 == 0:
                     await endpoint.pin("q", endpoint.metadata("q").versions[-2])
                     await endpoint.pin("q", None)
+            await until(lambda: min(counts) > 50)
             is_over = True
-            counts = await asyncio.gather(*asking)
+            await asyncio.gather(*asking)
             assert seen == set(range(10))
-            assert min(counts) > 50
 
     run(check())

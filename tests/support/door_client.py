@@ -21,7 +21,7 @@ def opened(door: Door) -> Iterator[Ask]:
     def ask(
         path: str, method: str = "GET", token: str = TOKEN, body: str | None = None, **headers: str
     ) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request(method, path, body=body, headers={TOKEN_HEADER: token, **headers})
         answer = connection.getresponse()
         data = answer.read()

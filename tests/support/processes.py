@@ -97,8 +97,10 @@ class Command:
 
     def end(self) -> None:
         """Kills its whole group, whatever is left of it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        # A process of that number, when this one is over, is somebody else's: numbers come round within minutes.
+        if not self.has_ended or not Path(f"/proc/{self.pid}").exists():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
         self.process.wait(SECONDS)
 
 

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from policies import make_policy
 
 from steppe.serve import load_endpoint
-from steppe.serve.admission import TrafficLimits
+from steppe.serve import server as server_module
+from steppe.serve.admission import Gate, TrafficLimits
 from steppe.serve.server import Listening, Server
 from steppe.specs.serving import GraphSpec
 
@@ -124,6 +126,11 @@ def serving_endpoint(endpoint: Any, limits: TrafficLimits | None = None, **liste
         server.stop()
         thread.join(60)
         assert not thread.is_alive()
+
+
+def let_no_time_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the rates of clients: what they may send in a second is all that they may, however long a test takes."""
+    monkeypatch.setattr(server_module, "Gate", lambda limits, token: Gate(limits, token, clock=lambda: 0.0))
 
 
 class ServedProcess(Served):

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from ports import free_port
 
 from steppe.envs.remote.server import Server
 from steppe.specs.environment import EnvironmentSpec
@@ -49,7 +50,8 @@ def serving(id: str, *, token: str | None = None, tls: ssl.SSLContext | None = N
 class ServerProcess:
     """A server in a process of its own, which can be killed and started again at the same port."""
 
-    def __init__(self, id: str, port: int = 0, **settings: Any) -> None:
+    def __init__(self, id: str, port: int | None = None, **settings: Any) -> None:
+        port = port or free_port()
         self._process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(TOYS), id, str(port), repr(settings)], stdout=subprocess.PIPE, text=True
         )
@@ -59,7 +61,7 @@ class ServerProcess:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(120)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -120,7 +122,8 @@ def scripted(*scripts: Script) -> Iterator[str]:
 
     A failure in a script fails the test.
     """
-    listener = socket.create_server(("127.0.0.1", 0))
+    # Clients come back to it when it is gone, where nobody else may be then.
+    listener = socket.create_server(("127.0.0.1", free_port()))
     failures: list[BaseException] = []
 
     def serve() -> None:
@@ -130,7 +133,7 @@ def scripted(*scripts: Script) -> Iterator[str]:
             except OSError:
                 return
             with sock:
-                sock.settimeout(30)
+                sock.settimeout(120)
                 try:
                     script(Line(sock))
                 except (ConnectionError, TimeoutError):

@@ -30,6 +30,8 @@ from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Space, from_json, to_json
 
 IN_MEMORY = "/dev/shm"
+END_SECONDS = 5.0
+"""How long a worker may take to close its environments and end."""
 
 
 class Processes:
@@ -155,7 +157,7 @@ class _Worker:
     def end(self) -> None:
         """Waits for a dismissed worker to end, and ends it by force if it does not."""
         try:
-            self._process.wait(timeout=5)
+            self._process.wait(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 from policies import make_policy
-from served import one_policy, router, serving
+from served import let_no_time_pass, one_policy, router, serving
 
 from steppe.serve.admission import TrafficLimits
 from steppe.serve.grpc import messages
@@ -158,7 +158,8 @@ def test_mistakes_are_told_in_one_sentence(client):
     assert client.infer().outputs
 
 
-def test_token_rate_and_size_are_those_of_http(tmp_path):
+def test_token_rate_and_size_are_those_of_http(tmp_path, monkeypatch):
+    let_no_time_pass(monkeypatch)
     limits = TrafficLimits(rate=5.0, body_bytes=4000)
     with (
         serving(one_policy(tmp_path), tmp_path, limits, grpc_port=0, token=TOKEN) as served,

@@ -5,7 +5,7 @@ import socket
 import threading
 
 import pytest
-from served import one_policy, question, serving
+from served import let_no_time_pass, one_policy, question, serving
 
 from steppe.serve.admission import TrafficLimits
 
@@ -83,7 +83,8 @@ def test_pages_of_other_sites_cannot_ask(one):
     assert one.post("/v2/models/pole/infer", question(), Origin=own).status == 200
 
 
-def test_who_asks_too_often_is_told_when_to_come_back(tmp_path):
+def test_who_asks_too_often_is_told_when_to_come_back(tmp_path, monkeypatch):
+    let_no_time_pass(monkeypatch)
     with serving(one_policy(tmp_path), tmp_path, TrafficLimits(rate=5.0)) as served:
         replies = [served.infer() for _ in range(30)]
         assert [reply.status for reply in replies[:5]] == [200] * 5

@@ -9,7 +9,8 @@ import socket
 import time
 
 import pytest
-from served import one_policy, serving
+from processes import wait_until
+from served import let_no_time_pass, one_policy, serving
 
 from steppe.serve.admission import TrafficLimits
 from steppe.serve.http.connections import LONGEST_HEAD, MOST_HEADS
@@ -20,6 +21,18 @@ def hasty(tmp_path):
     with serving(one_policy(tmp_path), tmp_path, TrafficLimits(request_seconds=0.4)) as served:
         served.infer()
         yield served
+
+
+def still_answers(hasty):
+    """Waits until somebody has an answer; on a busy machine even this question may not arrive in time."""
+
+    def is_answered():
+        try:
+            return hasty.infer().status == 200
+        except OSError:
+            return False
+
+    wait_until(is_answered, "it answers")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +52,7 @@ def test_a_request_that_does_not_arrive_is_not_waited_for(hasty, start):
         assert answer.startswith(b"HTTP/1.1 408")
         assert b"did not arrive within 0.4 s" in answer
         assert sock.recv(4096) == b""
-    assert hasty.infer().status == 200
+    still_answers(hasty)
 
 
 def test_a_client_that_never_reads_is_hung_up_on(hasty):
@@ -52,8 +65,9 @@ def test_a_client_that_never_reads_is_hung_up_on(hasty):
         # Readable at once, but what the server never got rid of is lost with the connection.
         with pytest.raises(ConnectionResetError):
             wait_for_reset(sock)
-    assert hasty.infer().status == 200
-    assert hasty.get("/standing").json["server"]["under_way"] == 1
+    still_answers(hasty)
+    standing = wait_until(lambda: (reply := hasty.get("/standing")).status == 200 and reply.json, "it tells")
+    assert standing["server"]["under_way"] == 1
 
 
 def wait_for_reset(sock):
@@ -174,7 +188,8 @@ def test_more_heads_than_are_remembered_are_all_answered(one):
             assert answers(sock, 1) == [(200, "q" * length)]
 
 
-def test_a_known_head_is_no_way_round_the_limits(tmp_path):
+def test_a_known_head_is_no_way_round_the_limits(tmp_path, monkeypatch):
+    let_no_time_pass(monkeypatch)
     with serving(one_policy(tmp_path), tmp_path, TrafficLimits(rate=2)) as served:
         with socket.create_connection(("127.0.0.1", served.port), timeout=20) as sock:
             statuses = []

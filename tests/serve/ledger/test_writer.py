@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from postgres_server import PostgresServer, missing_postgres
+from processes import SECONDS
 from served_graphs import question, run, serving
 
 from steppe.errors import MissingExtra, SteppeError
@@ -23,7 +24,7 @@ from steppe.serve.ledger.sqlite import SqliteLedger
 TWO = {"kind": "abtest", "name": "split", "branches": ["p0", "p1"]}
 
 
-async def until(holds, seconds=20.0):
+async def until(holds, seconds=SECONDS):
     for _ in range(int(seconds / 0.02)):
         if holds():
             return
@@ -111,11 +112,12 @@ def test_a_commit_whose_answer_is_lost_is_not_counted_twice(tmp_path, monkeypatc
         async with serving(tmp_path, TWO) as endpoint:
             for _ in range(60):
                 answer = endpoint.answer(question())
-                for _ in range(100):
-                    with contextlib.suppress(Unavailable):
-                        await endpoint.feedback(Feedback(1.0, id=answer.id))
-                        break
-                    await asyncio.sleep(0.02)
+                async with asyncio.timeout(SECONDS):
+                    while True:
+                        with contextlib.suppress(Unavailable):
+                            await endpoint.feedback(Feedback(1.0, id=answer.id))
+                            break
+                        await asyncio.sleep(0.02)
             policies = endpoint.standing().policies
             assert len(lost) == 3
             assert sum(policy.requests for policy in policies) == 60
@@ -201,7 +203,8 @@ def test_pruning_waits_for_a_ledger_that_is_away(tmp_path, monkeypatch):
             reader = make_ledger(file, endpoint.name)
             await until(lambda: not list(reader.decisions()))
             reader.close()
-            assert endpoint.standing().ledger_problem is None
+            # On a busy machine all may have been forgotten before the ledger went.
+            await until(lambda: endpoint.standing().ledger_problem is None)
 
     run(main())
 
@@ -247,7 +250,8 @@ def test_a_missing_server_is_named_without_its_password(tmp_path):
     assert "secret" not in str(error.value)
 
 
-def test_replicas_share_arms_and_episodes(tmp_path, postgres):
+def test_replicas_share_arms_and_episodes(tmp_path, postgres, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "SHARING_SECONDS", SECONDS)
     graph = {"kind": "router", "name": "best", "branches": ["p0", "p1", "p2"]}
 
     async def check():
@@ -272,6 +276,7 @@ def test_replicas_share_arms_and_episodes(tmp_path, postgres):
 
 
 def test_a_reward_may_reach_another_replica_before_the_decision_is_written_down(tmp_path, postgres, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "SHARING_SECONDS", SECONDS)
     graph = {"kind": "router", "name": "best", "branches": ["p0", "p1"]}
     name = {"name": "early", "ledger": postgres.url}
 
