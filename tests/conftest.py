@@ -1,6 +1,6 @@
 """For every test: compiled programs are kept between runs, apart from the user's own, and Ctrl-C is heard.
 
-No example of a property has a deadline: how long one takes says more of what else the machine does than of what is tried.
+No example of a property has a deadline: how long one takes says more of what else the machine does than of itself.
 """
 
 from __future__ import annotations
