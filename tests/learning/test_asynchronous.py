@@ -7,7 +7,8 @@ from runs import evaluated, experiment, train
 
 from steppe.records.metrics import read_metrics
 
-pytestmark = pytest.mark.learning
+# Longer than other tests may take: budgets have room for unlucky orders of workers, on a machine that is busy.
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 
 
 def workers(environment, agent, **fields):
@@ -33,7 +34,8 @@ def test_sac_swings_the_pendulum_up_with_four_workers(tmp_path):
 def test_dqn_balances_the_pole_with_four_workers(tmp_path):
     agent = {"type": "dqn", "learning_rate": 2.5e-4}
     evaluation = {"every": 10_000, "episodes": 20}
-    limits = {"total_timesteps": 300_000, "stop_at_return": 300}
+    # Three runs of the same seed took 47,000, 54,000 and 149,000.
+    limits = {"total_timesteps": 800_000, "stop_at_return": 300}
     spec = workers("CartPole-v1", agent, num_envs=1, evaluation=evaluation, **limits)
     outcome = train(tmp_path, spec)
     assert outcome.mean_return >= 300

@@ -10,7 +10,8 @@ from runs import experiment, train
 from steppe.runners.ray_session import ray_session
 from steppe.specs.distributed import RaySpec
 
-pytestmark = pytest.mark.learning
+# Longer than other tests may take: budgets have room for unlucky orders of workers, on a machine that is busy.
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,8 +28,9 @@ def a_ray() -> Iterator[None]:
         ("a2c", 2_000_000, 450, {}),
         ("impala", 2_000_000, 450, {"overlap": True}),
         ("pqn", 2_000_000, 400, {}),
-        # With gradients that are four updates old its return goes up and down, less so with small steps.
-        ({"type": "dqn", "learning_rate": 2.5e-4}, 300_000, 300, {}),
+        # With gradients that are four updates old its return goes up and down, less so with small steps: three runs of
+        # the same seed took 55,000, 146,000 and 164,000 timesteps.
+        ({"type": "dqn", "learning_rate": 2.5e-4}, 800_000, 300, {}),
     ],
 )
 def test_cartpole_is_learned_by_two_workers_and_two_servers(tmp_path, agent, budget, enough, settings):
@@ -55,7 +57,7 @@ def test_sac_swings_the_pendulum_up_with_a_memory_for_each_worker(tmp_path):
         run_mode="distributed",
         num_workers=2,
         num_parameter_servers=1,
-        total_timesteps=60_000,
+        total_timesteps=120_000,
         stop_at_return=-250,
     )
     assert train(tmp_path, spec).mean_return >= -250

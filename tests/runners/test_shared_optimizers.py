@@ -59,7 +59,7 @@ def stepped(optimizer, params, gradients):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(gradients=GRADIENTS, rate=st.floats(1e-4, 0.5))
 def test_each_step_is_that_of_optax(kind, gradients, rate):
     gradients = [np.array(gradient, np.float32) for gradient in gradients]

@@ -6,6 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from processes import wait_until
+
 from steppe.envs.host import HostEnvs
 from steppe.runners import asynchronous
 from steppe.runners.asynchronous.building import make_core
@@ -29,11 +31,27 @@ class Threads(NoCrew):
         self.threads: list[threading.Thread] = []
         self.errors: list[Exception] = []
         self.timesteps: list[int] = []
+        self._have_joined = False
 
     def start(self, server, token):
+        super().start(server, token)
         self.address, self.token = "{}:{}".format(*server.address), token
         for _ in range(self.count):
             self.send_one()
+        # Who comes to a learner that has ended already would look for it for minutes.
+        wait_until(lambda: self._some_have_ended or len(server._sessions) >= self.count, "all have come")
+
+    def tend(self):
+        """No run is over before all have joined it, however late a busy machine lets them."""
+        if self.threads and not self._have_joined:
+            members, count = self._membership, len(self.threads)
+            wait_until(lambda: self._some_have_ended or members.here >= count, "all have joined")
+            self._have_joined = True
+        return super().tend()
+
+    @property
+    def _some_have_ended(self):
+        return not all(thread.is_alive() for thread in self.threads)
 
     def send_one(self, **door: Any):
         thread = threading.Thread(target=self._work, args=(Door(self.address, self.token, **door),))

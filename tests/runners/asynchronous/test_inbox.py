@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from types import SimpleNamespace
 
 import pytest
 from processes import wait_until
 
+from steppe.runners.asynchronous import inbox as inbox_module
 from steppe.runners.asynchronous.inbox import Inbox, Over
 
 
@@ -95,6 +98,21 @@ def test_nobody_loses_patience_while_the_learner_is_away():
         assert results == []
     thread.join(10)
     assert (results, inbox.dropped) == ([False], 1)
+
+
+def test_who_is_kept_from_going_on_when_it_comes_to_the_line_loses_no_patience_by_it(monkeypatch):
+    inbox = Inbox(1, 0.05)
+    inbox.put("a")
+    # The learner goes away, a batch comes, and nothing is done for 100 s.
+    looks = itertools.chain([0.0, 0.0], itertools.repeat(100.0))
+    monkeypatch.setattr(inbox_module, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    with inbox.away():
+        results, thread = later(inbox.put, "b")
+        thread.join(0.5)
+        assert (results, inbox.dropped) == ([], 0)
+        inbox.take()
+    thread.join(10)
+    assert results == [True]
 
 
 def test_who_cannot_wait_does_not_do_so_either_while_the_learner_is_away():

@@ -33,6 +33,12 @@ SUPPORT = Path(__file__).parents[2] / "support"
 def together(learner, workers, **options):
     """Runs a learner with workers in threads; its outcome."""
     errors = []
+    core = learner._core
+
+    def when_all_have_come(spaces):
+        # Who comes to a learner that has ended already would look for it for minutes.
+        wait_until(lambda: errors or len(learner._server._sessions) >= len(workers), "all have come")
+        return core(spaces)
 
     def work(policy):
         try:
@@ -42,6 +48,7 @@ def together(learner, workers, **options):
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(policy,)) for policy in workers]
+    learner._core = when_all_have_come
     for thread in threads:
         thread.start()
     try:

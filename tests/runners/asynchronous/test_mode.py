@@ -41,7 +41,7 @@ def family():
     seen = set()
     yield seen
     left = {each for each in seen | descendants(os.getpid()) if each[0] not in before}
-    wait_until(lambda: not alive(left), "all processes have ended", seconds=30)
+    wait_until(lambda: not alive(left), "all processes have ended")
 
 
 def test_workers_of_ones_own_play_by_the_rules_of_the_experiment_that_they_join():
@@ -66,7 +66,8 @@ def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, 
         if killed and not replaced and len(living := workers()) == 2 and killed[0] not in living:
             replaced.append(len(lines))
         is_whole = replaced and len(lines) > replaced[0] + 2 and lines[-1].get("workers") == 2
-        return "stop" if is_whole and lines[-1]["mean_return"] > 8.0 else None
+        # More than is asked for below: what comes after the last line may be a little worse.
+        return "stop" if is_whole and lines[-1]["mean_return"] > 8.5 else None
 
     environment = {"id": "troubled:Hangs", "settings": {"folder": str(tmp_path)}}
     wishes = {"update_to_data": 0.25, "worker_timeout": 5.0}
@@ -79,7 +80,8 @@ def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, 
 
 def test_a_worker_that_hangs_while_its_environment_is_made_is_replaced(tmp_path, family):
     environment = {"id": "troubled:HangsAtStart", "settings": {"folder": str(tmp_path), "here": os.getpid()}}
-    spec = mode(environment=environment, num_workers=1, total_timesteps=500, asynchronous={"worker_timeout": 5.0})
+    # Whoever takes its place has as long for its start, and must not be given up too, again and again.
+    spec = mode(environment=environment, num_workers=1, total_timesteps=500, asynchronous={"worker_timeout": 15.0})
     outcome = train(tmp_path / "run", spec, show=lambda _: family.update(descendants(os.getpid())))
     assert (tmp_path / "hangs").exists()
     assert outcome.state == "completed"

@@ -88,7 +88,7 @@ class Inbox:
             yield
         finally:
             with self._lock:
-                self._away, self._away_since = self._seconds_away(), None
+                self._away, self._away_since = self._seconds_away(time.monotonic()), None
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -110,21 +110,22 @@ class Inbox:
 
     def _stand_in_line(self, ticket: Ticket, meanwhile: Callable[[], None]) -> None:
         """Until it is called, or has waited for so long as its patience lasts."""
-        begun = heard = time.monotonic()
         with self._lock:
-            away = self._seconds_away()
+            # Of the same moment: a thread that is kept from going on in between has not waited meanwhile.
+            begun = heard = time.monotonic()
+            away = self._seconds_away(begun)
         left = self.patience
         while left > 0 and not ticket.called.wait(min(max(left, LEAST_SECONDS), WORD_SECONDS)):
-            now = time.monotonic()
+            with self._lock:
+                now = time.monotonic()
+                left = self.patience - (now - begun) + self._seconds_away(now) - away
             if now - heard >= WORD_SECONDS:
                 meanwhile()
                 heard = now
-            with self._lock:
-                left = self.patience - (now - begun) + self._seconds_away() - away
 
-    def _seconds_away(self) -> float:
+    def _seconds_away(self, now: float) -> float:
         """For how long the learner was away so far."""
-        return self._away + (0.0 if self._away_since is None else time.monotonic() - self._away_since)
+        return self._away + (0.0 if self._away_since is None else now - self._away_since)
 
 
 class Ticket:
