@@ -20,8 +20,8 @@ policy is."""
 
 @pytest.mark.parametrize(
     ("agent", "budget", "goal", "played", "which"),
-    # Of the same seed the one took 307,000 to 755,000 in three runs, the other 98,000 to 232,000 in four. The last policy
-    # of Q-learning may be a bad moment of it; the best one is of its last evaluation, and may be from before the goal.
+    # Of the same seed the one took 307,000 to 755,000 in three runs, the other 98,000 to 232,000 in four. The last
+    # policy of Q-learning may be a bad moment of it; the best one is of an evaluation, perhaps from before the goal.
     [("a3c", 4_000_000, 475, 450, ["policy"]), (ASYNCHRONOUS_Q, 1_200_000, 400, 350, ["policy", "policy/best"])],
     ids=["a3c", "asynchronous n-step Q-learning"],
 )
