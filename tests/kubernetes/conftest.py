@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_runs import PODS, Workplace, mounted_source
+from cluster_runs import PODS, Workplace, end_watchers, mounted_source
 from kube_fixtures import namespace, testbed
 from kube_testbed import Testbed, built_image
 
@@ -66,11 +67,12 @@ def pods(testbed: Testbed, request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.fixture
-def workplace(testbed: Testbed, namespace: str, pods: dict[str, Any], tmp_path: Path) -> Workplace:
+def workplace(testbed: Testbed, namespace: str, pods: dict[str, Any], tmp_path: Path) -> Iterator[Workplace]:
     """A project whose cluster "testbed" has a namespace of its own."""
     folder = tmp_path / "project"
     folder.mkdir()
     made = Workplace(folder, testbed, namespace, pods)
     made.steppe("init", "-n", "tests")
     made.register()
-    return made
+    yield made
+    end_watchers(folder)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_runs import Workplace
+from cluster_runs import Workplace, end_watchers
 from container_programs import Programs
 from kube_testbed import Testbed
 from processes import wait_until
@@ -63,7 +64,7 @@ def workplace(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> OwnWorkplace:
+) -> Iterator[OwnWorkplace]:
     # What other tests have on the testbed is on none of these clusters.
     monkeypatch.setattr(naming, "MANAGER", namespace)
     monkeypatch.setattr(watcher, "PROGRAM", ("-c", WATCHER.format(manager=namespace)))
@@ -79,7 +80,8 @@ def workplace(
     monkeypatch.chdir(folder)
     made = OwnWorkplace(folder, testbed, namespace, pods, capsys, programs)
     made.steppe("init", "-n", "tests")
-    return made
+    yield made
+    end_watchers(folder)
 
 
 def test_a_cluster_is_made_for_an_experiment_and_deleted_when_its_results_are_home(workplace: OwnWorkplace) -> None:

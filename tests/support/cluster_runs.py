@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -40,6 +42,15 @@ def mounted_source() -> dict[str, Any]:
         "volumes": [{"name": name, "hostPath": {"path": path}} for name, path in places.items()],
         "volume_mounts": [{"name": name, "mountPath": path, "readOnly": True} for name, path in places.items()],
     }
+
+
+def end_watchers(folder: Path) -> None:
+    """Ends the processes that stay with the runs of a project, should their tests have left any."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_text()
+            if "steppe.experiments.watcher" in command and f"{folder}/" in command:
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def has_ended(pod: dict[str, Any]) -> bool:
