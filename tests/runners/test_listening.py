@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 
 import pytest
@@ -49,6 +50,27 @@ def test_what_is_heard_is_passed_on_where_others_listen_too(capsys):
         print("two", file=sys.stderr)
     assert capsys.readouterr() == ("one\n", "two\n")
     assert [line for _, line in listening.heard()] == ["one", "two"]
+
+
+def test_a_program_may_print_where_a_worker_does(capfd):
+    with Listening(passes_on=True):
+        subprocess.run([sys.executable, "-c", "print('a simulator')"], stdout=sys.stdout, check=True)
+    assert capfd.readouterr().out == "a simulator\n"
+
+
+def test_warnings_that_python_would_print_are_still_printed():
+    program = (
+        "import logging\n"
+        "from steppe.runners.listening import Listening\n"
+        "listening = Listening(passes_on=True)\n"
+        "with listening:\n"
+        "    logging.getLogger('steppe').warning('the learner is gone')\n"
+        "    logging.getLogger('steppe').info('not printed')\n"
+        "print([line for _, line in listening.heard()])\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stderr == "the learner is gone\n"
+    assert answer.stdout == "['the learner is gone', 'not printed']\n"
 
 
 def test_others_hear_what_they_heard_before(capsys):

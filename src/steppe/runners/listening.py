@@ -15,7 +15,7 @@ class Listening:
     """Hears Python's logging and all that is printed, while the context lasts."""
 
     def __init__(self, most_lines: int = MOST_LINES, *, passes_on: bool = False) -> None:
-        """With `passes_on`, what is printed is also seen where it was before."""
+        """With `passes_on`, what is printed or warned of is also seen where it was before."""
         self._most, self._passes_on = most_lines, passes_on
         self._lines: list[tuple[int, str]] = []
         self._unheard = 0
@@ -23,9 +23,11 @@ class Listening:
 
     def __enter__(self) -> None:
         root, own = logging.getLogger(), logging.getLogger("steppe")
+        self._before = sys.stdout, sys.stderr
+        # Where nobody else handles warnings, Python prints them; with a handler of ours it would not any more.
+        self._handler.printed = self._before[1] if self._passes_on and not root.handlers else None
         root.addHandler(self._handler)
         own.setLevel(logging.INFO)
-        self._before = sys.stdout, sys.stderr
         passed_on = self._before if self._passes_on else (None, None)
         sys.stdout, sys.stderr = (_Printed(self, to) for to in passed_on)  # type: ignore[assignment]
 
@@ -51,10 +53,14 @@ class _Handler(logging.Handler):
     def __init__(self, listening: Listening) -> None:
         super().__init__()
         self._listening = listening
+        self.printed: TextIO | None = None
+        """Where warnings are seen too, if anywhere."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING or record.name.partition(".")[0] == "steppe":
             self._listening.hear(record.levelno, self.format(record))
+        if record.levelno >= logging.WARNING and self.printed is not None:
+            print(self.format(record), file=self.printed, flush=True)
 
 
 class _Printed(TextIOBase):
@@ -78,3 +84,7 @@ class _Printed(TextIOBase):
         """What is passed on does not wait."""
         if self._passed_on is not None:
             self._passed_on.flush()
+
+    def fileno(self) -> int:
+        """For programs that are started to print where this process does, which only others hear."""
+        return super().fileno() if self._passed_on is None else self._passed_on.fileno()
