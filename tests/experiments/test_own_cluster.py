@@ -81,10 +81,11 @@ def test_a_cluster_whose_deletion_was_cut_short_is_told(placed: RunFolder, monke
 
     monkeypatch.setattr(remote, "download", lambda *_, **__: None)
     monkeypatch.setattr(clusters, "entry", killed)
+    status = dataclasses.replace(placed.read_status(), state="completed")
+    placed.write_status(status)
     with pytest.raises(KeyboardInterrupt):
         own_cluster.bring_home(placed, lambda line: None)
     assert places.place_of(placed) is None
-    status = dataclasses.replace(placed.read_status(), state="completed")
     note = own_cluster.note_of(placed, status)
     assert "is still there; the results are here, so delete it with: steppe cluster delete -c gone" in note
     assert own_cluster.note_of(placed, dataclasses.replace(status, state="running")) == ""

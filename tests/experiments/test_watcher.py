@@ -262,17 +262,24 @@ def test_nothing_is_started_on_a_cluster_that_is_about_to_end(settle: Settle) ->
     locks.release(descriptor)
 
 
-def test_results_are_fetched_once_though_two_ask_for_them(settle: Settle, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other", ["has fetched them", "has begun it again"])
+def test_results_stay_where_they_are_when_another_process_was_first(
+    settle: Settle, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
     folder, told = settle(owns=True), list[str]()
+    folder.write_status(COMPLETED)
     descriptor = locks.acquire(folder.path, file=own_cluster.HOME_LOCK)
     assert descriptor is not None
 
     def tell(line: str) -> None:
-        # The other process is done.
         told.append(line)
-        (folder.path / places.PLACE_FILE).unlink()
+        if other == "has fetched them":
+            (folder.path / places.PLACE_FILE).unlink()
+        else:
+            folder.write_status(dataclasses.replace(RUNNING, state="starting"))
         locks.release(descriptor)
 
-    monkeypatch.setattr(remote, "download", lambda *_, **__: pytest.fail("fetched twice"))
+    monkeypatch.setattr(remote, "download", lambda *_, **__: pytest.fail("fetched"))
+    monkeypatch.setattr(own_cluster, "_end", lambda *_: pytest.fail("its cluster was ended"))
     own_cluster.bring_home(folder, tell)
-    assert told == ["another process fetches the results already; waiting for it"]
+    assert told == ["another process fetches the results already, or trains it on; waiting for it"]

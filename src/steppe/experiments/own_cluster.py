@@ -31,11 +31,11 @@ def is_home_bound(folder: RunFolder) -> bool:
 def bring_home(folder: RunFolder, tell: Tell) -> None:
     """Fetches all results into the run folder here, and deletes the cluster that was made for the experiment.
 
-    Where another process is at it, this one waits until all is done.
+    Where another process is at it, this one waits until all is done; one that trains on by then keeps its cluster.
     """
     with _alone(folder, tell):
         place = places.place_of(folder)
-        if place is None:
+        if place is None or folder.read_status().state != "completed":
             return
         tell(f'fetching the results from cluster "{place.cluster}"')
         remote.download(folder, folder.path, force=True)
@@ -119,7 +119,7 @@ def _alone(folder: RunFolder, tell: Tell) -> Iterator[None]:
     """Waits until nobody else fetches the results or starts the experiment, and then keeps them from it."""
     descriptor = locks.acquire(folder.path, patience=0.5, file=HOME_LOCK)
     if descriptor is None:
-        tell("another process fetches the results already; waiting for it")
+        tell("another process fetches the results already, or trains it on; waiting for it")
         descriptor = locks.acquire(folder.path, patience=math.inf, file=HOME_LOCK)
     assert descriptor is not None
     try:
