@@ -14,7 +14,7 @@ import pytest
 import steppe
 from steppe import runners
 from steppe.errors import StateError, SteppeError, UserError
-from steppe.experiments import locks
+from steppe.experiments import lifecycle, locks, watcher
 from steppe.experiments.store import RunFolder, Status
 from steppe.records import checkpoints
 from steppe.specs.experiment import ExperimentSpec
@@ -105,6 +105,24 @@ def test_an_experiment_without_its_cluster_says_how_to_name_one() -> None:
     with pytest.raises(UserError) as error:
         later.start()
     assert str(error.value).endswith("and no cluster; name one: experiment.start(cluster='CLUSTER')")
+
+
+def test_one_that_is_detached_on_a_cluster_is_started_there_and_left_to_a_watcher(
+    experiment: steppe.Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(lifecycle, "start_detached", lambda *_, **__: pytest.fail("it trains here"))
+    monkeypatch.setattr(lifecycle, "start_on_cluster", lambda folder, cluster, **_: asked.append((folder, cluster)))
+    monkeypatch.setattr(watcher, "leave", lambda folder, tell: (asked.append(folder), tell("process 7 waits")))
+    told: list[str] = []
+    assert experiment.start_detached(cluster="lab", announce=told.append) is None
+    (started, cluster), left = asked
+    assert (started.path, cluster, left.path, told) == (
+        experiment.folder,
+        "lab",
+        experiment.folder,
+        ["process 7 waits"],
+    )
 
 
 def test_an_opened_experiment_speaks_of_calls_too(experiment: steppe.Experiment, trained: Any) -> None:
