@@ -187,3 +187,51 @@ def test_the_largest_message_is_large_enough():
         full = Form(dataclasses.replace(CASES[case][2], rows=6), *CASES[case][:2])
         assert len(pack(to_message(batch))) <= full.largest(2), case
         assert form.largest(1) > 0
+
+
+ODD_FIGURES = {
+    "a length beyond int32": {"lengths": [2**31, 4]},
+    "a huge length": {"lengths": [2**64 - 1, 4]},
+    "a length of zero": {"lengths": [0, 4]},
+    "a negative length": {"lengths": [-5, 4]},
+    "a length that is no whole number": {"lengths": [3.5, 4]},
+    "a length that is true": {"lengths": [True, 4]},
+    "a length that is text": {"lengths": ["3", 4]},
+    "a return whose mean overflows": {"returns": [1e308, -2.0]},
+    "a return that no float32 holds": {"returns": [-1e39, -2.0]},
+    "a return that is NaN": {"returns": [float("nan"), -2.0]},
+    "a whole return that no float holds": {"returns": [2**64 - 1, 10**400]},
+    "a return that is true": {"returns": [True, -2.0]},
+    "more episodes than ended": {"returns": [1.0] * 13, "lengths": [1] * 13},
+    "an evaluation of length zero": {"evaluations": [[7.0, 0]]},
+    "an evaluation beyond int32": {"evaluations": [[7.0, 2**31]]},
+    "an evaluation whose mean overflows": {"evaluations": [[1e308, 9]]},
+    "an evaluation that is NaN": {"evaluations": [[float("nan"), 9]]},
+    "a version beyond int64": {"version": 2**63},
+    "a sequence beyond int64": {"sequence": 2**63},
+}
+
+
+@pytest.mark.parametrize("odd", ODD_FIGURES)
+def test_figures_out_of_bounds_are_refused(odd):
+    form, batch = made_up("vector")
+    message = sent(batch)
+    with pytest.raises(Malformed):
+        from_message(message | ODD_FIGURES[odd], form, 2)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38, -3e38])
+@pytest.mark.parametrize("name", ["observations", "next_observations", "rewards", "actions"])
+def test_numbers_that_overflow_when_squared_are_refused(name, value):
+    form, batch = made_up("vector")
+    getattr(batch, name)[-1, 0] = value
+    with pytest.raises(Malformed, match="NaN, or not within 1e\\+19 of zero"):
+        from_message(sent(batch), form, 2)
+
+
+def test_the_largest_figures_that_are_taken_have_a_finite_mean():
+    form, batch = made_up("vector")
+    batch.returns, batch.lengths, batch.evaluations = [1e35, -1e35], [1, 2**31 - 1], [(1e35, 2**31 - 1)]
+    taken = from_message(sent(batch), form, 2)
+    assert (taken.returns, taken.lengths, taken.evaluations) == (batch.returns, batch.lengths, batch.evaluations)
+    assert np.isfinite(np.full(100, 1e35, np.float32).sum())

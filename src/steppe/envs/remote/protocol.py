@@ -31,6 +31,8 @@ LARGEST = 1024**3
 """The largest message that two sides may agree on."""
 ROOM = 16 * 1024
 """What a message may take beside its arrays: field names, shapes, the text of an error."""
+LARGEST_COUNT = 2**63 - 1
+"""The largest whole number in a message: more is not an int64."""
 DTYPES = {"bool": np.dtype("?"), "uint8": np.dtype("u1"), "int32": np.dtype("<i4"), "float32": np.dtype("<f4")}
 """The numbers that arrays on the wire are made of, little-endian."""
 BOX_DTYPES = ("float32", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
@@ -166,13 +168,16 @@ def read_array(message: Message, field: str, out: np.ndarray) -> None:
     out[...] = np.ndarray(out.shape, DTYPES[name] if name != "bool" else np.uint8, data)
 
 
-def read_count(message: Message, field: str, *, least: int = 1, optional: bool = False) -> Any:
+def read_count(
+    message: Message, field: str, *, least: int = 1, most: int = LARGEST_COUNT, optional: bool = False
+) -> Any:
     """The whole number in a field of a message; None if it may be left out and is."""
     value = message.get(field)
     if value is None and optional:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise Malformed(f'sent "{field}" as {_shown(value)} where a whole number from {least} on belongs')
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        until = "on" if most == LARGEST_COUNT else f"to {most}"
+        raise Malformed(f'sent "{field}" as {_shown(value)} where a whole number from {least} {until} belongs')
     return value
 
 

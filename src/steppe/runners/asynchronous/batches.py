@@ -30,6 +30,12 @@ MOST_ENVIRONMENTS = 4096
 """Of one worker."""
 MOST_EPISODES = 100_000
 """That one batch may tell of."""
+LONGEST_EPISODE = 2**31 - 1
+"""In timesteps: checkpoints store lengths of episodes as int32."""
+LARGEST_RETURN = 1e35
+"""Checkpoints store returns as float32, which ends at 3.4e38: the sum of a window of them is still finite."""
+LARGEST_NUMBER = 1e19
+"""Of an observation, a reward or an output of the policy: its square is still a float32."""
 
 
 @dataclass
@@ -195,8 +201,8 @@ def from_message(message: Message, form: Form, environments: int) -> Batch:
         batch.log_std = np.zeros(form.extras["outputs"][0], np.float32)
         read_array(message, "log_std", batch.log_std)
     batch.version, batch.sequence = read_count(message, "version", least=0), read_count(message, "sequence")
-    batch.returns, batch.lengths = _numbers(message, "returns"), [int(n) for n in _numbers(message, "lengths")]
-    batch.evaluations = [(float(score), int(length)) for score, length in _pairs(message, "evaluations")]
+    batch.returns, batch.lengths = _returns(message.get("returns")), _lengths(message.get("lengths"))
+    batch.evaluations = _evaluations(message.get("evaluations"))
     _check(batch, form)
     return batch
 
@@ -215,37 +221,56 @@ def _read_following(message: Message, name: str, rows: np.ndarray, out: np.ndarr
     out[-1] = apart[-rows.shape[1] :]
 
 
-def _numbers(message: Message, name: str) -> list[float]:
-    values: Any = message.get(name)
-    is_list = isinstance(values, list) and len(values) <= MOST_EPISODES
-    if not is_list or not all(type(value) in (int, float) and math.isfinite(value) for value in values):
-        raise Malformed(f'sent "{name}" as something else than a list of numbers')
+def _returns(values: Any, name: str = "returns") -> list[float]:
+    _check_list(values, name)
+    # NaN is not smaller than anything, and whole numbers may have any size.
+    if not all(type(value) in (int, float) and abs(value) <= LARGEST_RETURN for value in values):
+        raise Malformed(
+            f'sent "{name}" with something else than numbers from -{LARGEST_RETURN:g} to {LARGEST_RETURN:g}'
+        )
+    return [float(value) for value in values]
+
+
+def _lengths(values: Any, name: str = "lengths") -> list[int]:
+    _check_list(values, name)
+    if not all(type(value) is int and 1 <= value <= LONGEST_EPISODE for value in values):
+        raise Malformed(f'sent "{name}" with something else than whole numbers from 1 to {LONGEST_EPISODE:,}')
     return list(values)
 
 
-def _pairs(message: Message, name: str) -> list[Any]:
-    values = message.get(name)
+def _evaluations(values: Any) -> list[tuple[float, int]]:
+    _check_list(values, "evaluations")
+    if not all(isinstance(each, list) and len(each) == 2 for each in values):
+        raise Malformed('sent "evaluations" as something else than a list of pairs')
+    scores, lengths = ([each[i] for each in values] for i in range(2))
+    return list(zip(_returns(scores, "evaluations"), _lengths(lengths, "evaluations"), strict=True))
+
+
+def _check_list(values: Any, name: str) -> None:
     if not isinstance(values, list) or len(values) > MOST_EPISODES:
-        raise Malformed(f'sent "{name}" as something else than a list of pairs')
-    for each in values:
-        is_pair = isinstance(each, list) and len(each) == 2
-        if not is_pair or not all(type(value) in (int, float) and math.isfinite(value) for value in each):
-            raise Malformed(f'sent "{name}" as something else than a list of pairs')
-    return values
+        raise Malformed(f'sent "{name}" as something else than a list of at most {MOST_EPISODES:,}')
 
 
 def _check(batch: Batch, form: Form) -> None:
     """Refuses what nobody can learn from: it would spoil the learner for all."""
     if len(batch.returns) != len(batch.lengths):
         raise Malformed("sent other numbers of returns than of lengths")
+    ended = int(np.count_nonzero(batch.ended))
+    if len(batch.returns) > ended:
+        raise Malformed(f"sent the returns of {len(batch.returns)} episodes where {ended} ended")
     arrays = [batch.observations, batch.next_observations, batch.rewards, batch.actions, batch.log_std, batch.outputs]
     arrays += [batch.running_returns, *batch.internals.values(), *batch.next_internals.values()]
     for array in arrays:
-        if array is not None and array.dtype == DTYPES["float32"] and not np.isfinite(array).all():
-            raise Malformed("sent a number that is NaN or infinite")
+        if array is not None and array.dtype == DTYPES["float32"] and not _is_bounded(array):
+            raise Malformed(f"sent a number that is NaN, or not within {LARGEST_NUMBER:g} of zero")
     _check_choices(batch.actions, form.action, 0)
     for seen in (batch.observations, batch.next_observations):
         _check_choices(seen, form.seen, getattr(form.seen, "start", 0))
+
+
+def _is_bounded(array: np.ndarray) -> bool:
+    """Whether all numbers can be computed with; NaN is passed on by min and max, and is not smaller than anything."""
+    return array.size == 0 or bool(array.max() <= LARGEST_NUMBER and array.min() >= -LARGEST_NUMBER)
 
 
 def _check_choices(values: np.ndarray, space: Space, start: int) -> None:

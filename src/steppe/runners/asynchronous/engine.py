@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -104,10 +106,10 @@ class AsyncEngine:
         """The learner with its memory, the window of episodes, and what was counted."""
         self._saved = counts = self._counts()
         return self.core.snapshot() | {
-            "async/returns": np.array(self._returns, np.float32),
-            "async/lengths": np.array(self._lengths, np.int32),
-            "async/evaluations": np.array(self._evaluations, np.float32).reshape(-1, 2),
-            "async/counts": np.array(counts, np.int64),
+            "async/returns": _stored(self._returns, np.float32),
+            "async/lengths": _stored(self._lengths, np.int32),
+            "async/evaluations": _stored(chain.from_iterable(self._evaluations), np.float32).reshape(-1, 2),
+            "async/counts": _stored(counts, np.int64),
         }
 
     def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
@@ -296,6 +298,20 @@ class Meter:
         span = max(min(RATE_SECONDS, now - self._begun), 1e-9)
         busy = sum(mark[1] for mark in self._marks) / span
         return min(1.0, busy), sum(mark[2] for mark in self._marks) / span
+
+
+def _stored(values: Iterable[float], dtype: type[np.float32 | np.int32 | np.int64]) -> np.ndarray:
+    """The numbers for a checkpoint; one that its type cannot hold is stored as the nearest one, or as 0 if it is NaN.
+
+    No single figure may keep a checkpoint from being written.
+    """
+    low: float
+    high: float
+    if issubclass(dtype, np.floating):
+        low, high = float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    else:
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return np.array([0 if math.isnan(value) else min(max(value, low), high) for value in values], dtype)
 
 
 def _mean(values: deque[Any]) -> float:
