@@ -65,8 +65,16 @@ class LearnerProcess:
     @property
     def peak_megabytes(self) -> int:
         """The most memory that it ever had."""
+        return self._status("VmHWM") // 1024
+
+    @property
+    def threads(self) -> int:
+        """How many it has."""
+        return self._status("Threads")
+
+    def _status(self, name: str) -> int:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) // 1024
+        return int(status.split(f"{name}:")[1].split()[0])
 
     def terminate(self) -> int:
         """Sends SIGTERM; the exit code."""

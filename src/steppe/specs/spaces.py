@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -113,12 +114,16 @@ def to_json(space: Space) -> dict[str, Any]:
             return {"type": "multi_discrete", "nvec": list(space.nvec)}
 
 
+def are_same(one: Space, other: Space) -> bool:
+    """Whether two descriptions mean the same space; one bound for all is the same as an equal bound for each."""
+    return _shortened(one) == _shortened(other)
+
+
 def from_json(data: dict[str, Any]) -> Space:
     """The inverse of `to_json`."""
     match data.get("type"):
         case "box":
-            low = tuple(float("-inf") if b is None else float(b) for b in data["low"])
-            high = tuple(float("inf") if b is None else float(b) for b in data["high"])
+            low, high = _bounds(data["low"], "low", -math.inf), _bounds(data["high"], "high", math.inf)
             parts = (Part(part["name"], part["start"], from_json(part["space"])) for part in data.get("parts", ()))
             return Box(tuple(data["shape"]), low, high, data["dtype"], tuple(parts))
         case "discrete":
@@ -126,4 +131,19 @@ def from_json(data: dict[str, Any]) -> Space:
         case "multi_discrete":
             return MultiDiscrete(tuple(int(n) for n in data["nvec"]))
         case other:
-            raise SpecError(f'unknown space "{other}"; it must be one of box, discrete, multi_discrete')
+            raise SpecError(f'unknown space "{str(other)[:50]}"; it must be one of box, discrete, multi_discrete')
+
+
+def _bounds(values: Any, name: str, missing: float) -> tuple[float, ...]:
+    for value in values:
+        if value is not None and (type(value) not in (int, float) or value != value):
+            raise SpecError(f'wrong bound {str(value)[:20]} in "{name}"; it must be a number, or null for none')
+    return tuple(missing if value is None else float(value) for value in values)
+
+
+def _shortened(space: Space) -> Space:
+    if not isinstance(space, Box):
+        return space
+    low, high = (side[:1] if side.count(side[0]) == len(side) else side for side in (space.low, space.high))
+    parts = tuple(replace(part, space=_shortened(part.space)) for part in space.parts)
+    return replace(space, low=low, high=high, parts=parts)

@@ -15,7 +15,7 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(entry[4][0].split("%")[0]).is_loopback for entry in _resolve(host, 0))
 
 
-def listen(host: str, port: int, backlog: int = 64) -> socket.socket:
+def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
     """A socket that takes connections; port 0 is any that is free."""
     family, _, _, _, address = _resolve(host, port)[0]
     try:

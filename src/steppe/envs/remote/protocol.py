@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
+import reprlib
 import socket
 import struct
 import sys
@@ -17,18 +19,23 @@ import numpy as np
 
 from steppe.envs.remote.packing import Malformed, pack, unpack
 from steppe.envs.spaces import action_dtype
-from steppe.errors import reason_of
-from steppe.specs.spaces import Box, Space, from_json
+from steppe.errors import SpecError, reason_of
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part, Space, from_json
 
 NAME = "steppe-env"
 VERSION = 1
 HEADER = struct.Struct(">I")
 FIRST_LIMIT = 64 * 1024
-"""The longest message, in bytes, from someone who has not shown the token yet."""
-DESCRIPTION_LIMIT = 64 * 1024 * 1024
-"""The longest description of spaces: each bound of a large image is a number of its own."""
+"""The longest message, in bytes, until spaces are known."""
+LONGEST_ERROR = 4000
+"""In characters: the sentence of an error."""
+DESCRIPTION_LIMIT = 4 * 1024 * 1024
+"""The longest description of spaces: each bound may be a number of its own, of 9 bytes."""
 LARGEST = 1024**3
 """The largest message that two sides may agree on."""
+MOST_CHOICES = 2**24
+"""Of a space of several choices, all together."""
+MOST_DIMENSIONS = 32
 ROOM = 16 * 1024
 """What a message may take beside its arrays: field names, shapes, the text of an error."""
 LARGEST_COUNT = 2**63 - 1
@@ -61,6 +68,7 @@ class Channel:
         self.limit = FIRST_LIMIT
         self._sock = sock
         self._buffer = bytearray(FIRST_LIMIT)
+        self._needed = HEADER.size
         self._timeout: float | None = -1.0
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _notice_dead_peers(sock)
@@ -120,6 +128,9 @@ class Channel:
         """Reads into the buffer behind what is filled; how many bytes came."""
         if timeout is not None and timeout <= 0:
             raise TooSlow
+        if filled >= len(self._buffer):
+            # As it comes, not as it was announced: a length costs nothing to send.
+            self._buffer.extend(bytes(min(len(self._buffer), self._needed - len(self._buffer))))
         try:
             self._wait_at_most(timeout)
             return self._sock.recv_into(memoryview(self._buffer)[filled:])
@@ -134,14 +145,12 @@ class Channel:
             self._timeout = timeout
 
     def _measure(self) -> int:
-        """The size of the frame whose header is in the buffer, which is made large enough."""
+        """The size of the frame whose header is in the buffer."""
         (length,) = HEADER.unpack_from(self._buffer)
         if length > self.limit:
             raise Malformed(f"announced a message of {length:,} bytes where at most {self.limit:,} make sense")
-        needed = HEADER.size + length
-        if needed > len(self._buffer):
-            self._buffer.extend(bytes(needed - len(self._buffer)))
-        return needed
+        self._needed = HEADER.size + length
+        return self._needed
 
 
 def to_wire(array: np.ndarray) -> Message:
@@ -190,11 +199,14 @@ def read_text(message: Message, field: str, longest: int = 4000) -> str:
 
 
 def read_space(message: Message, field: str) -> Space:
-    """The space in a field of a message, each of its numbers checked."""
+    """The space in a field of a message, each of its numbers checked before NumPy sees one."""
     value = message.get(field)
     try:
         space = from_json(value if isinstance(value, dict) else {})
         is_sound = _is_sound(space)
+    # The sentences of these say where a bound is NaN, or which type is unknown; all others are about odd data.
+    except SpecError as error:
+        raise Malformed(f'sent "{field}" as {_shown(value)}, which is no space: {error}') from None
     except Exception:
         is_sound = False
     is_seen = field == "observation_space"
@@ -214,21 +226,41 @@ def limits_for(observation: Space, action: Space, count: int) -> tuple[int, int]
 
 def _is_sound(space: Space) -> bool:
     """Whether a space from outside can be counted on: sizes that are numbers, bounds and parts that fit."""
-    choices = (getattr(space, "n", 1), *getattr(space, "nvec", ()))
-    if not all(type(n) is int and 0 < n <= LARGEST for n in (*space.shape, *choices)):
+    match space:
+        case Discrete():
+            return _is_size(space.n) and abs(space.start) + space.n < 2**31
+        case MultiDiscrete():
+            # One output of a policy for each choice: their sum must be sensible, too.
+            return bool(space.nvec) and all(_is_size(n) for n in space.nvec) and sum(space.nvec) <= MOST_CHOICES
+    if len(space.shape) > MOST_DIMENSIONS or not all(map(_is_size, space.shape)):
         return False
-    if not isinstance(space, Box):
-        return True
     size = math.prod(space.shape)
     return (
         size <= LARGEST
         and space.dtype in BOX_DTYPES
         and all(len(side) in (1, size) for side in (space.low, space.high))
-        and all(
-            isinstance(part.name, str) and type(part.start) is int and _is_sound(part.space) for part in space.parts
-        )
+        and _are_bounds(space.low, space.high)
+        and all(_is_part(part) for part in space.parts)
         and all(0 <= part.start <= size - part.size for part in space.parts)
     )
+
+
+def _is_part(part: Part) -> bool:
+    is_flat = not (isinstance(part.space, Box) and part.space.parts)
+    return isinstance(part.name, str) and type(part.start) is int and is_flat and _is_sound(part.space)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 < value <= LARGEST
+
+
+def _are_bounds(low: tuple[float, ...], high: tuple[float, ...]) -> bool:
+    """Whether something lies between the bounds everywhere; one bound may stand for all."""
+    if max(low) == INFINITY or min(high) == -INFINITY:
+        return False
+    if len(low) == len(high):
+        return all(map(operator.le, low, high))
+    return max(low) <= min(high)
 
 
 def _notice_dead_peers(sock: socket.socket) -> None:
@@ -239,6 +271,11 @@ def _notice_dead_peers(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxstring, _SHORT.maxother = 3, 8, 40, 60
+
+
 def _shown(value: Any) -> str:
-    text = repr(value)
+    """A value from outside in an error message: only its beginning is written out, however large or deep it is."""
+    text = _SHORT.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,22 +1,23 @@
-"""Serves any gymnasium environment to learners elsewhere: one thread for each connection, with its own of them."""
+"""Serves any gymnasium environment to learners elsewhere: each that has greeted gets a thread and environments."""
 
 from __future__ import annotations
 
 import logging
-import select
 import socket
 import ssl
 import threading
 import time
 
 from steppe.envs.host import HostEnvs
+from steppe.envs.remote.admission import Admission, Limits, Member
 from steppe.envs.remote.listening import is_loopback, listen
+from steppe.envs.remote.protocol import NAME, VERSION
 from steppe.envs.remote.session import Session
+from steppe.envs.remote.welcoming import Greeting
 from steppe.errors import UserError
 from steppe.specs.environment import EnvironmentSpec
 
-MAX_CONNECTIONS = 256
-"""How many connections are held at once, whether they have shown a token yet or not."""
+LIMITS = Limits(members=256, members_of_address=192)
 END_SECONDS = 5.0
 """How long the steps under way may take when the server ends."""
 
@@ -35,59 +36,37 @@ class Server:
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
         max_envs: int = 256,
+        limits: Limits = LIMITS,
     ) -> None:
         # Whatever is wrong with the environment should be heard now, and not by the first who wants to train.
         HostEnvs(spec, 1).close()
-        self._spec, self._token, self._tls = spec, token, tls
+        self._spec = spec
         self._places = Places(max_envs)
         self._listener = _listen(host, port, must_be_local=token is None)
-        self._waking, self._woken = socket.socketpair()
-        self._sessions: dict[Session, threading.Thread] = {}
-
-    @property
-    def address(self) -> tuple[str, int]:
+        at, number = self._listener.getsockname()[:2]
+        self.address = str(at), int(number)
         """(host, port) that it really listens at."""
-        host, port = self._listener.getsockname()[:2]
-        return str(host), int(port)
+        greeting = Greeting(NAME, VERSION, token, "server", "client")
+        self._admission = Admission(self._listener, greeting, tls, self._welcome, limits)
+        self._sessions: dict[Session, threading.Thread] = {}
 
     def serve(self) -> None:
         """Takes connections until it is stopped; then lets the steps under way finish and closes all environments."""
         try:
-            while True:
-                ready, _, _ = select.select([self._listener, self._woken], [], [])
-                if self._woken in ready:
-                    return
-                self._accept()
+            self._admission.serve()
         finally:
-            self._listener.close()
             self._end_sessions()
-            self._waking.close()
-            self._woken.close()
 
     def stop(self) -> None:
         """Lets `serve` return; may be called again, and when it has returned."""
-        try:
-            self._waking.send(b"s")
-        except OSError:
-            log.debug("it has ended already")
+        self._admission.stop()
 
-    def _accept(self) -> None:
-        try:
-            sock, peer = self._listener.accept()
-        except OSError as error:
-            # The caller is gone already, or there are no more file descriptors: others are to be served on.
-            log.warning("a connection could not be taken: %s", error)
-            time.sleep(0.05)
-            return
+    def _welcome(self, member: Member) -> None:
         self._sessions = {session: thread for session, thread in self._sessions.items() if thread.is_alive()}
-        if len(self._sessions) >= MAX_CONNECTIONS:
-            log.warning("a connection from %s was refused: there are %d already", peer[0], MAX_CONNECTIONS)
-            sock.close()
-            return
-        session = Session(sock, str(peer[0]), self._spec, self._token, self._tls, self._places)
-        thread = threading.Thread(target=session.run, name=f"environments of {peer[0]}", daemon=True)
-        self._sessions[session] = thread
+        session = Session(member, self._spec, self._places)
+        thread = threading.Thread(target=session.run, name=f"environments of {member.peer[0]}", daemon=True)
         thread.start()
+        self._sessions[session] = thread
 
     def _end_sessions(self) -> None:
         for session in self._sessions:

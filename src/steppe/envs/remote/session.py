@@ -1,11 +1,9 @@
-"""One learner's connection, seen from the server: greets, makes environments, resets and steps them, in turn."""
+"""One learner's connection that has greeted, seen from the server: makes environments, resets and steps them."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import socket
-import ssl
 import threading
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
@@ -13,10 +11,11 @@ from typing import Protocol
 import numpy as np
 
 from steppe.envs.host import HostEnvs
+from steppe.envs.remote.admission import Member
 from steppe.envs.remote.packing import Malformed
 from steppe.envs.remote.protocol import (
     LARGEST,
-    NAME,
+    LONGEST_ERROR,
     VERSION,
     Channel,
     Disconnected,
@@ -27,15 +26,18 @@ from steppe.envs.remote.protocol import (
     read_count,
     to_wire,
 )
-from steppe.envs.remote.welcoming import Refused, encrypted, heard_hello
+from steppe.envs.remote.welcoming import Refused
 from steppe.envs.spaces import action_dtype
 from steppe.errors import SteppeError, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import to_json
 
-GREETING_SECONDS = 10.0
-"""How long a stranger may take until the token is shown."""
-LONGEST_ERROR = 4000
+MAKE_SECONDS = 60.0
+"""How long a learner may take from its greeting until it asks for environments; later it may be silent for long."""
+TELL_SECONDS = 10.0
+"""How long a learner may take to receive an error."""
+LARGEST_NUMBER = 2**31 - 1
+"""Of timesteps and repetitions that a learner may ask for."""
 
 log = logging.getLogger(__name__)
 _making = threading.Lock()
@@ -55,31 +57,24 @@ class Counts(Protocol):
 class Session:
     """Serves one connection until either side ends it."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        peer: str,
-        spec: EnvironmentSpec,
-        token: str | None,
-        tls: ssl.SSLContext | None,
-        places: Counts,
-    ) -> None:
-        self._sock, self._peer, self._spec = sock, peer, spec
-        self._token, self._tls, self._places = token, tls, places
+    def __init__(self, member: Member, spec: EnvironmentSpec, places: Counts) -> None:
+        self._member, self._peer, self._spec, self._places = member, member.peer[0], spec, places
         self._channel: Channel | None = None
         self._envs: HostEnvs | None = None
         self._count = 0
         self._is_stopped = False
 
     def run(self) -> None:
-        """From the greeting to the end; whatever goes wrong is told to the learner, where that is possible."""
+        """From the welcome to the end; whatever goes wrong is told to the learner, where that is possible."""
         try:
-            self._channel = channel = Channel(encrypted(self._sock, self._tls, GREETING_SECONDS))
+            self._channel = channel = Channel(self._member.sock)
             if self._is_stopped:
                 return
-            self._greet(channel)
+            channel.send(
+                {"op": "welcome", "version": VERSION, "server": _server(), "environment": self._spec.id}, TELL_SECONDS
+            )
             log.info("%s: connected", self._peer)
-            while (request := channel.receive())["op"] != "close":
+            while (request := channel.receive(MAKE_SECONDS if self._envs is None else None))["op"] != "close":
                 channel.send(self._answer(request, channel))
             self._release()
             channel.send({"op": "closed"})
@@ -96,17 +91,14 @@ class Session:
             self._tell("fault", f"the server failed: {type(error).__name__}: {error}")
         finally:
             self._release()
-            (self._channel or self._sock).close()
+            (self._channel or self._member.sock).close()
+            self._member.leave()
 
     def stop(self) -> None:
         """Ends the session after the step that is under way; called from another thread."""
         self._is_stopped = True
         if self._channel is not None:
             self._channel.stop_receiving()
-
-    def _greet(self, channel: Channel) -> None:
-        heard_hello(channel, GREETING_SECONDS, (NAME, VERSION), self._token, "server")
-        channel.send({"op": "welcome", "version": VERSION, "server": _server(), "environment": self._spec.id})
 
     def _answer(self, request: Message, channel: Channel) -> Message:
         envs = self._envs
@@ -123,8 +115,8 @@ class Session:
 
     def _make(self, request: Message, channel: Channel) -> Message:
         count = read_count(request, "count")
-        max_timesteps = read_count(request, "max_timesteps", optional=True)
-        repeat = read_count(request, "repeat")
+        max_timesteps = read_count(request, "max_timesteps", most=LARGEST_NUMBER, optional=True)
+        repeat = read_count(request, "repeat", most=LARGEST_NUMBER)
         why_not = self._places.take(count)
         if why_not is not None:
             raise Refused("busy", why_not)
@@ -168,7 +160,7 @@ class Session:
         error = {"op": "error", "kind": kind, "message": message[:LONGEST_ERROR], "version": VERSION}
         if self._channel is not None:
             with contextlib.suppress(Disconnected, TooSlow):
-                self._channel.send(error, GREETING_SECONDS)
+                self._channel.send(error, TELL_SECONDS)
                 self._channel.hang_up()
 
     def _release(self) -> None:

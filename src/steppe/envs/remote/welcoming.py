@@ -1,15 +1,25 @@
-"""How whoever listens lets somebody in: encryption, the name and version of the protocol, the token."""
+"""The greeting by which somebody is let in: the name and version of the protocol, and the token."""
 
 from __future__ import annotations
 
 import hmac
-import socket
-import ssl
+from dataclasses import dataclass
 from typing import Any
 
 from steppe.envs.remote.packing import Malformed
-from steppe.envs.remote.protocol import Channel, Disconnected, Message
-from steppe.errors import reason_of
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a client must say first."""
+
+    protocol: str
+    version: int
+    token: str | None
+    me: str
+    """Who refuses, for error messages: the server, the learner."""
+    them: str
+    """Who greets: the client, the worker."""
 
 
 class Refused(Exception):
@@ -20,26 +30,15 @@ class Refused(Exception):
         self.kind = kind
 
 
-def encrypted(sock: socket.socket, tls: ssl.SSLContext | None, seconds: float) -> socket.socket:
-    """The connection as messages go over it; a `Disconnected` where no encryption comes about in so many seconds."""
-    sock.settimeout(seconds)
-    try:
-        return sock if tls is None else tls.wrap_socket(sock, server_side=True)
-    except OSError as error:
-        raise Disconnected(f"no encrypted connection: {reason_of(error)}") from None
-
-
-def heard_hello(channel: Channel, seconds: float, protocol: tuple[str, int], token: str | None, me: str) -> Message:
-    """The first message, once it names the same protocol (name, version) and the token; `me` is who says no."""
-    name, version = protocol
-    hello = channel.receive(seconds)
-    if hello["op"] != "hello" or hello.get("protocol") != name:
-        raise Malformed(f'did not begin with "hello" of the protocol "{name}"')
-    if hello.get("version") != version:
-        raise Refused("version", f"this {me} speaks version {version} of the protocol")
-    if token is not None:
-        _check_token(hello.get("token"), token, me)
-    return hello
+def check_hello(hello: Any, wanted: Greeting) -> None:
+    """Raises unless the first message names the same protocol, its version and the token, if there is one."""
+    if not isinstance(hello, dict) or hello.get("op") != "hello" or hello.get("protocol") != wanted.protocol:
+        raise Malformed(f'did not begin with "hello" of the protocol "{wanted.protocol}"')
+    version = hello.get("version")
+    if type(version) is not int or version != wanted.version:
+        raise Refused("version", f"this {wanted.me} speaks version {wanted.version} of the protocol")
+    if wanted.token is not None:
+        _check_token(hello.get("token"), wanted.token, wanted.me)
 
 
 def _check_token(given: Any, token: str, me: str) -> None:

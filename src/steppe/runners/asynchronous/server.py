@@ -1,52 +1,53 @@
-"""The learner's door: one thread for each worker receives its batches and hands it the newest policy."""
+"""The learner's door: each worker that has greeted gets a thread, which takes its batches and hands out the policy."""
 
 from __future__ import annotations
 
-import logging
-import selectors
 import socket
 import threading
 import time
 
+from steppe.envs.remote.admission import Admission, Limits, Member
 from steppe.envs.remote.listening import is_loopback
+from steppe.envs.remote.welcoming import Greeting
 from steppe.errors import UserError
 from steppe.runners.asynchronous.access import Access
 from steppe.runners.asynchronous.board import Board
 from steppe.runners.asynchronous.inbox import Inbox
 from steppe.runners.asynchronous.membership import Membership
 from steppe.runners.asynchronous.session import Session
+from steppe.runners.asynchronous.words import GREETING_SECONDS, NAME, VERSION
 
-MAX_CONNECTIONS = 2048
-"""How many connections are held at once, whether they have shown a token yet or not."""
+LIMITS = Limits(members=2048, members_of_address=1024, seconds=GREETING_SECONDS)
 END_SECONDS = 3.0
 """How long workers have at the end to hear that it is over."""
-
-log = logging.getLogger(__name__)
 
 
 class Server:
     """Listens from its making on, in threads of its own, until `close`."""
 
     def __init__(
-        self, host: str, port: int, access: Access, inbox: Inbox, membership: Membership, worker_timeout: float
+        self,
+        host: str,
+        port: int,
+        access: Access,
+        inbox: Inbox,
+        membership: Membership,
+        worker_timeout: float,
+        limits: Limits = LIMITS,
     ) -> None:
         self.board, self.inbox, self.membership = Board(), inbox, membership
         self.worker_timeout = worker_timeout
-        self._access = access
-        self._listener = _listen(host, port, must_be_local=access.token is None)
-        at, port = self._listener.getsockname()[:2]
+        listener = _listen(host, port, must_be_local=access.token is None)
+        at, port = listener.getsockname()[:2]
         self.address = str(at), int(port)
         """(host, port) that it really listens at."""
-        self._waking, self._woken = socket.socketpair()
-        self._doors = selectors.DefaultSelector()
-        for door in (self._listener, self._woken):
-            self._doors.register(door, selectors.EVENT_READ)
         self._sessions: dict[Session, threading.Thread] = {}
-        self._lock = threading.Lock()
         self._is_closed = False
         self.seed, self.starts = 0, 0
         """What the workers' randomness follows from: the run's seed, and how often it was resumed."""
-        self._thread = threading.Thread(target=self._serve, name="door", daemon=True)
+        greeting = Greeting(NAME, VERSION, access.token, "learner", "worker")
+        self._admission = Admission(listener, greeting, access.tls, self._welcome, limits)
+        self._thread = threading.Thread(target=self._admission.serve, name="door", daemon=True)
         self._thread.start()
 
     def close(self, reason: str) -> None:
@@ -56,45 +57,20 @@ class Server:
         self._is_closed = True
         self.board.end(reason)
         self.inbox.close(reason)
-        self._waking.send(b"s")
+        self._admission.stop()
         self._thread.join()
-        with self._lock:
-            sessions = dict(self._sessions)
+        sessions = dict(self._sessions)
         # They find out by themselves, and say it to their workers.
         _join(sessions, END_SECONDS)
         for session in sessions:
             session.stop()
         _join(sessions, END_SECONDS)
-        self._doors.close()
-        self._listener.close()
-        self._waking.close()
-        self._woken.close()
 
-    def _serve(self) -> None:
-        while True:
-            ready = [key.fileobj for key, _ in self._doors.select()]
-            if self._woken in ready:
-                return
-            self._accept()
-
-    def _accept(self) -> None:
-        try:
-            sock, peer = self._listener.accept()
-        except OSError as error:
-            # The caller is gone already, or there are no more file descriptors: others are to be served on.
-            log.warning("a worker's connection could not be taken: %s", error)
-            time.sleep(0.05)
-            return
-        with self._lock:
-            self._sessions = {session: thread for session, thread in self._sessions.items() if thread.is_alive()}
-            if len(self._sessions) >= MAX_CONNECTIONS:
-                log.warning("a connection from %s was refused: there are %d already", peer[0], MAX_CONNECTIONS)
-                sock.close()
-                return
-            session = Session(sock, f"{peer[0]}:{peer[1]}", self._access.token, self._access.tls, self)
-            thread = threading.Thread(target=session.run, name=f"worker at {peer[0]}", daemon=True)
-            self._sessions[session] = thread
-            thread.start()
+    def _welcome(self, member: Member) -> None:
+        session = Session(member, self)
+        thread = threading.Thread(target=session.run, name=f"worker at {member.peer[0]}", daemon=True)
+        thread.start()
+        self._sessions = {each: its for each, its in self._sessions.items() if its.is_alive()} | {session: thread}
 
 
 def _join(sessions: dict[Session, threading.Thread], seconds: float) -> None:

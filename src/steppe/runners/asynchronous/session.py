@@ -6,12 +6,13 @@ import contextlib
 import logging
 import select
 import socket
-import ssl
 import time
 from typing import TYPE_CHECKING
 
+from steppe.envs.remote.admission import Member
 from steppe.envs.remote.packing import Malformed
 from steppe.envs.remote.protocol import (
+    DESCRIPTION_LIMIT,
     Channel,
     Disconnected,
     Message,
@@ -20,7 +21,7 @@ from steppe.envs.remote.protocol import (
     read_space,
     read_text,
 )
-from steppe.envs.remote.welcoming import Refused, encrypted, heard_hello
+from steppe.envs.remote.welcoming import Refused
 from steppe.errors import SteppeError, UserError
 from steppe.runners.asynchronous.batches import MOST_ENVIRONMENTS, Form, from_message
 from steppe.runners.asynchronous.inbox import Over
@@ -31,17 +32,16 @@ from steppe.runners.asynchronous.words import (
     LONGEST_LINE,
     LONGEST_SENTENCE,
     MOST_LINES,
-    NAME,
     VERSION,
     Lines,
 )
-from steppe.specs.spaces import to_json
+from steppe.specs.spaces import are_same, to_json
 
 if TYPE_CHECKING:
     from steppe.runners.asynchronous.server import Server
 
-DESCRIBED = 64 * 1024 * 1024
-"""The longest description of two spaces, in bytes: each bound of a large image is a number of its own."""
+JOIN_SECONDS = 60.0
+"""How long a worker may take from its greeting until it joins."""
 TASK_SECONDS = 1.0
 """How long a worker is kept waiting for its task before it is asked to come again."""
 
@@ -51,19 +51,18 @@ log = logging.getLogger(__name__)
 class Session:
     """Serves one worker, in a thread of its own, until either side ends it."""
 
-    def __init__(
-        self, sock: socket.socket, peer: str, token: str | None, tls: ssl.SSLContext | None, server: Server
-    ) -> None:
-        self._sock, self._peer, self._token, self._tls, self._server = sock, peer, token, tls, server
+    def __init__(self, member: Member, server: Server) -> None:
+        self._member, self._sock, self._server = member, member.sock, server
+        self._peer = "{}:{}".format(*member.peer)
         self._channel: Channel | None = None
         self._number = -1
 
     def run(self) -> None:
         """From the greeting to the end; whatever goes wrong is told to the worker, where that is possible."""
         try:
-            self._sock = encrypted(self._sock, self._tls, GREETING_SECONDS)
             self._channel = channel = Channel(self._sock)
-            self._greet(channel)
+            channel.limit = DESCRIPTION_LIMIT
+            self._say({"op": "proceed"})
             self._serve(channel)
         except (Disconnected, TooSlow) as error:
             log.info("%s: disconnected (%s)", self._peer, str(error) or "too slow")
@@ -71,16 +70,12 @@ class Session:
             self._tell(error)
         finally:
             (self._channel or self._sock).close()
+            self._member.leave()
 
     def stop(self) -> None:
         """Ends the session at once; called from another thread."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
-
-    def _greet(self, channel: Channel) -> None:
-        heard_hello(channel, GREETING_SECONDS, (NAME, VERSION), self._token, "learner")
-        channel.limit = DESCRIBED
-        self._say({"op": "proceed"})
 
     def _serve(self, channel: Channel) -> None:
         """Everything after the greeting: the task, then batch after batch."""
@@ -123,7 +118,7 @@ class Session:
         """What the worker says of itself, and what it is to do once the learner knows that."""
         board = self._server.board
         while True:
-            joining = self._hear()
+            joining = self._hear(min(JOIN_SECONDS, self._server.worker_timeout))
             if joining["op"] == "unable":
                 sentence, kind = read_text(joining, "message", LONGEST_SENTENCE), read_text(joining, "kind", 100)
                 log.warning("%s: a worker cannot join: %s", self._peer, sentence)
@@ -138,7 +133,7 @@ class Session:
                 break
             self._say({"op": "wait"})
         for what, theirs, mine in zip(("observes", "takes"), spaces, offered.spaces, strict=True):
-            if theirs != mine:
+            if not are_same(theirs, mine):
                 shown, wanted = (str(to_json(space))[:300] for space in (theirs, mine))
                 raise Refused("user", f"the worker's environment {what} {shown}, but the policy is for {wanted}")
         return joining, offered.task, offered.form
@@ -168,10 +163,11 @@ class Session:
             case op:
                 raise Malformed(f'sent "{op[:50]}", which the protocol does not have')
 
-    def _hear(self) -> Message:
+    def _hear(self, seconds: float | None = None) -> Message:
         """The worker's next message; `Over` once nothing more is to be done, `TooSlow` when it says nothing."""
         assert self._channel is not None
-        deadline = time.monotonic() + self._server.worker_timeout
+        seconds = self._server.worker_timeout if seconds is None else seconds
+        deadline = time.monotonic() + seconds
         ears = select.poll()
         ears.register(self._sock, select.POLLIN)
         while not ears.poll(LISTEN_SECONDS * 1000):
@@ -179,7 +175,7 @@ class Session:
             if time.monotonic() >= deadline:
                 raise TooSlow
         self._server.board.raise_if_over()
-        return self._channel.receive(self._server.worker_timeout)
+        return self._channel.receive(seconds)
 
     def _ask_to_wait(self) -> None:
         """Tells a worker whose batch stands in line that its learner is still there."""
