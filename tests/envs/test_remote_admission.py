@@ -17,9 +17,10 @@ from processes import wait_until
 from servers import Line, frame, serving
 
 from steppe.envs.remote.admission import GREETING_LIMIT, Admission, Limits, Member, network_of
-from steppe.envs.remote.credentials import server_tls
+from steppe.envs.remote.credentials import server_tls, server_token
 from steppe.envs.remote.rated import RatedLog
 from steppe.envs.remote.welcoming import Greeting
+from steppe.errors import UserError
 
 TOKEN = "0123456789abcdef"
 HELLO = {"op": "hello", "protocol": "steppe-env", "version": 1, "token": TOKEN}
@@ -239,6 +240,15 @@ def test_handshakes_that_never_end_keep_nobody_waiting(certificate: tuple[Path, 
         with trust.wrap_socket(socket.create_connection(address, 30), server_hostname="127.0.0.1") as sock:
             sock.sendall(frame(HELLO | {"token": "wrong"}))
             assert Line(sock).read()["kind"] == "token"
+
+
+def test_a_token_that_fits_into_no_greeting_is_refused_at_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("x" * 2048)
+    assert len(frame(HELLO | {"token": server_token(file)})) < GREETING_LIMIT
+    file.write_text("é" * 1025)
+    with pytest.raises(UserError, match="has 2,050 bytes; use at most 2048"):
+        server_token(file)
 
 
 @pytest.mark.parametrize(

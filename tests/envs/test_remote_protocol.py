@@ -3,8 +3,10 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis.extra.numpy as arrays
 import msgpack
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steppe.envs.remote import packing
 from steppe.envs.remote.packing import Malformed
 from steppe.envs.remote.protocol import (
     DTYPES,
@@ -227,3 +230,57 @@ def test_a_silent_or_dripping_peer_is_too_slow(pair: tuple[Channel, socket.socke
     there.sendall(b"\0\0")
     with pytest.raises(TooSlow):
         channel.receive(0.01)
+
+
+def test_room_is_made_for_what_has_come_and_not_for_what_was_announced(pair: tuple[Channel, socket.socket]) -> None:
+    channel, there = pair
+    channel.limit = 2**30
+    there.sendall(struct.pack(">I", 2**30) + bytes(1000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooSlow):
+            channel.receive(0.2)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+OBJECTS = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.lists(st.just(0.5), min_size=9),
+)
+
+
+@given(OBJECTS, st.integers(0, 2**17))
+def test_all_objects_of_a_message_are_counted(value: Any, padding: int) -> None:
+    """Whatever they are, and however long the texts and bytes between them."""
+    message = [b"x" * padding, "y" * padding, *range(-40, 300), value]
+    body = memoryview(msgpack.packb(message))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "UNCOUNTED", 0)
+        patch.setattr(packing, "MOST_OBJECTS", _count(message))
+        assert packing.unpack(body) == message
+        patch.setattr(packing, "MOST_OBJECTS", _count(message) - 1)
+        with pytest.raises(Malformed, match="sent a message of more than"):
+            packing.unpack(body)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(_count(key) + _count(each) for key, each in value.items())
+    return 1 + sum(map(_count, value)) if isinstance(value, list) else 1
+
+
+def test_small_messages_with_long_lists_are_taken_too() -> None:
+    message = {"op": "x", "a": [None] * 60_000, "b": {str(number): 0 for number in range(500)}}
+    assert packing.unpack(msgpack.packb(message)) == message
+
+
+def test_what_is_shown_of_a_value_is_short_and_quickly_made() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (deep, [0] * 10**6, "x" * 10**6, {str(number): [0] * 1000 for number in range(1000)}):
+        with pytest.raises(Malformed) as caught:
+            read_count({"op": "x", "n": value}, "n")
+        assert len(str(caught.value)) < 200

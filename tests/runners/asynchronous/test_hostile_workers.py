@@ -102,6 +102,14 @@ def test_silent_connections_keep_no_worker_out(learner, many_sockets):
     assert learner.terminate() == 0, learner.log
 
 
+def test_workers_that_come_all_at_once_are_all_let_in(learner):
+    with contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(learner.line()) for _ in range(200)]
+        for line in lines:
+            line.write(HELLO)
+        assert all(line.read() == {"op": "proceed"} for line in lines)
+
+
 EMPTY_LISTS = struct.pack(">BI", 0xDD, 3_999_990) + b"\x90" * 3_999_990
 COSTLY = {
     "60 MB of empty lists": (60_000_000, b""),

@@ -206,9 +206,9 @@ def test_what_a_worker_was_collecting_when_its_environment_failed_is_counted():
 def test_what_a_worker_prints_is_in_the_learners_log(caplog):
     with door() as server, client(server) as line, caplog.at_level(logging.INFO, "steppe"):
         joined(line)
-        lines = [[logging.INFO, "the simulator loads"], [logging.WARNING, "x" * (LONGEST_LINE + 50)]]
+        lines = [[logging.INFO, "the simulator\n\x1bloads"], [logging.WARNING, "x" * (LONGEST_LINE + 50)]]
         assert said(line, {"op": "said", "lines": lines}) == {"op": "noted"}
-    assert ("INFO", "worker 0: the simulator loads") in logged(caplog)
+    assert ("INFO", "worker 0: the simulator  loads") in logged(caplog)
     assert ("WARNING", "worker 0: " + "x" * LONGEST_LINE) in logged(caplog)
 
 

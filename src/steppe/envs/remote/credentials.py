@@ -11,6 +11,8 @@ from steppe.specs.connections import RemoteSettings
 
 TOKEN_VARIABLE = "STEPPE_ENV_TOKEN"
 SHORTEST_TOKEN = 16
+LONGEST_TOKEN = 2048
+"""In bytes: a greeting has 4,096 for all that it says."""
 
 
 def read_token(file: str | Path | None, variable: str = TOKEN_VARIABLE) -> str | None:
@@ -28,8 +30,13 @@ def read_token(file: str | Path | None, variable: str = TOKEN_VARIABLE) -> str |
 
 
 def server_token(file: str | Path | None, variable: str = TOKEN_VARIABLE) -> str | None:
-    """As `read_token`, but too short ones, which could be guessed, are refused."""
+    """As `read_token`, but too short ones, which could be guessed, and too long ones are refused."""
     token = read_token(file, variable)
+    if token is not None and len(token.encode()) > LONGEST_TOKEN:
+        raise UserError(
+            f"the token{f' in {file}' if file else ''} has {len(token.encode()):,} bytes; use at most {LONGEST_TOKEN}, "
+            "such as from: openssl rand -hex 32"
+        )
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise UserError(
             f"the token{f' in {file}' if file else ''} has only {len(token)} characters; use at least "

@@ -195,7 +195,12 @@ def read_text(message: Message, field: str, longest: int = 4000) -> str:
     value = message.get(field)
     if not isinstance(value, str):
         raise Malformed(f'sent "{field}" as {_shown(value)} where text belongs')
-    return "".join(letter if letter.isprintable() else " " for letter in value[:longest])
+    return printable(value[:longest])
+
+
+def printable(text: str) -> str:
+    """Text from outside in one line, without what could move a terminal's cursor or look like a line of its own."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def read_space(message: Message, field: str) -> Space:

@@ -17,7 +17,8 @@ from steppe.runners.asynchronous.membership import Membership
 from steppe.runners.asynchronous.session import Session
 from steppe.runners.asynchronous.words import GREETING_SECONDS, NAME, VERSION
 
-LIMITS = Limits(members=2048, members_of_address=1024, seconds=GREETING_SECONDS)
+LIMITS = Limits(2048, 1024, strangers=512, strangers_of_address=256, seconds=GREETING_SECONDS)
+"""Hundreds of workers may come at once, from one machine."""
 END_SECONDS = 3.0
 """How long workers have at the end to hear that it is over."""
 

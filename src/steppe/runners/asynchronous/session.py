@@ -17,6 +17,7 @@ from steppe.envs.remote.protocol import (
     Disconnected,
     Message,
     TooSlow,
+    printable,
     read_count,
     read_space,
     read_text,
@@ -227,7 +228,7 @@ def _lines(request: Message) -> Lines:
             isinstance(line, list) and [type(part) for part in line] == [int, str] and 0 <= line[0] <= logging.CRITICAL
         ):
             raise Malformed('sent "lines" of something else than a level and a text each')
-    return [(level, text[:LONGEST_LINE]) for level, text in lines]
+    return [(level, printable(text[:LONGEST_LINE])) for level, text in lines]
 
 
 def _known(request: Message) -> tuple[int, str]:
