@@ -214,6 +214,21 @@ def test_a_greeting_may_come_in_pieces_and_with_fields_of_later_versions() -> No
         assert Line(sock).read() == {"op": "welcome"}
 
 
+def test_who_has_greeted_when_it_stops_is_still_handed_on() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    members: list[Member] = []
+    admission = Admission(listener, Greeting("steppe-env", 1, TOKEN, "server", "client"), None, members.append)
+    with held(listener.getsockname(), 2) as (greets, is_silent):
+        greets.sendall(frame(HELLO))
+        admission.stop()
+        admission.serve()
+        assert len(members) == 1
+        assert is_silent.recv(1) == b""
+        members[0].sock.sendall(b"over")
+        assert greets.recv(4) == b"over"
+        members[0].sock.close()
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tls")

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from steppe.envs.remote.packing import Malformed, pack, unpack_small
 from steppe.envs.remote.protocol import HEADER, LONGEST_ERROR, Message
@@ -94,17 +95,15 @@ class Admission:
         """Lets connections in until `stop`; then closes the listening socket and cuts all strangers."""
         try:
             while True:
-                ready = self._selector.select(self._seconds_to_wait())
-                sources = [key.fileobj for key, _ in ready]
-                for key, _ in ready:
-                    if key.data is not None and key.data in self._strangers:
-                        self._hear(key.data)
+                sources = self._hear_all(self._seconds_to_wait())
                 self._cut_late()
                 self._refusals.flush()
-                if self._woken in sources:
-                    return
                 if self._listener in sources:
                     self._accept()
+                if self._woken in sources:
+                    # Who has come and greeted already is handed on, and hears that it is over.
+                    self._hear_all(0.0)
+                    return
         finally:
             for stranger in list(self._strangers):
                 self._cut(stranger)
@@ -118,6 +117,14 @@ class Admission:
         """Lets `serve` return; called from another thread or a signal handler, also when it has returned."""
         with contextlib.suppress(OSError):
             self._waking.send(b"s")
+
+    def _hear_all(self, seconds: float | None) -> list[Any]:
+        """Waits until something comes, and hears all strangers who have spoken; the sockets that were ready."""
+        ready = self._selector.select(seconds)
+        for key, _ in ready:
+            if key.data in self._strangers:
+                self._hear(key.data)
+        return [key.fileobj for key, _ in ready]
 
     def _seconds_to_wait(self) -> float | None:
         times = [stranger.deadline for stranger in self._strangers]
