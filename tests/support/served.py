@@ -140,10 +140,33 @@ class ServedProcess(Served):
         self, graph: dict[str, Any], folder: Path, limits: dict[str, Any] | None = None, **listening: Any
     ) -> None:
         words = [json.dumps(each) for each in (graph, str(folder), {"port": 0} | listening, limits or {})]
-        self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, text=True)
+        self._log = folder.with_name("log.txt")
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, stderr=log, text=True
+            )
         assert self.process.stdout is not None
         port, grpc_port = self.process.stdout.readline().split()
         super().__init__(int(port), None if grpc_port == "None" else int(grpc_port))
+
+    @property
+    def log(self) -> str:
+        """What it wrote to standard error so far."""
+        return self._log.read_text()
+
+    @contextlib.contextmanager
+    def growing_less_than(self, megabytes: int) -> Iterator[None]:
+        """Fails if it held so much more memory at any moment within."""
+        before = self._memory("VmRSS")
+        # The kernel forgets the peak so far.
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        yield
+        grown = self._memory("VmHWM") - before
+        assert grown < megabytes, f"it took {grown} MB more"
+
+    def _memory(self, key: str) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith(key))
 
     def close(self) -> None:
         """Ends it, whatever it does."""

@@ -53,6 +53,8 @@ class Gate:
         """Whether the server is ending: requests are still answered, but nobody is told that it is ready."""
         self._token = None if token is None else token.encode()
         self._clock = clock
+        self._calls: dict[str, int] = {}
+        """Client -> how many requests that it began have not ended."""
         self._rates: dict[str, tuple[float, float]] = {}
         """Client -> (how many more it may send at once, when that was so)."""
 
@@ -88,6 +90,21 @@ class Gate:
     def leave(self) -> None:
         """Gives a place back."""
         self.under_way -= 1
+
+    def begin(self, client: str) -> None:
+        """As `enter`, for a request that is still to arrive; one client may have half of all places in this way."""
+        most, calls = max(1, self.limits.concurrent // 2), self._calls.get(client, 0)
+        if calls >= most:
+            raise self._refusal(503, f"{most} requests of this address are under way already; wait for one", pause=1)
+        self.enter(client)
+        self._calls[client] = calls + 1
+
+    def end(self, client: str) -> None:
+        """Gives the place of a request that was begun back."""
+        self.leave()
+        self._calls[client] -= 1
+        if not self._calls[client]:
+            del self._calls[client]
 
     def _count(self, client: str, rate: float) -> None:
         """Up to a second's worth may come at once."""

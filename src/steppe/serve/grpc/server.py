@@ -15,18 +15,35 @@ from steppe.serve.http.observing import Observer
 if TYPE_CHECKING:
     from steppe.serve.server import Listening
 
+MOST_STREAMS = 128
+"""How many calls may be under way on one connection."""
+LONGEST_METADATA = 1 << 14
+"""How many bytes the metadata of a call may have."""
+IDLE_SECONDS = 75
+"""How long a connection may be open without a call, as by HTTP; clients connect again by themselves."""
+ROOM_FOR_PROBES = 64
+"""How many calls may be under way beyond those that the gate lets in, so that probes are answered when it is full."""
+
 
 async def start(
     endpoint: Endpoint, gate: Gate, batcher: Batcher, observer: Observer, listening: Listening, version: str
 ) -> tuple[Any, int]:
     """(a server that answers, the port it really listens at)."""
+    limits = gate.limits
     options = [
-        ("grpc.max_receive_message_length", gate.limits.body_bytes),
+        ("grpc.max_receive_message_length", limits.body_bytes),
+        ("grpc.max_concurrent_streams", MOST_STREAMS),
+        ("grpc.max_metadata_size", LONGEST_METADATA),
+        ("grpc.absolute_max_metadata_size", LONGEST_METADATA),
+        # The window of a message that is not read yet stays small.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.server_handshake_timeout_ms", round(limits.request_seconds * 1000)),
         # Else two servers could listen at one port, and each would get a part of the questions.
         ("grpc.so_reuseport", 0),
-        ("grpc.max_connection_idle_ms", 600_000),
+        ("grpc.max_connection_idle_ms", IDLE_SECONDS * 1000),
     ]
-    server = grpc.aio.server(options=options)
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.concurrent + ROOM_FOR_PROBES)
     server.add_generic_rpc_handlers(Service(endpoint, gate, batcher, observer, version).handlers())
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     where = f"{host}:{listening.grpc_port}"

@@ -1,7 +1,13 @@
-"""The Open Inference Protocol V2 by gRPC, and feedback: the same endpoint, token and limits as by HTTP."""
+"""The Open Inference Protocol V2 by gRPC, and feedback: the same endpoint, token and limits as by HTTP.
+
+To the server every method is one that takes a stream, although its clients send one message (on the wire both look the
+same): such a method is called as soon as the metadata is there, so that no message is received, let alone parsed,
+before its token was checked. gRPC's flow control holds the rest of a message back at the sender until it is read.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from time import perf_counter
@@ -11,11 +17,11 @@ import numpy as np
 import orjson
 
 from steppe.errors import MissingExtra, UserError
-from steppe.serve.admission import Gate
+from steppe.serve.admission import Gate, Refused
 from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.exchange import Answer, Feedback, Question
-from steppe.serve.grpc import messages
+from steppe.serve.grpc import messages, wire
 from steppe.serve.http.observing import Observer
 from steppe.serve.http.open_inference import ACTION, EXTENSIONS, OUTPUTS, labels, raw
 from steppe.serve.http.replies import Reply, flag_field, optional_flag, status_of, text_field
@@ -30,6 +36,7 @@ CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
@@ -49,7 +56,9 @@ CONTENTS = {
 }
 """Where the numbers of a type are, when they are not sent as bytes."""
 PROBES = {"ServerLive", "ServerReady"}
-"""Answered when nothing else is, and to anybody."""
+"""Answered when nothing else is, and to anybody; what they are sent is never read."""
+MOST_DIMENSIONS = 64
+"""How many numbers a shape may have."""
 
 Method = Callable[[Any], Awaitable[tuple[Any, str]]]
 
@@ -78,9 +87,8 @@ class Service:
             grpc.method_handlers_generic_handler(
                 service,
                 {
-                    method.name: grpc.unary_unary_rpc_method_handler(
-                        self._guarded(method.name, *own[method.name]),
-                        request_deserializer=method.request.FromString,
+                    method.name: grpc.stream_unary_rpc_method_handler(
+                        self._guarded(method, *own[method.name]),
                         response_serializer=method.response.SerializeToString,
                     )
                     for method in messages.methods(service)
@@ -89,17 +97,17 @@ class Service:
             for service in (messages.INFERENCE, messages.FEEDBACK)
         ]
 
-    def _guarded(self, name: str, operation: str, method: Method) -> Any:
+    def _guarded(self, rpc: messages.Method, operation: str, method: Method) -> Any:
         """The method behind the gate; what goes wrong becomes a status with one sentence."""
-        gate, is_open = self._gate, name in PROBES
+        gate, name, known = self._gate, rpc.name, wire.layout(rpc.request.DESCRIPTOR)
 
-        async def call(request: Any, context: Any) -> Any:
+        async def call(_: Any, context: Any) -> Any:
             started, address = perf_counter(), _address(context.peer())
             try:
-                if is_open:
-                    response, policy = await method(request)
+                if name in PROBES:
+                    response, policy = await method(None)
                 else:
-                    response, policy = await enter_and_call(request, context, address)
+                    response, policy = await enter_and_call(context, address)
             except Exception as error:
                 status = status_of(error)
                 self._observer.record(operation, Reply(status, b"", []), perf_counter() - started, address, name)
@@ -111,16 +119,28 @@ class Service:
             self._observer.record(operation, Reply(200, b"", [], policy), perf_counter() - started, address, name)
             return response
 
-        async def enter_and_call(request: Any, context: Any, address: str) -> Any:
+        async def enter_and_call(context: Any, address: str) -> Any:
             if gate.needs_token:
                 gate.check_token(_token(context.invocation_metadata()))
-            gate.enter(address)
+            gate.begin(address)
             try:
-                return await method(request)
+                return await method(wire.parse(await self._received(context), rpc.request, known))
             finally:
-                gate.leave()
+                gate.end(address)
 
         return call
+
+    async def _received(self, context: Any) -> bytes:
+        """The call's one message as bytes; it must arrive in time."""
+        seconds = self._gate.limits.request_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                data = await context.read()
+        except TimeoutError:
+            raise Refused(408, f"the message did not arrive within {seconds:g} s") from None
+        if not isinstance(data, bytes):
+            raise UserError("the call ended without a message")
+        return data
 
     async def _live(self, request: Any) -> tuple[Any, str]:
         return messages.ServerLiveResponse(live=True), ""
@@ -196,6 +216,8 @@ def _tensor(request: Any, expected: str) -> np.ndarray:
     tensor = request.inputs[0]
     if tensor.name != expected:
         raise UserError(f'there is no input "{tensor.name[:100]}"; the input is "{expected}"')
+    if len(tensor.shape) > MOST_DIMENSIONS:
+        raise UserError(f'the shape of "{expected}" may have at most {MOST_DIMENSIONS} numbers')
     shape, blobs = list(tensor.shape), request.raw_input_contents
     if blobs:
         if len(blobs) != 1:

@@ -1,0 +1,107 @@
+"""Checks what a protobuf message would cost before it is parsed.
+
+A parsed message takes many times its own size where it is made of many small fields: 16 MB of empty sub-messages become
+700 MB. So the number of fields is counted first, along the wire format, and counting ends at the first one too many.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steppe.errors import UserError
+
+SMALL = 1 << 16
+"""Up to so many bytes a message is parsed without counting: at fifty times its size it takes 3 MB."""
+MOST_FIELDS = 1024
+"""How many fields a larger message may have, those of its sub-messages and unknown ones included."""
+MOST_TYPED_BYTES = 4 << 20
+"""How long a message may be without its fields of plain bytes, which are kept as they are: a number that is written in
+one byte becomes eight in memory, and a Python object later."""
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+LONGEST_VARINT = 10
+
+Layout = dict[int, Any]
+"""Field number -> the layout of a sub-message, True for plain bytes, False for anything else."""
+
+
+def layout(descriptor: Any) -> Layout:
+    """The layout of a message type, which must not contain itself."""
+    return {
+        field.number: layout(field.message_type) if field.message_type else field.type == field.TYPE_BYTES
+        for field in descriptor.fields
+    }
+
+
+def parse(data: bytes, message: Any, known: Layout) -> Any:
+    """A message of a class whose layout is `known`; UserError if it is malformed or would cost too much."""
+    from google.protobuf.message import DecodeError
+
+    if len(data) > SMALL:
+        _Count(data).check(known)
+    try:
+        return message.FromString(data)
+    except (DecodeError, RecursionError):
+        raise _malformed() from None
+
+
+class _Count:
+    """Counts the fields of one message."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._fields = 0
+        self._plain = 0
+        """How many bytes are in fields of plain bytes."""
+
+    def check(self, known: Layout) -> None:
+        self._walk(0, len(self._data), known)
+        if len(self._data) - self._plain > MOST_TYPED_BYTES:
+            raise UserError(
+                f"the message has more than {MOST_TYPED_BYTES} bytes outside of raw_input_contents; send numbers there"
+            )
+
+    def _walk(self, at: int, end: int, known: Layout) -> None:
+        while at < end:
+            self._fields += 1
+            if self._fields > MOST_FIELDS:
+                raise UserError(
+                    f"a message of more than {SMALL} bytes may have at most {MOST_FIELDS} fields; send numbers in "
+                    "raw_input_contents"
+                )
+            key, at = self._varint(at, end)
+            kind = key & 7
+            if kind == LENGTH:
+                length, at = self._varint(at, end)
+                below = known.get(key >> 3)
+                if length > end - at:
+                    raise _malformed()
+                if below is True:
+                    self._plain += length
+                elif below:
+                    self._walk(at, at + length, below)
+                at += length
+            elif kind == VARINT:
+                at = self._varint(at, end)[1]
+            elif kind == FIXED64:
+                at += 8
+            elif kind == FIXED32:
+                at += 4
+            else:
+                raise _malformed()
+        if at > end:
+            raise _malformed()
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        """(the number, where the next one begins)."""
+        value = shift = 0
+        for position in range(at, min(end, at + LONGEST_VARINT)):
+            byte = self._data[position]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, position + 1
+            shift += 7
+        raise _malformed()
+
+
+def _malformed() -> UserError:
+    return UserError("the message is not a valid protobuf message of this method")
