@@ -48,7 +48,7 @@ def test_requests_under_way_are_finished_after_sigterm(tmp_path):
     with process(one_policy(tmp_path), tmp_path) as served:
         served.infer()
         body = json.dumps(question()).encode()
-        head = f"POST /v2/models/pole/feedback HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v2/models/pole/feedback HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         infer = head.replace("feedback", "infer")
         with (
             socket.create_connection(("127.0.0.1", served.port), timeout=30) as slow,
@@ -74,7 +74,7 @@ def test_requests_under_way_are_finished_after_sigterm(tmp_path):
 def begun_request(served):
     """A request whose body does not come."""
     with socket.create_connection(("127.0.0.1", served.port), timeout=30) as sock:
-        sock.sendall(b"POST /v2/models/pole/feedback HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        sock.sendall(b"POST /v2/models/pole/feedback HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
         # Answered on the same loop, so that the other was heard of.
         assert served.infer().status == 200
         yield
@@ -231,12 +231,12 @@ def test_questions_that_wait_for_a_dear_policy_are_answered_together(tmp_path, m
         sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(20)]
         for sock in sockets:
             # Connections are taken one by one, questions on them together.
-            sock.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            sock.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             whole(sock)
         for number, sock in enumerate(sockets):
             shape = (1, 5) if number == 7 else (1, 4)
             body = json.dumps(question(id=f"client-{number}", shape=shape)).encode()
-            head = f"POST /v2/models/pole/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /v2/models/pole/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             sock.sendall(head.encode() + body)
         is_sent.set()
         answers = [whole(sock) for sock in sockets]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,12 +24,19 @@ class TrafficLimits:
     """How many requests may be under way at once."""
     connections: int = 4096
     """How many connections may be open at once."""
+    connections_per_address: int | None = None
+    """How many of them one address may have, such as a proxy's; None: an eighth."""
     rate: float | None = None
     """How many requests a second one client's address may send in the long run; None sets no limit."""
     request_seconds: float = 30.0
     """How long a request may take to arrive, and an answer to be taken."""
     drain_seconds: float = 30.0
     """How long requests under way may take when the server ends."""
+
+    @property
+    def most_of_one_address(self) -> int:
+        """How many connections one address may have."""
+        return self.connections_per_address or max(1, self.connections // 8)
 
 
 class Refused(SteppeError):
@@ -38,6 +46,25 @@ class Refused(SteppeError):
         super().__init__(message)
         self.status = status
         self.pause = pause
+
+
+def is_local_name(authority: bytes, host: str) -> bool:
+    """Whether a Host header, with or without a port, names this machine as only programs on it do, or `host`."""
+    text = authority.decode("latin-1").strip().lower()
+    if text.startswith("["):
+        name, _, port = text[1:].partition("]")
+        port = port.removeprefix(":")
+    else:
+        name, _, port = text.partition(":")
+    if port and not (port.isascii() and port.isdigit()):
+        return False
+    name = name.removesuffix(".")
+    if name in (host.lower(), "localhost") or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 class Gate:

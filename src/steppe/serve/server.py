@@ -105,7 +105,7 @@ class Server:
         gate, batcher = Gate(listening.limits, listening.token), Batcher(endpoint)
         access_log = None if listening.access_log is None else AccessLog(listening.access_log)
         observer = Observer(access_log)
-        app = App(endpoint, gate, batcher, observer, self._version)
+        app = App(endpoint, gate, batcher, observer, self._version, listening.host)
         try:
             await endpoint.start()
             try:

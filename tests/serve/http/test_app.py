@@ -7,7 +7,7 @@ import threading
 import pytest
 from served import let_no_time_pass, one_policy, question, serving
 
-from steppe.serve.admission import TrafficLimits
+from steppe.serve.admission import TrafficLimits, is_local_name
 
 TOKEN = "a-token-of-enough-letters"
 
@@ -32,7 +32,9 @@ def test_a_long_body_is_refused_and_a_short_one_after_it_is_not(tmp_path):
 def refused(served, size):
     """A body that the server does not want to read to its end: the answer may come before all is sent."""
     with socket.create_connection(("127.0.0.1", served.port)) as sock:
-        sock.sendall(f"POST /v2/models/pole/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode())
+        sock.sendall(
+            f"POST /v2/models/pole/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode()
+        )
         status = int(sock.recv(4096).split()[1])
     return type("Reply", (), {"status": status})
 
@@ -40,12 +42,16 @@ def refused(served, size):
 def test_a_chunked_body_is_counted_as_it_comes(tmp_path):
     with serving(one_policy(tmp_path), tmp_path, TrafficLimits(body_bytes=1000)) as served:
         with socket.create_connection(("127.0.0.1", served.port)) as sock:
-            sock.sendall(b"POST /v2/models/pole/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            sock.sendall(
+                b"POST /v2/models/pole/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
             sock.sendall(b"".join(b"%x\r\n%s\r\n" % (400, b" " * 400) for _ in range(12)))
             assert b" 413 " in sock.recv(4096)
         body = json.dumps(question()).encode()
         with socket.create_connection(("127.0.0.1", served.port)) as sock:
-            sock.sendall(b"POST /v2/models/pole/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            sock.sendall(
+                b"POST /v2/models/pole/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
             sock.sendall(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
             assert b" 200 " in sock.recv(4096)
 
@@ -83,6 +89,73 @@ def test_pages_of_other_sites_cannot_ask(one):
     assert one.post("/v2/models/pole/infer", question(), Origin=own).status == 200
 
 
+def ask_raw(served, head, body=b""):
+    """The status of a request whose first lines are given as bytes."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as sock:
+        sock.sendall(head + b"\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        return int(sock.recv(4096).split()[1])
+
+
+def test_without_a_token_only_names_of_this_machine_are_answered_to(one):
+    body, port = json.dumps(question()).encode(), one.port
+    for host in ("localhost", "127.0.0.1", "127.9.9.9", "[::1]", "LocalHost", "steppe.localhost", "localhost."):
+        for own in (host, f"{host}:{port}", f"{host}:1"):
+            assert ask_raw(one, f"POST /v2/models/pole/infer HTTP/1.1\r\nHost: {own}".encode(), body) == 200
+    evil = f"evil.example:{port}"
+    for host in (
+        evil,
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "x",
+        "",
+        "10.0.0.1",
+        "[::2]",
+    ):
+        for line in (b"POST /v2/models/pole/infer", b"POST /api/v1.0/predictions", b"POST /v2/models/pole/feedback"):
+            assert ask_raw(one, line + b" HTTP/1.1\r\nHost: " + host.encode(), body) == 403
+    for path in ("/standing", "/metrics", "/v2", "/openapi.json", "/v2/models/pole"):
+        assert ask_raw(one, f"GET {path} HTTP/1.1\r\nHost: {evil}\r\nOrigin: http://{evil}".encode()) == 403
+    reply = one.post("/v2/repository/models/pole/load", {}, Host=evil, Origin=f"http://{evil}")
+    assert reply.status == 403
+    assert reply.json["error"].startswith(f'"{evil}" is no name of this machine')
+    for path in ("/", "/v2/health/live", "/v2/health/ready", "/ping"):
+        assert ask_raw(one, f"GET {path} HTTP/1.1\r\nHost: {evil}".encode()) == 200
+
+
+def test_the_host_of_a_request_cannot_be_said_twice(one):
+    for line, status in (
+        ("GET /standing HTTP/1.0\r\nX: y", 200),
+        ("GET /standing HTTP/1.1\r\nX: y", 200),
+        ("GET /standing HTTP/1.1\r\nHost: localhost\r\nHost: evil.example", 400),
+        ("GET /standing HTTP/1.1\r\nHost: evil.example\r\nHost: localhost", 400),
+        ("GET http://localhost/standing HTTP/1.1\r\nHost: localhost", 200),
+        ("GET http://127.0.0.1:8000/standing?x=/@localhost HTTP/1.1\r\nHost: evil.example", 200),
+        ("GET http://evil.example/standing HTTP/1.1\r\nHost: localhost", 403),
+        ("GET http://localhost@evil.example/standing HTTP/1.1\r\nHost: localhost", 403),
+        ("GET http://evil.example:8000/standing HTTP/1.0\r\nX: y", 403),
+    ):
+        assert ask_raw(one, line.encode()) == status, line
+
+
+def test_a_known_head_is_no_way_round_the_host(one):
+    body = json.dumps(question()).encode()
+    ask = b"POST /v2/models/pole/infer HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n\r\n%s"
+    with socket.create_connection(("127.0.0.1", one.port), timeout=30) as sock:
+        for host, status in [(b"localhost", b"200"), (b"evil.here", b"403")] * 3:
+            sock.sendall(ask % (host, len(body), body))
+            assert sock.recv(4096).split()[1] == status
+
+
+def test_with_a_token_any_name_will_do_and_a_given_host_without(tmp_path):
+    with serving(one_policy(tmp_path), tmp_path, token=TOKEN) as served:
+        for name in ("serving.example", "10.0.0.7:8000"):
+            assert served.get("/standing", Host=name, Authorization=TOKEN).status == 200
+    assert is_local_name(b"My-Machine:8000", "my-machine")
+    assert not is_local_name(b"my-machine:8000@evil", "my-machine")
+    assert not is_local_name(b"my-machine.evil", "my-machine")
+
+
 def test_who_asks_too_often_is_told_when_to_come_back(tmp_path, monkeypatch):
     let_no_time_pass(monkeypatch)
     with serving(one_policy(tmp_path), tmp_path, TrafficLimits(rate=5.0)) as served:
@@ -97,7 +170,7 @@ def test_who_asks_too_often_is_told_when_to_come_back(tmp_path, monkeypatch):
 def test_more_requests_than_there_may_be_are_refused(tmp_path):
     limits = TrafficLimits(concurrent=1)
     with serving(one_policy(tmp_path), tmp_path, limits) as served:
-        head = b"POST /v2/models/pole/feedback HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
+        head = b"POST /v2/models/pole/feedback HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
         with socket.create_connection(("127.0.0.1", served.port)) as sock:
             sock.sendall(head)  # under way until its body comes
             for _ in range(200):
@@ -136,8 +209,8 @@ def test_a_fault_of_the_endpoint_is_told_without_its_inside(tmp_path, monkeypatc
 @pytest.mark.parametrize("pieces", [1, 7])
 def test_requests_on_one_connection_are_answered_in_turn(one, pieces):
     body = json.dumps(question()).encode()
-    ask = b"POST /v2/models/pole/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    live = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    ask = b"POST /v2/models/pole/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    live = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     sent = ask + live + ask + ask + live
     with socket.create_connection(("127.0.0.1", one.port)) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

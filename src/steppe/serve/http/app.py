@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from steppe.serve.admission import Gate, Refused
+from steppe.serve.admission import Gate, Refused, is_local_name
 from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.http import openapi, seldon
@@ -19,6 +19,10 @@ from steppe.serve.http.replies import Handler, Headers, Reply, Request, as_json,
 
 MOST_KNOWN_PATHS = 1024
 """How many paths are remembered with what they lead to."""
+MOST_HOSTS = 64
+"""How many Host headers are remembered that may be used."""
+ON_ADMISSION = "steppe.on_admission"
+"""Where a request's scope may have a function that is called once all of it came and was let in."""
 OVERLENGTH = 4
 """A body that is longer than allowed, but not by more than this, is read to its end, so that its sender hears why."""
 PAGE_HEADERS: Headers = [
@@ -58,9 +62,19 @@ class App:
     """One endpoint under HTTP; runs in one event loop."""
 
     def __init__(
-        self, endpoint: Endpoint, gate: Gate, batcher: Batcher, observer: Observer, version: str = "unknown"
+        self,
+        endpoint: Endpoint,
+        gate: Gate,
+        batcher: Batcher,
+        observer: Observer,
+        version: str = "unknown",
+        host: str = "127.0.0.1",
     ) -> None:
+        """`host` is what it listens at."""
         self._endpoint, self._gate, self._observer = endpoint, gate, observer
+        self._host = host
+        self._hosts: set[bytes] = set()
+        """Host headers that may be used."""
         self._batcher, self._version = batcher, version
         self._page = Path(__file__).with_name("page.html").read_bytes()
         self._metrics: Metrics | None = None
@@ -79,7 +93,7 @@ class App:
         try:
             route = self._known.get((method, path)) or self._resolve(method, path)
             operation = route.operation
-            reply = await self._answer(route, scope["headers"], address, receive)
+            reply = await self._answer(route, scope, address, receive)
         except Disconnected:
             return
         except Exception as error:
@@ -92,7 +106,10 @@ class App:
         self._observer.record(operation, reply, perf_counter() - started, address, path)
 
     def quick_route(self, method: bytes, url: str) -> Route | None:
-        """The route of a question that `answer_now` can answer at this moment, None for anything else."""
+        """The route of a question that `answer_now` can answer at this moment, None for anything else.
+
+        To be asked once the question is whole: what it goes by may change while a body arrives.
+        """
         if method != b"POST" or self._gate.is_draining or self._endpoint.is_shared or self._batcher.gathers:
             return None
         route = self._known.get(("POST", url))
@@ -109,14 +126,15 @@ class App:
                 reply = route.handler(Request(headers, body, route.model, route.version))
             finally:
                 self._gate.leave()
+            if not isinstance(reply, Reply):
+                raise TypeError(f"{route.operation} cannot be answered at once")
         except Exception as error:
             reply = self._failure(error, path)
-        assert type(reply) is Reply
         self._observer.record(route.operation, reply, perf_counter() - started, address, path)
         return reply
 
-    async def _answer(self, route: Route, headers: Headers, address: str, receive: Receive) -> Reply:
-        gate = self._gate
+    async def _answer(self, route: Route, scope: dict[str, Any], address: str, receive: Receive) -> Reply:
+        gate, headers = self._gate, scope["headers"]
         if route.is_open:
             reply = route.handler(Request(headers, b"", route.model, route.version))
             return reply if type(reply) is Reply else await reply  # type: ignore[misc]
@@ -124,6 +142,8 @@ class App:
         gate.enter(address)
         try:
             body = await self._body(receive, length)
+            if (on_admission := scope.get(ON_ADMISSION)) is not None:
+                on_admission()
             body = body if encoding is None else _decompressed(body, encoding, gate.limits.body_bytes)
             reply = route.handler(Request(headers, body, route.model, route.version))
             return reply if type(reply) is Reply else await reply  # type: ignore[misc]
@@ -143,12 +163,26 @@ class App:
             elif name == b"origin":
                 origin = value
             elif name == b"host":
+                if host is not None:
+                    raise Refused(400, "a request may have one Host header only")
                 host = value
         if self._gate.needs_token:
             self._gate.check_token(token)
+        elif host is not None and host not in self._hosts:
+            self._check_host(host)
         if origin is not None and origin.partition(b"://")[2] != host:
             raise Refused(403, "a page of another site asked; only programs and the page at / may")
         return length, encoding
+
+    def _check_host(self, host: bytes) -> None:
+        """Without a token a page of any site could ask, once the name of that site leads a browser to this machine."""
+        if not is_local_name(host, self._host):
+            shown = host[:100].decode("latin-1")
+            raise Refused(
+                403, f'"{shown}" is no name of this machine; ask at http://127.0.0.1, or let the endpoint have a token'
+            )
+        if len(self._hosts) < MOST_HOSTS:
+            self._hosts.add(host)
 
     async def _body(self, receive: Receive, length: bytes | None) -> bytes:
         most = self._gate.limits.body_bytes

@@ -10,7 +10,8 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from steppe.serve.admission import TrafficLimits
-from steppe.serve.http.app import App, Route
+from steppe.serve.http.app import ON_ADMISSION, App, Route
+from steppe.serve.http.open_connections import OpenConnections
 from steppe.serve.http.replies import Headers, Reply
 
 LONGEST_HEAD = 1 << 16
@@ -41,7 +42,7 @@ class Head(NamedTuple):
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection; `own_app` and `limits` are set on a subclass for each server.
+    """uvicorn's connection; `own_app`, `limits` and `open_connections` are set on a subclass for each server.
 
     A question takes a short cut past ASGI: a task, an event and two more turns of the event loop would cost as much as
     its answer. If its head came before on this connection, byte for byte, it is not even parsed again. Everything else,
@@ -50,6 +51,7 @@ class Connection(HttpToolsProtocol):
 
     own_app: App
     limits: TrafficLimits
+    open_connections: OpenConnections
     _since: float | None = None
     """When the first byte came of a request that is not whole yet."""
     _stuck_since: float | None = None
@@ -66,6 +68,14 @@ class Connection(HttpToolsProtocol):
     """Whether nothing of the next request has come yet."""
     _data = b""
     """What came last, if the request that is being parsed is the first in it, from its first byte."""
+    _size = 0
+    """Of what came last."""
+    _is_trusted = False
+    """Whether a request was let in."""
+    _is_over = False
+    """Whether nothing more is read, because the client was told why it is hung up on."""
+    _running: Any = None
+    """The request that is being answered by the common way; `cycle` is the last one that came."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuses more connections than there may be."""
@@ -73,21 +83,31 @@ class Connection(HttpToolsProtocol):
         self._heads: dict[bytes, Head] = {}
         self._since = self.loop.time()
         self._address = self.client[0] if self.client else ""
-        if len(self.connections) > self.limits.connections:
-            self._hang_up(503, "there are too many connections; try again in a moment")
+        reason = self.open_connections.add(self, self._address)
+        if reason is not None:
+            self._hang_up(503, reason)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Gives its place to others."""
+        self.open_connections.remove(self)
+        self._abandon()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Takes what came, and notes whether a request is whole."""
         if self._heads and self._answer_known(data):
             return
+        if self._is_over:
+            return
         self._idle_since, self._quick_left, self._data = None, MOST_QUICK, data if self._is_between else b""
+        self._size = len(data)
         super().data_received(data)
+        if self._is_over:
+            return
         if self._idle_since is not None:
             if not self._is_between:
                 self._since = self.loop.time()
             return
-        if len(self.pipeline) > MOST_PIPELINED:
-            self._hang_up(503, f"more than {MOST_PIPELINED} requests came before the first was answered")
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             self._head = 0
@@ -97,7 +117,7 @@ class Connection(HttpToolsProtocol):
         elif self._route is None:
             self._head += len(data)
             if self._head > LONGEST_HEAD:
-                self._hang_up(431, f"the headers of a request may have at most {LONGEST_HEAD} bytes")
+                self._refuse_head()
         if self._since is None:
             self._since = self.loop.time()
 
@@ -108,21 +128,29 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Decides which way a request goes."""
+        if self._is_over:
+            return
+        if self._head + self._size > LONGEST_HEAD and self._head_size() > LONGEST_HEAD:
+            self._refuse_head()
+            return
+        if self.url[:1] != b"/":
+            self._take_host_from_target()
         cycle = self.cycle
-        if (
-            (cycle is None or cycle.response_complete)
-            and self._quick_left
-            and not self.flow.write_paused
-            and not self.expect_100_continue
-        ):
+        is_owed = cycle is not None and not cycle.response_complete
+        if is_owed and len(self.pipeline) >= MOST_PIPELINED:
+            self._hang_up(503, f"more than {MOST_PIPELINED} requests came before the first was answered")
+            return
+        if not is_owed and self._quick_left and not self.flow.write_paused and not self.expect_100_continue:
             route = self.own_app.quick_route(self.parser.get_method(), self.url.decode("latin-1"))
             if route is not None and self._is_short() and self.parser.should_keep_alive():
                 self._route, self._body = route, b""
                 return
-        super().on_headers_complete()
+        self._go_common_way()
 
     def on_body(self, body: bytes) -> None:
         """Keeps a question's body until it is whole."""
+        if self._is_over:
+            return
         if self._route is None:
             super().on_body(body)
         else:
@@ -132,15 +160,33 @@ class Connection(HttpToolsProtocol):
         """Answers a question."""
         route, data = self._route, self._data
         self._is_between, self._data = True, b""
+        if self._is_over:
+            return
         if route is None:
             super().on_message_complete()
             return
         self._route = None
-        self._quick_left -= 1
         path = self.url.decode("latin-1")
+        if self.own_app.quick_route(b"POST", path) is None:
+            # It was a question for the short cut when its head came, and is none now.
+            self._go_common_way()
+            super().on_body(self._body)
+            super().on_message_complete()
+            return
+        self._quick_left -= 1
         # Whoever is refused may not fill the memory either.
         if self._reply(route, path, self.headers, self._body) == HTTPStatus.OK:
+            self._trust()
             self._learn_head(data, Head(route, path, self.headers, len(self._body)))
+
+    def cut(self, message: str) -> None:
+        """Closes a connection on which no request came, to make room."""
+        if self.scheme == "https":
+            # A client that is silent would not say goodbye either.
+            self._is_over = True
+            self.transport.abort()
+        else:
+            self._hang_up(503, message)
 
     def check(self, now: float) -> None:
         """Ends the connection where its client takes too long; called now and then."""
@@ -161,6 +207,38 @@ class Connection(HttpToolsProtocol):
             return
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
             self._hang_up(408, f"the request did not arrive within {patience:g} s")
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """uvicorn begins to answer a request by the common way."""
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _go_common_way(self) -> None:
+        if not self._is_trusted:
+            self.scope[ON_ADMISSION] = self._trust  # type: ignore[typeddict-unknown-key]
+        super().on_headers_complete()
+
+    def _trust(self) -> None:
+        if not self._is_trusted:
+            self._is_trusted = True
+            self.open_connections.trust(self)
+
+    def _take_host_from_target(self) -> None:
+        """A target such as http://host/path says the host, whatever the Host header says (RFC 9112, 3.2.2)."""
+        authority = self.url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].rpartition(b"@")[2]
+        self.headers[:] = [each for each in self.headers if each[0] != b"host"] + [(b"host", authority)]
+
+    def _head_size(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _refuse_head(self) -> None:
+        self._hang_up(431, f"the headers of a request may have at most {LONGEST_HEAD} bytes")
+
+    def _abandon(self) -> None:
+        """Whoever is still answering writes nothing more."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def _answer_known(self, data: bytes) -> bool:
         """Answers one whole question whose head is known; False where it is anything else."""
@@ -213,15 +291,19 @@ class Connection(HttpToolsProtocol):
         return b"".join(pieces)
 
     def _hang_up(self, status: int, message: str) -> None:
+        self._is_over = True
         if self.transport.is_closing():
             return
         body = orjson.dumps({"error": message})
         reply = Reply(status, body, [(b"content-length", b"%d" % len(body)), (b"connection", b"close")])
-        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+        running = self._running
+        if running is None or not running.response_started or running.response_complete:
             self.transport.write(self._response(reply))
+        self._abandon()
         self.transport.close()
 
 
 def connection_class(app: App, limits: TrafficLimits) -> Any:
     """The class of a server's connections."""
-    return type("Connection", (Connection,), {"own_app": app, "limits": limits})
+    own = {"own_app": app, "limits": limits, "open_connections": OpenConnections(limits)}
+    return type("Connection", (Connection,), own)

@@ -1,0 +1,115 @@
+"""Which connections are open, and who has to go when there are too many.
+
+A connection is a stranger's until a whole request came on it that was let in. Strangers share half of all places, and
+where places run out the oldest stranger of the address that holds most of them is cut off, so that whoever opens
+thousands of silent connections loses its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from steppe.serve.admission import TrafficLimits
+
+LOG_SECONDS = 10.0
+"""At most one line about connections that were turned away is logged in so many seconds."""
+
+log = logging.getLogger(__name__)
+
+
+class Cut(Protocol):
+    """A connection that can be cut off."""
+
+    def cut(self, message: str) -> None:
+        """Closes it with one sentence."""
+
+
+class OpenConnections:
+    """Counts the connections of one server; used from its event loop."""
+
+    def __init__(self, limits: TrafficLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = limits.connections
+        self._most_of_one = limits.most_of_one_address
+        self._most_strangers = max(1, limits.connections // 2)
+        self._clock = clock
+        self._addresses: dict[Cut, str] = {}
+        self._counts: dict[str, int] = {}
+        self._strangers: dict[str, dict[Cut, None]] = {}
+        """Address -> its strangers, the oldest first."""
+        self._stranger_count = 0
+        self._turned_away = 0
+        self._logged = float("-inf")
+
+    def add(self, connection: Cut, address: str) -> str | None:
+        """Takes a new connection; the reason if there is no place for it."""
+        if self._counts.get(address, 0) >= self._most_of_one:
+            if not self._cut_one_of(address):
+                self._note(address)
+                return f"this address has {self._most_of_one} connections already; close one of them"
+        elif (
+            len(self._addresses) >= self._most or self._stranger_count >= self._most_strangers
+        ) and not self._cut_one():
+            self._note(address)
+            return "there are too many connections; try again in a moment"
+        self._addresses[connection] = address
+        self._counts[address] = self._counts.get(address, 0) + 1
+        self._strangers.setdefault(address, {})[connection] = None
+        self._stranger_count += 1
+        return None
+
+    def trust(self, connection: Cut) -> None:
+        """A request of this connection was let in."""
+        address = self._addresses.get(connection)
+        if address is not None:
+            self._no_stranger(connection, address)
+
+    def remove(self, connection: Cut) -> None:
+        """Forgets a connection that is closed; it may be unknown."""
+        address = self._addresses.pop(connection, None)
+        if address is None:
+            return
+        self._no_stranger(connection, address)
+        self._counts[address] -= 1
+        if not self._counts[address]:
+            del self._counts[address]
+
+    def _no_stranger(self, connection: Cut, address: str) -> None:
+        strangers = self._strangers.get(address, {})
+        if connection in strangers:
+            del strangers[connection]
+            self._stranger_count -= 1
+            if not strangers:
+                del self._strangers[address]
+
+    def _cut_one(self) -> bool:
+        """Cuts off a stranger of the address that has most of them; False if there is none."""
+        if not self._strangers:
+            return False
+        return self._cut_one_of(max(self._strangers, key=lambda address: len(self._strangers[address])))
+
+    def _cut_one_of(self, address: str) -> bool:
+        strangers = self._strangers.get(address)
+        if not strangers:
+            return False
+        oldest = next(iter(strangers))
+        self.remove(oldest)
+        self._note(address)
+        oldest.cut("there are too many connections, and no request came on this one; try again in a moment")
+        return True
+
+    def _note(self, address: str) -> None:
+        """Counts a connection that was turned away, and says so now and then."""
+        self._turned_away += 1
+        now = self._clock()
+        if now - self._logged >= LOG_SECONDS:
+            log.warning(
+                "%d connections were turned away, the last from %s: there may be %d, and %d of one address",
+                self._turned_away,
+                address,
+                self._most,
+                self._most_of_one,
+            )
+            self._turned_away, self._logged = 0, now

@@ -1,0 +1,160 @@
+"""Clients that hold connections without asking anything, and what others notice of them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import select
+import socket
+
+import pytest
+from processes import wait_until
+from served import one_policy, question, serving
+
+from steppe.serve.admission import TrafficLimits
+from steppe.serve.http.open_connections import LOG_SECONDS, OpenConnections
+
+TOKEN = "a-token-of-enough-letters"
+SHOWN = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@contextlib.contextmanager
+def silent(port, count, *addresses):
+    """So many connections of each address, on which nothing is sent."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30, source_address=(address, 0)))
+            for address in addresses
+            for _ in range(count)
+        ]
+
+
+def open_ones(sockets):
+    """How many the server has not closed."""
+    count = 0
+    for sock in sockets:
+        readable, _, _ = select.select([sock], [], [], 0)
+        count += not readable
+    return count
+
+
+class Honest:
+    """A client that keeps its connection."""
+
+    def __init__(self, port, address="127.0.0.1", headers=SHOWN):
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30, source_address=(address, 0))
+        self._headers = headers
+
+    def infer(self):
+        self._connection.request("POST", "/v2/models/pole/infer", json.dumps(question()), self._headers)
+        response = self._connection.getresponse()
+        response.read()
+        return response.status
+
+    def feedback(self):
+        """By the common way."""
+        self._connection.request("POST", "/v2/models/pole/feedback", "{}", self._headers)
+        response = self._connection.getresponse()
+        response.read()
+        return response.status
+
+    def close(self):
+        self._connection.close()
+
+
+@pytest.mark.parametrize("first", [Honest.infer, Honest.feedback])
+def test_silent_strangers_lock_nobody_out(tmp_path, first, caplog):
+    limits = TrafficLimits(connections=32, connections_per_address=24)
+    with serving(one_policy(tmp_path), tmp_path, limits, token=TOKEN) as served, contextlib.ExitStack() as stack:
+        before = Honest(served.port)
+        stack.callback(before.close)
+        assert first(before) in (200, 400)
+        sockets = stack.enter_context(silent(served.port, 100, "127.0.0.2"))
+        sockets += stack.enter_context(silent(served.port, 20, *(f"127.0.0.{last}" for last in range(3, 9))))
+        # One that was there, and ones that come now, from an address of their own and from the strangers'.
+        assert before.infer() == 200
+        for address in ("127.0.0.1", "127.0.0.2", "127.0.0.9"):
+            client = Honest(served.port, address)
+            stack.callback(client.close)
+            assert client.infer() == 200
+            assert client.infer() == 200
+        assert wait_until(lambda: open_ones(sockets) <= 16, "strangers have half of the places at most")
+        assert before.infer() == 200
+    lines = [record for record in caplog.records if "turned away" in record.getMessage()]
+    assert 1 <= len(lines) < 10
+
+
+def test_one_address_cannot_hold_all_connections(tmp_path):
+    limits = TrafficLimits(connections=32)
+    with serving(one_policy(tmp_path), tmp_path, limits) as served, contextlib.ExitStack() as stack:
+        # An eighth of all; they were let in, so that none of them is cut off for the next.
+        for _ in range(4):
+            client = Honest(served.port, "127.0.0.2")
+            stack.callback(client.close)
+            assert client.infer() == 200
+        with silent(served.port, 1, "127.0.0.2") as (sock,):
+            answer = sock.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"this address has 4 connections already" in answer
+        assert served.infer().status == 200
+        client.close()
+        late = Honest(served.port, "127.0.0.2")
+        stack.callback(late.close)
+        assert wait_until(lambda: is_answered(late), "a place is free again")
+
+
+def is_answered(client):
+    try:
+        return client.infer() == 200
+    except (OSError, http.client.HTTPException):
+        client.close()
+        return False
+
+
+def test_a_wrong_token_and_a_probe_make_nobody_known(tmp_path):
+    limits = TrafficLimits(connections=16)
+    with (
+        serving(one_policy(tmp_path), tmp_path, limits, token=TOKEN) as served,
+        silent(served.port, 2, "127.0.0.2") as sockets,
+    ):
+        for request in (b"GET /v2/health/live", b"GET /standing", b"POST /v2/models/pole/infer"):
+            for sock in sockets:
+                sock.sendall(request + b" HTTP/1.1\r\nHost: x\r\nAuthorization: wrong\r\nContent-Length: 0\r\n\r\n")
+                assert sock.recv(4096).startswith((b"HTTP/1.1 200", b"HTTP/1.1 401"))
+        with silent(served.port, 2, "127.0.0.2"):
+            for sock in sockets:
+                assert b"no request came on this one" in sock.recv(4096)
+
+
+class Cuttable:
+    def __init__(self):
+        self.is_cut = False
+
+    def cut(self, message):
+        self.is_cut = True
+
+
+def test_places_are_given_back_and_lines_are_rated(caplog):
+    now = [0.0]
+    connections = OpenConnections(TrafficLimits(connections=4, connections_per_address=3), clock=lambda: now[0])
+    opened = []
+    for number in range(1000):
+        opened.append(Cuttable())
+        assert connections.add(opened[-1], f"10.0.0.{number % 2}") is None
+        connections.remove(opened[-1]) if number < 900 else None
+    # Two strangers may stay: the last ones.
+    assert [each.is_cut for each in opened[900:]] == [True] * 98 + [False] * 2
+    assert len(caplog.records) == 1
+    now[0] = LOG_SECONDS
+    connections.add(Cuttable(), "10.0.0.3")
+    assert "98 connections were turned away, the last from 10.0.0.0" in caplog.records[1].getMessage()
+    for each in opened:
+        connections.remove(each)
+    trusted = [Cuttable() for _ in range(4)]
+    for number, each in enumerate(trusted):
+        assert connections.add(each, f"10.0.1.{number}") is None
+        connections.trust(each)
+    assert "too many connections" in connections.add(Cuttable(), "10.0.2.0")
+    connections.remove(trusted[0])
+    assert connections.add(Cuttable(), "10.0.2.0") is None
