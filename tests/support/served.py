@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,13 +137,19 @@ class ServedProcess(Served):
     """The graph served from a process of its own."""
 
     def __init__(
-        self, graph: dict[str, Any], folder: Path, limits: dict[str, Any] | None = None, **listening: Any
+        self,
+        graph: dict[str, Any],
+        folder: Path,
+        limits: dict[str, Any] | None = None,
+        prefix: Sequence[str] = (),
+        **listening: Any,
     ) -> None:
+        """`prefix` are words of a command that starts it."""
         words = [json.dumps(each) for each in (graph, str(folder), {"port": 0} | listening, limits or {})]
         self._log = folder.with_name("log.txt")
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, stderr=log, text=True
+                [*prefix, sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, stderr=log, text=True
             )
         assert self.process.stdout is not None
         port, grpc_port = self.process.stdout.readline().split()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
+import resource
 import signal
 import socket
 import sys
@@ -28,6 +30,8 @@ LINGER_SECONDS = 0.3
 """After a signal, for how long requests still come in on open connections before those that are idle are closed."""
 BACKLOG = 2048
 """How many connections may wait to be taken."""
+OTHER_FILES = 256
+"""How many files and sockets beside connections a server may need at once."""
 SWITCH_SECONDS = 1e-4
 """How long the ledger's thread may keep the interpreter when a request waits for it. The event loop hands it over
 between any two requests, so that Python's own 5 ms would be added to each of them while rewards are written."""
@@ -56,7 +60,9 @@ class Server:
     def __init__(self, endpoint: Endpoint, listening: Listening, version: str = "unknown") -> None:
         _check_packages()
         _check_access(listening)
-        self._endpoint, self._listening, self._version = endpoint, listening, version
+        limits = _within_open_files(listening.limits, 1 if listening.grpc_port is None else 2)
+        self._endpoint, self._listening = endpoint, dataclasses.replace(listening, limits=limits)
+        self._version = version
         self._tls = server_tls(listening.tls_cert, listening.tls_key)
         self._socket = listen(listening.host, listening.port, BACKLOG)
         self.grpc_port: int | None = None
@@ -175,6 +181,20 @@ def _check_access(listening: Listening) -> None:
             f"whoever reaches {listening.host} could ask this endpoint and reward it; give a token by --token-file or "
             "STEPPE_SERVE_TOKEN, or serve at --host 127.0.0.1"
         )
+
+
+def _within_open_files(limits: TrafficLimits, ports: int) -> TrafficLimits:
+    """The limits with no more connections than this process may open files for; what it may is raised if it can be.
+
+    Where files run out no connection can be taken at all, and nobody is cut off to make room.
+    """
+    needed = limits.connections * ports + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return limits
+    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return dataclasses.replace(limits, connections=min(limits.connections, max(1, (soft - OTHER_FILES) // ports)))
 
 
 def _http_server(app: Any, limits: TrafficLimits, tls: Any) -> Any:

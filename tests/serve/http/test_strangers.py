@@ -10,10 +10,11 @@ import socket
 
 import pytest
 from processes import wait_until
-from served import one_policy, question, serving
+from served import ServedProcess, one_policy, question, serving
 
 from steppe.serve.admission import TrafficLimits
 from steppe.serve.http.open_connections import LOG_SECONDS, OpenConnections
+from steppe.serve.server import OTHER_FILES
 
 TOKEN = "a-token-of-enough-letters"
 SHOWN = {"Authorization": f"Bearer {TOKEN}"}
@@ -125,6 +126,22 @@ def test_a_wrong_token_and_a_probe_make_nobody_known(tmp_path):
         with silent(served.port, 2, "127.0.0.2"):
             for sock in sockets:
                 assert b"no request came on this one" in sock.recv(4096)
+
+
+def test_strangers_cannot_use_up_the_files_of_a_process(tmp_path):
+    """With far fewer files than connections are allowed by default."""
+    state = tmp_path / "state"
+    starting = ["prlimit", f"--nofile={OTHER_FILES + 64}", "--"]
+    served = ServedProcess(one_policy(tmp_path), state, prefix=starting, token=TOKEN)
+    try:
+        with silent(served.port, 100, *(f"127.0.0.{last}" for last in range(2, 7))):
+            client = Honest(served.port)
+            assert client.infer() == 200
+            client.close()
+        assert "Traceback" not in served.log
+        assert "Too many open files" not in served.log
+    finally:
+        served.close()
 
 
 class Cuttable:
