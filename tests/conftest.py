@@ -21,3 +21,6 @@ settings.load_profile("steppe")
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
+
+# On a machine with other users servers on loopback would ask for a token; tests of that turn it on.
+os.environ["STEPPE_LOOPBACK_TOKEN"] = "never"

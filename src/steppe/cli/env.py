@@ -62,10 +62,12 @@ def serve(
 
     For example: steppe env serve CartPole-v1 --port 5555
 
-    Ctrl-C or SIGTERM end it. Without a token it only listens on this machine.
+    Ctrl-C or SIGTERM end it. Without a token it only listens on this machine,
+    and makes a token of its own if other users are there.
     """
     from steppe.envs.remote.credentials import server_tls, server_token
     from steppe.envs.remote.listening import is_loopback
+    from steppe.envs.remote.local_tokens import token_sentence
     from steppe.envs.remote.server import Server
     from steppe.experiments.project import let_user_modules_import
 
@@ -81,6 +83,8 @@ def serve(
         words.append(f"--set environment.tls_ca={tls_cert}")
     where = ":".join(map(str, server.address))
     print(f"serving {spec.id} at {where}; train with: {' '.join(words)}", flush=True)
+    if server.token_file is not None:
+        print(f"note: {token_sentence(server.token_file)}; learners of yours on this machine find it", flush=True)
     if tls is None and not is_loopback(host):
         print("note: nothing is encrypted, the token neither; use --tls-cert and --tls-key", flush=True)
     server.serve()

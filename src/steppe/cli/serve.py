@@ -138,7 +138,8 @@ def start(
 
     For example: steppe serve -e first --watch
 
-    Without a token it only listens on this machine. Requests under way are answered before it ends.
+    Without a token it only listens on this machine, and makes one of its own if
+    other users are there. Requests under way are answered before it ends.
     """
     from steppe.serve.endpoint import Limits
 
@@ -316,6 +317,7 @@ def _run(endpoint: Endpoint, listening: Listening, token_file: Path | None, tls_
     from importlib.metadata import version
 
     from steppe.envs.remote.listening import is_loopback
+    from steppe.envs.remote.local_tokens import token_sentence
     from steppe.serve.server import Server
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
@@ -327,6 +329,9 @@ def _run(endpoint: Endpoint, listening: Listening, token_file: Path | None, tls_
         words += ["--tls-ca", str(tls_cert)] if tls_cert is not None else []
         grpc = "" if server.grpc_port is None else f" (gRPC at port {server.grpc_port})"
         print(f"serving {endpoint.name} at {server.url}{grpc}; play with: {shlex.join(words)}", flush=True)
+        if server.token_file is not None:
+            curl = f'curl -H "Authorization: Bearer $(cat {shlex.quote(str(server.token_file))})" {server.url}/v2'
+            print(f"note: {token_sentence(server.token_file)}; your own steppe commands find it; {curl}", flush=True)
         if tls_cert is None and not is_loopback(listening.host):
             print("note: nothing is encrypted, the token neither; use --tls-cert and --tls-key", flush=True)
 

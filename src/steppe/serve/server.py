@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import resource
 import signal
@@ -12,12 +11,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.envs.remote.credentials import server_tls
 from steppe.envs.remote.listening import is_loopback, listen
+from steppe.envs.remote.local_tokens import token_for
 from steppe.errors import MissingExtra, UserError
 from steppe.serve.admission import Gate, TrafficLimits
 from steppe.serve.batching import Batcher
@@ -61,10 +61,16 @@ class Server:
         _check_packages()
         _check_access(listening)
         limits = _within_open_files(listening.limits, 1 if listening.grpc_port is None else 2)
-        self._endpoint, self._listening = endpoint, dataclasses.replace(listening, limits=limits)
-        self._version = version
+        listening = replace(listening, limits=limits)
+        self._endpoint, self._version = endpoint, version
         self._tls = server_tls(listening.tls_cert, listening.tls_key)
         self._socket = listen(listening.host, listening.port, BACKLOG)
+        try:
+            self._local_token = token_for(self._socket, listening.host, listening.token)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._listening = listening if self._local_token is None else replace(listening, token=self._local_token.token)
         self.grpc_port: int | None = None
         """Where gRPC really listens, once `run` is ready."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -82,6 +88,11 @@ class Server:
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://{_shown(self._listening.host)}:{self.port}"
 
+    @property
+    def token_file(self) -> Path | None:
+        """Where the token is that it made for itself, if it did."""
+        return None if self._local_token is None else self._local_token.files[0]
+
     def run(self, on_ready: Callable[[Server], None] | None = None) -> None:
         """Answers until it is told to end; `on_ready` is called when the first request can come."""
         import uvloop
@@ -94,6 +105,8 @@ class Server:
         finally:
             sys.setswitchinterval(patience)
             self._socket.close()
+            if self._local_token is not None:
+                self._local_token.remove()
 
     def stop(self) -> None:
         """Ends it as a signal does; may be called from another thread, and again."""
@@ -162,6 +175,8 @@ class Server:
         from steppe.serve.grpc.server import start
 
         server, self.grpc_port = await start(self._endpoint, gate, batcher, observer, listening, self._version)
+        if self._local_token is not None:
+            self._local_token.publish(self._socket.getsockname()[0], self.grpc_port)
         return server
 
 
@@ -194,7 +209,7 @@ def _within_open_files(limits: TrafficLimits, ports: int) -> TrafficLimits:
         return limits
     soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return dataclasses.replace(limits, connections=min(limits.connections, max(1, (soft - OTHER_FILES) // ports)))
+    return replace(limits, connections=min(limits.connections, max(1, (soft - OTHER_FILES) // ports)))
 
 
 def _http_server(app: Any, limits: TrafficLimits, tls: Any) -> Any:

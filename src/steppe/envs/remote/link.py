@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from steppe.envs._loop import Buffers, Layout
+from steppe.envs.remote.local_tokens import token_of_peer
 from steppe.envs.remote.packing import Malformed
 from steppe.envs.remote.protocol import (
     DESCRIPTION_LIMIT,
@@ -75,7 +76,9 @@ class Link:
     def open(self, token: str | None, tls: ssl.SSLContext | None, max_timesteps: int | None, repeat: int) -> None:
         """Connects and has the environments made."""
         self.asked = ""
-        self._channel = Channel(self._connect(tls))
+        sock = self._connect(tls)
+        token = token if token is not None else token_of_peer(sock)
+        self._channel = Channel(sock)
         greeting: Message = {"op": "hello", "protocol": NAME, "version": VERSION}
         self._send(greeting | ({"token": token} if token is not None else {}))
         self._channel.limit = DESCRIPTION_LIMIT

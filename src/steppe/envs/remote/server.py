@@ -7,10 +7,12 @@ import socket
 import ssl
 import threading
 import time
+from pathlib import Path
 
 from steppe.envs.host import HostEnvs
 from steppe.envs.remote.admission import Admission, Limits, Member
 from steppe.envs.remote.listening import is_loopback, listen
+from steppe.envs.remote.local_tokens import token_for
 from steppe.envs.remote.protocol import NAME, VERSION
 from steppe.envs.remote.session import Session
 from steppe.envs.remote.welcoming import Greeting
@@ -43,6 +45,12 @@ class Server:
         self._spec = spec
         self._places = Places(max_envs)
         self._listener = _listen(host, port, must_be_local=token is None)
+        try:
+            self._local_token = token_for(self._listener, host, token)
+        except BaseException:
+            self._listener.close()
+            raise
+        token = token if self._local_token is None else self._local_token.token
         at, number = self._listener.getsockname()[:2]
         self.address = str(at), int(number)
         """(host, port) that it really listens at."""
@@ -50,11 +58,18 @@ class Server:
         self._admission = Admission(self._listener, greeting, tls, self._welcome, limits)
         self._sessions: dict[Session, threading.Thread] = {}
 
+    @property
+    def token_file(self) -> Path | None:
+        """Where the token is that it made for itself, if it did."""
+        return None if self._local_token is None else self._local_token.files[0]
+
     def serve(self) -> None:
         """Takes connections until it is stopped; then lets the steps under way finish and closes all environments."""
         try:
             self._admission.serve()
         finally:
+            if self._local_token is not None:
+                self._local_token.remove()
             self._end_sessions()
 
     def stop(self) -> None:

@@ -69,8 +69,8 @@ class AsyncLearner:
     `policy` is an agent as experiment files have it, or an object of your own with the methods of `OwnPolicy`: act,
     learn, get_weights, set_weights. `replay` is, for an agent, how many timesteps are kept, or its `memory` settings;
     for a policy of your own an object with `add` and `sample`, such as `UniformReplay`. `address` is where workers
-    reach it; beyond this machine a token is needed, from `asynchronous.token_file` or STEPPE_LEARNER_TOKEN.
-    Checkpoints, metrics and the policy go to `folder`. `fields` are those of an experiment: total_timesteps, network,
+    reach it; beyond this machine a token is needed, from `asynchronous.token_file` or STEPPE_LEARNER_TOKEN. On a
+    machine with other users it makes one for itself, which workers of the same user find. Checkpoints, metrics and the policy go to `folder`. `fields` are those of an experiment: total_timesteps, network,
     seed, asynchronous, and so on. What is observed and done is heard from the first worker.
     """
 
@@ -127,7 +127,7 @@ class AsyncLearner:
                 if on_progress is not None:
                     return self._learn(server, access, checkpoint, on_progress)
                 lines = Lines(self.spec.limits[1])
-                lines.listens(*server.address)
+                lines.listens(*server.address, server.token_file)
                 outcome = self._learn(server, access, checkpoint, lines)
                 lines.ended(outcome)
                 return outcome

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from steppe.envs.remote.local_tokens import token_of_peer
 from steppe.envs.remote.packing import Malformed, unpack
 from steppe.envs.remote.protocol import (
     HEADER,
@@ -178,8 +179,9 @@ class Link:
 
     def _connect(self) -> None:
         door = self._door
-        self._ear = Ear(_connected(door))
-        self._ask(_hello(door), ANSWER_SECONDS)
+        sock = _connected(door)
+        self._ear = Ear(sock)
+        self._ask(_hello(door, sock), ANSWER_SECONDS)
         self._ear.limit = LARGEST
         while (answer := self._ask(self._joining, ANSWER_SECONDS))["op"] == "wait":
             log.debug("the learner at %s does not know its task yet", door.address)
@@ -267,9 +269,11 @@ def said(lines: Lines) -> Message:
 def decline(door: Door, kind: Literal["user", "fault"], sentence: str) -> None:
     """Tells the learner, if it can be told, why a worker will not join: by a mistake of the user's, or a fault."""
     with contextlib.suppress(Disconnected, TooSlow, Malformed, SteppeError):
-        ear = Ear(_connected(door))
+        sock = _connected(door)
+        ear = Ear(sock)
         try:
-            for message in (_hello(door), {"op": "unable", "kind": kind, "message": sentence[:LONGEST_SENTENCE]}):
+            unable: Message = {"op": "unable", "kind": kind, "message": sentence[:LONGEST_SENTENCE]}
+            for message in (_hello(door, sock), unable):
                 ear.send(message, CONNECT_SECONDS)
                 ear.receive(CONNECT_SECONDS)
         finally:
@@ -314,9 +318,10 @@ class Ear(Channel):
         return message
 
 
-def _hello(door: Door) -> Message:
+def _hello(door: Door, sock: socket.socket) -> Message:
     hello: Message = {"op": "hello", "protocol": NAME, "version": VERSION}
-    return hello | ({} if door.token is None else {"token": door.token})
+    token = door.token if door.token is not None else token_of_peer(sock)
+    return hello | ({} if token is None else {"token": token})
 
 
 def _connected(door: Door) -> socket.socket:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
 from steppe.envs.remote.admission import Admission, Limits, Member
 from steppe.envs.remote.listening import is_loopback
+from steppe.envs.remote.local_tokens import token_for
 from steppe.envs.remote.welcoming import Greeting
 from steppe.errors import UserError
 from steppe.runners.asynchronous.access import Access
@@ -39,6 +42,12 @@ class Server:
         self.board, self.inbox, self.membership = Board(), inbox, membership
         self.worker_timeout = worker_timeout
         listener = _listen(host, port, must_be_local=access.token is None)
+        try:
+            self._local_token = token_for(listener, host, access.token)
+        except BaseException:
+            listener.close()
+            raise
+        access = access if self._local_token is None else replace(access, token=self._local_token.token)
         at, port = listener.getsockname()[:2]
         self.address = str(at), int(port)
         """(host, port) that it really listens at."""
@@ -51,11 +60,18 @@ class Server:
         self._thread = threading.Thread(target=self._admission.serve, name="door", daemon=True)
         self._thread.start()
 
+    @property
+    def token_file(self) -> Path | None:
+        """Where the token is that it made for itself, if it did."""
+        return None if self._local_token is None or self._is_closed else self._local_token.files[0]
+
     def close(self, reason: str) -> None:
         """Tells every worker that it is over, and ends all threads and connections; may be called again."""
         if self._is_closed:
             return
         self._is_closed = True
+        if self._local_token is not None:
+            self._local_token.remove()
         self.board.end(reason)
         self.inbox.close(reason)
         self._admission.stop()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from pathlib import Path
 
+from steppe.envs.remote.local_tokens import token_sentence
 from steppe.runners._base import Outcome, Progress
 
 LINE_SECONDS = 10.0
@@ -20,9 +22,11 @@ class Lines:
         self._next = 0.0
         self._told = 0
 
-    def listens(self, host: str, port: int) -> None:
-        """Where workers come to."""
+    def listens(self, host: str, port: int, token_file: Path | None) -> None:
+        """Where workers come to, and where the token is that the learner made for itself."""
         _say(f"listening for workers at {host}:{port}")
+        if token_file is not None:
+            _say(f"note: {token_sentence(token_file)}; workers of yours on this machine find it by themselves")
 
     def __call__(self, progress: Progress) -> None:
         """A line if it is time for one; what a user should know at once."""

@@ -8,6 +8,7 @@ import socket
 import ssl
 from typing import Any, NamedTuple
 
+from steppe.envs.remote.local_tokens import token_of_peer
 from steppe.errors import UserError
 from steppe.serve.clients._base import Access, Away, EndpointFault, EpisodeLost, reason_of
 
@@ -33,7 +34,7 @@ class Connection:
         self._access, self._prefix = access, access.prefix
         self._tls = access.tls()
         self._connection: http.client.HTTPConnection | None = None
-        self._headers = {} if access.token is None else {"Authorization": f"Bearer {access.token}"}
+        self._identity = _bearer(access.token)
 
     def ask(self, method: str, path: str, message: Any = None) -> dict[str, Any]:
         """Sends JSON and returns the JSON object that comes back."""
@@ -58,7 +59,7 @@ class Connection:
 
     def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Reply:
         """Sends one request; a refusal is an error in the endpoint's own words."""
-        reply = self._exchange(method, self._prefix + path, body, self._headers | headers)
+        reply = self._exchange(method, self._prefix + path, body, headers)
         if reply.status < 300:
             return reply
         raise self._refusal(reply, path)
@@ -86,7 +87,7 @@ class Connection:
                 self._connection = self._connect()
             # From here on nobody can say how much of the message arrived.
             was_sent = True
-            self._connection.request(method, path, body, headers)
+            self._connection.request(method, path, body, self._identity | headers)
             response = self._connection.getresponse()
             data = response.read(LONGEST_BODY)
             if response.will_close:
@@ -128,6 +129,9 @@ class Connection:
         connection.connect()
         # One small message each way: waiting to fill a packet would cost 40 ms a step.
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if access.token is None:
+            # The endpoint may have been started anew since, with another token.
+            self._identity = _bearer(token_of_peer(connection.sock))
         return connection
 
     def _refusal(self, reply: Reply, path: str) -> Exception:
@@ -174,6 +178,10 @@ class _Encrypted(_InOnePiece, http.client.HTTPSConnection):
 
 class _Unknown(UserError):
     """The endpoint does not have what was asked for."""
+
+
+def _bearer(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
 def encoded(message: Any) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from steppe.envs.remote.local_tokens import my_server
 from steppe.errors import MissingExtra, UserError
 from steppe.serve.clients._base import (
     Access,
@@ -39,7 +40,7 @@ class OpenInferenceGrpc:
         self._channel: Any = None
         self._calls: dict[str, Any] = {}
         self._model: Model | None = None
-        self._identity = [] if access.token is None else [("authorization", f"Bearer {access.token}")]
+        self._token = access.token
 
     def describe(self) -> Described:
         """Asks for the server's and the model's metadata."""
@@ -130,13 +131,21 @@ class OpenInferenceGrpc:
             self._connect()
         call, request = self._calls[method]
         try:
-            return call(request(**fields), timeout=self._access.timeout, metadata=self._identity)
+            return call(request(**fields), timeout=self._access.timeout, metadata=self._identity())
         except self._grpc.RpcError as error:
             raise self._refusal(error, method) from None
 
+    def _identity(self) -> list[tuple[str, str]]:
+        return [] if self._token is None else [("authorization", f"Bearer {self._token}")]
+
     def _connect(self) -> None:
         grpc, access = self._grpc, self._access
-        host = f"[{access.host}]" if ":" in access.host else access.host
+        host = access.host
+        if access.token is None:
+            # By its number where that is known: at another number of the same name somebody else may listen.
+            number, self._token = my_server(host, access.port)
+            host = host if access.is_encrypted else number
+        host = f"[{host}]" if ":" in host else host
         options = [
             ("grpc.max_receive_message_length", LONGEST_MESSAGE),
             ("grpc.max_send_message_length", LONGEST_MESSAGE),
@@ -171,6 +180,10 @@ class OpenInferenceGrpc:
                 )
             return Away(words, was_sent=code is not codes.RESOURCE_EXHAUSTED)
         if code in (codes.UNAUTHENTICATED, codes.PERMISSION_DENIED):
+            if self._access.token is None and my_server(self._access.host, self._access.port)[1] != self._token:
+                # It was started anew, with another token, and the channel has found it by itself.
+                self.close()
+                return Away(words)
             have = "another token" if self._access.token else "its token"
             return UserError(f"{url} does not let us in ({words}); give {have} by --token-file or STEPPE_SERVE_TOKEN")
         if code is codes.NOT_FOUND and method == "SendFeedback":
