@@ -176,3 +176,14 @@ def test_serve_without_start_means_the_same(shell: Steppe) -> None:
     assert served.command.answer().code == 0
     os.rename(shell.folder / "report", shell.folder / "walk")  # noqa: PTH104
     assert serve(shell, "start", "walk").get("/v2/models/walk")["name"] == "walk"
+
+
+def test_a_name_cannot_lead_out_of_the_serving_folder(shell: Steppe) -> None:
+    save_policy(shell.folder / "walk")
+    before = sorted(shell.folder.parent.rglob("*"))
+    answer = shell("serve", "walk", "--port", "0", "--name", "../../evil")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith('error: "../../evil" cannot be the name of an endpoint: a name is made of letters, ')
+    assert answer.err.count("\n") == 1
+    outputs = shell.folder.parent / "outputs"
+    assert [path for path in sorted(shell.folder.parent.rglob("*")) if outputs not in (path, *path.parents)] == before

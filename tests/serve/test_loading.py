@@ -12,6 +12,7 @@ from steppe.experiments.project import init_project, templates
 from steppe.serve import load_endpoint
 from steppe.serve.loading import serving_folder
 from steppe.specs.serving import load_graph
+from steppe.specs.spaces import Box
 
 
 @pytest.fixture
@@ -79,3 +80,40 @@ def test_an_unknown_name_is_an_error_that_helps(project):
     make_experiment(project, "cartpole", 1)
     with pytest.raises(StateError, match='did you mean "cartpole"'):
         load_endpoint("cartpol", start=project)
+
+
+@pytest.mark.parametrize("name", ["../../evil", "..", "/tmp/evil", "a/b", ".hidden", "-n", "a" * 101, "a\nb", "a..b"])
+def test_a_name_that_leads_out_of_the_serving_folder_is_refused(project, name):
+    make_experiment(project, "cartpole", 3)
+    before = sorted(project.parent.rglob("*"))
+    for make in (
+        lambda: load_endpoint("cartpole", start=project, name=name),
+        lambda: load_endpoint("cartpole", start=project, name=name, folder=project / "own"),
+        lambda: serving_folder(name, project),
+    ):
+        with pytest.raises(UserError, match="cannot be the name of an endpoint: a name is made of letters, digits"):
+            make()
+    assert sorted(project.parent.rglob("*")) == before
+
+
+def test_a_graph_that_is_refused_leaves_no_folder(project):
+    make_experiment(project, "first", 3)
+    save_constant(project / "other", 3, observation=Box((7,)))
+    (project / "bad.json").write_text(json.dumps({"kind": "router", "branches": ["first", "other"]}))
+    before = sorted(project.rglob("*"))
+    with pytest.raises(UserError, match="observation"):
+        load_endpoint("bad.json", start=project)
+    assert sorted(project.rglob("*")) == before
+
+
+def test_a_graph_that_is_refused_leaves_what_an_endpoint_of_that_name_had(project):
+    make_experiment(project, "first", 3)
+    save_constant(project / "other", 3, observation=Box((7,)))
+    (project / "both.json").write_text(json.dumps({"kind": "model", "policy": "first"}))
+    load_endpoint("both.json", start=project)
+    before = sorted(project.rglob("*"))
+    (project / "both.json").write_text(json.dumps({"kind": "router", "branches": ["first", "other"]}))
+    save_constant(project / "experiments" / "first" / "policy", 4, timestep=9)
+    with pytest.raises(UserError, match="observation"):
+        load_endpoint("both.json", start=project)
+    assert sorted(project.rglob("*")) == before

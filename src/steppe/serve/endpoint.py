@@ -20,7 +20,7 @@ from steppe.serve import checking, reading
 from steppe.serve.episodes import Episode, OpenEpisodes
 from steppe.serve.exchange import Answer, Feedback, Metadata, NotFound, Question, Receipt, Standing, Unavailable
 from steppe.serve.graph import Graph, Leaf, Node
-from steppe.serve.ledger._base import Decision, Difference, Ended, Ledger, Named, OpenEpisode, Outcome, Reward
+from steppe.serve.ledger._base import Arms, Decision, Difference, Ended, Ledger, Named, OpenEpisode, Outcome, Reward
 from steppe.serve.ledger.writer import Writer
 from steppe.serve.versions import Version
 from steppe.specs.words import did_you_mean
@@ -83,11 +83,12 @@ class Endpoint:
         self._arms: dict[Any, Any] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
-        """Opens the ledger and, where asked for, begins to watch for newer policies."""
-        await asyncio.to_thread(self._ledger.open)
-        arms = await asyncio.to_thread(self._ledger.arms)
-        episodes = await asyncio.to_thread(self._ledger.open_episodes, self.limits.episodes)
+    async def start(self, address: str = "") -> None:
+        """Opens the ledger and, where asked for, begins to watch for newer policies.
+
+        `address` is where questions will come to: another server that wants the same ledger is told so.
+        """
+        arms, episodes = await asyncio.to_thread(self._open_ledger, address)
         self._learn(arms)
         for episode in episodes:
             self._restore(episode)
@@ -107,6 +108,7 @@ class Endpoint:
         writer, self._writer = self._writer, None
         if writer is not None:
             await writer.close()
+        self._ledger.release()
 
     @property
     def is_ready(self) -> bool:
@@ -248,6 +250,18 @@ class Endpoint:
     async def settle(self) -> None:
         """Returns when everything that was decided so far is on the disk."""
         await self._writing().settle()
+
+    def _open_ledger(self, address: str) -> tuple[Arms, list[OpenEpisode]]:
+        """What the ledger holds, once it is this endpoint's alone or may be shared."""
+        ledger = self._ledger
+        ledger.open()
+        try:
+            ledger.hold(address)
+            return ledger.arms(), ledger.open_episodes(self.limits.episodes)
+        except BaseException:
+            ledger.close()
+            ledger.release()
+            raise
 
     def _writing(self) -> Writer:
         if self._writer is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from steppe.errors import UserError
@@ -13,11 +15,12 @@ from steppe.serve.graph import build
 from steppe.serve.ledger import make_ledger
 from steppe.serve.versions import Versions
 from steppe.specs.files import SUFFIXES, find_project
-from steppe.specs.serving import GraphSpec, ModelSpec, load_graph
+from steppe.specs.serving import GraphSpec, ModelSpec, check_name, load_graph
 
 FOLDER = "serving"
 """Where endpoints keep what they know, in a project or in the current folder."""
 LEDGER_FILE = "ledger.sqlite"
+POLICIES = "policies"
 
 
 def load_endpoint(
@@ -39,13 +42,16 @@ def load_endpoint(
     here = Path.cwd() if start is None else Path(start).absolute()
     spec, beside = _spec(graph, here)
     name = name or spec.name
+    check_name(name)
     folder = serving_folder(name, here) if folder is None else Path(folder).absolute()
-    built = build(spec, _loader(folder, [*([beside] if beside else []), here]))
-    return Endpoint(name, built, make_ledger(ledger or folder / LEDGER_FILE, name), limits, seed=seed)
+    with _leaving_nothing(folder):
+        built = build(spec, _loader(folder, [*([beside] if beside else []), here]))
+        return Endpoint(name, built, make_ledger(ledger or folder / LEDGER_FILE, name), limits, seed=seed)
 
 
 def serving_folder(name: str, start: Path) -> Path:
     """Where an endpoint of that name keeps what it knows."""
+    check_name(name)
     return (find_project(start) or start) / FOLDER / name
 
 
@@ -74,8 +80,26 @@ def _spec(graph: GraphSpec | str | Path, start: Path) -> tuple[GraphSpec, Path |
     return GraphSpec.model_validate(str(graph)), None
 
 
+@contextlib.contextmanager
+def _leaving_nothing(folder: Path) -> Iterator[None]:
+    """Removes the copies of policies, and the folders, that were made for a graph which is then refused."""
+    made = [path for path in (folder / POLICIES, folder, folder.parent) if not path.exists()]
+    before = set((folder / POLICIES).glob("*/*"))
+    names = set((folder / POLICIES).glob("*"))
+    try:
+        yield
+    except BaseException:
+        for copy in set((folder / POLICIES).glob("*/*")) - before:
+            shutil.rmtree(copy, ignore_errors=True)
+        for path in [*(set((folder / POLICIES).glob("*")) - names), *made]:
+            # What another endpoint has put there meanwhile stays.
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise
+
+
 def _loader(folder: Path, places: list[Path]) -> Callable[[ModelSpec], Versions]:
     def load(spec: ModelSpec) -> Versions:
-        return Versions(spec.name, find_policy(spec.policy, places), folder / "policies" / spec.name, spec.version)
+        return Versions(spec.name, find_policy(spec.policy, places), folder / POLICIES / spec.name, spec.version)
 
     return load

@@ -126,7 +126,7 @@ class Server:
         observer = Observer(access_log)
         app = App(endpoint, gate, batcher, observer, self._version, listening.host)
         try:
-            await endpoint.start()
+            await endpoint.start(self.url)
             try:
                 rpc = await self._start_grpc(gate, batcher, observer)
                 await self._serve(app, gate, rpc, on_ready)

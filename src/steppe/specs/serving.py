@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, RootModel, model_validator
 
+from steppe.errors import UserError
 from steppe.specs._base import Count, Flag, NonNegative, Positive, Spec, Unit
 from steppe.specs.files import find_config, read_spec_file, shown_path
 from steppe.specs.validation import Origins, validate
@@ -29,6 +30,14 @@ def _checked_name(name: str) -> str:
             'and has no ".." and at most 100 characters'
         )
     return name
+
+
+def check_name(name: str) -> None:
+    """Refuses what cannot be the name of an endpoint: it names a folder too."""
+    try:
+        _checked_name(name)
+    except ValueError as error:
+        raise UserError(f'"{name[:100]}" cannot be the name of an endpoint: {error}') from None
 
 
 Name = Annotated[str, AfterValidator(_checked_name)]

@@ -70,8 +70,9 @@ class AsyncLearner:
     learn, get_weights, set_weights. `replay` is, for an agent, how many timesteps are kept, or its `memory` settings;
     for a policy of your own an object with `add` and `sample`, such as `UniformReplay`. `address` is where workers
     reach it; beyond this machine a token is needed, from `asynchronous.token_file` or STEPPE_LEARNER_TOKEN. On a
-    machine with other users it makes one for itself, which workers of the same user find. Checkpoints, metrics and the policy go to `folder`. `fields` are those of an experiment: total_timesteps, network,
-    seed, asynchronous, and so on. What is observed and done is heard from the first worker.
+    machine with other users it makes one for itself, which workers of the same user find. Checkpoints, metrics and
+    the policy go to `folder`. `fields` are those of an experiment: total_timesteps, network, seed, asynchronous, and so
+    on. What is observed and done is heard from the first worker.
     """
 
     def __init__(

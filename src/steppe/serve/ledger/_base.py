@@ -150,6 +150,15 @@ class Ledger(ABC):
     def open(self) -> None:
         """Connects, and makes the tables where there are none; LedgerAway where there is no database."""
 
+    def hold(self, address: str) -> None:
+        """Keeps it for one server, which listens at an address, until `release`; UserError if another one has it.
+
+        A ledger that may be shared is not kept from anybody.
+        """
+
+    def release(self) -> None:
+        """Lets another server have it; may be called again."""
+
     @abstractmethod
     def close(self) -> None:
         """Disconnects; whatever is asked next connects again."""

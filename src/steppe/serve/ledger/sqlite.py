@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from steppe.records.durable import storing
 from steppe.serve.ledger._base import LedgerAway
+from steppe.serve.ledger.lock import ServerLock
 from steppe.serve.ledger.tables import SqlLedger
 
 
@@ -24,6 +25,7 @@ class SqliteLedger(SqlLedger):
         self.path = Path(path).absolute()
         self._file: tuple[int, int] | None = None
         self._is_made = False
+        self._lock: ServerLock | None = None
 
     def open(self) -> None:
         """Opens the file, and makes it where there is none."""
@@ -31,6 +33,17 @@ class SqliteLedger(SqlLedger):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         super().open()
         self._is_made = True
+
+    def hold(self, address: str) -> None:
+        """Two servers would each count and choose by themselves, so one file is one server's."""
+        if self._lock is None:
+            self._lock = ServerLock(self.path, address)
+
+    def release(self) -> None:
+        """Lets another server have it; may be called again."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
 
     def _connect(self) -> Any:
         # A file that was there and is gone must come back, not begin anew: its rewards were promised to be kept.
