@@ -527,3 +527,15 @@ print(sorted({"jax", "scipy", "gymnasium", "psycopg"} & sys.modules.keys()))
     )
     assert done.stdout.strip() == "[]"
     assert (tmp_path / "serving" / "p0" / "ledger.sqlite").is_file()
+
+
+@pytest.mark.parametrize("reward", [1e100, -1e100, 1.1e9, float("inf"), float("-inf"), float("nan"), 10**400])
+def test_a_reward_that_would_decide_for_ever_is_refused(tmp_path, reward):
+    async def play():
+        async with serving(tmp_path, {"kind": "model", "policy": "p0"}) as endpoint:
+            answer = endpoint.answer(question())
+            with pytest.raises(UserError, match="a reward must be a finite number of at most 1e"):
+                await endpoint.feedback(Feedback(reward, id=answer.id))
+            assert (await endpoint.feedback(Feedback(1e9, id=answer.id))).applied
+
+    run(play())

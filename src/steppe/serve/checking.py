@@ -13,8 +13,8 @@ from steppe.serve.graph import Leaf, Node
 from steppe.serve.ledger._base import Reward
 
 LONGEST_ID = 200
-LARGEST_REWARD = 1e100
-"""Beyond this, squares of rewards are no numbers any more."""
+LARGEST_REWARD = 1e9
+"""A larger one is a mistake or an attack: a single reward of 1e100 would decide a router's choices for ever."""
 
 
 def check_id(value: str | None, what: str) -> None:

@@ -21,6 +21,7 @@ from steppe.serve.episodes import Episode, OpenEpisodes
 from steppe.serve.exchange import Answer, Feedback, Metadata, NotFound, Question, Receipt, Standing, Unavailable
 from steppe.serve.graph import Graph, Leaf, Node
 from steppe.serve.ledger._base import Arms, Decision, Difference, Ended, Ledger, Named, OpenEpisode, Outcome, Reward
+from steppe.serve.ledger.journal import Journals
 from steppe.serve.ledger.writer import Writer
 from steppe.serve.versions import Version
 from steppe.specs.words import did_you_mean
@@ -62,7 +63,14 @@ class Endpoint:
     """
 
     def __init__(
-        self, name: str, graph: Graph, ledger: Ledger, limits: Limits | None = None, *, seed: int | None = None
+        self,
+        name: str,
+        graph: Graph,
+        ledger: Ledger,
+        limits: Limits | None = None,
+        *,
+        seed: int | None = None,
+        journals: Journals | None = None,
     ) -> None:
         self.name = name
         self.graph = graph
@@ -71,7 +79,7 @@ class Endpoint:
         """Whether other replicas use the same ledger: then `await ask(question)` takes the place of `answer`."""
         self.notices: list[str] = []
         """What happened to policies since the start, the newest last; the last hundred."""
-        self._ledger = ledger
+        self._ledger, self._journals = ledger, journals
         self._writer: Writer | None = None
         self._episodes = OpenEpisodes(self.limits.episodes, self.limits.idle_seconds)
         self._draw = random.Random(seed).random
@@ -92,7 +100,7 @@ class Endpoint:
         self._learn(arms)
         for episode in episodes:
             self._restore(episode)
-        self._writer = Writer(self._ledger, self.limits.queue, self._learn)
+        self._writer = Writer(self._ledger, self.limits.queue, self._learn, self._journals)
         self._tasks = [asyncio.create_task(self._expire())]
         if self.limits.watch_seconds is not None:
             self._tasks.append(asyncio.create_task(self._watch(self.limits.watch_seconds)))
@@ -257,6 +265,8 @@ class Endpoint:
         ledger.open()
         try:
             ledger.hold(address)
+            if self._journals is not None and (found := self._journals.replay(ledger)):
+                log.warning("%d records of an endpoint that was killed are in the ledger now", found)
             return ledger.arms(), ledger.open_episodes(self.limits.episodes)
         except BaseException:
             ledger.close()

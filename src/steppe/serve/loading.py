@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from steppe.records.policy_files import DESCRIPTION_FILE, TENSORS_FILE
 from steppe.serve.endpoint import Endpoint, Limits
 from steppe.serve.graph import build
 from steppe.serve.ledger import make_ledger
+from steppe.serve.ledger.journal import Journals
 from steppe.serve.versions import Versions
 from steppe.specs.files import SUFFIXES, find_project
 from steppe.specs.serving import GraphSpec, ModelSpec, check_name, load_graph
@@ -20,7 +22,7 @@ from steppe.specs.serving import GraphSpec, ModelSpec, check_name, load_graph
 FOLDER = "serving"
 """Where endpoints keep what they know, in a project or in the current folder."""
 LEDGER_FILE = "ledger.sqlite"
-POLICIES = "policies"
+POLICIES, JOURNAL = "policies", "journal"
 
 
 def load_endpoint(
@@ -46,7 +48,12 @@ def load_endpoint(
     folder = serving_folder(name, here) if folder is None else Path(folder).absolute()
     with _leaving_nothing(folder):
         built = build(spec, _loader(folder, [*([beside] if beside else []), here]))
-        return Endpoint(name, built, make_ledger(ledger or folder / LEDGER_FILE, name), limits, seed=seed)
+        place = str(ledger or folder / LEDGER_FILE)
+        made = make_ledger(place, name)
+        # Beside a project that is moved its ledger is moved too.
+        label = place.rpartition("@")[2] if "://" in place else os.path.relpath(place, folder)
+        journals = Journals(folder / JOURNAL, name, label)
+        return Endpoint(name, built, made, limits, seed=seed, journals=journals)
 
 
 def serving_folder(name: str, start: Path) -> Path:

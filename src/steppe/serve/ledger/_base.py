@@ -95,7 +95,8 @@ class Batch:
     writer: str = ""
     """Who writes it, in this life."""
     number: int = 0
-    """Counts a writer's batches: one that was written already, though nobody was told, is not written again."""
+    """How many records its writer had with this batch: what was written already, though nobody was told, is not
+    written again."""
     decisions: list[Decision] = field(default_factory=list)
     named: list[Named] = field(default_factory=list)
     requests: dict[tuple[Step, ...], int] = field(default_factory=dict)
@@ -103,6 +104,10 @@ class Batch:
     differences: list[Difference] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
+
+
+Record = Decision | Named | Ended | Difference | tuple[Step, ...]
+"""What an answer leaves; the last one says only on which way a request was answered."""
 
 
 class Written(NamedTuple):
@@ -150,12 +155,14 @@ class Ledger(ABC):
     def open(self) -> None:
         """Connects, and makes the tables where there are none; LedgerAway where there is no database."""
 
+    @abstractmethod
     def hold(self, address: str) -> None:
         """Keeps it for one server, which listens at an address, until `release`; UserError if another one has it.
 
         A ledger that may be shared is not kept from anybody.
         """
 
+    @abstractmethod
     def release(self) -> None:
         """Lets another server have it; may be called again."""
 
@@ -169,6 +176,10 @@ class Ledger(ABC):
 
         A batch with the number of one that was written is only looked through for rewards, of which each counts once.
         """
+
+    @abstractmethod
+    def written_by(self, writer: str) -> int:
+        """How many records of a writer are in it, as the number of its last batch says; 0 for an unknown one."""
 
     @abstractmethod
     def prune(self, before: float, now: float) -> int:
@@ -193,3 +204,22 @@ class Ledger(ABC):
     @abstractmethod
     def decisions(self) -> Iterator[Logged]:
         """Everything that was ever decided, in order."""
+
+
+def batch_of(records: list[Record], rewards: list[Reward], writer: str, number: int) -> Batch:
+    """What is written together, sorted by what it is; `number` counts all records of the writer up to here."""
+    batch = Batch(writer, number, rewards=rewards)
+    for record in records:
+        match record:
+            case Decision():
+                batch.decisions.append(record)
+                batch.requests[record.steps] = batch.requests.get(record.steps, 0) + 1
+            case Named():
+                batch.named.append(record)
+            case Ended():
+                batch.ended.append(record)
+            case Difference():
+                batch.differences.append(record)
+            case _:
+                batch.requests[record] = batch.requests.get(record, 0) + 1
+    return batch

@@ -33,6 +33,12 @@ class PostgresLedger(SqlLedger):
         # The rest of the URL may hold a password.
         self._shown = urlsplit(url).hostname or "this machine"
 
+    def hold(self, address: str) -> None:
+        """Any number of replicas write into it."""
+
+    def release(self) -> None:
+        """Nothing was held."""
+
     def _connect(self) -> Any:
         # A database that no longer answers must be found out in seconds, since rewards wait for it.
         return self._psycopg.connect(

@@ -83,6 +83,13 @@ class SqlLedger(Ledger):
         with self._transaction() as cursor:
             return self._write(cursor, batch)
 
+    def written_by(self, writer: str) -> int:
+        """The number of the last batch of a writer."""
+        statement = "SELECT number FROM steppe_writers WHERE endpoint = ? AND writer = ?"
+        with self._answering() as cursor:
+            rows = self._rows(cursor, statement, (self.endpoint, writer))
+            return rows[0][0] if rows else 0
+
     def prune(self, before: float, now: float) -> int:
         """One transaction for a few hundred decisions."""
         where = f"endpoint = ? AND ended IS NULL AND made < ? ORDER BY number LIMIT {_MANY}"

@@ -12,20 +12,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from steppe.serve.exchange import Unavailable
-from steppe.serve.ledger._base import (
-    Arms,
-    Batch,
-    Decision,
-    Difference,
-    Ended,
-    Ledger,
-    LedgerAway,
-    Named,
-    OpenEpisode,
-    Outcome,
-    Reward,
-    Step,
-)
+from steppe.serve.ledger._base import Arms, Ledger, LedgerAway, OpenEpisode, Outcome, Record, Reward, batch_of
+from steppe.serve.ledger.journal import MOST_AT_ONCE, Journals
 
 log = logging.getLogger("steppe.serve")
 
@@ -34,7 +22,6 @@ GATHERING_SECONDS = 0.25
 from the event loop a dozen times, so that few and large ones hold fewer requests up."""
 REFRESH_SECONDS = 0.5
 """How often a replica looks at what others have learned."""
-MOST_AT_ONCE = 5000
 CLOSE_SECONDS = 20.0
 """How long the last records may take."""
 SILENT_SECONDS = 5.0
@@ -52,19 +39,19 @@ class _Wish(NamedTuple):
     future: asyncio.Future[Any]
 
 
-Record = Decision | Named | Ended | Difference | tuple[Step, ...]
-
-
 class Writer:
     """Takes records at once and writes them soon; while the ledger is away it keeps so many of them, and no rewards."""
 
-    def __init__(self, ledger: Ledger, limit: int, learned: Callable[[Arms], None]) -> None:
+    def __init__(
+        self, ledger: Ledger, limit: int, learned: Callable[[Arms], None], journals: Journals | None = None
+    ) -> None:
         self.dropped = 0
         """Records that there was no room for."""
         self._ledger = ledger
         self._limit = limit
         self._learned = learned
         self._name, self._number = secrets.token_hex(8), 0
+        self._journal = None if journals is None else journals.begin(self._name)
         self._queue: deque[Record | _Wish] = deque()
         self._kept: list[Record] = []
         self._is_awake = threading.Event()
@@ -96,6 +83,8 @@ class Writer:
             self.dropped += 1
         else:
             self._queue.append(record)
+            if self._journal is not None:
+                self._journal.add(record)
 
     async def reward(self, reward: Reward) -> Outcome:
         """Returns when a reward is on the disk."""
@@ -154,8 +143,13 @@ class Writer:
         rest = [*self._kept, *self._queue]
         wishes = [each for each in rest if isinstance(each, _Wish)]
         if lost := len(rest) - len(wishes):
-            self.dropped += lost
-            log.error("%d records were never written down: %s", lost, self._problem)
+            if self._journal is not None and not self._journal.missing:
+                log.error("%d records will be written into the ledger at the next start: %s", lost, self._problem)
+            else:
+                self.dropped += lost
+                log.error("%d records were never written down: %s", lost, self._problem)
+        if self._journal is not None:
+            self._journal.close(self._number - len(self._kept))
         self._answer(wishes, [Unavailable(self._problem or "the endpoint is closed")] * len(wishes), None)
         self._ledger.close()
 
@@ -189,6 +183,8 @@ class Writer:
         finally:
             self._began = None
         self._kept = []
+        if self._journal is not None:
+            self._journal.written(self._number)
         self._refreshed = time.monotonic()
         self._answer(wishes, results, arms)
         return True
@@ -197,18 +193,18 @@ class Writer:
         """What is written next: after a failure the same records and nothing else, for they may have been written."""
         wishes: list[_Wish] = []
         if not self._kept:
-            self._number += 1
             while self._queue and len(self._kept) + len(wishes) < MOST_AT_ONCE:
                 each = self._queue.popleft()
                 if isinstance(each, _Wish):
                     wishes.append(each)
                 else:
                     self._kept.append(each)
+            self._number += len(self._kept)
         return self._kept, wishes
 
     def _write(self, records: list[Record], wishes: list[_Wish]) -> tuple[list[Any], Arms]:
         rewards = [wish.what for wish in wishes if isinstance(wish.what, Reward)]
-        written = self._ledger.write(_batch(records, rewards, self._name, self._number))
+        written = self._ledger.write(batch_of(records, rewards, self._name, self._number))
         outcomes = iter(written.outcomes)
         results: list[Any] = []
         for wish in wishes:
@@ -234,21 +230,3 @@ class Writer:
 
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(answer)
-
-
-def _batch(records: list[Record], rewards: list[Reward], writer: str, number: int) -> Batch:
-    batch = Batch(writer, number, rewards=rewards)
-    for record in records:
-        match record:
-            case Decision():
-                batch.decisions.append(record)
-                batch.requests[record.steps] = batch.requests.get(record.steps, 0) + 1
-            case Named():
-                batch.named.append(record)
-            case Ended():
-                batch.ended.append(record)
-            case Difference():
-                batch.differences.append(record)
-            case _:
-                batch.requests[record] = batch.requests.get(record, 0) + 1
-    return batch

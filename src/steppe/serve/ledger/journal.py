@@ -1,0 +1,234 @@
+"""What was answered since the ledger was last written: kept in files that outlive a process which is killed.
+
+The ledger writes decisions a few times a second, since each writing holds requests up. Until then every record is
+also a line of a journal: one call that copies it to the kernel, which keeps it whatever becomes of the process. The
+next start writes into the ledger what its predecessor could not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from steppe.records.durable import storing
+from steppe.serve.ledger._base import Decision, Difference, Ended, Ledger, LedgerAway, Named, Record, batch_of
+
+log = logging.getLogger("steppe.serve")
+
+FORMAT = 1
+LONGEST_FILE = 4 << 20
+"""When a file has so many bytes the next one is begun; each is deleted when all of it is in the ledger."""
+RETRY_SECONDS = 1.0
+"""How long after a failure the next file is begun."""
+MOST_AT_ONCE = 5000
+ENDING, REFUSED = ".journal", ".refused"
+_KINDS: dict[type, str] = {Decision: "decision", Named: "named", Ended: "ended", Difference: "difference"}
+_ANSWERED = "answered"
+"""The kind of a record that only says on which way a request was answered."""
+
+
+class _File(NamedTuple):
+    """One file of a journal; its lock is held as long as its descriptor is open."""
+
+    path: Path
+    descriptor: int
+
+    def delete(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        os.close(self.descriptor)
+
+
+class Journals:
+    """The journals of one endpoint: that of the process which answers, and those of processes that were killed."""
+
+    def __init__(self, folder: Path, endpoint: str, ledger: str) -> None:
+        """`ledger` tells which database they belong to: what was answered is written into no other."""
+        self._folder = folder
+        self._head = json.dumps([FORMAT, endpoint, ledger]).encode() + b"\n"
+
+    def begin(self, writer: str) -> Journal:
+        """A journal for the records of a writer, numbered from 1."""
+        return Journal(self._folder, writer, self._head)
+
+    def replay(self, ledger: Ledger) -> int:
+        """Writes into the ledger what killed processes had answered and not written; how many records that were."""
+        total = 0
+        for writer, files in self._abandoned().items():
+            try:
+                total += _write(ledger, writer, [line for file in files for line in _lines(file.path)])
+            except LedgerAway:
+                for file in files:
+                    os.close(file.descriptor)
+                raise
+            except Exception:
+                # Whatever stands in a damaged file, the endpoint starts; the file is kept for people to look at.
+                log.exception("the journal %s%s cannot be written into the ledger", files[0].path, REFUSED)
+                for file in files:
+                    file.path.rename(file.path.with_name(file.path.name + REFUSED))
+                    os.close(file.descriptor)
+            else:
+                for file in files:
+                    file.delete()
+        return total
+
+    def _abandoned(self) -> dict[str, list[_File]]:
+        """Writer -> its files, the oldest first, of processes that no longer hold them; they are locked now."""
+        found: dict[str, list[_File]] = {}
+        paths = sorted(self._folder.glob(f"*-*{ENDING}"), key=lambda path: (len(path.name), path.name))
+        for path in paths:
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_ours = os.pread(descriptor, len(self._head), 0) == self._head
+            except OSError:
+                is_ours = False
+            if is_ours:
+                found.setdefault(path.name.partition("-")[0], []).append(_File(path, descriptor))
+            else:
+                os.close(descriptor)
+        return found
+
+
+class Journal:
+    """The records of one writer; `add` is for the thread of the event loop and never fails."""
+
+    def __init__(self, folder: Path, writer: str, head: bytes) -> None:
+        import orjson
+
+        self._folder, self._writer, self._head, self._dumps = folder, writer, head, orjson.dumps
+        self._count = self._size = self._files = 0
+        self._file: _File | None = None
+        self._full: deque[tuple[int, _File]] = deque()
+        """(the number of its last record, the file) of those that nothing is added to any more."""
+        self._problem: str | None = None
+        self._retry = 0.0
+        self.missing = 0
+        """How many records could not be kept here."""
+
+    def add(self, record: Record) -> None:
+        """Keeps the next record."""
+        self._count += 1
+        try:
+            kind = _KINDS.get(type(record))
+            values = (self._count, _ANSWERED, record) if kind is None else (self._count, kind, *record)
+            line = self._dumps(values) + b"\n"
+            if self._file is None or self._size + len(line) > LONGEST_FILE:
+                self._next_file()
+            assert self._file is not None
+            written = os.write(self._file.descriptor, line)
+            self._size += written
+            if written < len(line):
+                raise OSError("the disk took only a part of a record")
+        except Exception as error:
+            # An answer must not wait for a disk, nor fail because of one.
+            self._fail(error)
+
+    def written(self, number: int) -> None:
+        """Deletes files whose records, up to that number, are all in the ledger; called by the ledger's thread."""
+        while self._full and self._full[0][0] <= number:
+            self._full.popleft()[1].delete()
+
+    def close(self, number: int) -> None:
+        """Deletes everything if all records are in the ledger; else the next start finds them."""
+        self.written(number)
+        file, self._file = self._file, None
+        if file is not None and self._count <= number:
+            file.delete()
+        elif file is not None:
+            os.close(file.descriptor)
+        for _, left in self._full:
+            os.close(left.descriptor)
+        self._full.clear()
+
+    def _next_file(self) -> None:
+        if self._retry and time.monotonic() < self._retry:
+            raise OSError(self._problem or "there is no file")
+        before, self._file = self._file, None
+        if before is not None:
+            self._full.append((self._count - 1, before))
+        with storing(self._folder):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._folder / f"{self._writer}-{self._files:x}{ENDING}"
+        # Under its name only when it is locked, or a process that starts now could take it for abandoned.
+        temporary = path.with_name(f".{path.name}")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor = os.open(temporary, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(descriptor, self._head)
+            temporary.rename(path)
+        except BaseException:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        self._file, self._size, self._files = _File(path, descriptor), len(self._head), self._files + 1
+        if self._problem is not None:
+            log.warning("answers are kept in %s again", self._folder)
+        self._problem, self._retry = None, 0.0
+
+    def _fail(self, error: Exception) -> None:
+        self.missing += 1
+        if self._problem is None:
+            log.error("answers cannot be kept in %s until the ledger has them: %s", self._folder, error)
+            self._problem = str(error)
+        # A part of a line may be there: the next record goes into a file of its own.
+        if self._file is not None:
+            self._full.append((self._count, self._file))
+            self._file = None
+        self._retry = self._retry if time.monotonic() < self._retry else time.monotonic() + RETRY_SECONDS
+
+
+def _write(ledger: Ledger, writer: str, lines: list[tuple[int, Record]]) -> int:
+    """Writes the records that the ledger does not have yet; how many."""
+    done = ledger.written_by(writer)
+    rest = [(number, record) for number, record in lines if number > done]
+    for start in range(0, len(rest), MOST_AT_ONCE):
+        some = rest[start : start + MOST_AT_ONCE]
+        ledger.write(batch_of([record for _, record in some], [], writer, some[-1][0]))
+    return len(rest)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Record]]:
+    """(number, record) of each line; one that was cut off, as its process was killed or the disk full, is no answer."""
+    for line in path.read_bytes().splitlines()[1:]:
+        try:
+            number, kind, *values = json.loads(line)
+            record = _record(kind, values)
+        except (ValueError, TypeError, RecursionError):
+            log.warning("a record in %s cannot be read and is left out", path)
+            continue
+        yield int(number), record
+
+
+def _record(kind: str, values: list[Any]) -> Record:
+    match kind:
+        case "decision":
+            decision = Decision(*values)
+            return decision._replace(steps=_steps(decision.steps), is_routed=bool(decision.is_routed))
+        case "named":
+            return Named(*values)
+        case "ended":
+            return Ended(*values)
+        case "difference":
+            (node, branch), value = values
+            return Difference((str(node), str(branch)), value)
+        case "answered":
+            return _steps(*values)
+    raise ValueError(kind)
+
+
+def _steps(values: Any) -> tuple[tuple[str, str], ...]:
+    return tuple((str(node), str(branch)) for node, branch in values)
