@@ -41,6 +41,10 @@ class EnvironmentAway(UserError):
     """The server of an environment cannot be reached."""
 
 
+class ModuleNotAllowed(UserError):
+    """A file or a message names a Python module that the caller did not allow."""
+
+
 class ProjectError(UserError):
     """No project here, or it cannot be used."""
 

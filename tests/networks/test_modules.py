@@ -93,7 +93,7 @@ def test_a_policy_with_a_module_acts_and_survives_saving(tmp_path):
     x = floats(5, 3)
     expected = np.asarray(torso.apply(params, x)) @ floats(3, 2) + floats(2)
     np.testing.assert_allclose(policy.outputs(x), expected, atol=1e-5)
-    loaded = load_policy(policy.save(tmp_path))
+    loaded = load_policy(policy.save(tmp_path), allow_modules="steppe_own_layers")
     np.testing.assert_allclose(loaded.outputs(x), expected, atol=1e-5)
 
 

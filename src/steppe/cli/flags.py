@@ -110,6 +110,15 @@ FLAGS: dict[str, Any] = {
     "debug_logging": Annotated[bool | None, typer.Option("--debug-logging", help="Write details to log.txt.")],
 }
 
+ALLOW_MODULES = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-modules",
+        metavar="NAME",
+        help="Let what is loaded import these Python modules of yours; several with commas, may be repeated.",
+    ),
+]
+
 TEXTS = {"agent", "network", "environment", "cluster", "run_mode", "platform", "address"}
 """Flags whose words are never numbers."""
 

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steppe.cli.flags import ALLOW_MODULES
+
 if TYPE_CHECKING:
     from steppe.serve.clients import Access
     from steppe.serve.remote_play import Played
+    from steppe.specs.allowed_modules import AllowedModules
     from steppe.specs.environment import EnvironmentSpec
 
 PLAYS = "steppe-plays"
@@ -89,6 +92,7 @@ def play(
         typer.Option("--out", metavar="DIR", help=f"Where metrics.jsonl goes; without it a new folder in ./{PLAYS}/."),
     ] = None,
     as_json: AS_JSON = False,
+    allow_modules: ALLOW_MODULES = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")] = False,
 ) -> int:
     """Play an environment through an endpoint, tell it the rewards, and show the scores of each route.
@@ -98,17 +102,20 @@ def play(
     Ctrl-C ends it with a summary of what was played.
     """
     from steppe.cli.scores import display
-    from steppe.experiments.project import let_user_modules_import
+    from steppe.experiments.project import let_allowed_modules_import
     from steppe.serve.clients import check_protocol
     from steppe.serve.remote_play import Plan
     from steppe.serve.remote_play import play as play_remotely
+    from steppe.specs.allowed_modules import AllowedModules, named_in
 
-    let_user_modules_import(Path.cwd())
+    # A module that is part of -E was named by the user, too.
+    allowed = AllowedModules.of(allow_modules or ()) | named_in(environment)
+    let_allowed_modules_import(Path.cwd(), allowed)
     check_protocol(protocol)
     access = access_to(url, token, token_file, tls_ca, timeout=timeout, model=model)
     when = _feedback(feedback)
     try:
-        spec = _environment(environment) if environment is not None else _its_own(protocol, access, patience)
+        spec = _environment(environment, allowed) if environment is not None else _its_own(protocol, access, patience)
     except KeyboardInterrupt:
         return _interrupted()
     plan = Plan(
@@ -162,7 +169,7 @@ def given_token(token: str | None, file: Path | None) -> str | None:
     return token if token is not None else read_token(file, "STEPPE_SERVE_TOKEN")
 
 
-def _environment(name: str) -> EnvironmentSpec:
+def _environment(name: str, allowed: AllowedModules) -> EnvironmentSpec:
     from steppe.cli.running import say
     from steppe.specs.environment import EnvironmentSpec
     from steppe.specs.files import folders_for, locate_config, read_spec_file, shown_path
@@ -171,6 +178,7 @@ def _environment(name: str) -> EnvironmentSpec:
     path = locate_config(name, folders_for("environment", Path.cwd()))
     data = {"id": name} if path is None else read_spec_file(path)
     spec = validate(EnvironmentSpec, data, source="" if path is None else shown_path(path))
+    allowed.check_environment(spec, f'"{name}"')
     say(list(spec.notices))
     return spec
 

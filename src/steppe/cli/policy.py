@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from steppe.cli.flags import ALLOW_MODULES
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -22,6 +24,7 @@ def export(
     ],
     to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The ONNX file to write.")] = Path("policy.onnx"),
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
+    allow_modules: ALLOW_MODULES = None,
 ) -> None:
     """Write a policy as an ONNX file, with its pre- and post-processing inside."""
     from steppe.errors import UserError
@@ -30,7 +33,7 @@ def export(
 
     if to.exists() and not force:
         raise UserError(f"{to} exists already; choose another --to, or use --force to write over it")
-    path = load_policy(_policy_folder(folder)).export_onnx(to)
+    path = load_policy(_policy_folder(folder), allow_modules=allow_modules or ()).export_onnx(to)
     print(f"wrote {shown_path(path)}")
 
 

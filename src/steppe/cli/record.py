@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steppe.cli.flags import ALLOW_MODULES
+
 if TYPE_CHECKING:
     from steppe.records.policy import Policy
     from steppe.runners.recording import Recorded, Wish
+    from steppe.specs.allowed_modules import AllowedModules
     from steppe.specs.experiment import ExperimentSpec
 
 LINE_SECONDS = 3.0
@@ -50,6 +53,7 @@ def record(
         float | None, typer.Option("--min-return", metavar="R", help="Keep only episodes with at least this return.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
+    allow_modules: ALLOW_MODULES = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")] = False,
 ) -> int:
     """Record episodes of a policy, for agents that learn from demonstrations.
@@ -57,13 +61,14 @@ def record(
     For example: steppe record -e first --episodes 20 --out good.safetensors --min-return 475
     """
     from steppe.errors import UserError
-    from steppe.experiments.project import let_user_modules_import
     from steppe.runners.recording import Wish
     from steppe.runners.recording import record as play
+    from steppe.specs.allowed_modules import AllowedModules, named_in
     from steppe.specs.files import shown_path
 
-    let_user_modules_import(Path.cwd())
-    player, spec = _player(experiment, policy, environment)
+    # A module that is part of -E was named by the user, too.
+    allowed = AllowedModules.of(allow_modules or ()) | named_in(environment)
+    player, spec = _player(experiment, policy, environment, allowed)
     if out.is_dir():
         raise UserError(f"{out} is a folder; give --out a file, such as {out / 'demonstrations.safetensors'}")
     if out.suffix not in ("", ".safetensors"):
@@ -82,28 +87,33 @@ def record(
     return 0
 
 
-def _player(experiment: str | None, policy: str | None, environment: str | None) -> tuple[Policy, ExperimentSpec]:
-    """(the policy, an experiment in whose environment it plays)."""
+def _player(
+    experiment: str | None, policy: str | None, environment: str | None, allowed: AllowedModules
+) -> tuple[Policy, ExperimentSpec]:
+    """(the policy, an experiment in whose environment it plays); neither names a module that is not allowed."""
     from steppe.errors import UserError
-    from steppe.experiments.project import find_experiment
+    from steppe.experiments.project import find_experiment, let_allowed_modules_import
     from steppe.records.policy import load_policy
     from steppe.specs.experiment import load_experiment
 
     here = Path.cwd()
+    let_allowed_modules_import(here, allowed)
     if (experiment is None) == (policy is None):
         raise UserError("give one policy to record: -e EXPERIMENT or --policy FOLDER")
     if experiment is not None:
         folder = find_experiment(experiment, here)
-        player, spec = load_policy(folder.path / "policy"), folder.spec()
+        player, spec = load_policy(folder.path / "policy", allow_modules=allowed), folder.spec()
     else:
-        player, spec = load_policy(policy or ""), None
+        player, spec = load_policy(policy or "", allow_modules=allowed), None
         environment = environment or player.description.environment
         if not environment:
             raise UserError("this policy does not say where it was trained; give an --environment")
     if environment is None:
         assert spec is not None
+        allowed.check_environment(spec.environment, f'experiment "{spec.name}"')
         return player, spec
     given = load_experiment(None, {"name": "record", "agent": "random", "environment": environment}, [], here)
+    allowed.check_environment(given.environment, f'"{environment}"')
     return player, given if spec is None else spec.model_copy(update={"environment": given.environment})
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from steppe.cli.flags import ALLOW_MODULES
 from steppe.cli.play import AS_JSON, TLS_CA, TOKEN, TOKEN_FILE
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def start(
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="S", min=0, help="What routes and drawn actions follow from.")
     ] = None,
+    allow_modules: ALLOW_MODULES = None,
 ) -> int:
     """Serve a policy, or a graph of them, until Ctrl-C or SIGTERM.
 
@@ -147,7 +149,8 @@ def start(
     limits = Limits(max_episodes, episode_timeout, watch_seconds=watch_seconds, keep_days=keep_days)
     listening = _listening(host, port, grpc_port, _server_token(token, token_file), tls_cert, tls_key)
     listening = _limited(listening, access_log, max_concurrent, max_body, rate)
-    endpoint = _endpoint((policy, experiment, file), name, _database(database), limits, seed)
+    given = (policy, experiment, file)
+    endpoint = _endpoint(given, name, _database(database), limits, seed, allow_modules or [])
     return _run(endpoint, listening, token_file, tls_cert)
 
 
@@ -280,6 +283,7 @@ def _endpoint(
     database: str | None,
     limits: Any,
     seed: int | None,
+    allow_modules: list[str],
 ) -> Endpoint:
     """The endpoint of one of: a policy's folder, an experiment, a graph's file."""
     from steppe.errors import UserError
@@ -290,7 +294,7 @@ def _endpoint(
     if sum(each is not None for each in given) != 1:
         raise UserError("give one thing to serve: a policy's folder, -e EXPERIMENT or -f GRAPH")
     graph: str | Path = load_graph(file, Path.cwd())[1] if file is not None else policy or experiment or ""
-    return load_endpoint(graph, name=name, ledger=database, limits=limits, seed=seed)
+    return load_endpoint(graph, name=name, ledger=database, limits=limits, seed=seed, allow_modules=allow_modules)
 
 
 def _listening(

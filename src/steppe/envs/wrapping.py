@@ -27,7 +27,8 @@ def wrapped(env: gymnasium.Env, spec: EnvironmentSpec) -> gymnasium.Env:
 
 def import_module(name: str, what: str) -> ModuleType:
     """A module of the user's folder or of an installed package; `what` begins the sentence of an error."""
-    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+    is_known = name.partition(".")[0] in sys.modules
+    if not is_known and str(Path.cwd()) not in sys.path and "" not in sys.path:
         # A console script does not have the user's folder on its path, `python -m` does.
         sys.path.append(str(Path.cwd()))
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,9 @@ log = logging.getLogger("steppe.experiments")
 class Experiment:
     """A named spec and its run folder: `Experiment(environment="CartPole-v1", agent="ppo").start()`."""
 
+    _modules: frozenset[str]
+    """The Python modules that its policy may import."""
+
     def __init__(
         self,
         spec: ExperimentSpec | str | Path | None = None,
@@ -41,6 +44,7 @@ class Experiment:
         Without a `name` and a `folder` it is numbered, as `steppe train` does; a `folder` gives its own name. With
         `force` an experiment that is there already is begun anew, its old results kept beside.
         """
+        from steppe.specs.allowed_modules import named_by
         from steppe.specs.experiment import ExperimentSpec
 
         here = Path.cwd()
@@ -51,6 +55,7 @@ class Experiment:
             name = spec.name
         else:
             spec = load(spec, fields, here)
+        self._modules = named_by(spec).names
         _tell(lifecycle.check(spec, here))
         path = None if folder is None else Path(folder).expanduser()
         store = store_for_new_runs(here)
@@ -60,6 +65,7 @@ class Experiment:
     def open(cls, name: str | Path) -> Experiment:
         """The experiment of that name in the project around the current folder, or at that path."""
         experiment = cls.__new__(cls)
+        experiment._modules = frozenset()
         experiment._folder = RunFolder(find_experiment(str(name), Path.cwd()).path, CALLS)
         return experiment
 
@@ -146,11 +152,17 @@ class Experiment:
         """State, timesteps, return and times, as of now."""
         return self._folder.status()
 
-    def policy(self) -> Policy:
-        """The trained policy: `.act(observation)`."""
-        from steppe.records.policy import load_policy
+    def policy(self, *, allow_modules: str | Iterable[str] = ()) -> Policy:
+        """The trained policy: `.act(observation)`.
 
-        return load_policy(self.folder / "policy")
+        Its layers may be code of Python modules: those that the spec named which this experiment was made of here, and
+        those in `allow_modules`. An experiment that was opened may come from anywhere and needs `allow_modules`.
+        """
+        from steppe.records.policy import load_policy
+        from steppe.specs.allowed_modules import AllowedModules
+
+        allowed = AllowedModules(self._modules) | AllowedModules.of(allow_modules)
+        return load_policy(self.folder / "policy", allow_modules=allowed)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every record of metrics.jsonl."""

@@ -16,6 +16,7 @@ from steppe.errors import ProjectError, StateError
 from steppe.experiments.store import SPEC_FILE, RunFolder, Store
 from steppe.experiments.ways import commands
 from steppe.records.durable import storing, write_atomically
+from steppe.specs.allowed_modules import AllowedModules
 from steppe.specs.files import PROJECT_FILE, find_project, read_spec_file
 from steppe.specs.words import did_you_mean
 
@@ -134,6 +135,12 @@ def let_user_modules_import(start: Path) -> None:
     for folder in (Path.cwd(), *([root] if root else [])):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
+
+
+def let_allowed_modules_import(start: Path, allowed: AllowedModules) -> None:
+    """The same, only if any module is allowed: a folder that came from elsewhere stays off the path."""
+    if allowed.names:
+        let_user_modules_import(start)
 
 
 def _files(folder: Traversable, below: Path) -> Iterator[tuple[Path, str]]:

@@ -78,7 +78,10 @@ def nested(tensors: dict[str, Any]) -> Tree:
 
 @lru_cache(maxsize=64)
 def load_module(layer: Custom) -> Any:
-    """The module, made with its arguments; nothing but a flax module is ever called, since policies name layers too."""
+    """Imports the module and makes it with its arguments; nothing but a flax module is ever called.
+
+    Importing runs code, so whoever reads a network from a file or a message first asks `AllowedModules`.
+    """
     try:
         import flax.linen as nn
     except ImportError as error:
@@ -89,6 +92,8 @@ def load_module(layer: Custom) -> Any:
         sys.path.append(str(Path.cwd()))
     try:
         found: Any = importlib.import_module(path)
+    except SystemExit as error:
+        raise UserError(f'{_called(layer)} cannot be used: its module "{path}" ends the program') from error
     except ModuleNotFoundError as error:
         if error.name is not None and (path == error.name or path.startswith(f"{error.name}.")):
             raise SpecError(f'{_called(layer)} is in no module "{path}" in {Path.cwd()} or installed') from error
@@ -106,7 +111,7 @@ def _run(layer: Custom, make: Callable[[], Any]) -> Any:
     """What the user's code makes, or one sentence about what it raised."""
     try:
         return make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = str(error).strip().split("\n")[0]
         raise UserError(
             f"{_called(layer)} with the arguments {layer.arguments} raised {type(error).__name__}: {said}"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from steppe.errors import UserError
+from steppe.errors import ModuleNotAllowed, UserError
 from steppe.records import heads, policy_files
 from steppe.records.forward import Forward, Layers, State
 from steppe.records.layers import plan
 from steppe.records.policy_description import PolicyDescription, tensor_shapes
+from steppe.specs.allowed_modules import AllowedModules
+from steppe.specs.files import shown_path
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
 
 SEEN = "seen/"
@@ -251,12 +253,20 @@ class _Weights(NamedTuple):
     shortcut: Callable[[np.ndarray], np.ndarray] | None
 
 
-def load_policy(path: Path | str) -> Policy:
-    """Loads a policy from its folder, its policy.json, or a run folder (its policy/)."""
+def load_policy(path: Path | str, *, allow_modules: str | Iterable[str] | AllowedModules = ()) -> Policy:
+    """Loads a policy from its folder, its policy.json, or a run folder (its policy/).
+
+    A policy may have layers that are code of a Python module. Only modules in `allow_modules` are imported; a policy
+    that names another one is refused.
+    """
+    allowed = allow_modules if isinstance(allow_modules, AllowedModules) else AllowedModules.of(allow_modules)
     stored = policy_files.read(Path(path))
     try:
         description = json.loads(stored.description)
-        policy = Policy(PolicyDescription.from_json(description), stored.tensors)
+        whose = f"the policy in {shown_path(stored.file.parent)}"
+        policy = Policy(PolicyDescription.from_json(description, allowed, whose), stored.tensors)
+    except ModuleNotAllowed:
+        raise
     except Exception as error:
         # Whoever wrote the file may have described anything, in any way that the code below it does not expect.
         raise UserError(f"{stored.file} holds a description that cannot be understood: {error}") from error

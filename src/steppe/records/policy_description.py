@@ -9,6 +9,7 @@ from steppe.errors import SpecError
 from steppe.records import heads
 from steppe.records.layers import plan
 from steppe.records.preprocessing import Preprocessing
+from steppe.specs.allowed_modules import AllowedModules
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Space, from_json, to_json
 
@@ -52,9 +53,10 @@ class PolicyDescription:
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> PolicyDescription:
-        """The inverse of `to_json`."""
+    def from_json(cls, data: dict[str, Any], allowed: AllowedModules, whose: str = "the policy") -> PolicyDescription:
+        """The inverse of `to_json`; ModuleNotAllowed, of `whose` policy, if a layer's module is not in `allowed`."""
         network = None if data["network"] is None else NetworkSpec.model_validate(data["network"])
+        allowed.check_network(network, whose)
         observation, action = from_json(data["observation"]), from_json(data["action"])
         rest = {name: data[name] for name in ("agent", "environment", "timestep", "head", "normalizer")}
         stages = data.get("preprocessing")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from steppe.errors import MissingEnvironment, SteppeError
 from steppe.records.policy import Policy, load_policy
+from steppe.specs.allowed_modules import named_by
 from steppe.specs.experiment import ExperimentSpec
 
 log = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ def is_filmed(spec: ExperimentSpec, state: str) -> bool:
 
 def leave_video_and_onnx(spec: ExperimentSpec, folder: Path, state: str) -> list[str]:
     """Both where they can be had; what keeps one of them from being made is noted and fails no run."""
-    policy = load_policy(folder / "policy")
+    policy = load_policy(folder / "policy", allow_modules=named_by(spec))
     steps = {"ONNX file": _leave_onnx} | ({"video": _leave_video} if is_filmed(spec, state) else {})
     notices = []
     for what, step in steps.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from steppe.errors import UserError
@@ -16,6 +16,7 @@ from steppe.serve.graph import build
 from steppe.serve.ledger import make_ledger
 from steppe.serve.ledger.journal import Journals
 from steppe.serve.versions import Versions
+from steppe.specs.allowed_modules import AllowedModules
 from steppe.specs.files import SUFFIXES, find_project
 from steppe.specs.serving import GraphSpec, ModelSpec, check_name, load_graph
 
@@ -34,20 +35,23 @@ def load_endpoint(
     start: Path | str | None = None,
     limits: Limits | None = None,
     seed: int | None = None,
+    allow_modules: str | Iterable[str] = (),
 ) -> Endpoint:
     """The endpoint of a graph: a GraphSpec, a graph's file, a policy or run folder, or an experiment's name.
 
     `folder` is where it keeps what it knows, serving/<name> by default; `ledger` is another file, or a postgresql://
     URL that several replicas share.
     Names and paths are looked up from `start`; those in a file from there too, if not beside the file.
+    `allow_modules` are the Python modules that policies may import for their layers; none without it.
     """
     here = Path.cwd() if start is None else Path(start).absolute()
     spec, beside = _spec(graph, here)
     name = name or spec.name
     check_name(name)
     folder = serving_folder(name, here) if folder is None else Path(folder).absolute()
+    places = [*([beside] if beside else []), here]
     with _leaving_nothing(folder):
-        built = build(spec, _loader(folder, [*([beside] if beside else []), here]))
+        built = build(spec, _loader(folder, places, AllowedModules.of(allow_modules)))
         place = str(ledger or folder / LEDGER_FILE)
         made = make_ledger(place, name)
         # Beside a project that is moved its ledger is moved too.
@@ -105,8 +109,9 @@ def _leaving_nothing(folder: Path) -> Iterator[None]:
         raise
 
 
-def _loader(folder: Path, places: list[Path]) -> Callable[[ModelSpec], Versions]:
+def _loader(folder: Path, places: list[Path], allowed: AllowedModules) -> Callable[[ModelSpec], Versions]:
     def load(spec: ModelSpec) -> Versions:
-        return Versions(spec.name, find_policy(spec.policy, places), folder / POLICIES / spec.name, spec.version)
+        archive = folder / POLICIES / spec.name
+        return Versions(spec.name, find_policy(spec.policy, places), archive, spec.version, allowed)
 
     return load

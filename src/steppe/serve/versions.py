@@ -18,6 +18,7 @@ from steppe.records.policy_files import TENSORS_FILE
 from steppe.records.tensors import checksum
 from steppe.serve.exchange import NotFound
 from steppe.serve.fitting import difference
+from steppe.specs.allowed_modules import NO_MODULES, AllowedModules
 from steppe.specs.files import shown_path
 from steppe.specs.words import did_you_mean
 
@@ -39,16 +40,25 @@ class Version:
 class Versions:
     """The policy of one folder, and copies of what it was before; `current` is replaced as a whole, in any thread."""
 
-    def __init__(self, name: str, folder: Path, archive: Path | None = None, pinned: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        archive: Path | None = None,
+        pinned: str | None = None,
+        allowed: AllowedModules = NO_MODULES,
+    ) -> None:
         """Loads the newest, and what `archive` keeps; UserError where there is nothing to serve.
 
-        `pinned` puts one version into service, whatever was pinned before.
+        `pinned` puts one version into service, whatever was pinned before. `allowed` are the Python modules that a
+        policy may import for its layers.
         """
         self.name = name
         self.problem: str | None = None
         """Why the newest file could not be taken into service."""
         self._folder = folder
         self._archive = archive
+        self._allowed = allowed
         self._lock = threading.Lock()
         self._versions: dict[str, Version] = {}
         self._seen: tuple[int, ...] | None = None
@@ -85,7 +95,11 @@ class Versions:
                 if self._signature() == self._seen:
                     return None
                 newest = self._take_newest()
-            except (SteppeError, OSError) as error:
+            except BaseException as error:
+                # A layer of an allowed module may raise anything, SystemExit too, and must not end the endpoint. The
+                # user's own Ctrl-C comes to the main thread only.
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    raise
                 if isinstance(error, OSError):
                     self._seen = None
                 problem = f'policy "{self.name}" stays at version {self.current.name}: {_reason(error)}'
@@ -116,7 +130,7 @@ class Versions:
         signature = self._signature()
         # Seen even if it cannot be used: once is often enough to say so.
         self._seen = signature
-        version = _checked(load_policy(self._folder))
+        version = _checked(load_policy(self._folder, allow_modules=self._allowed))
         self._check_fit(version)
         known = self._versions.get(version.name)
         # A new mapping, since others may be looking at this one; a version that comes back is the newest again.
@@ -155,7 +169,7 @@ class Versions:
         versions = []
         for file in sorted(files, key=lambda file: file.stat().st_mtime_ns):
             with contextlib.suppress(SteppeError, OSError):
-                versions.append(_checked(load_policy(file.parent)))
+                versions.append(_checked(load_policy(file.parent, allow_modules=self._allowed)))
         return versions
 
     def _read_pin(self) -> str | None:
@@ -171,11 +185,11 @@ class Versions:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Why a policy cannot be read; the system's own words name the whole path twice."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot read {shown_path(Path(error.filename))}: {(error.strerror or str(error)).lower()}"
-    return str(error)
+    return str(error) if isinstance(error, SteppeError | OSError) else f"{type(error).__name__}: {error}"
 
 
 def _checked(policy: Policy) -> Version:

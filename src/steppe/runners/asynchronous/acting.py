@@ -15,6 +15,7 @@ from steppe.records import heads
 from steppe.records.policy import Policy
 from steppe.records.policy_description import PolicyDescription, tensor_shapes
 from steppe.runners.asynchronous.task import Task
+from steppe.specs.allowed_modules import EVERY_MODULE
 from steppe.specs.exploration import Noise
 from steppe.specs.spaces import Box, Space
 
@@ -56,7 +57,8 @@ class PolicyActor:
     def __init__(self, task: Task, action: Space) -> None:
         assert task.policy is not None
         self.version = -1
-        description = PolicyDescription.from_json(task.policy)
+        # Checked where the learner's message was read.
+        description = PolicyDescription.from_json(task.policy, EVERY_MODULE)
         self._action, self._is_greedy = action, task.is_greedy
         self._shapes = tensor_shapes(description)
         self._policy = Policy(description, {name: np.zeros(shape) for name, shape in self._shapes.items()})

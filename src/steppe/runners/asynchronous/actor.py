@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ class Placement:
     reconnect: float
     paths: tuple[str, ...]
     """Where the driver finds modules, such as the one with the environment."""
+    modules: Sequence[str] = ()
+    """Those that the experiment's own spec names, which layers of its network may be imported from."""
 
 
 NICENESS = 10
@@ -71,10 +73,12 @@ def _work(placement: Placement, has_made: Callable[[], object]) -> None:
     from steppe.runners.asynchronous.words import MOST_LINES
     from steppe.runners.asynchronous.worker import work
     from steppe.runners.listening import Listening
+    from steppe.specs.allowed_modules import AllowedModules
     from steppe.specs.environment import EnvironmentSpec
 
     tls = None if placement.certificate is None else trust_only(placement.certificate)
-    door = Door(placement.address, placement.token, tls, placement.reconnect, placement.name)
+    allowed = AllowedModules.of(placement.modules)
+    door = Door(placement.address, placement.token, tls, placement.reconnect, placement.name, allowed)
     environment = EnvironmentSpec.model_validate(placement.environment)
     rules = (placement.num_envs, placement.max_timesteps, placement.repeat_actions)
     listening = Listening(MOST_LINES, passes_on=True)

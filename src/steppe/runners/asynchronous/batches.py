@@ -24,6 +24,7 @@ from steppe.records.layers import plan
 from steppe.records.policy_description import PolicyDescription
 from steppe.records.preprocessing import Preprocessing
 from steppe.runners.asynchronous.task import Task
+from steppe.specs.allowed_modules import EVERY_MODULE
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
 
 MOST_ENVIRONMENTS = 4096
@@ -90,7 +91,8 @@ class Form:
         """What the policy remembers, float32."""
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {}
         if task.policy is not None:
-            description = PolicyDescription.from_json(task.policy)
+            # The learner's own, or checked where its message was read.
+            description = PolicyDescription.from_json(task.policy, EVERY_MODULE)
             kind = description.head["kind"]
             self.has_log_std = kind == "gaussian" and "outputs" in task.keeps
             if "outputs" in task.keeps:

@@ -20,6 +20,7 @@ from steppe.runners.asynchronous.server import Server
 from steppe.runners.asynchronous.words import not_made_within
 from steppe.runners.placing import check_room, check_sharing
 from steppe.runners.playing import Rules
+from steppe.specs.allowed_modules import named_by
 from steppe.specs.connections import split_address
 from steppe.specs.experiment import ExperimentSpec
 
@@ -136,6 +137,7 @@ class RayCrew:
             "num_envs": self._num_envs,
             "max_timesteps": self._rules.max_timesteps,
             "repeat_actions": self._rules.repeat_actions,
+            "modules": sorted(named_by(self._spec).names),
             "reconnect": self._spec.asynchronous.reconnect,
             "paths": tuple(str(Path(path).absolute()) for path in sys.path),
         }

@@ -26,11 +26,13 @@ from steppe.envs.remote.protocol import (
     read_text,
     reason_of,
 )
-from steppe.errors import SteppeError, UserError
+from steppe.errors import ModuleNotAllowed, SteppeError, UserError
+from steppe.records.policy_description import PolicyDescription
 from steppe.runners.asynchronous.board import Spaces
 from steppe.runners.asynchronous.inbox import Over
 from steppe.runners.asynchronous.task import Task
 from steppe.runners.asynchronous.words import LONGEST_LINE, LONGEST_SENTENCE, NAME, TOKEN_VARIABLE, VERSION, Lines
+from steppe.specs.allowed_modules import NO_MODULES, AllowedModules
 from steppe.specs.connections import split_address
 from steppe.specs.spaces import to_json
 
@@ -65,12 +67,14 @@ class Door:
     """For how many seconds a learner that cannot be reached is looked for."""
     name: str = ""
     """The worker's own; made up where none is given."""
+    allowed: AllowedModules = NO_MODULES
+    """The Python modules that layers of the learner's network may be imported from."""
 
 
 class Welcome:
     """What the learner said when the worker joined."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, door: Door) -> None:
         self.session = read_text(message, "session", 100)
         self.number = read_count(message, "number", least=0)
         seed = message.get("seed")
@@ -81,6 +85,19 @@ class Welcome:
         if not isinstance(task, dict):
             raise Malformed('sent "welcome" without a task')
         self.task = Task.from_json(task)
+        _check_policy(self.task.policy, door)
+
+
+def _check_policy(policy: Any, door: Door) -> None:
+    """Refuses a network whose layers would import a module that is not allowed, before anything is made of it."""
+    if policy is None:
+        return
+    try:
+        PolicyDescription.from_json(policy, door.allowed, f"the policy of the learner at {door.address}")
+    except ModuleNotAllowed:
+        raise
+    except Exception as error:
+        raise Malformed(f"sent a policy that cannot be understood ({type(error).__name__})") from error
 
 
 class Link:
@@ -186,7 +203,7 @@ class Link:
         while (answer := self._ask(self._joining, ANSWER_SECONDS))["op"] == "wait":
             log.debug("the learner at %s does not know its task yet", door.address)
         with self._understanding():
-            welcome = Welcome(answer)
+            welcome = Welcome(answer, door)
         before, self.welcome = self.welcome, welcome
         if before is not None:
             log.warning("the learner at %s is back", door.address)

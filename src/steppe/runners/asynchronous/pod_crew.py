@@ -15,6 +15,7 @@ from steppe.runners.asynchronous.crew import BATCHES_PER_DEATH, START_SECONDS, T
 from steppe.runners.asynchronous.server import Server
 from steppe.runners.playing import Rules
 from steppe.runners.pods import CREW_FILE_VARIABLE, LEARNER_PORT, RollCall
+from steppe.specs.allowed_modules import named_by
 from steppe.specs.asynchronous import AsyncSpec
 from steppe.specs.experiment import ExperimentSpec
 
@@ -55,6 +56,7 @@ class PodCrew:
             "num_envs": self._num_envs,
             "max_timesteps": self._rules.max_timesteps,
             "repeat_actions": self._rules.repeat_actions,
+            "modules": sorted(named_by(self._spec).names),
         }
         self._plan, self._hung = plan, deque[str](maxlen=HUNG_REMEMBERED)
         self._write()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from steppe.runners.asynchronous.words import (
     Lines,
 )
 from steppe.runners.preprocessed_host import PreprocessedHostEnvs
+from steppe.specs.allowed_modules import AllowedModules
 from steppe.specs.connections import split_address
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,8 @@ class AsyncWorker:
     `env_wrapper` is what wraps a simulator as a `gymnasium.Env`: such an object, a callable that makes one, or the name
     of an environment. `policy` is only needed where the learner has a policy of its own kind: an object with
     `act(observations, greedy)` and `set_weights(weights)`. The learner's token comes from `token_file` or the variable
-    STEPPE_LEARNER_TOKEN; `tls_ca` names the certificate to trust, and turns encryption on.
+    STEPPE_LEARNER_TOKEN; `tls_ca` names the certificate to trust, and turns encryption on. Layers of the learner's
+    network may only come from Python modules in `allow_modules`; a learner that names others is refused.
     """
 
     def __init__(
@@ -60,13 +62,14 @@ class AsyncWorker:
         token_file: str | Path | None = None,
         tls_ca: str | Path | None = None,
         reconnect: float = 300.0,
+        allow_modules: str | Iterable[str] = (),
     ) -> None:
         try:
             split_address(learner_address)
         except ValueError as error:
             raise UserError(f'wrong learner_address "{learner_address}"; {error}') from None
         token = read_token(token_file, TOKEN_VARIABLE)
-        self._door = Door(learner_address, token, trust_in(tls_ca), reconnect)
+        self._door = Door(learner_address, token, trust_in(tls_ca), reconnect, allowed=AllowedModules.of(allow_modules))
         self._environment = environment_of(env_wrapper, num_envs)
         self._num_envs, self._policy = num_envs, policy
 
