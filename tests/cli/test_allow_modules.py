@@ -16,8 +16,8 @@ from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import ExperimentSpec
 
 SENTENCE = (
-    'error: the policy in policy has the layer "weights_util:Layer", which would run code of the module "weights_util"; '
-    'if you trust it, add --allow-modules weights_util (in Python allow_modules="weights_util")\n'
+    'error: the policy in policy has the layer "weights_util:Layer", which would run code of the module '
+    '"weights_util"; if you trust it, add --allow-modules weights_util (in Python allow_modules="weights_util")\n'
 )
 
 

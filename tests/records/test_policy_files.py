@@ -9,10 +9,11 @@ import threading
 
 import numpy as np
 import pytest
+from coded_policies import LAYER, save_coded, write_module
 from policies import MEMORY, describe, make_policy, tensors_for
 from safetensors.numpy import load_file, save
 
-from steppe.errors import StorageError, UserError
+from steppe.errors import ModuleNotAllowed, StorageError, UserError
 from steppe.records import Policy, load_policy
 from steppe.records.tensors import checksum
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part
@@ -193,3 +194,27 @@ def test_loading_and_acting_do_not_import_jax(tmp_path):
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_loading_imports_only_modules_that_are_allowed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    save_coded(tmp_path / "policy", "sent_layer:Layer")
+    marker = write_module(tmp_path, "sent_layer")
+    for allowed in ((), "os", ["sent", "layer"]):
+        with pytest.raises(ModuleNotAllowed, match=r'^the policy in policy has the layer "sent_layer:Layer", which'):
+            load_policy("policy", allow_modules=allowed)
+    assert not marker.exists()
+    assert sys.path == path
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_policy("policy", allow_modules=("sent_layer",)).act(np.zeros(4)) == 1
+    assert marker.exists()
+
+
+def test_a_module_that_ends_the_program_or_raises_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, end in (("ends_program", "raise SystemExit(2)"), ("raises_error", "1 / 0")):
+        write_module(tmp_path, name, LAYER + end + "\n")
+        save_coded(tmp_path / name, f"{name}:Layer")
+        with pytest.raises(UserError, match=rf'"{name}:Layer"|division by zero'):
+            load_policy(tmp_path / name, allow_modules=name)

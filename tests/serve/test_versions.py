@@ -230,3 +230,24 @@ def test_no_question_fails_while_versions_come_go_and_are_pinned(tmp_path):
             assert seen == set(range(10))
 
     run(check())
+
+
+@pytest.mark.parametrize("raised", [SystemExit(2), KeyboardInterrupt(), RuntimeError("odd")])
+def test_whatever_a_newer_policy_raises_the_endpoint_goes_on(tmp_path, monkeypatch, raised):
+    def load(*_, **__):
+        raise raised
+
+    async def check():
+        save_constant(tmp_path / "p", 1, timestep=100)
+        async with serving(tmp_path, "p") as endpoint:
+            with monkeypatch.context() as patched:
+                patched.setattr("steppe.serve.versions.load_policy", load)
+                save_constant(tmp_path / "p", 2, timestep=200)
+                (sentence,) = await endpoint.reload()
+            assert type(raised).__name__ in sentence
+            assert action(endpoint) == 1
+            save_constant(tmp_path / "p", 3, timestep=300)
+            await endpoint.reload()
+            assert action(endpoint) == 3
+
+    run(check())

@@ -37,8 +37,8 @@ def test_every_layer_of_a_network_is_looked_at():
     with pytest.raises(ModuleNotAllowed) as caught:
         allowed.check_network(network, "the policy in p/")
     assert str(caught.value) == (
-        'the policy in p/ has the layer "evil.deep:Layer", which would run code of the module "evil.deep"; if you trust '
-        'it, add --allow-modules evil.deep (in Python allow_modules="evil.deep")'
+        'the policy in p/ has the layer "evil.deep:Layer", which would run code of the module "evil.deep"; if you '
+        'trust it, add --allow-modules evil.deep (in Python allow_modules="evil.deep")'
     )
     (allowed | AllowedModules.of("evil")).check_network(network, "the policy")
     allowed.check_network(None, "the policy")

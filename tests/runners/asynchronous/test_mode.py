@@ -9,6 +9,7 @@ import signal
 import time
 
 import pytest
+from coded_policies import write_module
 from demonstrated import made_up_file
 from processes import wait_until
 from ray_processes import alive, descendants, named
@@ -238,3 +239,13 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(asynchronous, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r'pip install "steppe\[cluster\]"'):
         asynchronous.check(mode())
+
+
+def test_workers_of_a_run_may_import_the_layers_of_its_own_spec(tmp_path, family, monkeypatch):
+    marker = write_module(tmp_path, "runs_layer")
+    monkeypatch.syspath_prepend(tmp_path)
+    network = [{"type": "runs_layer:Layer"}, {"type": "dense", "size": 8}]
+    spec = mode(num_workers=1, total_timesteps=400, network=network, asynchronous={"evaluation_share": 0.0})
+    outcome = train(tmp_path / "run", spec, show=lambda _: family.update(descendants(os.getpid())))
+    assert outcome.update > 0
+    assert marker.exists()

@@ -13,13 +13,14 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from coded_policies import describe_coded, write_module
 from ports import free_port
 from processes import wait_until
 from servers import Line, array, scripted
 from worlds import World
 
 from steppe.envs.host import HostEnvs
-from steppe.errors import EnvironmentFault, SteppeError, UserError
+from steppe.errors import EnvironmentFault, ModuleNotAllowed, SteppeError, UserError
 from steppe.runners.asynchronous import AsyncWorker, link
 from steppe.runners.asynchronous.environments import environment_of
 from steppe.runners.asynchronous.link import Door, LearnerLost
@@ -461,3 +462,44 @@ def test_threads_of_one_process_may_each_be_a_worker():
         for thread in threads:
             thread.join(60)
     assert taken == [20, 20]
+
+
+def test_a_learner_cannot_make_a_worker_import_a_module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    marker, heard = write_module(tmp_path, "learners_layer"), []
+
+    def script(line):
+        greet(line, policy=describe_coded("learners_layer:Layer"))
+        heard.append(line.read())
+        line.write({"op": "noted"})
+        line.read()
+
+    for allowed in ((), ("learners", "os")):
+        with scripted(script) as address, pytest.raises(ModuleNotAllowed) as caught:
+            working(address, allow_modules=allowed).work()
+        assert f'the policy of the learner at {address} has the layer "learners_layer:Layer"' in str(caught.value)
+        assert 'allow_modules="learners_layer"' in str(caught.value)
+        assert (heard[-1]["op"], heard[-1]["message"]) == ("fault", str(caught.value))
+    assert not marker.exists()
+
+
+def test_a_worker_acts_with_layers_of_modules_that_its_user_allows(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    marker = write_module(tmp_path, "learners_layer")
+
+    def script(line):
+        greet(line, policy=describe_coded("learners_layer:Layer"))
+        assert line.read()["op"] == "fetch"
+        line.write({"op": "over", "message": "all is learned"})
+
+    with scripted(script) as address:
+        working(address, allow_modules="learners_layer").work()
+    assert marker.exists()
+
+
+def test_a_policy_that_makes_no_sense_is_told_in_one_sentence():
+    def script(line):
+        greet(line, policy={"network": 7})
+
+    with scripted(script) as address, pytest.raises(SteppeError, match="sent a policy that cannot be understood"):
+        working(address).work()

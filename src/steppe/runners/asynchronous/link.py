@@ -177,7 +177,8 @@ class Link:
                 return
             except (Disconnected, TooSlow) as error:
                 reason = error
-            except TaskChanged:
+            except (TaskChanged, ModuleNotAllowed):
+                # The learner still listens, and hears why its policy is refused.
                 raise
             except BaseException:
                 self._drop()
