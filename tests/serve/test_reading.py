@@ -37,6 +37,13 @@ def test_wrong_observations_are_named(tmp_path, observations, sentence):
         endpoint.check(observations)
 
 
+def test_a_question_has_a_limited_number_of_rows(tmp_path):
+    endpoint = make_endpoint(tmp_path, "p0", limits={"rows": 3})
+    assert len(endpoint.check(np.zeros((3, 4)))) == 3
+    with pytest.raises(UserError, match="at most 3 observations, not 4"):
+        endpoint.check(np.zeros((4, 4)))
+
+
 def test_observations_are_read_in_the_policy_s_type(tmp_path):
     endpoint = make_endpoint(tmp_path, "p0")
     for given in ([1, 2, 3, 4], [[1, 2, 3, 4]], np.array([1, 2, 3, 4]), np.array([[1, 2, 3, 4]], ">f8")):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from steppe.errors import UserError
+from steppe.serve import tensors
 from steppe.serve.tensors import DTYPES, from_bytes, from_numbers, one_small, word_of
 
 
@@ -55,3 +56,33 @@ def test_numbers_never_become_others_without_a_word():
     for values, word in (([1.5], "INT32"), ([256], "UINT8"), ([-1], "UINT32"), (["1"], "FP32"), ([2**70], "INT64")):
         with pytest.raises(UserError, match="can hold"):
             from_numbers(values, [1], word, "x")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["x" * 100, ""], [[1.0], ["x"]], [[1.0], [2.0, 3.0]], [[1.0], 2.0], [1.0, [2.0]], [None], [{}], [[]], [[[]], []]],
+)
+def test_numpy_never_sees_a_list_that_holds_more_than_numbers(values, monkeypatch):
+    monkeypatch.setattr(tensors, "as_array", None)
+    with pytest.raises(UserError):
+        from_numbers(values, [2], "FP32", "x")
+
+
+def test_nested_lists_are_read_as_numpy_reads_them():
+    rng = np.random.default_rng(0)
+    for shape in ((6,), (2, 3), (3, 1, 2), (1, 2, 3, 1)):
+        for array in (rng.normal(size=shape), rng.integers(-5, 5, shape), rng.random(shape) < 0.5):
+            numbers, sizes = tensors.flattened(array.tolist(), "x")
+            assert sizes == shape
+            again = tensors.as_array(numbers, "x").reshape(sizes)
+            assert again.dtype == array.dtype
+            assert np.array_equal(again, array)
+
+
+@pytest.mark.parametrize(
+    "shape", [[0], [0, 1 << 40, 1 << 40], [-1], [1 << 41], [True], [1.0], ["1"], [1] * 17, None, "1"]
+)
+def test_a_wrong_shape_is_the_askers_mistake(shape):
+    for read in (lambda: from_numbers([], shape, "FP32", "x"), lambda: from_bytes(b"", shape, "FP32", "x")):
+        with pytest.raises(UserError, match="shape"):
+            read()

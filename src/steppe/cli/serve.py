@@ -113,6 +113,12 @@ def start(
         float,
         typer.Option("--episode-timeout", metavar="SECONDS", min=0.001, help="How long an episode may be silent."),
     ] = 3600.0,
+    episode_memory: Annotated[
+        float,
+        typer.Option(
+            "--episode-memory", metavar="MB", min=0.001, help="How much open episodes may remember all together."
+        ),
+    ] = 256.0,
     keep_days: Annotated[
         float | None,
         typer.Option("--keep-days", metavar="D", min=0.01, help="Forget decisions D days after they are over."),
@@ -123,6 +129,9 @@ def start(
     max_body: Annotated[
         float, typer.Option("--max-body", metavar="MB", min=0.001, help="How long one request may be.")
     ] = 16.0,
+    max_rows: Annotated[
+        int, typer.Option("--max-rows", metavar="N", min=1, help="How many observations one request may have.")
+    ] = 10_000,
     rate: Annotated[
         float | None,
         typer.Option("--rate", metavar="R", min=0.001, help="How many requests a second one client may send."),
@@ -146,7 +155,14 @@ def start(
     from steppe.serve.endpoint import Limits
 
     watch_seconds = WATCH_SECONDS if watch else None
-    limits = Limits(max_episodes, episode_timeout, watch_seconds=watch_seconds, keep_days=keep_days)
+    limits = Limits(
+        max_episodes,
+        episode_timeout,
+        watch_seconds=watch_seconds,
+        rows=max_rows,
+        episode_bytes=int(episode_memory * 1_000_000),
+        keep_days=keep_days,
+    )
     listening = _listening(host, port, grpc_port, _server_token(token, token_file), tls_cert, tls_key)
     listening = _limited(listening, access_log, max_concurrent, max_body, rate)
     given = (policy, experiment, file)

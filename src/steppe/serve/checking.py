@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
+from itertools import chain
+from typing import Any
 
 from steppe.errors import UserError
 from steppe.serve.episodes import Episode, OpenEpisodes
@@ -15,6 +17,10 @@ from steppe.serve.ledger._base import Reward
 LONGEST_ID = 200
 LARGEST_REWARD = 1e9
 """A larger one is a mistake or an attack: a single reward of 1e100 would decide a router's choices for ever."""
+LONGEST_TRUTH = 1 << 16
+"""How many characters of JSON the truth of a reward may have; it waits in memory until it is written."""
+MOST_DEPTH = 64
+"""How deep lists and objects that are only passed on may be nested."""
 
 
 def check_id(value: str | None, what: str) -> None:
@@ -58,8 +64,27 @@ def reward_of(feedback: Feedback, episodes: OpenEpisodes) -> Reward:
         sequence=feedback.sequence_id,
         is_end=feedback.sequence_end,
         feedback_id=feedback.feedback_id,
-        truth=None if feedback.truth is None else json.dumps(feedback.truth),
+        truth=None if feedback.truth is None else _truth(feedback.truth),
     )
+
+
+def check_depth(value: Any, what: str) -> None:
+    """Refuses lists and objects that are nested too deep to be written again."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        inner = [each.values() if type(each) is dict else each for each in level if type(each) in (dict, list)]
+        level = list(chain.from_iterable(inner))
+        if not level:
+            return
+    raise UserError(f"{what} may be nested at most {MOST_DEPTH} deep")
+
+
+def _truth(value: Any) -> str:
+    check_depth(value, '"truth"')
+    text = json.dumps(value)
+    if len(text) > LONGEST_TRUTH:
+        raise UserError(f'"truth" may have at most {LONGEST_TRUTH} characters as JSON, not {len(text)}')
+    return text
 
 
 def _finite(reward: float) -> float:

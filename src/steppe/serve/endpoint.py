@@ -17,6 +17,7 @@ import numpy as np
 
 from steppe.errors import UserError
 from steppe.serve import checking, reading
+from steppe.serve.acting import PIECE, act
 from steppe.serve.episodes import Episode, OpenEpisodes
 from steppe.serve.exchange import Answer, Feedback, Metadata, NotFound, Question, Receipt, Standing, Unavailable
 from steppe.serve.graph import Graph, Leaf, Node
@@ -52,6 +53,10 @@ class Limits:
     """Decisions that wait for the ledger; what is more is counted and dropped."""
     watch_seconds: float | None = None
     """How often newer policies are looked for; never without it."""
+    rows: int = 10_000
+    """Observations in one question: while it is answered, all others wait."""
+    episode_bytes: int = 256_000_000
+    """What open episodes remember all together; where it is more, those silent for longest expire."""
     keep_days: float | None = None
     """For how long a decision is kept after it is over, with its rewards; for ever without it."""
 
@@ -81,7 +86,7 @@ class Endpoint:
         """What happened to policies since the start, the newest last; the last hundred."""
         self._ledger, self._journals = ledger, journals
         self._writer: Writer | None = None
-        self._episodes = OpenEpisodes(self.limits.episodes, self.limits.idle_seconds)
+        self._episodes = OpenEpisodes(self.limits.episodes, self.limits.idle_seconds, self.limits.episode_bytes)
         self._draw = random.Random(seed).random
         self._rng = np.random.default_rng(seed)
         self._form = reading.form_of(graph)
@@ -137,9 +142,9 @@ class Endpoint:
     def check(self, observations: Any, model: str | None = None) -> np.ndarray:
         """[B, ...] in the policies' type, of an array or nested lists [B, ...] or one observation.
 
-        UserError for a wrong shape or type, NaN, infinity or a choice that does not exist.
+        UserError for a wrong shape or type, too many rows, NaN, infinity or a choice that does not exist.
         """
-        return self._form.check(observations)
+        return self._form.check(observations, self.limits.rows)
 
     def answer(self, question: Question) -> Answer:
         """What to do; never touches the disk. The same question again (its answer was lost) has the same answer."""
@@ -169,7 +174,7 @@ class Endpoint:
             except UserError as error:
                 results[index] = error
                 continue
-            if episode.version.is_recurrent or question.outputs:
+            if episode.version.is_recurrent or question.outputs or len(question.observations) > PIECE:
                 alone.append(index)
             else:
                 greedy = _greedy(question, episode.path.leaf)
@@ -312,8 +317,7 @@ class Endpoint:
         """(actions [B, ...], the head's outputs [B, outputs] where they are wanted)."""
         observations, policy, greedy = question.observations, version.policy, _greedy(question, leaf)
         if not version.is_recurrent:
-            outputs = policy.outputs(observations) if question.outputs else None
-            return policy.advance(observations, {}, greedy, self._rng)[0], outputs
+            return act(policy, observations, {}, greedy, self._rng, question.outputs)[:2]
         if episode.rows not in (0, len(observations)):
             raise UserError(
                 f'episode "{episode.sequence}" has {episode.rows} observations in each question, not '
@@ -322,8 +326,8 @@ class Endpoint:
         state = episode.states.get(leaf.name)
         if state is None:
             state = policy.initial_state((len(observations),))
-        outputs = policy.outputs_after(observations, state)[0] if question.outputs else None
-        actions, episode.states[leaf.name] = policy.advance(observations, state, greedy, self._rng)
+        actions, outputs, after = act(policy, observations, state, greedy, self._rng, question.outputs)
+        episode.states[leaf.name] = after
         return actions, outputs
 
     def _record(self, question: Question, episode: Episode, actions: np.ndarray, outputs: np.ndarray | None) -> Answer:

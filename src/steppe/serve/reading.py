@@ -32,8 +32,8 @@ class Form:
         self._is_box = isinstance(observation, Box)
         self._is_float = self.dtype.kind == "f"
 
-    def check(self, observations: Any) -> np.ndarray:
-        """[B, ...] in the policies' type; UserError where that cannot be."""
+    def check(self, observations: Any, most_rows: int) -> np.ndarray:
+        """[B, ...] in the policies' type; UserError where that cannot be, or B is larger than `most_rows`."""
         array = observations if type(observations) is np.ndarray else self._as_array(observations)
         if array.shape[1:] != self._shape or array.ndim != self._dimensions + 1:
             if array.shape != self._shape:
@@ -41,6 +41,10 @@ class Form:
             array = array[None]
         if not len(array):
             raise UserError(f"there are no observations; they must have the shape {self._expected()}")
+        if len(array) > most_rows:
+            raise UserError(
+                f"a question may have at most {most_rows} observations, not {len(array)}; send them in several"
+            )
         if array.dtype != self.dtype:
             array = self._cast(array)
         # The sum is finite only if all are, unless it overflows: nearly always one look is enough.

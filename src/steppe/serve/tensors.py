@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ FEW = 64
 LARGEST = 3e38
 """What float32 can hold, and a little less."""
 _NUMBERS = {float, int}
+_LEAVES = {float, int, bool}
 _KINDS = {"b": "iufb", "i": "iu", "u": "iu", "f": "iuf"}
 """Which kinds of numbers are taken for a type of this kind; the others would become something else without a word."""
 
@@ -41,17 +43,45 @@ _KINDS = {"b": "iufb", "i": "iu", "u": "iu", "f": "iuf"}
 def from_numbers(values: Any, shape: Any, datatype: Any, name: str) -> np.ndarray:
     """The tensor of a list of numbers, flat or nested, in the shape and type that are given beside it."""
     dtype, sizes = dtype_of(datatype, name), shape_of(shape, name)
-    if type(values) is not list:
-        raise UserError(f'the data of "{name}" must be a list of numbers')
-    try:
-        array = np.array(values)
-    except (ValueError, OverflowError):
-        raise UserError(f'the data of "{name}" must be numbers in rows of the same length') from None
+    what = f'the data of "{name}"'
+    numbers, _ = flattened(values, what, f"numbers that {datatype} can hold")
+    if len(numbers) != math.prod(sizes):
+        raise UserError(f'"{name}" has {len(numbers)} numbers, but its shape {list(sizes)} has {math.prod(sizes)}')
+    array = as_array(numbers, what)
     if array.dtype != dtype:
         array = _as(array, dtype, datatype, name)
-    if array.size != math.prod(sizes):
-        raise UserError(f'"{name}" has {array.size} numbers, but its shape {list(sizes)} has {math.prod(sizes)}')
-    return array if array.shape == sizes else array.reshape(sizes)
+    return array.reshape(sizes)
+
+
+def flattened(values: Any, what: str, wanted: str = "numbers") -> tuple[list[Any], tuple[int, ...]]:
+    """(the numbers of a list in row order, the list's own shape); UserError if it holds anything but numbers.
+
+    NumPy must not see a list before that: one long text among a million short ones makes every item as wide as the
+    longest, and a list of uneven lists becomes an array of Python objects.
+    """
+    if type(values) is not list:
+        raise UserError(f"{what} must be a list of numbers")
+    sizes = [len(values)]
+    while list in (types := _types(values)):
+        if len(sizes) == MOST_DIMENSIONS:
+            raise UserError(f"{what} must be lists that are nested at most {MOST_DIMENSIONS} deep")
+        if len(types) > 1 or len(lengths := set(map(len, values))) > 1:
+            raise UserError(f"{what} must be numbers in rows of the same length")
+        sizes.append(lengths.pop())
+        values = list(chain.from_iterable(values))
+    if not types <= _LEAVES:
+        raise UserError(f"{what} must be {wanted}")
+    return values, tuple(sizes)
+
+
+def as_array(numbers: list[Any], what: str) -> np.ndarray:
+    """An array of a flat list in which `flattened` found nothing but numbers."""
+    # With one float among them they are floats; NumPy need not look at all of them first.
+    dtype = np.float64 if numbers and type(numbers[0]) is float else None
+    try:
+        return np.array(numbers, dtype)
+    except OverflowError:
+        raise UserError(f"{what} must be numbers that 64 bits can hold") from None
 
 
 def one_small(values: Any, shape: Any, datatype: Any) -> np.ndarray | None:
@@ -95,13 +125,22 @@ def word_of(dtype: np.dtype) -> str:
 
 
 def shape_of(shape: Any, name: str) -> tuple[int, ...]:
-    """A shape that a client wrote, once it is one."""
+    """A shape that a client wrote; UserError unless it is a list of positive whole numbers."""
     if not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS:
-        raise UserError(f'the shape of "{name}" must be a list of whole numbers, at most {MOST_DIMENSIONS}')
+        raise UserError(f'the shape of "{name}" must be a list of at most {MOST_DIMENSIONS} whole numbers')
     for size in shape:
+        # Without zeros, a shape that fits the data is never larger than the data.
         if type(size) is not int or not 0 <= size <= 1 << 40:
             raise UserError(f'the shape of "{name}" must be whole numbers that are not negative')
+        if size == 0:
+            raise UserError(f'the shape of "{name}" has a zero in it, so there are no observations')
     return tuple(shape)
+
+
+def _types(values: list[Any]) -> set[type]:
+    types = list(map(type, values))
+    # Nearly always they are all floats, and counting is quicker than a set.
+    return {float} if types.count(float) == len(types) else set(types)
 
 
 def _as(array: np.ndarray, dtype: np.dtype, datatype: str, name: str) -> np.ndarray:

@@ -19,8 +19,7 @@ def split(body: bytes, length: bytes) -> tuple[dict[str, Any], memoryview]:
     size = int(length) if length.isdigit() and len(length) < 12 else -1
     if not 0 <= size <= len(body):
         raise UserError(f"Inference-Header-Content-Length must be a number from 0 to the body's length, {len(body)}")
-    view = memoryview(body)
-    return parsed(view[:size]), view[size:]
+    return parsed(body[:size]), memoryview(body)[size:]
 
 
 class Bytes:

@@ -21,7 +21,7 @@ NUMBERS: Schema = {
 SHAPE: Schema = {
     "type": "array",
     "maxItems": MOST_DIMENSIONS,
-    "items": {"type": "integer", "minimum": 0, "maximum": 1 << 40},
+    "items": {"type": "integer", "minimum": 1, "maximum": 1 << 40},
 }
 
 

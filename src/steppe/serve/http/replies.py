@@ -14,6 +14,12 @@ from steppe.serve.exchange import NotFound, Unavailable
 
 Headers = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
+SHORT = 1 << 16
+"""A JSON text of up to so many bytes is parsed as it is: Python's objects take at most forty times as many."""
+MOST_VALUES = 1 << 20
+"""How many numbers, texts, lists and objects a JSON text may have: each takes up to a hundred bytes of memory."""
+MOST_FIELDS = 1 << 16
+"""How many fields its objects may have: each takes more than a number."""
 
 
 @dataclass(slots=True)
@@ -53,12 +59,14 @@ def as_json(data: Any, status: int = 200, label: str = "") -> Reply:
     return Reply(status, body, [JSON, (b"content-length", b"%d" % len(body))], label)
 
 
-def parsed(body: bytes | memoryview) -> dict[str, Any]:
-    """The JSON object of a request."""
+def parsed(body: bytes) -> dict[str, Any]:
+    """The JSON object of a request; UserError if it is none, or if its objects would fill the memory."""
+    if len(body) > SHORT:
+        _check_amount(body)
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        hint = "; NaN and Infinity are no numbers in JSON" if _has_no_number(bytes(body)) else ""
+        hint = "; NaN and Infinity are no numbers in JSON" if _has_no_number(body) else ""
         raise UserError(f"the request is not valid JSON: {error}{hint}") from None
     if type(data) is not dict:
         raise UserError("the request must be a JSON object")
@@ -121,6 +129,18 @@ def reward_field(message: dict[str, Any], default: float | None = None) -> float
     if type(value) is not int:
         raise UserError('"reward" must be a number')
     return float(value)
+
+
+def _check_amount(body: bytes) -> None:
+    """Counts before anything is parsed: 16 MB of empty lists would become 500 MB of them."""
+    # Before each value but the first there is one of these; those inside of texts are counted too.
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > MOST_VALUES:
+        raise UserError(
+            f"a request may have at most {MOST_VALUES} values in JSON; send fewer observations at once, or send "
+            "them as bytes"
+        )
+    if body.count(b":") > MOST_FIELDS:
+        raise UserError(f"a request may have at most {MOST_FIELDS} fields in JSON")
 
 
 def _has_no_number(body: bytes) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 
 from steppe.errors import UserError
 from steppe.serve.batching import Batcher
+from steppe.serve.checking import check_depth
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.exchange import Answer, Feedback, Question
 from steppe.serve.http.replies import (
@@ -28,7 +29,10 @@ from steppe.serve.http.replies import (
     reward_field,
     text_field,
 )
-from steppe.serve.tensors import shape_of
+from steppe.serve.tensors import as_array, flattened, shape_of
+
+OBSERVATIONS = "the observations"
+"""What errors call the numbers of a question."""
 
 REASONS = {
     400: "BAD_REQUEST",
@@ -83,6 +87,8 @@ class Seldon:
         given = _tensor(object_field(data, "tensor")) if is_tensor else _ndarray(data["ndarray"])
         meta = object_field(message, "meta")
         tags = object_field(meta, "tags")
+        # They are sent back, and orjson writes no more than 254 levels.
+        check_depth(tags, '"tags"')
         question = Question(
             observations=self._endpoint.check(given),
             id=text_field(meta, "puid"),
@@ -139,23 +145,17 @@ def _tensor(tensor: dict[str, Any]) -> np.ndarray:
     shape, values = shape_of(tensor.get("shape"), "tensor"), tensor.get("values")
     if type(values) is not list:
         raise UserError('"tensor" must have "values", a list of numbers')
-    numbers = _numbers(values)
-    if numbers.size != math.prod(shape):
-        raise UserError(f'"tensor" has {numbers.size} values, but its shape {list(shape)} has {math.prod(shape)}')
-    return numbers.reshape(shape)
+    numbers, _ = flattened(values, OBSERVATIONS)
+    if len(numbers) != math.prod(shape):
+        raise UserError(f'"tensor" has {len(numbers)} values, but its shape {list(shape)} has {math.prod(shape)}')
+    return _array(numbers, shape)
 
 
 def _ndarray(values: Any) -> np.ndarray:
     if type(values) is not list:
         raise UserError('"ndarray" must be a list of observations, each a list of numbers')
-    return _numbers(values)
+    return _array(*flattened(values, OBSERVATIONS))
 
 
-def _numbers(values: list[Any]) -> np.ndarray:
-    try:
-        array = np.array(values)
-    except (ValueError, OverflowError):
-        raise UserError("the observations must be numbers in rows of the same length") from None
-    if array.size and array.dtype.kind not in "iufb":
-        raise UserError("the observations must be numbers")
-    return array
+def _array(numbers: list[Any], shape: tuple[int, ...]) -> np.ndarray:
+    return as_array(numbers, OBSERVATIONS).reshape(shape)
