@@ -1,3 +1,4 @@
+import os
 import sys
 
 import pytest
@@ -144,7 +145,7 @@ def test_a_comma_too_many_is_named(project):
         ("a: 1\nb: 2\na: 3\n", 'broken YAML in a.yaml at line 3, column 1: field "a" is written twice: a: 3'),
         ("1: a\n", "wrong field name 1 in a.yaml; write it in quotes"),
         ("a: .inf\n", "wrong value inf in a.yaml at a; it must be a finite number"),
-        ("a: &a [*a]\n", "a.yaml is nested too deeply to be read"),
+        ("a: &a [*a]\n", "a.yaml has an alias that stands for itself; write out what it means"),
         (
             "a: !!python/object/apply:os.getcwd []\n",
             "broken YAML in a.yaml at line 1, column 4: could not determine a constructor for the tag "
@@ -188,3 +189,70 @@ def test_a_file_outside_the_current_folder_is_named_in_full(project, tmp_path_fa
     assert sentence_of(read_spec_file, file) == (
         f"broken JSON in {file} at line 1, column 2: the file ends too early: {{"
     )
+
+
+def bomb(levels, *, leaf="x", merges=False):
+    """YAML whose aliases stand for 10**levels values."""
+    lines = [f"a0: &a0 {{x: {leaf}}}"]
+    for level in range(1, levels + 1):
+        inner = ", ".join([f"*a{level - 1}"] * 10)
+        lines.append(f"a{level}: &a{level} {{<<: [{inner}], k{level}: 1}}" if merges else f"a{level}: &a{level} [{inner}]")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("text", [bomb(9), bomb(9, merges=True), bomb(60)])
+def test_aliases_that_stand_for_very_many_values_are_refused(project, text):
+    assert sentence_of(read_spec_file, project.write("a.yaml", text)) == (
+        "a.yaml has aliases that stand for more than 100,000 values; write fewer of them"
+    )
+
+
+def test_ordinary_aliases_and_merge_keys_are_written_out(project):
+    text = "base: &base {size: 8, type: dense}\nnetwork: [*base, {<<: *base, size: 16}]\nagain: *base\n"
+    assert read_spec_file(project.write("a.yaml", text)) == {
+        "base": {"size": 8, "type": "dense"},
+        "network": [{"size": 8, "type": "dense"}, {"size": 16, "type": "dense"}],
+        "again": {"size": 8, "type": "dense"},
+    }
+    assert len(read_spec_file(project.write("b.yaml", bomb(3)))["a3"]) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", "[" * 102 + "]" * 102),
+        ("a.json", '{"a":' * 5000 + "1" + "}" * 5000),
+        ("a.yaml", "[" * 102 + "]" * 102),
+        ("a.yaml", "- " * 5000 + "a"),
+        ("a.yaml", "\n".join(["a0: &a0 [1]", *(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 120))])),
+        ("a.toml", "a = " + "[" * 102 + "]" * 102),
+        ("a.toml", "a = " + "[" * 5000 + "]" * 5000),
+        ("a.toml", "a." * 200_000 + "a = 1"),
+        ("a.toml", '"a" . ' * 100_000 + "a = 1"),
+        ("a.toml", f"[{'a.' * 200_000}a]"),
+    ],
+)
+def test_deep_nesting_is_refused_in_every_language(project, name, text):
+    assert sentence_of(read_spec_file, project.write(name, text)) == f"{name} is nested too deeply to be read"
+
+
+def test_long_toml_lists_of_numbers_are_no_long_keys(project):
+    numbers = [i / 8 for i in range(1000)]
+    assert read_spec_file(project.write("a.toml", f"a = {numbers}\nb = \"{'a.' * 500}\"\n")) == {
+        "a": numbers,
+        "b": "a." * 500,
+    }
+
+
+@pytest.mark.parametrize(("name", "limit"), [("a.json", 8), ("a.yaml", 1), ("a.yml", 1), ("a.toml", 1)])
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(project, name, limit):
+    with (project.root / name).open("wb") as file:
+        file.truncate(10**12)
+    assert sentence_of(read_spec_file, project.root / name) == f"cannot read {name}: it is larger than {limit} MB"
+
+
+def test_only_regular_files_are_read(project):
+    os.mkfifo(project.root / "fifo.json")
+    assert sentence_of(read_spec_file, project.root / "fifo.json") == "cannot read fifo.json: it is not a regular file"
+    (project.root / "zero.json").symlink_to("/dev/zero")
+    assert sentence_of(read_spec_file, project.root / "zero.json") == "cannot read zero.json: it is not a regular file"

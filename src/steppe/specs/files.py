@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from steppe.errors import SpecError
+from steppe.specs.reading import MEGABYTE, read_small
 from steppe.specs.validation import Origins, Steps
 from steppe.specs.words import did_you_mean
 
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 PROJECT_FILE = "steppe.json"
+MOST_BYTES = 8 * MEGABYTE
+MOST_BYTES_BUT_JSON = 1 * MEGABYTE
+"""YAML takes several seconds a megabyte to read."""
+DEEPEST = 100
+"""How deeply the values of a spec file may be nested."""
+MOST_YAML_VALUES = 100_000
+"""How many values a YAML file may hold once its aliases are written out."""
 _ENDINGS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 
 
@@ -67,12 +76,14 @@ def not_found(name: str | Path, kind: str, start: Path, place: str = "") -> Spec
 def read_spec_file(path: str | Path) -> Any:
     """The file's content as plain JSON values; a broken file is a SpecError with its line and column."""
     path = Path(path)
+    limit = MOST_BYTES_BUT_JSON if path.suffix in SUFFIXES[1:] else MOST_BYTES
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_small(path, limit).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise SpecError(f"{shown_path(path)} is not text in UTF-8; save it as UTF-8") from None
-    except OSError as error:
-        raise SpecError(f"cannot read {shown_path(path)}: {(error.strerror or str(error)).lower()}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SpecError(f"cannot read {shown_path(path)}: {reason[:1].lower()}{reason[1:]}") from None
     parse = {".yaml": _parse_yaml, ".yml": _parse_yaml, ".toml": _parse_toml}.get(path.suffix, _parse_json)
     try:
         data = parse(text, shown_path(path))
@@ -86,6 +97,8 @@ def read_spec_file(path: str | Path) -> Any:
 
 def check_plain(value: Any, origins: Origins, steps: Steps = (), *, rule: str = "write it in quotes") -> None:
     """Refuses what JSON cannot hold, since a run writes its spec down as JSON; `rule` is the way out."""
+    if len(steps) > DEEPEST:
+        raise RecursionError
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
@@ -159,8 +172,7 @@ def _json_reason(before: str, rest: str, message: str) -> str:
 def _without_repeats(pairs: list[tuple[str, Any]], source: str) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        ((repeated, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise SpecError(f'field "{repeated}" is written twice in {source}; keep one of the two')
     return data
 
@@ -169,13 +181,53 @@ def _parse_yaml(text: str, source: str) -> Any:
     import yaml
 
     try:
-        return yaml.load(text, _yaml_loader())
+        loader = _yaml_loader()(text)
+        try:
+            node = loader.get_single_node()
+            _check_aliases(node, source)
+            return None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         raise _broken("YAML", source, text, line, column, error.problem or error.context or "cannot be read") from None
     except yaml.YAMLError as error:
         raise SpecError(f"broken YAML in {source}: {' '.join(str(error).split())}") from None
+
+
+def _check_aliases(root: Any, source: str) -> None:
+    """Refuses a file whose aliases would be written out to too many values; each node is looked at once."""
+    known: dict[int, tuple[int, int]] = {}
+    open_nodes: set[int] = set()
+
+    def measure(node: Any, depth: int) -> tuple[int, int]:
+        """(how many values the node stands for, how deeply they are nested)."""
+        if id(node) in open_nodes:
+            raise SpecError(f"{source} has an alias that stands for itself; write out what it means")
+        if (measured := known.get(id(node))) is not None:
+            if depth + measured[1] > DEEPEST:
+                raise RecursionError
+            return measured
+        if depth > DEEPEST:
+            raise RecursionError
+        open_nodes.add(id(node))
+        values, height = 1, 1
+        # Of a scalar the value is text, of a list nodes, of a mapping pairs of nodes.
+        for item in node.value if isinstance(node.value, list) else ():
+            for inner in item if isinstance(item, tuple) else (item,):
+                below = measure(inner, depth + 1)
+                values, height = values + below[0], max(height, below[1] + 1)
+        open_nodes.remove(id(node))
+        if values > MOST_YAML_VALUES:
+            raise SpecError(
+                f"{source} has aliases that stand for more than {MOST_YAML_VALUES:,} values; write fewer of them"
+            )
+        known[id(node)] = values, height
+        return known[id(node)]
+
+    if root is not None:
+        measure(root, 0)
 
 
 def _yaml_loader() -> Any:
@@ -203,9 +255,16 @@ def _yaml_loader() -> Any:
     return Loader
 
 
+_QUOTED = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'")
+_BETWEEN_KEYS = re.compile(r"[^\w.\- \t]+")
+
+
 def _parse_toml(text: str, source: str) -> Any:
     import tomllib
 
+    # Python's parser takes time with the square of a key's parts.
+    if any(words.count(".") > DEEPEST for words in _BETWEEN_KEYS.split(_QUOTED.sub("q", text))):
+        raise RecursionError
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
