@@ -3,17 +3,20 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from steppe.errors import StorageError
 from steppe.experiments import locks
 
 HOLD = """
 import sys
 from pathlib import Path
+from steppe.errors import StorageError
 from steppe.experiments import locks
 print(locks.acquire(Path(sys.argv[1])) is not None, flush=True)
 {then}
@@ -83,3 +86,24 @@ def test_the_lock_of_a_folder_that_was_deleted_is_not_a_lock_of_the_next_one(tmp
     locks.release(first)
     assert locks.acquire(folder) is None
     locks.release(second)
+
+
+@pytest.mark.parametrize(("folder_mode", "lock_mode"), [(0o755, 0o600), (0o700, 0o600), (0o775, 0o660), (0o777, 0o666)])
+def test_only_those_who_may_write_the_folder_can_hold_its_lock(
+    tmp_path: Path, folder_mode: int, lock_mode: int
+) -> None:
+    tmp_path.chmod(folder_mode)
+    lock = tmp_path / ".lock"
+    for _ in range(2):
+        descriptor = locks.acquire(tmp_path)
+        assert descriptor is not None
+        locks.release(descriptor)
+        assert stat.S_IMODE(lock.stat().st_mode) == lock_mode
+        lock.chmod(0o644)  # as earlier versions made it
+
+
+def test_a_lock_file_that_is_a_link_is_refused_and_nothing_is_made_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="cannot lock"):
+        locks.acquire(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()

@@ -100,12 +100,12 @@ def test_when_all_checkpoints_are_damaged_one_sentence_says_so_and_nothing_is_de
     load_policy(run.path / "policy")
 
 
-def test_an_unreadable_status_is_named(steppe: Steppe, run: Run) -> None:
+def test_a_run_with_an_unreadable_status_is_resumed_from_its_newest_checkpoint(steppe: Steppe, run: Run) -> None:
     (run.path / "status.json").write_text('{"state": "comple')
     answer = steppe("experiment", "resume", "-e", "run", *LONGER)
-    assert answer.code == 2
-    assert answer.err.startswith(f"error: {run.path / 'status.json'} is not valid JSON: ")
-    assert answer.err.count("\n") == 1
+    assert answer.code == 0, answer.err
+    assert "resumed at timestep 6016" in run.log
+    assert run.state == "completed"
 
 
 def _files(folder: Path) -> dict[str, bytes]:

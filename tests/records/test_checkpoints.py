@@ -100,7 +100,10 @@ def test_state_json_names_the_format_and_the_digest_of_the_arrays(tmp_path: Path
 
 
 def test_the_same_state_is_always_the_same_bytes(tmp_path: Path) -> None:
-    paths = [save(tmp_path / str(i), 5, state(0), {}) for i in range(10)]
+    folders = [tmp_path / str(i) for i in range(10)]
+    for folder in folders:
+        folder.mkdir()
+    paths = [save(folder, 5, state(0), {}) for folder in folders]
     assert len({(path / "state.safetensors").read_bytes() for path in paths}) == 1
 
 
@@ -372,3 +375,9 @@ def test_a_reader_finds_a_checkpoint_while_the_writer_replaces_what_it_listed(
 
     monkeypatch.setattr(checkpoints, "_candidates", list_then_prune)
     assert load_latest(tmp_path).timestep == 2
+
+
+def test_a_run_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="it may have been moved or deleted"):
+        save(tmp_path / "gone", 5, state(0), {})
+    assert not (tmp_path / "gone").exists()

@@ -196,7 +196,9 @@ def bomb(levels, *, leaf="x", merges=False):
     lines = [f"a0: &a0 {{x: {leaf}}}"]
     for level in range(1, levels + 1):
         inner = ", ".join([f"*a{level - 1}"] * 10)
-        lines.append(f"a{level}: &a{level} {{<<: [{inner}], k{level}: 1}}" if merges else f"a{level}: &a{level} [{inner}]")
+        lines.append(
+            f"a{level}: &a{level} {{<<: [{inner}], k{level}: 1}}" if merges else f"a{level}: &a{level} [{inner}]"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -238,7 +240,7 @@ def test_deep_nesting_is_refused_in_every_language(project, name, text):
 
 def test_long_toml_lists_of_numbers_are_no_long_keys(project):
     numbers = [i / 8 for i in range(1000)]
-    assert read_spec_file(project.write("a.toml", f"a = {numbers}\nb = \"{'a.' * 500}\"\n")) == {
+    assert read_spec_file(project.write("a.toml", f'a = {numbers}\nb = "{"a." * 500}"\n')) == {
         "a": numbers,
         "b": "a." * 500,
     }

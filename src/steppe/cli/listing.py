@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 16
 """How many experiments are asked for their states at the same time."""
+LARGEST = 1e15
+"""A limit of timesteps beyond this is no limit that anybody wrote."""
 
 
 def print_list(start: Path, as_json: bool) -> None:
@@ -31,7 +33,7 @@ def print_list(start: Path, as_json: bool) -> None:
         raise ProjectError(f'no project in {start} or above and no ./steppe-runs/ here; "steppe init" makes a project')
     with ThreadPoolExecutor(AT_ONCE) as pool:
         # Those on clusters take their time to be asked.
-        rows = list(pool.map(_row, [folder for store in stores for folder in store.folders()]))
+        rows = list(pool.map(_row, [folder for store in stores for folder in store.entries()]))
     if as_json:
         print_json(rows)
         return
@@ -44,19 +46,19 @@ def print_list(start: Path, as_json: bool) -> None:
     )
     for row in rows:
         if "error" in row:
-            listing.add_row(row["name"], "unreadable", "", "", "", "", "", "")
+            listing.add_row(_shown(row["name"]), "unreadable", "", "", "", "", "", "")
             continue
         trained = count(row["timestep"]) if row["timestep"] else "-"
         is_over = row["state"] == "completed" or not row["total_timesteps"]
         limit = "" if is_over else f" of {count(row['total_timesteps'])}"
         listing.add_row(
-            *(row["name"], row["state"], row["run_mode"], row["environment"], row["agent"]),
+            *(_shown(row[field]) for field in ("name", "state", "run_mode", "environment", "agent")),
             *(f"{trained}{limit}", score(row["mean_return"]), age(row["created"]).removesuffix(" ago")),
         )
     console().print(listing)
     for row in rows:
         if sentence := row.get("error") or row["note"]:
-            console().print(f"note: {sentence}", markup=False)
+            console().print(f"note: {_shown(sentence)}", markup=False)
 
 
 def print_experiment(folder: RunFolder, as_json: bool) -> None:
@@ -155,22 +157,34 @@ def print_ended(folder: RunFolder, status: Status, wanted: State) -> int:
 
 
 def _row(folder: RunFolder) -> dict[str, Any]:
-    from steppe.errors import ClusterError, SteppeError
+    """What the list says of one experiment; whatever is wrong with it must not keep the others from being listed."""
+    from steppe.errors import SteppeError
+
+    try:
+        return _readable_row(folder)
+    except SteppeError as error:
+        return {"name": _shown(folder.name), "error": str(error)}
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        return {"name": _shown(folder.name), "error": f"cannot read {folder.path}: {why}"}
+
+
+def _readable_row(folder: RunFolder) -> dict[str, Any]:
+    from steppe.errors import ClusterError
     from steppe.experiments import own_cluster
 
     note = ""
+    spec = folder.spec_data()
     try:
-        spec = folder.spec_data()
-        try:
-            status = folder.status()
-        except ClusterError as error:
-            # What was last seen of it is better than nothing.
-            status, note = folder.read_status(), str(error)
-        note = note or _waits(folder, status) or own_cluster.note_of(folder, status)
-    except SteppeError as error:
-        return {"name": folder.name, "error": str(error)}
+        status = folder.status()
+    except ClusterError as error:
+        # What was last seen of it is better than nothing.
+        status, note = folder.read_status(), str(error)
+    if status.is_unreadable:
+        note = note or f'experiment "{folder.name}": {status.reason}'
+    note = note or _waits(folder, status) or own_cluster.note_of(folder, status)
     environment, agent = spec.get("environment"), spec.get("agent")
-    return {
+    row = {
         "name": folder.name,
         "state": status.state,
         "reason": status.reason,
@@ -190,6 +204,26 @@ def _row(folder: RunFolder) -> dict[str, Any]:
         "finished": status.finished,
         "folder": str(folder.path),
     }
+    _check_row(folder, row)
+    return row
+
+
+def _check_row(folder: RunFolder, row: dict[str, Any]) -> None:
+    """Refuses an experiment.json of other types than every spec has."""
+    from steppe.errors import SpecError
+    from steppe.experiments.store import SPEC_FILE
+
+    for name in ("run_mode", "platform", "environment", "agent"):
+        if not isinstance(row[name], str):
+            raise SpecError(f'{folder.path / SPEC_FILE} describes no experiment: its "{name}" is of a wrong type')
+    for name in ("total_timesteps", "episodes"):
+        if type(row[name]) not in (int, float, type(None)) or abs(row[name] or 0) > LARGEST:
+            raise SpecError(f'{folder.path / SPEC_FILE} describes no experiment: its "{name}" is of a wrong type')
+
+
+def _shown(text: str) -> str:
+    """Text from a file or a folder's name, without what would move the cursor or cannot be printed."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _waits(folder: RunFolder, status: Status) -> str:

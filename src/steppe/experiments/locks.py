@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def acquire(folder: Path, patience: float = 0.0, file: str = LOCK_FILE) -> int |
     deadline = time.monotonic() + patience
     while True:
         descriptor = _open(folder / file)
-        if _lock(descriptor) and _is_still_there(descriptor, folder / file):
+        if _lock(descriptor) and is_still_there(descriptor, folder / file):
             _held.add(descriptor)
             return descriptor
         os.close(descriptor)
@@ -40,16 +41,30 @@ def release(descriptor: int) -> None:
 
 
 def _open(path: Path) -> int:
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
         except OSError as error:
             # A reader of a read-only folder must still be able to see whether a run is alive.
             if error.errno not in (errno.EROFS, errno.EACCES) or not path.exists():
                 raise
-            return os.open(path, os.O_RDONLY)
+            return os.open(path, os.O_RDONLY | flags)
+        _restrict(descriptor, path.parent)
     except OSError as error:
         raise StorageError(f"cannot lock {path.parent}: {error.strerror or error}") from error
+    return descriptor
+
+
+def _restrict(descriptor: int, folder: Path) -> None:
+    """Lets only those hold the lock who may write the folder: whoever can open the file can hold it."""
+    with contextlib.suppress(OSError):
+        found, around = os.fstat(descriptor), folder.stat().st_mode
+        group = 0o060 if around & stat.S_IWGRP else 0
+        others = 0o006 if around & stat.S_IWOTH else 0
+        wanted = 0o600 | group | others
+        if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != wanted:
+            os.fchmod(descriptor, wanted)
 
 
 def _lock(descriptor: int) -> bool:
@@ -63,10 +78,10 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def _is_still_there(descriptor: int, path: Path) -> bool:
-    """False where the folder was deleted or renamed between opening and locking."""
+def is_still_there(descriptor: int, path: Path) -> bool:
+    """Whether the lock file that was opened is the one at `path` still: it, or its folder, may be gone or renamed."""
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:
         return False
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.errors import StorageError
 from steppe.experiments.states import Event
-from steppe.experiments.store import RunFolder, Status
+from steppe.experiments.store import LOG_FILE, RunFolder, Status
+from steppe.records.held_folder import FolderGone, HeldFolder
 
 if TYPE_CHECKING:
     from steppe.runners import Progress
@@ -30,9 +31,12 @@ log = logging.getLogger("steppe.experiments")
 @contextmanager
 def owning(folder: RunFolder, event: Event) -> Iterator[Owner]:
     """Takes the folder's lock and starts the heartbeat; both end with the block, or with the process."""
-    with folder.lock(event) as before:
+    with folder.lock(event) as before, contextlib.closing(HeldFolder(folder.path)) as held:
         folder.forget_requests()
-        owner = Owner(folder, before)
+        if event == "start" and folder.is_trained:
+            # Nothing that was trained is ever written over.
+            folder.set_aside(before, LOG_FILE)
+        owner = Owner(folder, before, held)
         owner.advance(
             event,
             reason="",
@@ -50,17 +54,25 @@ def owning(folder: RunFolder, event: Event) -> Iterator[Owner]:
             yield owner
         finally:
             owner.end_heartbeat()
-            folder.give_room_back()
-            with contextlib.suppress(StorageError):
-                folder.forget_requests()
+            if not owner.is_lost:
+                folder.give_room_back()
+                with contextlib.suppress(StorageError):
+                    folder.forget_requests()
+            elif held.is_at(folder.path):
+                folder.remove_traces()
 
 
 class Owner:
     """Writes status.json for as long as it holds the lock; no one else does."""
 
-    def __init__(self, folder: RunFolder, status: Status) -> None:
+    def __init__(self, folder: RunFolder, status: Status, held: HeldFolder) -> None:
         self.folder = folder
         self.status = status
+        self.held = held
+        self.has_moved = False
+        """Whether the folder is no longer where the run began."""
+        self.is_lost = False
+        """Whether the folder was deleted: nothing is written any more, since another may be there by now."""
         self._writing = threading.Lock()
         self._over = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="steppe-heartbeat", daemon=True)
@@ -69,6 +81,7 @@ class Owner:
         """Follows one edge of the state machine and writes it down."""
         with self._writing:
             status = self._following(event, **fields)
+            self._follow_folder()
             self.folder.write_status(status)
             # Only now: an edge that could not be written has not been followed yet.
             self.status = status
@@ -80,7 +93,9 @@ class Owner:
                 status = self.folder.withdrawn(self.status, reason)
             else:
                 status = self._following(event, reason=reason, finished=time.time(), phase="", **fields)
-            self.folder.write_last_status(status)
+            with contextlib.suppress(FolderGone):
+                self._follow_folder()
+                self.folder.write_last_status(status)
             self.status = status
 
     def note(self, progress: Progress) -> None:
@@ -102,6 +117,12 @@ class Owner:
                 seconds=progress.seconds,
             )
 
+    def check_folder(self) -> None:
+        """FolderGone once the folder is known to be deleted; the heartbeat finds that out."""
+        if self.is_lost:
+            with self._writing:
+                self._follow_folder()
+
     def start_heartbeat(self) -> None:
         """From now on the status is fresh even while a long compilation keeps the main thread busy."""
         self._heart.start()
@@ -110,6 +131,21 @@ class Owner:
         """Ends the thread."""
         self._over.set()
         self._heart.join()
+
+    def _follow_folder(self) -> None:
+        """Writes go to where the folder is now; FolderGone once it was deleted."""
+        try:
+            if self.is_lost:
+                raise FolderGone(f"the experiment in {self.folder.path} was deleted while it trained")
+            path = self.held.path
+            if path != self.folder.path:
+                log.warning("the run folder was moved to %s", path)
+                self.folder.move_to(path)
+                self.has_moved = True
+            self.folder.keep_lock()
+        except FolderGone:
+            self.is_lost = True
+            raise
 
     def _following(self, event: Event, **fields: Any) -> Status:
         state = self.folder.advance(self.status.state, event)
@@ -125,8 +161,11 @@ class Owner:
                 with self._writing:
                     if not self.status.is_live:
                         return  # the end is written, and stays as it is
+                    self._follow_folder()
                     self.status = dataclasses.replace(self.status, heartbeat=time.time())
                     self.folder.write_status(self.status)
+            except FolderGone:
+                return  # the training ends when it next asks what is wished for
             except StorageError as error:
                 # The training itself ends with this error at its next checkpoint; a heartbeat must not end it.
                 if not complained:

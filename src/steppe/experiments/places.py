@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from steppe.errors import ClusterError, ProjectError, StateError, UserError
 from steppe.experiments.store import RunFolder
 from steppe.records.durable import write_atomically
+from steppe.specs import reading
 from steppe.specs.files import PROJECT_FILE, find_project, read_spec_file
 
 if TYPE_CHECKING:
@@ -49,13 +50,16 @@ class Place:
 def place_of(folder: RunFolder) -> Place | None:
     """Where the experiment is; None where it is on this machine."""
     path = folder.path / PLACE_FILE
-    if not path.exists():
+    if not reading.exists(path):
         return None
     data = read_spec_file(path)
     known = {field.name for field in dataclasses.fields(Place)}
     try:
-        return Place(**{key: value for key, value in data.items() if key in known})
-    except TypeError:
+        place = Place(**{key: value for key, value in data.items() if key in known})
+        if any(type(getattr(place, each.name)).__name__ != str(each.type) for each in dataclasses.fields(Place)):
+            raise TypeError
+        return place
+    except (TypeError, AttributeError):
         raise StateError(
             f"{path} does not say where the experiment is; delete it to have the experiment here"
         ) from None

@@ -56,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _go_on(folder: RunFolder, asked: argparse.Namespace) -> int:
+    # Here and never later: a folder that is deleted while it trains must not come back.
+    folder.path.mkdir(parents=True, exist_ok=True)
     try:
         _wait_until_free(folder)
         # Only now: an earlier Pod of the same start may have brought it to its end meanwhile.
@@ -189,7 +191,6 @@ def _read_note(folder: RunFolder) -> dict[str, Any]:
 
 
 def _write_note(folder: RunFolder, **note: Any) -> None:
-    folder.path.mkdir(parents=True, exist_ok=True)
     write_atomically(folder.path / NOTE_FILE, json.dumps(note) + "\n")
 
 

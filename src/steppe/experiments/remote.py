@@ -43,7 +43,7 @@ def status(folder: RunFolder, place: Place) -> Status:
     """What can be seen of it now, noted here too; one that has ended stays as it was."""
     from steppe.clusters import registry
 
-    if (known := folder.read_status()).state in ENDED and place.has_begun:
+    if (known := folder.read_status()).state in ENDED and place.has_begun and not known.is_unreadable:
         return known
     if not registry.knows(place.cluster):
         # Not written down: it may be registered again.

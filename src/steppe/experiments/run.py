@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from steppe.errors import SteppeError
+from steppe.errors import SteppeError, StorageError
 from steppe.experiments.owner import EndedEarly, Owner, Requests, owning
 from steppe.experiments.project import let_user_modules_import
 from steppe.experiments.states import Event
@@ -145,10 +145,15 @@ def _train(
 
         trainer = runners.run
 
-    next_line = 0.0
+    next_line, ends_as_moved = 0.0, False
 
     def request() -> str | None:
+        nonlocal ends_as_moved
+        owner.check_folder()
         action = requests.latest()
+        if action is None and owner.has_moved:
+            ends_as_moved = True
+            return "pause"
         if action == "pause" and owner.status.state in ("starting", "running"):
             owner.advance("ask_pause")
         return action
@@ -165,7 +170,13 @@ def _train(
         if on_progress is not None:
             on_progress(progress)
 
-    return trainer(spec, owner.folder.path, resume=resume, request=request, on_progress=progressed)
+    outcome = trainer(spec, owner.held, resume=resume, request=request, on_progress=progressed)
+    if ends_as_moved and outcome.state == "paused":
+        raise StorageError(
+            f"the run folder was moved to {owner.folder.path} while it trained, so the training has ended; it is saved "
+            f"there up to timestep {outcome.timestep:,}; train on with: {owner.folder.ways.resume}"
+        )
+    return outcome
 
 
 def _write_down(owner: Owner, outcome: Outcome) -> None:
@@ -183,13 +194,14 @@ def _write_down(owner: Owner, outcome: Outcome) -> None:
         owner.advance("ask_pause")
     events: dict[str, Event] = {"completed": "complete", "paused": "pause", "stopped": "stop"}
     _end(owner, events[outcome.state], outcome.reason, **fields)
-    _write_report(owner.folder)
+    if not owner.is_lost:
+        _write_report(owner.folder)
 
 
 def _fail(owner: Owner, reason: str) -> None:
     """The end of a run that broke; what it left is reported like that of any other."""
     _end(owner, "fail", reason)
-    if owner.status.state == "failed":
+    if owner.status.state == "failed" and not owner.is_lost:
         _write_report(owner.folder)
 
 

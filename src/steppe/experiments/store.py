@@ -11,63 +11,29 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from steppe.errors import OwnedError, SpecError, StateError, StorageError
 from steppe.experiments import locks
-from steppe.experiments.states import LIVE, STATES, Event, State, advance
-from steppe.experiments.ways import Ways, commands
+from steppe.experiments.states import Event, State, advance
+from steppe.experiments.status import UNREADABLE, Status, read_object, read_status_file
+from steppe.experiments.ways import CALLS, Ways, commands
 from steppe.records.durable import storing, sync_folder, write_atomically, write_synced
+from steppe.records.held_folder import FolderGone
+from steppe.specs import reading
 
 if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
 SPEC_FILE, STATUS_FILE, REQUEST_FILE, LOG_FILE = "experiment.json", "status.json", "request.json", "log.txt"
 ROOM_FILE, ROOM_BYTES = ".room", 16_384
+RESULTS = ("checkpoints", "metrics.jsonl", "policy")
+"""What training leaves first."""
 SILENT_SECONDS = 60.0
 DIED = "the process ended without a word (killed or out of memory?)"
 NOT_RESUMED = "the last resume could not begin"
-
-
-@dataclass(frozen=True)
-class Status:
-    """What status.json says; times are seconds since 1970."""
-
-    state: State = "created"
-    reason: str = ""
-    pid: int | None = None
-    host: str | None = None
-    created: float | None = None
-    started: float | None = None
-    heartbeat: float | None = None
-    finished: float | None = None
-    timestep: int = 0
-    episode: int = 0
-    update: int = 0
-    mean_return: float | None = None
-    mean_length: float | None = None
-    best_return: float | None = None
-    steps_per_second: float | None = None
-    seconds: float = 0.0
-    phase: str = ""
-    notices: tuple[str, ...] = ()
-    before: dict[str, Any] | None = None
-    """The status of a completed experiment while its resume starts: what holds again if that fails."""
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> Status:
-        """The inverse of `dataclasses.asdict`; fields of later versions are ignored."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        status = cls(**{key: value for key, value in data.items() if key in known})
-        return dataclasses.replace(status, notices=tuple(status.notices or ()))
-
-    @property
-    def is_live(self) -> bool:
-        """Whether a process should own it."""
-        return self.state in LIVE
 
 
 class RunFolder:
@@ -76,6 +42,7 @@ class RunFolder:
     def __init__(self, path: Path, ways: Ways | None = None) -> None:
         self.path = Path(path).absolute()
         self.ways = ways or commands(shlex.quote(self.name))
+        self._lock: int | None = None
 
     @property
     def name(self) -> str:
@@ -84,8 +51,16 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether there is an experiment here."""
-        return (self.path / SPEC_FILE).is_file()
+        """Whether there is an experiment here; one that may not be looked into counts as one."""
+        try:
+            return (self.path / SPEC_FILE).is_file()
+        except OSError:
+            return True
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether training has left anything here."""
+        return any(reading.exists(self.path / name) for name in RESULTS)
 
     @property
     def log(self) -> Path:
@@ -129,7 +104,7 @@ class RunFolder:
 
     def spec_data(self) -> dict[str, Any]:
         """experiment.json as it is written: quick, for lists."""
-        return _read_object(self.path / SPEC_FILE)
+        return read_object(self.path / SPEC_FILE)
 
     def status(self) -> Status:
         """The state of the experiment; a run that died without a word is found out and written down as failed."""
@@ -141,13 +116,14 @@ class RunFolder:
         return status if not status.is_live or self._has_owner(status) else self._bury()
 
     def read_status(self) -> Status:
-        """status.json as it is written."""
-        if not (self.path / STATUS_FILE).exists():
-            return Status()
-        status = Status.from_data(_read_object(self.path / STATUS_FILE))
-        if status.state not in STATES:
-            raise StateError(f'{self.path / STATUS_FILE} has the unknown state "{status.state}"')
-        return status
+        """status.json as it is written; if it is missing or damaged after training, a failed one that says so."""
+        path = self.path / STATUS_FILE
+        if not reading.exists(path):
+            return self._unreadable(f"{path} is missing") if self.is_trained else Status()
+        try:
+            return read_status_file(path)
+        except SpecError as error:
+            return self._unreadable(str(error))
 
     def write_status(self, status: Status) -> None:
         """Replaces status.json in one step; only for the holder of the lock."""
@@ -191,13 +167,38 @@ class RunFolder:
         descriptor = locks.acquire(self.path, patience=0.5)
         if descriptor is None:
             self._refuse(event)
+        self._lock = descriptor
         try:
             status = self.read_status()
             if status.is_live and status.host not in (None, socket.gethostname()) and self._has_owner(status):
                 self._refuse(event)
             yield self._after_death(status)
         finally:
-            locks.release(descriptor)
+            locks.release(self._lock)
+            self._lock = None
+
+    def keep_lock(self) -> None:
+        """Takes the lock again if its file was deleted; FolderGone if the experiment was, or if another has it now."""
+        if self._lock is None or locks.is_still_there(self._lock, self.path / locks.LOCK_FILE):
+            return
+        again = locks.acquire(self.path) if reading.exists(self.path / SPEC_FILE) else None
+        if again is None:
+            raise FolderGone(f"the experiment in {self.path} was deleted while it trained; nothing more is written")
+        locks.release(self._lock)
+        self._lock = again
+
+    def move_to(self, path: Path) -> None:
+        """Follows the folder to where it was moved."""
+        self.path = path
+        if self.ways is not CALLS:
+            self.ways = commands(shlex.quote(str(path)))
+
+    def remove_traces(self) -> None:
+        """Removes what the owner wrote into a folder while somebody deleted it; other files stay."""
+        with contextlib.suppress(OSError):
+            (self.path / STATUS_FILE).unlink(missing_ok=True)
+            (self.path / ROOM_FILE).unlink(missing_ok=True)
+            self.path.rmdir()
 
     def is_left(self, silent: Status | None) -> bool:
         """Whether no process owns it; how a dead one has left it is written down.
@@ -220,9 +221,9 @@ class RunFolder:
         finally:
             locks.release(descriptor)
 
-    def set_aside(self, status: Status) -> Path | None:
-        """Moves what an earlier run left into a dated folder inside this one; only for the holder of the lock."""
-        kept = {SPEC_FILE, STATUS_FILE, REQUEST_FILE}
+    def set_aside(self, status: Status, *keep: str) -> Path | None:
+        """Moves what an earlier run left, but for `keep`, into a dated folder here; only for the holder of the lock."""
+        kept = {SPEC_FILE, STATUS_FILE, REQUEST_FILE, *keep}
         left = [entry for entry in self.path.iterdir() if entry.name not in kept and not is_own(entry.name)]
         self.forget_requests()
         if not left and status.state == "created":
@@ -234,9 +235,11 @@ class RunFolder:
             aside.mkdir()
             for entry in left:
                 entry.rename(aside / entry.name)
-            for name in (SPEC_FILE, STATUS_FILE):
-                if (self.path / name).exists():
-                    shutil.copy2(self.path / name, aside / name)
+            if (self.path / SPEC_FILE).exists():
+                shutil.copy2(self.path / SPEC_FILE, aside / SPEC_FILE)
+            # Not copied: a damaged one may be of any kind and size.
+            if reading.exists(self.path / STATUS_FILE):
+                (self.path / STATUS_FILE).rename(aside / STATUS_FILE)
         return aside
 
     def ask(self, action: str) -> None:
@@ -249,10 +252,10 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            action = json.loads(path.read_text()).get("action")
-        except (OSError, ValueError, AttributeError):
+            action = json.loads(reading.read_small(path, ROOM_BYTES)).get("action")
+        except (OSError, ValueError, AttributeError, RecursionError):
             return None
-        return action if action in ("pause", "stop") else None
+        return next((known for known in ("pause", "stop") if action == known), None)
 
     def forget_requests(self) -> None:
         """Removes what was asked of an earlier owner."""
@@ -271,6 +274,15 @@ class RunFolder:
         elif self.path.is_dir() and any(not is_own(entry.name) for entry in self.path.iterdir()):
             raise StateError(f"{self.path} holds files that are no experiment's; choose a new or an empty folder")
 
+    def _unreadable(self, why: str) -> Status:
+        from steppe.records.checkpoints import list_checkpoints
+
+        try:
+            timestep = (list_checkpoints(self.path) or [0])[-1]
+        except OSError:
+            timestep = 0
+        return Status(state="failed", reason=f"{UNREADABLE}: {why}", timestep=timestep)
+
     def _write_into_room(self, data: bytes) -> bool:
         room = self.path / ROOM_FILE
         try:
@@ -286,12 +298,14 @@ class RunFolder:
         return True
 
     def _has_owner(self, status: Status) -> bool:
+        is_heard = time.time() - (status.heartbeat or 0.0) < SILENT_SECONDS
         if status.host not in (None, socket.gethostname()):
-            return time.time() - (status.heartbeat or 0.0) < SILENT_SECONDS
+            return is_heard
         try:
             descriptor = locks.acquire(self.path)
         except StorageError:
-            return False
+            # The lock of another user cannot be asked.
+            return is_heard
         if descriptor is None:
             return True
         locks.release(descriptor)
@@ -363,6 +377,17 @@ class Store:
         entries = [entry for entry in sorted(self.path.iterdir()) if entry.is_dir() and entry.name[0] != "."]
         return [folder for folder in map(RunFolder, entries) if folder.exists]
 
+    def entries(self) -> list[RunFolder]:
+        """As `folders`, with folders that hold results but no experiment.json, and links that lead nowhere."""
+        try:
+            # A hidden one is being deleted.
+            found = sorted(entry for entry in self.path.iterdir() if entry.name[0] != ".")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StorageError(f"cannot read {self.path}: {error.strerror or error}") from error
+        return [folder for folder in map(RunFolder, found) if _may_be_experiment(folder)]
+
     def new_folder(self, stem: str) -> RunFolder:
         """A run folder that did not exist before, `stem-1`, `stem-2` ...; made at once so that no one else takes it."""
         _make_folder(self.path)
@@ -390,16 +415,13 @@ class Store:
                 raise StorageError(f"cannot delete {folder.path}: {error.strerror or error}") from error
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _may_be_experiment(folder: RunFolder) -> bool:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise SpecError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise SpecError(f"{path} must hold a JSON object")
-    return data
+        if not folder.path.is_dir():
+            return folder.path.is_symlink()
+    except OSError:
+        return True
+    return folder.is_trained or any(reading.exists(folder.path / name) for name in (SPEC_FILE, STATUS_FILE))
 
 
 def is_own(name: str) -> bool:

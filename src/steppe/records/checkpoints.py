@@ -69,7 +69,7 @@ def save(
     contiguous = {name: _storable(name, array) for name, array in arrays.items()}
     with storing(path):
         if not shelf.is_dir():
-            shelf.mkdir(parents=True, exist_ok=True)
+            shelf.mkdir(exist_ok=True)  # never the run folder itself, which may have been moved
             sync_folder(shelf.parent)
         remove_leftovers(shelf)
         _finish_replacements(shelf)

@@ -42,13 +42,14 @@ class MetricsWriter:
 
     def __init__(self, folder: str | os.PathLike[str], resume_from: int | None = None) -> None:
         """Continue the files in `folder`; `resume_from` is the timestep after which earlier records no longer count."""
-        self._path = Path(folder) / FILE
+        self._folder, self._path = folder, Path(folder) / FILE
         self._resume_from = resume_from
         self._events: _EventFile | None = None
         with storing(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._torn = _ends_within_a_line(self._path)
             self._file = self._path.open("ab", buffering=0)
+        if resume_from is None and self._file.tell():
+            self._append({"event": "started", "timestep": 0, "time": time.time()})
         if resume_from is not None:
             self._append({"event": "resumed", "timestep": int(resume_from), "time": time.time()})
 
@@ -61,7 +62,7 @@ class MetricsWriter:
         scalars = {tag(name): value for name, value in plain.items() if name not in _AXES and _is_number(value)}
         if scalars and _is_number(plain.get("timestep")):
             if self._events is None:
-                self._events = _EventFile(self._path.parent / TENSORBOARD, self._resume_from)
+                self._events = _EventFile(Path(self._folder) / TENSORBOARD, self._resume_from)
             self._events.write(scalars, int(plain["timestep"]), plain["time"])
 
     def prepare(self) -> None:
@@ -93,7 +94,8 @@ class MetricsWriter:
 def read_metrics(folder: str | os.PathLike[str], events: bool = False) -> list[dict[str, Any]]:
     """The records of a run, oldest first, without those a resume has overtaken and without lines that are not records.
 
-    With `events`, the lines that mark a resume are given too, as `{"event": "resumed", "timestep": ..., "time": ...}`.
+    With `events`, the lines that mark a resume, or another start in the same file, are given too, as
+    `{"event": "resumed", "timestep": ..., "time": ...}` and `{"event": "started", ...}`.
     """
     path = Path(folder) / FILE
     if not path.is_file():
@@ -139,7 +141,7 @@ class _EventFile:
         name = f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{now % 10**9:09d}.{os.getpid()}"
         self._path = folder / name
         with storing(self._path):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
             self._file = self._path.open("xb", buffering=0)
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 

@@ -35,7 +35,7 @@ class StoredPolicy(NamedTuple):
 def write(folder: Path, description: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
     """Writes both files into `folder`; a reader gets the old policy or the new one, never a mixture."""
     with storing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # not those above it: a run folder may have been moved
     text = json.dumps(description, sort_keys=True)
     sha256 = checksum(text, tensors)
     metadata = {"format": FORMAT, "version": str(VERSION), "description": text, "sha256": sha256}

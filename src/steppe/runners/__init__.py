@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from steppe.records.held_folder import HeldFolder
 from steppe.runners._base import Outcome, Progress
 from steppe.specs.experiment import ExperimentSpec
 
@@ -39,7 +40,7 @@ def check(spec: ExperimentSpec) -> list[str]:
 
 def run(
     spec: ExperimentSpec,
-    folder: Path,
+    folder: Path | HeldFolder,
     *,
     resume: bool,
     request: Callable[[], str | None],
@@ -60,5 +61,5 @@ def run(
         outcome = Loop(spec, engine, folder, request, on_progress).run(checkpoint)
     finally:
         engine.close()
-    outcome.notices.extend(leave_video_and_onnx(spec, folder, outcome.state))
+    outcome.notices.extend(leave_video_and_onnx(spec, Path(folder), outcome.state))
     return outcome

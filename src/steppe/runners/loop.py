@@ -17,6 +17,7 @@ import numpy as np
 from steppe.errors import CheckpointError, TrainingDiverged
 from steppe.records import checkpoints
 from steppe.records.checkpoints import Checkpoint
+from steppe.records.held_folder import HeldFolder
 from steppe.records.metrics import MetricsWriter
 from steppe.records.policy import Policy
 from steppe.runners._base import Chunk, Engine, Limits, Outcome, Progress
@@ -47,7 +48,9 @@ OnProgress = Callable[[Progress], None]
 class Loop:
     """One run of one experiment in this process."""
 
-    def __init__(self, spec: ExperimentSpec, engine: Engine, folder: Path, request: Request, show: OnProgress) -> None:
+    def __init__(
+        self, spec: ExperimentSpec, engine: Engine, folder: Path | HeldFolder, request: Request, show: OnProgress
+    ) -> None:
         self.spec = spec
         self.engine = engine
         self.folder = folder

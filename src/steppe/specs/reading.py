@@ -16,7 +16,7 @@ def read_small(path: str | os.PathLike[str], limit: int) -> bytes:
     A FIFO, a socket or a device is refused before it is read, since reading it could wait for ever.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb") as file:
         seen = os.fstat(descriptor)
         if stat.S_ISDIR(seen.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

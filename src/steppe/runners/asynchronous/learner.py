@@ -9,12 +9,14 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
 from steppe.errors import UserError
 from steppe.records import checkpoints
 from steppe.records.checkpoints import Checkpoint
+from steppe.records.held_folder import HeldFolder
 from steppe.runners._base import Outcome, Progress
 from steppe.runners.asynchronous.access import Access, access_from
 from steppe.runners.asynchronous.board import Spaces
@@ -150,7 +152,8 @@ class AsyncLearner:
         engine = AsyncEngine(self._core(spaces), lambda host: (server, access), NoCrew())
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
-            return Loop(self.spec, engine, self._folder, lambda: self._wish, show).run(checkpoint)
+            with closing(HeldFolder(self._folder)) as held:
+                return Loop(self.spec, engine, held, lambda: self._wish, show).run(checkpoint)
         finally:
             engine.close()
 

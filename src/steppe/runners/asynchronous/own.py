@@ -186,7 +186,7 @@ class SavedWeights:
         """Writes weights.safetensors; a reader gets the old weights or the new ones."""
         folder = Path(folder)
         with storing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
         write_atomically(folder / WEIGHTS, serialize(self._weights, {"timestep": str(self._timestep)}))
         return folder
 
