@@ -14,28 +14,27 @@ ARG EXTRAS=cluster,onnx
 ARG PACKAGES=""
 ENV PATH=/opt/steppe/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /source
-RUN python3 -m venv /opt/steppe && pip install pip==25.2 setuptools==82.0.1
-COPY pyproject.toml requirements.lock ./
-RUN mkdir -p src/steppe && touch src/steppe/__init__.py README.md LICENSE Dockerfile .dockerignore \
-    && pip install --constraint requirements.lock --no-build-isolation ".[${EXTRAS}]" ${PACKAGES} \
-    && pip uninstall --yes steppe \
+RUN python3 -m venv /opt/steppe
+COPY pyproject.toml requirements.lock locked_requirements.py ./
+# Every package has its hash in the lock, pip and what builds Steppe too; pip refuses anything else. Packages of one's own get the
+# lock's versions where it has them.
+RUN python3 locked_requirements.py build > build.txt && pip install --require-hashes --requirement build.txt \
+    && python3 locked_requirements.py "${EXTRAS}" > wanted.txt \
+    && pip install --require-hashes --no-build-isolation --requirement wanted.txt \
+    && python3 locked_requirements.py --versions > versions.txt \
+    && if [ -n "${PACKAGES}" ]; then pip install --constraint versions.txt ${PACKAGES}; fi \
     && find /opt/steppe -type d -name tests -prune -exec rm -r {} +
 
 
 FROM packages AS packages-gpu
-# The wheels bring CUDA along: a node only needs NVIDIA's driver. 12 runs on more of them than 13. Versions: pip install --dry-run.
-RUN pip install --constraint requirements.lock "jax[cuda12]" \
-    nvidia-cublas-cu12==12.9.3.13 nvidia-cuda-cccl-cu12==12.9.27 nvidia-cuda-cupti-cu12==12.9.79 \
-    nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79 \
-    nvidia-cudnn-cu12==9.27.0.42 nvidia-cufft-cu12==11.4.1.4 nvidia-cusolver-cu12==11.7.5.82 \
-    nvidia-cusparse-cu12==12.5.10.65 nvidia-nccl-cu12==2.32.3 nvidia-nvjitlink-cu12==12.9.86 nvidia-nvshmem-cu12==3.8.0
+COPY requirements-gpu.lock ./
+RUN pip install --require-hashes --requirement requirements-gpu.lock
 
 
 FROM packages AS source
-COPY README.md LICENSE Dockerfile .dockerignore ./
+COPY README.md LICENSE Dockerfile .dockerignore requirements-gpu.lock ./
 COPY src src
-# Without what was built of the empty package above: its files are newer than the copied ones, and would stay.
-RUN rm -r build && pip install --no-build-isolation --no-deps --prefix /installed .
+RUN pip install --no-build-isolation --no-deps --prefix /installed .
 
 
 FROM ${BASE} AS runtime

@@ -9,11 +9,13 @@ SERVING := .venv-serving-peers
 CLIENTS := .venv-triton-client .venv-seldon-client
 SOURCES := src tests benchmarks docs
 DEMO := demo
+LOCKS := pyproject.toml requirements.lock locked_requirements.py
+comma := ,
 empty :=
 space := $(empty) $(empty)
 PIP_FLAGS := --quiet --disable-pip-version-check
 
-.PHONY: help run programs test test-slow test-kubernetes check format lint types layers bench clean
+.PHONY: help run programs test test-slow test-kubernetes check format lint types layers bench lock clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -76,15 +78,31 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Steppe needs Python 3.11 or newer, and $(PYTHON) is older; name another: make PYTHON=python3.12 ...")'
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.installed: pyproject.toml requirements.lock | $(VENV)/bin/python
+# Every package has its hash in the lock, and pip refuses any other file: what builds packages first, since some are built here.
+define install-locked
+	@$(BIN)/python locked_requirements.py build > $(VENV)/build.txt
+	@$(BIN)/python locked_requirements.py $(1) > $(VENV)/wanted.txt
+	@$(BIN)/pip install $(PIP_FLAGS) --require-hashes --requirement $(VENV)/build.txt
+	@$(BIN)/pip install $(PIP_FLAGS) --require-hashes --no-build-isolation --requirement $(VENV)/wanted.txt
+	@$(BIN)/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
+endef
+
+$(VENV)/.installed: $(LOCKS) | $(VENV)/bin/python
 	@echo "installing Steppe into $(VENV) (once; about a minute)"
-	@$(BIN)/pip install $(PIP_FLAGS) --constraint requirements.lock --editable ".[all]"
+	$(call install-locked,all)
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml requirements.lock | $(VENV)/bin/python
+# Of torch the build without CUDA, where pip knows of one; else the usual one, with gigabytes of CUDA.
+$(VENV)/.installed-dev: $(LOCKS) requirements-torch-cpu.lock | $(VENV)/bin/python
 	@echo "installing Steppe and its tools into $(VENV) (once; about a minute)"
-	@$(BIN)/pip install $(PIP_FLAGS) --constraint requirements.lock --editable ".[all,dev]"
+	$(call install-locked,all$(comma)dev)
+	@$(BIN)/pip install $(PIP_FLAGS) --require-hashes --no-deps --requirement requirements-torch-cpu.lock 2> /dev/null || { \
+		$(BIN)/python locked_requirements.py dev-torch > $(VENV)/wanted.txt && \
+		$(BIN)/pip install $(PIP_FLAGS) --require-hashes --no-build-isolation --requirement $(VENV)/wanted.txt; }
 	@touch $@ $(VENV)/.installed
+
+lock:  ## Makes requirements.lock and requirements-gpu.lock anew, with uv; versions stay where they can
+	$(PYTHON) locked_requirements.py --make
 
 .venv-%-client/.installed: tests/requirements-%-client.txt
 	@echo "installing an unmodified client of others, to test with, into $(@D) (once)"

@@ -17,7 +17,8 @@ from steppe.errors import SteppeError, UserError
 
 PROGRAMS = ("docker", "podman", "buildah")
 """In the order in which they are tried; all understand the same words."""
-FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", "requirements.lock", "README.md", "LICENSE")
+LOCKS = ("requirements.lock", "requirements-gpu.lock", "locked_requirements.py")
+FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", *LOCKS, "README.md", "LICENSE")
 """What the build needs beside the package; a wheel carries them in share/steppe."""
 EXTRAS = ("cluster", "onnx")
 """What every image has: Ray and messages for the run modes, and the export of policies."""
