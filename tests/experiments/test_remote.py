@@ -78,14 +78,14 @@ def starts_of(kube: MemoryKube) -> list[str]:
 
 def test_a_start_is_remembered(folder: RunFolder, kube: MemoryKube):
     start(folder)
-    assert kube.kinds == ["ConfigMap", "Job", "PersistentVolumeClaim", "Secret", "Service"]
+    assert kube.kinds == ["ConfigMap", "Job", "NetworkPolicy", "PersistentVolumeClaim", "Secret", "Service"]
     place = places.place_of(folder)
     assert place is not None
     assert (place.start, place.has_begun) == (1, True)
     assert folder.status().state == "starting"
 
 
-@pytest.mark.parametrize("kind", ["Secret", "PersistentVolumeClaim", "Service", "Job"])
+@pytest.mark.parametrize("kind", ["Secret", "PersistentVolumeClaim", "Service", "NetworkPolicy", "Job"])
 def test_nothing_is_left_of_a_first_start_that_is_interrupted(folder: RunFolder, kube: MemoryKube, kind: str):
     interrupt(kube, kind)
     with pytest.raises(KeyboardInterrupt):
@@ -134,7 +134,7 @@ def test_a_resume_that_is_interrupted_leaves_the_experiment_as_it_was(folder: Ru
     interrupt(kube, "Job")
     with pytest.raises(KeyboardInterrupt):
         start(folder)
-    assert kube.kinds == ["ConfigMap", "PersistentVolumeClaim", "Secret", "Service"]
+    assert kube.kinds == ["ConfigMap", "NetworkPolicy", "PersistentVolumeClaim", "Secret", "Service"]
     assert folder.status() == before
     start(folder)
     assert starts_of(kube) == ["3"]

@@ -199,7 +199,7 @@ def test_everything_ends_with_the_config_map_that_owns_it(workplace: Workplace):
     workplace.steppe("experiment", "start", "-e", "owned", "-c", "testbed", "--detach")
     workplace.wait_for("owned", "running", timestep=1)
     kinds = {name.split()[0] for name in workplace.left()}
-    assert kinds == {"ConfigMap", "Job", "PersistentVolumeClaim", "Pod", "Secret", "Service"}
+    assert kinds == {"ConfigMap", "Job", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "Secret", "Service"}
     (root,) = workplace.testbed.objects("configmaps", workplace.namespace, "steppe/experiment=owned")
     # By hand, and nothing else: the cluster itself removes what belongs to it.
     workplace.testbed.kubectl("delete", "configmap", root["metadata"]["name"], "-n", workplace.namespace)

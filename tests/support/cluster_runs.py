@@ -155,7 +155,7 @@ class Workplace:
 
     def left(self, experiment: str | None = None) -> list[str]:
         """Everything of Steppe's that the namespace still has, or of one experiment."""
-        kinds = "pods,jobs,services,configmaps,secrets,persistentvolumeclaims"
+        kinds = "pods,jobs,services,networkpolicies,configmaps,secrets,persistentvolumeclaims"
         of = "app.kubernetes.io/managed-by=steppe" if experiment is None else f"steppe/experiment={experiment}"
         found = self.testbed.objects(kinds, self.namespace, of)
         return [f"{each['kind']} {each['metadata']['name']}" for each in found]

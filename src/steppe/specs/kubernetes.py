@@ -89,6 +89,11 @@ class KubernetesSpec(Spec):
     """More labels of everything that is made."""
     annotations: dict[str, str] | None = None
     """More annotations of all Pods."""
+    network_policy: bool | None = None
+    """Whether a NetworkPolicy keeps the cluster's other Pods from those of the experiment; true without it."""
+    read_only_root: bool | None = None
+    """Whether containers may write only to their volumes and to `/tmp`. Without it true, except for `driver`, `worker`
+    and `server` with an `image` of their own. `sidecars` say it themselves."""
     user: Natural | None = None
     """The number of the user that Pods run as and that owns the results; 1000 without it."""
 

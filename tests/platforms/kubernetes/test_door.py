@@ -1,5 +1,10 @@
+import contextlib
 import hashlib
+import http.client
 import json
+import socket
+import threading
+import time
 
 import pytest
 from door_client import TOKEN, opened
@@ -8,6 +13,7 @@ from steppe.experiments.store import LOG_FILE, REQUEST_FILE, STATUS_FILE, RunFol
 from steppe.platforms.kubernetes import door as doors
 from steppe.platforms.kubernetes import pod
 from steppe.platforms.kubernetes.door import Door
+from steppe.platforms.kubernetes.words import TOKEN_HEADER
 from steppe.runners import pods
 
 
@@ -112,3 +118,110 @@ def test_a_driver_tells_who_has_joined_the_training_that_it_runs(tmp_path, monke
     # Another training has to hear of them itself.
     assert driver._train() == 0
     assert driver._facts()["joined"] == {}
+
+
+@contextlib.contextmanager
+def half_requests(port, count, sent=b"GET /status HTTP/1.1\r\nHost: x\r\n"):
+    """So many connections that have sent a part of a request; those that were cut meanwhile too."""
+    with contextlib.ExitStack() as stack:
+        connections = []
+        for _ in range(count):
+            connections.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)))
+            connections[-1].sendall(sent)
+        yield connections
+
+
+def ended(connection):
+    """Whether the other side has closed a connection, waiting as long as its timeout for that."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_half_requests_take_no_threads_and_keep_nobody_out(folder):
+    door = Door(folder, TOKEN, lambda: {"is_over": False}, takes_requests=True)
+    with opened(door) as ask:
+        before = threading.active_count()
+        with half_requests(door.port, 600) as connections:
+            assert ask("/status")[0] == 200
+            assert threading.active_count() == before
+            assert before < 40
+            # The oldest made room for others.
+            assert ended(connections[0])
+            connections[-1].sendall(f"{TOKEN_HEADER}: {TOKEN}\r\n\r\n".encode())
+            assert connections[-1].recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_client_that_drips_is_cut_when_its_time_is_over(folder):
+    door = Door(folder, TOKEN, dict, takes_requests=True, request_seconds=1.0)
+    sent = {
+        "head": b"GET /status HTTP/1.1\r\nX: ",
+        "body": f"POST /ask HTTP/1.1\r\n{TOKEN_HEADER}: {TOKEN}\r\nContent-Length: 4000\r\n\r\n".encode(),
+    }
+    for part in sent.values():
+        with opened(door) as ask, half_requests(door.port, 1, part) as (connection,):
+            connection.settimeout(0.1)
+            deadline = time.monotonic() + 60
+            is_cut = False
+            # Each byte comes sooner than a second after the last one.
+            while not is_cut and time.monotonic() < deadline:
+                try:
+                    connection.sendall(b"x")
+                    is_cut = ended(connection)
+                except TimeoutError:
+                    pass
+                except OSError:
+                    is_cut = True
+            assert is_cut
+            assert ask("/status")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "sent", [b"POST /ask HTTP/1.1\r\nContent-Length: 4000\r\n\r\n", b"\0\xff nothing of HTTP\r\n\r\n"]
+)
+def test_the_token_is_looked_at_before_the_rest_of_a_request(folder, sent):
+    door = Door(folder, TOKEN, dict, takes_requests=True)
+    with opened(door), half_requests(door.port, 1, sent) as (connection,):
+        assert connection.recv(12) == b"HTTP/1.1 401"
+
+
+def test_what_is_too_long_is_refused_before_it_has_come(folder):
+    door = Door(folder, TOKEN, dict, takes_requests=True)
+    long_body = f"POST /ask HTTP/1.1\r\n{TOKEN_HEADER}: {TOKEN}\r\nContent-Length: 10000000\r\n\r\n".encode()
+    with opened(door), half_requests(door.port, 1, long_body) as (connection,):
+        assert connection.recv(12) == b"HTTP/1.1 413"
+    with opened(door), half_requests(door.port, 1, b"GET /" + b"x" * 20_000) as (connection,):
+        assert connection.recv(12) == b"HTTP/1.1 431"
+
+
+def test_a_request_that_fails_ends_no_thread(folder):
+    def facts():
+        raise RuntimeError
+
+    door = Door(folder, TOKEN, facts, takes_requests=True)
+    with opened(door) as ask:
+        for _ in range(40):
+            with pytest.raises((http.client.HTTPException, OSError)):
+                ask("/status")
+        assert ask("/log?from=0")[0] == 200
+
+
+def test_those_who_work_for_a_driver_read_what_they_must_know_and_nothing_else(folder, tmp_path):
+    crew_file = tmp_path / "crew.json"
+    crew_file.write_text('{"plan": {"num_envs": 1}, "hung": []}')
+    facts = {"is_over": False, "session": "one", "status": {"state": "running"}}
+    door = Door(folder, TOKEN, lambda: facts, crew_token="a-token-of-workers", crew_file=crew_file, takes_requests=True)
+    with opened(door) as ask:
+        code, body = ask("/crew", token="a-token-of-workers")
+        assert code == 200
+        assert json.loads(body) == {"is_over": False, "session": "one", "plan": {"num_envs": 1}, "hung": []}
+        for path in ("/status", "/log", "/files", "/files/policy/weights", "/nothing"):
+            assert ask(path, token="a-token-of-workers")[0] == 403
+        assert ask("/ask", "POST", "a-token-of-workers", '{"action": "stop"}')[0] == 403
+        assert not (folder / REQUEST_FILE).exists()
+
+
+def test_without_workers_no_empty_token_opens_anything(folder):
+    with opened(Door(folder, TOKEN, dict, takes_requests=True)) as ask:
+        assert ask("/crew", token="")[0] == 401

@@ -130,7 +130,13 @@ def test_its_pods_are_valid(ray_planned, version):
 def test_it_replaces_the_jobs_and_belongs_to_the_root(ray_planned):
     plan = ray_planned()
     made = render(plan, owner_uid="uid")
-    assert [each["kind"] for each in made] == ["ConfigMap", "PersistentVolumeClaim", "Service", "RayJob"]
+    assert [each["kind"] for each in made] == [
+        "ConfigMap",
+        "PersistentVolumeClaim",
+        "Service",
+        "NetworkPolicy",
+        "RayJob",
+    ]
     assert made[-1]["metadata"]["ownerReferences"][0]["uid"] == "uid"
     assert root(plan)["metadata"]["annotations"][naming.ENGINE] == "kuberay"
 
@@ -177,7 +183,7 @@ def test_only_the_head_has_the_results_and_a_token(ray_planned):
     for group in others:
         assert not {"results", "tokens"} & set(volumes_of(group))
         mounted = {mount["name"] for mount in container_of(group)["volumeMounts"]}
-        assert mounted == {"experiment", "memory"}
+        assert mounted == {"experiment", "memory", "steppe-tmp"}
 
 
 def test_kuberay_says_what_containers_run(ray_planned):

@@ -10,6 +10,7 @@ from kubernetes_validate.utils import latest_version
 
 from steppe.errors import UserError
 from steppe.platforms.kubernetes import naming
+from steppe.platforms.kubernetes.podding import pod_template
 from steppe.platforms.kubernetes.rendering import as_yaml, jobs, reader, render, root
 from steppe.platforms.kubernetes.words import TOKEN_KEYS
 from steppe.records.carried import unpack
@@ -367,3 +368,66 @@ def test_what_a_driver_hands_over_is_not_counted_against_it(planned):
     rules = job_of(planned(), "driver")["spec"]["podFailurePolicy"]["rules"]
     codes = {rule["action"]: rule["onExitCodes"]["values"] for rule in rules if "onExitCodes" in rule}
     assert codes == {"FailJob": [3], "Ignore": [4]}
+
+
+@pytest.mark.parametrize(("run_mode", "token"), [("async", "learner"), ("distributed", "ray")])
+def test_only_the_driver_has_the_token_that_opens_everything(planned, run_mode, token):
+    for crowd in (plan := planned(run_mode=run_mode)).crowds:
+        volumes = {volume["name"]: volume for volume in pod_template(plan, crowd)["spec"]["volumes"]}
+        keys = [item["key"] for item in volumes["tokens"]["secret"]["items"]]
+        assert keys == (["door", token] if crowd.role == "driver" else [token])
+
+
+def policy_of(plan):
+    return [each for each in render(plan, owner_uid="uid") if each["kind"] == "NetworkPolicy"]
+
+
+@pytest.mark.parametrize(
+    ("run_mode", "of_own_pods"), [("single", None), ("async", [8471]), ("distributed", "any"), ("multi-threaded", None)]
+)
+def test_other_pods_of_the_cluster_reach_nothing_but_the_door(planned, run_mode, of_own_pods):
+    plan = planned(run_mode=run_mode)
+    (policy,) = policy_of(plan)
+    own = {"matchLabels": {naming.RUN: plan.name}}
+    assert policy["spec"]["podSelector"] == own
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["metadata"]["ownerReferences"][0]["uid"] == "uid"
+    to_all = [rule for rule in policy["spec"]["ingress"] if "from" not in rule]
+    assert [[port["port"] for port in rule["ports"]] for rule in to_all] == [[8470]]
+    others = [rule for rule in policy["spec"]["ingress"] if "from" in rule]
+    assert all(rule["from"] == [{"podSelector": own}] for rule in others)
+    found = [[port["port"] for port in rule["ports"]] if "ports" in rule else "any" for rule in others]
+    assert found == ([] if of_own_pods is None else [of_own_pods])
+
+
+def test_an_experiment_can_do_without_a_network_policy(planned):
+    assert policy_of(planned(kubernetes={"network_policy": False})) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_containers_write_to_their_volumes_only(planned, mode):
+    plan = planned(run_mode=mode)
+    pods = [job["spec"]["template"]["spec"] for job in jobs(plan)] + [reader(plan)["spec"]]
+    for pod in pods:
+        security = pod["containers"][0]["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+        assert {"name": mounts["/tmp"], "emptyDir": {}} in pod["volumes"]
+
+
+def test_a_simulators_own_image_may_write_beside_itself_unless_that_is_forbidden(planned):
+    own = {"worker": {"image": "registry.example.com/team/simulator:7"}}
+    for asked, (driver, worker) in ((None, (True, False)), (True, (True, True)), (False, (False, False))):
+        plan = planned(run_mode="async", kubernetes=own | {"read_only_root": asked})
+        for role, expected in (("driver", driver), ("worker", worker)):
+            container = container_of(plan, role)
+            assert container["securityContext"].get("readOnlyRootFilesystem", False) is expected
+            assert ("/tmp" in [mount["mountPath"] for mount in container["volumeMounts"]]) is expected
+
+
+def test_a_tmp_of_ones_own_stays(planned):
+    volumes = {"volumes": [{"name": "mine", "emptyDir": {}}], "volume_mounts": [{"name": "mine", "mountPath": "/tmp"}]}
+    mounts = container_of(planned(kubernetes=volumes), "driver")["volumeMounts"]
+    assert [mount["name"] for mount in mounts if mount["mountPath"] == "/tmp"] == ["mine"]

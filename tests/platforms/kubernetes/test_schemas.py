@@ -48,6 +48,8 @@ EVERYTHING: dict[str, Any] = {
     "sidecars": [{"image": "registry.example.com/team/simulator:7", "ports": [{"containerPort": 5555}]}],
     "labels": {"team": "red"},
     "annotations": {"note": "x"},
+    "network_policy": True,
+    "read_only_root": True,
     "user": 2000,
 }
 

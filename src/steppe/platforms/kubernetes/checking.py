@@ -108,7 +108,7 @@ def check(
         return
     tell("asks what is allowed")
     engine = reachable.spec.kubernetes.engine
-    allowed = _permissions(kube, engine)
+    allowed = _permissions(kube, engine, reachable.spec.kubernetes.network_policy is not False)
     yield allowed
     if engine == "kuberay":
         yield _kuberay(kube)
@@ -152,9 +152,9 @@ def _namespace(kube: Kube) -> Finding:
     return Finding("namespace", "unknown", f'these credentials may not look at namespace "{kube.namespace}" itself')
 
 
-def _permissions(kube: Kube, engine: Engine | None) -> Finding:
+def _permissions(kube: Kube, engine: Engine | None, has_policy: bool) -> Finding:
     refused = []
-    for verb, resource, group in permissions.needed(engine):
+    for verb, resource, group in permissions.needed(engine, has_policy):
         name, _, part = resource.partition("/")
         attributes = {"namespace": kube.namespace, "verb": verb, "group": group, "resource": name, "subresource": part}
         question = {
@@ -170,7 +170,9 @@ def _permissions(kube: Kube, engine: Engine | None) -> Finding:
     if refused:
         fix = permissions.way_to_get_it(kube.name, kube.namespace)
         return Finding("permissions", "failed", f"these credentials may not {', '.join(refused)}", fix)
-    return Finding("permissions", "ok", f"all {len(permissions.needed(engine))} that are needed are granted")
+    return Finding(
+        "permissions", "ok", f"all {len(permissions.needed(engine, has_policy))} that are needed are granted"
+    )
 
 
 def _kuberay(kube: Kube) -> Finding:

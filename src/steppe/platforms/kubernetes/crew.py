@@ -17,7 +17,7 @@ from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 from steppe.platforms.kubernetes.pod import token, told
-from steppe.platforms.kubernetes.words import DOOR_TOKEN, LEARNER_TOKEN, RAY_TOKEN, TOKEN_HEADER
+from steppe.platforms.kubernetes.words import CREW_TOKENS, LEARNER_TOKEN, RAY_TOKEN, TOKEN_HEADER
 from steppe.platforms.kubernetes.worker import BEGUN, MADE
 from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT, listens, place_of, store_of
 
@@ -44,7 +44,7 @@ class DriverAway(Exception):
 def serve(role: str) -> int:
     """Works until the driver says that it is over."""
     signal.signal(signal.SIGTERM, _end)
-    driver = DriverDoor(told("HEAD"), token(DOOR_TOKEN), float(told("PATIENCE", "900")))
+    driver = DriverDoor(told("HEAD"), token(CREW_TOKENS[told("RUN_MODE")]), float(told("PATIENCE", "900")))
     early_deaths = 0
     try:
         while True:
@@ -72,11 +72,11 @@ class DriverDoor:
     def __init__(self, host: str, token: str, patience: float, port: int = DOOR_PORT) -> None:
         self._host, self._token, self._patience, self._port = host, token, patience, port
 
-    def ask(self, path: str = "/status") -> Json | None:
+    def ask(self) -> Json | None:
         """What the driver answers; None while it does not."""
         connection = HTTPConnection(self._host, self._port, timeout=ANSWER_SECONDS)
         try:
-            connection.request("GET", path, headers={TOKEN_HEADER: self._token})
+            connection.request("GET", "/crew", headers={TOKEN_HEADER: self._token})
             answer = connection.getresponse()
             body = answer.read()
             return json.loads(body) if answer.status == 200 else None
@@ -85,10 +85,10 @@ class DriverDoor:
         finally:
             connection.close()
 
-    def wait(self, path: str = "/status") -> Json:
+    def wait(self) -> Json:
         """The driver's answer, once it gives one: it may be in a queue, or being replaced, for hours."""
         begin = said = time.monotonic()
-        while (answer := self.ask(path)) is None:
+        while (answer := self.ask()) is None:
             now = time.monotonic()
             if now - begin > GIVE_UP_SECONDS:
                 raise DriverAway(f"the driver at {self._host}:{self._port} has not answered for a day: it is over")
@@ -179,8 +179,8 @@ def _ray_environment() -> dict[str, str]:
 
 def _act(driver: DriverDoor) -> None:
     """As many workers of the driver's learner as this Pod has, until they end."""
-    crew = driver.ask("/crew")
-    if crew is None or not listens(told("HEAD"), LEARNER_PORT, ANSWER_SECONDS):
+    crew = driver.ask()
+    if crew is None or "plan" not in crew or not listens(told("HEAD"), LEARNER_PORT, ANSWER_SECONDS):
         time.sleep(POLL_SECONDS)
         return
     plan, patience = crew["plan"], crew["worker_timeout"]
@@ -191,12 +191,12 @@ def _act(driver: DriverDoor) -> None:
             if any(worker.is_stuck(patience) for worker in workers):
                 _say_stuck(plan, patience)
                 return
-            crew = driver.ask("/crew")
+            crew = driver.ask()
             if crew is None:
                 continue
             if crew["is_over"]:
                 return
-            if any(worker.name in crew["hung"] for worker in workers):
+            if any(worker.name in crew.get("hung", ()) for worker in workers):
                 _say("a worker hangs and begins anew")
                 return
     finally:

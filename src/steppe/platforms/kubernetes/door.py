@@ -1,7 +1,7 @@
 """The door of a Pod: tells over HTTP how the run is going, shows its files, and hears what is asked of it.
 
-Every question shows a token. GET /status, /log?from=BYTES, /files or /files?name=PATH, /files/PATH (with Range), /crew;
-POST /ask.
+Every question shows a token, which is looked at before anything else. GET /status, /log?from=BYTES, /files or
+/files?name=PATH, /files/PATH (with Range), /crew; POST /ask. The token of those who work for a driver opens /crew only.
 """
 
 from __future__ import annotations
@@ -15,28 +15,32 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from steppe.errors import SteppeError
+from steppe.platforms.kubernetes.bounded_server import REQUEST_SECONDS, BoundedServer, Request
 from steppe.platforms.kubernetes.words import TOKEN_HEADER
 from steppe.records.durable import write_atomically
 
 Json = dict[str, Any]
 STATUS_FILE, LOG_FILE, REQUEST_FILE = "status.json", "log.txt", "request.json"
 """As a run folder calls them."""
+WHOLE, CREW = "whole", "crew"
+"""What a token gives a right to: everything, or what those who work for a driver must know."""
 ACTIONS = ("pause", "stop")
 IDLE_SECONDS = 60.0
 BLOCK = 1 << 20
-LARGEST_QUESTION = 4096
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 class Door:
-    """Listens from `open` on, in threads of its own, until `close`."""
+    """Listens from `open` on, in a few threads of its own, until `close`."""
 
     def __init__(
         self,
@@ -44,28 +48,34 @@ class Door:
         token: str,
         facts: Callable[[], Json],
         *,
+        crew_token: str = "",
         crew_file: Path | None = None,
         takes_requests: bool,
+        request_seconds: float = REQUEST_SECONDS,
     ) -> None:
-        """`facts` are what the Pod knows beside the run's own status."""
+        """`facts` are what the Pod knows beside the run's own status; `crew_file` says what workers must know.
+
+        A request that takes longer than `request_seconds` to arrive is cut.
+        """
         self.folder, self.token, self.facts = folder, token, facts
-        self.crew_file, self.takes_requests = crew_file, takes_requests
+        self.crew_token, self.crew_file, self.takes_requests = crew_token, crew_file, takes_requests
         self._sums: dict[str, tuple[int, int, str]] = {}
         self._lock = threading.Lock()
-        self._server: ThreadingHTTPServer | None = None
+        self.port: int | None = None
+        self._request_seconds = request_seconds
+        self._server: BoundedServer | None = None
 
     def open(self, port: int, host: str = "") -> int:
-        """Begins to listen; the port."""
-        handler = type("Handler", (_Handler,), {"door": self})
-        self._server = _Server((host, port), handler)
-        threading.Thread(target=self._server.serve_forever, name="door", daemon=True).start()
-        return int(self._server.server_address[1])
+        """Begins to listen, and returns the port."""
+        answer = partial(_answer, self)
+        self._server = BoundedServer(self._right_of, TOKEN_HEADER, answer, self._request_seconds)
+        self.port = self._server.open((host, port))
+        return self.port
 
     def close(self) -> None:
         """Ends listening."""
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.close()
 
     def status(self) -> Json:
         """The run's own status, None before there is one, and what the Pod knows."""
@@ -94,6 +104,18 @@ class Door:
         text = json.dumps({"action": action, "time": time.time()}) + "\n"
         write_atomically(self.folder / REQUEST_FILE, text)
 
+    def crew(self) -> Json:
+        """What those who work for this driver must know: whether it is over or another one, and what a learner says."""
+        known = {name: value for name, value in self.facts().items() if name in ("is_over", "session")}
+        if self.crew_file is not None and self.crew_file.exists():
+            known |= json.loads(self.crew_file.read_text())
+        return known
+
+    def _right_of(self, token: str) -> str:
+        is_whole = hmac.compare_digest(token.encode(), self.token.encode())
+        is_crew = hmac.compare_digest(token.encode(), self.crew_token.encode()) and bool(self.crew_token)
+        return WHOLE if is_whole else CREW if is_crew else ""
+
     def _described(self, name: str, path: Path) -> Json:
         about = path.stat()
         with self._lock:
@@ -108,25 +130,36 @@ class Door:
         return {"size": size, "sha256": digest}
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that hung up is no error."""
+def _answer(door: Door, request: Request) -> None:
+    request.connection.settimeout(IDLE_SECONDS)
+    _Handler(door, request)
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answers one whole request, whose token was looked at."""
+
     protocol_version = "HTTP/1.1"
     timeout = IDLE_SECONDS
     server_version = "steppe"
     sys_version = ""
-    door: Door
+
+    def __init__(self, door: Door, request: Request) -> None:
+        self.door, self._received, self._right = door, bytes(request.data), request.right
+        super().__init__(request.connection, request.address, None)  # type: ignore[arg-type]
+
+    def setup(self) -> None:
+        """Reads what was received, instead of the connection."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = BytesIO(self._received)
+
+    def end_headers(self) -> None:
+        """One request a connection: one that is open waits for nothing, and holds no place."""
+        self.send_header("Connection", "close")
+        super().end_headers()
 
     def do_GET(self) -> None:
         """Answers a question."""
-        if not self._is_let_in():
-            return
         try:
             self._give()
         except SteppeError as error:
@@ -135,7 +168,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _give(self) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path)
-        if path == "/status":
+        if path == "/crew":
+            self._answer(self.door.crew())
+        elif self._right != WHOLE:
+            self._refuse(HTTPStatus.FORBIDDEN, "this token opens /crew only")
+        elif path == "/status":
             self._answer(self.door.status())
         elif path == "/log":
             begin = parse_qs(url.query).get("from", ["0"])[0]
@@ -144,8 +181,6 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/files":
             only = parse_qs(url.query).get("name", [None])[0]
             self._answer({"files": self.door.listed(only)})
-        elif path == "/crew" and self.door.crew_file is not None and self.door.crew_file.exists():
-            self._answer({**self.door.facts(), **json.loads(self.door.crew_file.read_text())})
         elif path.startswith("/files/") and (file := self.door.file(path.removeprefix("/files/"))) is not None:
             asked = _RANGE.fullmatch(self.headers.get("Range", ""))
             start, stop = (int(asked[1]), int(asked[2]) + 1 if asked[2] else None) if asked else (0, None)
@@ -155,10 +190,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Takes a request to the run."""
-        if not self._is_let_in():
+        text = self.rfile.read()
+        if self._right != WHOLE:
+            self._refuse(HTTPStatus.FORBIDDEN, "this token opens /crew only")
             return
-        length = self.headers.get("Content-Length", "0")
-        text = self.rfile.read(min(int(length), LARGEST_QUESTION) if length.isdecimal() else 0)
         if self.path != "/ask" or not self.door.takes_requests:
             self._refuse(HTTPStatus.NOT_FOUND, "nothing can be asked of this Pod")
             return
@@ -174,14 +209,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the log is the run's."""
-
-    def _is_let_in(self) -> bool:
-        shown = self.headers.get(TOKEN_HEADER, "")
-        if hmac.compare_digest(shown.encode(), self.door.token.encode()):
-            return True
-        self.close_connection = True
-        self._refuse(HTTPStatus.UNAUTHORIZED, "the token is missing or wrong")
-        return False
 
     def _answer(self, data: Json, code: HTTPStatus = HTTPStatus.OK) -> None:
         body = json.dumps(data).encode()
@@ -213,12 +240,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             file.seek(start)
             left = stop - start
+            # Of a file that was cut short meanwhile less comes than was promised, and the caller sees that.
             while left and (block := file.read(min(BLOCK, left))):
                 self.wfile.write(block)
                 left -= len(block)
-            if left:
-                # It was cut short: the caller must not take it for the whole.
-                self.close_connection = True
 
 
 def is_shown(name: str) -> bool:

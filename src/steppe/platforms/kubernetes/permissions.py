@@ -19,19 +19,23 @@ RULES: list[Json] = [
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list", "create", "delete"]},
 ]
 """As a Role has them. Nothing of it is cluster-wide."""
+NETWORK_RULES: list[Json] = [
+    {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["create", "delete"]},
+]
+"""What all need beside them, except where `kubernetes.network_policy` is false."""
 KUBERAY_RULES: list[Json] = [
     {"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["get", "list", "create", "delete"]},
 ]
 """What `kubernetes.engine: kuberay` needs beside them."""
 
 
-def role(namespace: str, engine: Engine | None = None) -> Json:
+def role(namespace: str, engine: Engine | None = None, has_policy: bool = True) -> Json:
     """The Role itself, for `kubectl apply -f -`."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
         "metadata": {"name": ROLE_NAME, "namespace": namespace},
-        "rules": _rules(engine),
+        "rules": _rules(engine, has_policy),
     }
 
 
@@ -43,16 +47,16 @@ def way_to_get_it(cluster: str, namespace: str) -> str:
     )
 
 
-def needed(engine: Engine | None = None) -> list[tuple[str, str, str]]:
+def needed(engine: Engine | None = None, has_policy: bool = True) -> list[tuple[str, str, str]]:
     """Every (verb, resource, API group) of the role; a part of a resource is written `pods/proxy`."""
     return [
         (verb, resource, group)
-        for rule in _rules(engine)
+        for rule in _rules(engine, has_policy)
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     ]
 
 
-def _rules(engine: Engine | None) -> list[Json]:
-    return RULES + (KUBERAY_RULES if engine == "kuberay" else [])
+def _rules(engine: Engine | None, has_policy: bool) -> list[Json]:
+    return RULES + (NETWORK_RULES if has_policy else []) + (KUBERAY_RULES if engine == "kuberay" else [])

@@ -24,6 +24,7 @@ from steppe.platforms.kubernetes.sights import lack
 from steppe.platforms.kubernetes.stored_door import StoredDoor
 from steppe.platforms.kubernetes.stored_run import StoredRun
 from steppe.platforms.kubernetes.words import (
+    CREW_TOKENS,
     DOOR_TOKEN,
     ELSEWHERE,
     FAILED_FOR_GOOD,
@@ -154,7 +155,12 @@ class Driver:
     def run(self) -> int:
         """Until the training has ended; the exit code says whether Kubernetes is to begin it anew."""
         signal.signal(signal.SIGTERM, self._hand_over)
-        door = Door(self.folder, token(DOOR_TOKEN), self._facts, crew_file=self._crew_file, takes_requests=True)
+        door = Door(
+            *(self.folder, token(DOOR_TOKEN), self._facts),
+            crew_token=_crew_token(),
+            crew_file=self._crew_file,
+            takes_requests=True,
+        )
         door.open(DOOR_PORT)
         try:
             if self._stored is not None and not self._stored.begin():
@@ -291,6 +297,13 @@ class Driver:
 
 def _run_folder() -> Path:
     return Path(RESULTS) / told("EXPERIMENT")
+
+
+def _crew_token() -> str:
+    """Empty where nobody works for this driver, or where KubeRay has them do it."""
+    with contextlib.suppress(FileNotFoundError, KeyError):
+        return token(CREW_TOKENS[told("RUN_MODE")])
+    return ""
 
 
 def _store_url() -> str:

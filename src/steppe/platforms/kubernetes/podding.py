@@ -11,11 +11,10 @@ from steppe.platforms.kubernetes import naming
 from steppe.platforms.kubernetes.shapes import Crowd, quantity
 from steppe.platforms.kubernetes.words import (
     CARRIED,
+    CREW_TOKENS,
     DOOR_TOKEN,
-    LEARNER_TOKEN,
     MODULES,
     PREFIX,
-    RAY_TOKEN,
     RESULTS,
     SPEC,
     SPEC_KEY,
@@ -33,6 +32,8 @@ GRACE_SECONDS = 60
 PATIENCE = 900.0
 READER_SECONDS = 900
 """A reader that nobody has deleted ends by itself."""
+SCRATCH = "/tmp"
+"""What every Pod may write to: its HOME, the files of Ray and of other libraries."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "STEPPE_CORES")
 
 
@@ -42,7 +43,9 @@ def pod_template(plan: Plan, crowd: Crowd) -> Json:
     metadata: Json = {"labels": labels}
     if plan.pods.annotations:
         metadata["annotations"] = plan.pods.annotations
-    spec = _pod(plan, [_container(plan, crowd), *_sidecars(plan, crowd)], _volumes(plan, crowd))
+    container, volumes = _container(plan, crowd), _volumes(plan, crowd)
+    _secure(plan, crowd.image, container, volumes)
+    spec = _pod(plan, [container, *_sidecars(plan, crowd)], volumes)
     grace = plan.pods.grace_seconds or GRACE_SECONDS
     return {"metadata": metadata, "spec": spec | {"terminationGracePeriodSeconds": grace}}
 
@@ -69,9 +72,9 @@ def reader_pod(plan: Plan, role: str = "reader") -> Json:
             *(plan.pods.volume_mounts or []),
         ],
         **_pull_policy(plan),
-        **_container_security(),
     }
     volumes = [_results(plan), _tokens(plan, (DOOR_TOKEN,)), *(plan.pods.volumes or [])]
+    _secure(plan, plan.pods.driver.image, container, volumes)
     spec = _pod(plan, [container], volumes) | ({} if is_stored else _near_other_readers(plan))
     return spec | {
         "restartPolicy": "Never",
@@ -147,7 +150,6 @@ def _container(plan: Plan, crowd: Crowd) -> Json:
         # The driver writes its last status there; of one that died, the end of its output is as good.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **_pull_policy(plan),
-        **_container_security(),
     }
 
 
@@ -167,7 +169,7 @@ def _environment(plan: Plan, crowd: Crowd) -> dict[str, str]:
     general = {
         "PYTHONUNBUFFERED": "1",
         # The user may have no home in the image.
-        "HOME": "/tmp",
+        "HOME": SCRATCH,
         **{name: str(crowd.threads) for name in THREADS},
     }
     if _gets_files(plan, crowd):
@@ -185,7 +187,7 @@ def _store(plan: Plan) -> dict[str, str]:
     if plan.pods.results is None:
         return {}
     # The libraries of object stores look for files of their own there.
-    return {f"{PREFIX}STORE": plan.pods.results, f"{PREFIX}HEAD": plan.name, "HOME": "/tmp"}
+    return {f"{PREFIX}STORE": plan.pods.results, f"{PREFIX}HEAD": plan.name, "HOME": SCRATCH}
 
 
 def _secrets(plan: Plan | None) -> Json:
@@ -202,11 +204,12 @@ def _pod_facts() -> list[Json]:
 
 def _volumes(plan: Plan, crowd: Crowd) -> list[Json]:
     is_driver = crowd.role == "driver"
-    token_of = {"distributed": (RAY_TOKEN,), "async": (LEARNER_TOKEN,)}.get(plan.spec.run_mode, ())
+    crew_token = [CREW_TOKENS[plan.spec.run_mode]] if plan.spec.run_mode in CREW_TOKENS else []
     spec_item = [{"key": SPEC_KEY, "path": SPEC_KEY}]
     volumes: list[Json] = [
         {"name": "experiment", "configMap": {"name": plan.name, "items": spec_item}},
-        _tokens(plan, (DOOR_TOKEN, *token_of)),
+        # What reads and asks everything is only the driver's: a worker runs a simulator, which may be anybody's.
+        _tokens(plan, (*([DOOR_TOKEN] if is_driver else []), *crew_token)),
     ]
     if is_driver:
         volumes.append(_results(plan))
@@ -279,5 +282,16 @@ def _pull_policy(plan: Plan) -> Json:
     return {} if plan.pods.image_pull_policy is None else {"imagePullPolicy": plan.pods.image_pull_policy}
 
 
-def _container_security() -> Json:
-    return {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
+def _secure(plan: Plan, own_image: str | None, container: Json, volumes: list[Json]) -> None:
+    """Takes all rights from a container that it does not need, and gives it a `/tmp` where it can write nowhere else.
+
+    A simulator in an image of its own may write beside itself, so that such an image is only read where that is said.
+    """
+    security: Json = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    asked = plan.pods.read_only_root
+    if own_image is None if asked is None else asked:
+        security["readOnlyRootFilesystem"] = True
+        if not any(mount["mountPath"].rstrip("/") == SCRATCH for mount in container["volumeMounts"]):
+            container["volumeMounts"].append({"name": "steppe-tmp", "mountPath": SCRATCH})
+            volumes.append({"name": "steppe-tmp", "emptyDir": {}})
+    container["securityContext"] = security

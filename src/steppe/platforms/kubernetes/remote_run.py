@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from steppe.errors import ClusterError, StateError
-from steppe.platforms.kubernetes import fetching, naming, rendering, stored_results
+from steppe.platforms.kubernetes import fetching, naming, permissions, rendering, stored_results
 from steppe.platforms.kubernetes.asking import Doors
 from steppe.platforms.kubernetes.engines import Engine, Outlook, engine_named
-from steppe.platforms.kubernetes.kubeapi import Kube
+from steppe.platforms.kubernetes.kubeapi import Kube, KubeError
 from steppe.platforms.kubernetes.object_store import stored_at
 from steppe.platforms.kubernetes.patience import NotComing, watch
 from steppe.platforms.kubernetes.rendering import Plan
@@ -76,6 +76,7 @@ class RemoteRun:
                 kube.create_or_keep(rendering.with_owner(plan, rendering.secret(plan, tokens), uid))
             for each in (*rendering.claims(plan), rendering.service(plan)):
                 kube.create_or_keep(rendering.with_owner(plan, each, uid))
+            self._replace_policy(plan, uid)
             engine.make(plan, uid)
         except BaseException:
             # Nothing is left of a start that came to nothing, be it by Ctrl-C, unless there were results before.
@@ -152,6 +153,9 @@ class RemoteRun:
         engine.wait_until_gone()
         self._delete_readers(lambda pod: True)
         self._delete_carried(self.kube.get("ConfigMap", self.name) or {})
+        # Whoever may not delete a NetworkPolicy has it go with the root that owns it.
+        with contextlib.suppress(KubeError):
+            self.kube.delete("NetworkPolicy", self.name)
         for kind, name in (
             ("Pod", f"{self.name}-eraser"),
             ("Service", self.name),
@@ -184,6 +188,25 @@ class RemoteRun:
         """From where it was last started; None where the cluster has it not, or does not know."""
         root = self.kube.get("ConfigMap", self.name) or {}
         return (root.get("metadata", {}).get("annotations") or {}).get(naming.ORIGIN)
+
+    def _replace_policy(self, plan: Plan, uid: str) -> None:
+        """Makes the NetworkPolicy of this start in place of an earlier one, before there is a Pod to connect to."""
+        wanted = rendering.network_policies(plan)
+        try:
+            self.kube.delete("NetworkPolicy", plan.name)
+            for each in wanted:
+                self.kube.create(rendering.with_owner(plan, each, uid))
+        except KubeError as error:
+            if error.code == 403 and wanted:
+                raise KubeError(
+                    f'you may not make NetworkPolicies in namespace "{self.kube.namespace}" of cluster '
+                    f'"{self.kube.name}", and without one any Pod of the cluster can connect to the experiment\'s; '
+                    f"{permissions.way_to_get_it(self.kube.name, self.kube.namespace)}; or do without it: "
+                    "kubernetes.network_policy false",
+                    error.code,
+                ) from error
+            if error.code != 403:
+                raise
 
     def _check_ours(self, root: Json, plan: Plan) -> None:
         known = root["metadata"].get("annotations", {}).get(naming.ORIGIN, "")

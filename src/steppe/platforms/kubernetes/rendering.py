@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from steppe.errors import UserError
-from steppe.platforms.kubernetes import kuberay, naming
+from steppe.platforms.kubernetes import kuberay, naming, network_policy
 from steppe.platforms.kubernetes.podding import module_key, pod_template, reader_pod
 from steppe.platforms.kubernetes.shapes import Crowd, crowds, engine_of, quantity
 from steppe.platforms.kubernetes.words import FAILED_FOR_GOOD, REPLACED, SPEC_KEY, TOKEN_KEYS
@@ -106,7 +106,7 @@ def render(
     `owner_uid` is the root's, once it is known: without it nothing is owned. The Secret is left out without `tokens`,
     which have TOKEN_KEYS. `for_any_server` leaves out what an old kubectl refuses, and nothing depends on.
     """
-    owned = [*claims(plan), service(plan), *workloads(plan)]
+    owned = [*claims(plan), service(plan), *network_policies(plan), *workloads(plan)]
     for job in owned if for_any_server else ():
         job["spec"].pop("podFailurePolicy", None)
     owned[:0] = carried(plan)
@@ -206,6 +206,11 @@ def service(plan: Plan) -> Json:
             "ports": [{"name": name, "port": ports[name], "protocol": "TCP"} for name in needed],
         },
     }
+
+
+def network_policies(plan: Plan) -> list[Json]:
+    """Who may connect to the Pods, unless the experiment or its cluster does without."""
+    return [network_policy.network_policy(plan, _metadata(plan, plan.name))] if network_policy.is_wanted(plan) else []
 
 
 def workloads(plan: Plan) -> list[Json]:

@@ -9,6 +9,8 @@ CARRIED = "/steppe/carried"
 SPEC_KEY = "experiment.json"
 DOOR_TOKEN, RAY_TOKEN, LEARNER_TOKEN = TOKEN_KEYS = ("door", "ray", "learner")
 """The keys of the Secret, and the names of the files in TOKENS."""
+CREW_TOKENS = {"distributed": RAY_TOKEN, "async": LEARNER_TOKEN}
+"""Run mode -> the only token that those have who work for a driver; the door tells them what they must know for it."""
 PREFIX = "STEPPE_POD_"
 """Variables that tell a Pod what it is begin so."""
 TOKEN_HEADER = "X-Steppe-Token"
