@@ -7,6 +7,7 @@ import pwd
 import signal
 import socket
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -156,16 +157,12 @@ def test_a_process_of_somebody_without_an_account_counts(monkeypatch):
     if os.getuid() != 0:
         pytest.skip("only root can start a process as somebody else")
     monkeypatch.setattr(pwd, "getpwall", list)
-    child = os.fork()
-    if child == 0:
-        os.setuid(4242)
-        signal.pause()
-    try:
-        wait_until(lambda: Path(f"/proc/{child}").stat().st_uid == 4242, "it is somebody else's")
-        assert others_use_this_machine.__wrapped__()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    with subprocess.Popen(["sleep", "600"], user=4242) as process:
+        try:
+            wait_until(lambda: Path(f"/proc/{process.pid}").stat().st_uid == 4242, "it is somebody else's")
+            assert others_use_this_machine.__wrapped__()
+        finally:
+            process.kill()
 
 
 @pytest.fixture

@@ -71,6 +71,15 @@ def test_a_trained_experiment_without_a_readable_status_has_failed_and_can_be_re
     assert trained.status().state == "completed"
 
 
+def test_counts_that_were_written_as_floats_are_read(trained: RunFolder) -> None:
+    damage(trained.path / "status.json", b'{"state": "completed", "timestep": 30, "update": 24.0}')
+    status = trained.status()
+    assert (status.state, status.update) == ("completed", 24)
+    assert isinstance(status.update, int)
+    damage(trained.path / "status.json", b'{"state": "completed", "timestep": 30, "update": 24.5}')
+    assert trained.status().is_unreadable
+
+
 @pytest.mark.parametrize("data", DAMAGES.values(), ids=DAMAGES.keys())
 def test_starting_anew_keeps_everything_of_an_experiment_without_a_readable_status(
     trained: RunFolder, trainer: type, data: bytes | None

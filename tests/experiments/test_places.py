@@ -63,5 +63,5 @@ def test_all_of_a_manifest_is_removed_by_its_own_words(folder: RunFolder):
     (create, label, _, delete) = words
     name = create[3]
     assert label == ["label", "secret", name, "--namespace", "space", delete[-1]]
-    assert delete[:2] == ["delete", "all,configmap,secret,pvc"]
-    assert [each["metadata"]["labels"][naming.RUN] for each in yaml.safe_load_all(text)] == [delete[-1][11:]] * 4
+    assert delete[:2] == ["delete", "all,configmap,secret,pvc,networkpolicy"]
+    assert [each["metadata"]["labels"][naming.RUN] for each in yaml.safe_load_all(text)] == [delete[-1][11:]] * 5

@@ -120,7 +120,8 @@ def manifest(folder: RunFolder, cluster: str | None, namespace: str | None) -> s
         "Then all of it is applied, on the server's side, since kubectl's own way has no room for large files:\n"
         "  kubectl apply --server-side -f FILE\n"
         "All of it is removed again by:\n"
-        f"  kubectl delete all,configmap,secret,pvc --namespace {made.namespace} --selector steppe/run={made.name}"
+        f"  kubectl delete all,configmap,secret,pvc,networkpolicy --namespace {made.namespace} "
+        f"--selector steppe/run={made.name}"
     )
     return as_yaml(render(made, for_any_server=True), comment)
 

@@ -52,6 +52,8 @@ class Status:
         for name, value in known.items():
             if not _fits(value, fields[name]):
                 raise SpecError(f'its "{name}" is of a wrong type')
+            if isinstance(value, float) and fields[name] == "int":
+                known[name] = int(value)
         status = cls(**known)
         if status.state not in STATES:
             raise SpecError(f'it has the unknown state "{status.state[:50]}"')
@@ -99,7 +101,7 @@ def read_status_file(path: Path) -> Status:
 _KINDS: dict[str, tuple[type, ...]] = {
     "State": (str,),
     "str": (str,),
-    "int": (int,),
+    "int": (int, float),
     "float": (int, float),
     "dict[str, Any]": (dict,),
     "tuple[str, ...]": (list, tuple),
@@ -118,5 +120,8 @@ def _fits(value: Any, kind: str) -> bool:
         return all(isinstance(item, str) for item in value)
     if isinstance(value, int):
         return abs(value) < LARGEST_NUMBER
+    if isinstance(value, float) and kind == "int":
+        # Earlier versions wrote counts such as 24.0.
+        return value.is_integer() and abs(value) < LARGEST_NUMBER
     # A return may be infinite or NaN.
     return not (isinstance(value, float) and math.isfinite(value) and abs(value) > 1e300)

@@ -174,7 +174,7 @@ class Loop:
         for i, (timesteps, episodes, updates) in enumerate(zip(*counts, strict=True)):
             self.timestep += timesteps
             self.episode += episodes
-            self.update += updates
+            self.update += int(updates)
             at = before + (self.seconds - before) * (i + 1) / chunk.iterations
             if self._summaries.is_due(self.timestep, self.episode, at):
                 self._summarize(columns, i)
@@ -268,9 +268,10 @@ class Loop:
             "settings": self._settings(),
         }
         # The checkpoint comes last: a resumed run must not take a best policy for saved that was not.
-        self.engine.policy(self.timestep).save(self.folder / "policy")
+        # Never the run folder itself, which may have been moved.
+        self.engine.policy(self.timestep).save(self.folder / "policy", parents=False)
         if self.best_policy is not None:
-            self.best_policy.save(self.folder / "policy" / "best")
+            self.best_policy.save(self.folder / "policy" / "best", parents=False)
             self.best_policy = None
         checkpoints.save(self.folder, self.timestep, self.engine.snapshot(), manifest)
 

@@ -20,6 +20,7 @@ import numpy as np
 from steppe.envs.interruption import EpisodesCut
 from steppe.envs.registry import only_runs_compiled
 from steppe.errors import UserError
+from steppe.records.durable import storing
 from steppe.records.metrics import MetricsWriter
 from steppe.runners.single_environment import Host, Twin
 from steppe.serve.clients import Access, Described, connect
@@ -82,6 +83,8 @@ def play(
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Played:
     """Plays all episodes, or those that are over before Ctrl-C; a record of each goes to metrics.jsonl in `folder`."""
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     crew = _Crew(plan, protocol, access, tell)
     with MetricsWriter(folder) as metrics:
         # Later it would have to share the processor with the runners, and nothing would be shown meanwhile.
