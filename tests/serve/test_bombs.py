@@ -13,8 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import grpc
 import pytest
+from processes import SECONDS
 from served import Served, question, save_policy
+
+from steppe.serve.grpc import messages
 
 MOST_MEMORY = 512 << 20
 MEGABYTE = 1_000_000
@@ -28,7 +32,7 @@ class Limited(Served):
     """`steppe serve` in a process of its own that cannot have more than MOST_MEMORY."""
 
     def __init__(self, policy: Path) -> None:
-        words = ["serve", str(policy), "--name", "pole", "--port", "0"]
+        words = ["serve", str(policy), "--name", "pole", "--port", "0", "--grpc-port", "0"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "steppe", *words],
             cwd=policy.parent,
@@ -37,9 +41,11 @@ class Limited(Served):
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY)),
         )
         assert self.process.stdout is not None
-        found = re.search(r"http://[^ :]*:(\d+)", self.process.stdout.readline())
-        assert found is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"http://[^ :]*:(\d+) \(gRPC at port (\d+)\)", line)
+        assert found is not None, line
         super().__init__(int(found[1]))
+        self.grpc_port = int(found[2])
 
     @property
     def peak(self) -> int:
@@ -184,7 +190,53 @@ BOMBS = {
     "zipped: empty lists": zipped(v2(many("[]", 15))),
     "zipped: a million texts": zipped(v2(texts(500, 1_000_000))),
 }
-"""Each must be answered by a number from 400 to 499. A protocol that is not HTTP adds its cases here."""
+"""Each must be answered by a number from 400 to 499."""
+
+
+def grpc_question(raw: int = 16, **tensor: Any) -> bytes:
+    """A question by gRPC with these fields of its tensor, and `raw` bytes beside it."""
+    fields = {"name": "observation", "datatype": "FP32", "shape": [1, 4], **tensor}
+    contents = [] if "contents" in tensor else [bytes(raw)]
+    return messages.ModelInferRequest(
+        model_name="pole", inputs=[fields], raw_input_contents=contents
+    ).SerializeToString()
+
+
+def grpc_reward(truth: str) -> bytes:
+    return messages.FeedbackRequest(id="x", reward=1, truth=truth).SerializeToString()
+
+
+GRPC_INFER = f"/{messages.INFERENCE}/ModelInfer"
+GRPC_REWARD = f"/{messages.FEEDBACK}/SendFeedback"
+GRPC_BOMBS = {
+    "empty inputs": Bomb(GRPC_INFER, lambda: b"\x2a\x00" * 7_900_000),
+    "empty outputs": Bomb(GRPC_INFER, lambda: b"\x32\x00" * 7_900_000),
+    "empty parameters": Bomb(GRPC_INFER, lambda: b"\x22\x00" * 7_900_000),
+    "empty raw contents": Bomb(GRPC_INFER, lambda: b"\x3a\x00" * 7_900_000),
+    "a huge shape with a zero": Bomb(GRPC_INFER, lambda: grpc_question(0, shape=[0, 1 << 40, 1 << 40])),
+    "a huge shape": Bomb(GRPC_INFER, lambda: grpc_question(shape=[1 << 40, 4])),
+    "many dimensions": Bomb(GRPC_INFER, lambda: grpc_question(4, shape=[1] * MEGABYTE)),
+    "too many rows": Bomb(GRPC_INFER, lambda: grpc_question(15 * MEGABYTE, shape=[937_500, 4])),
+    "too many rows of one byte": Bomb(
+        GRPC_INFER, lambda: grpc_question(15 * MEGABYTE, shape=[3_750_000, 4], datatype="BOOL")
+    ),
+    "too many numbers": Bomb(GRPC_INFER, lambda: grpc_question(contents={"fp32_contents": [0.0] * 3_000_000})),
+    "empty texts": Bomb(
+        GRPC_INFER, lambda: grpc_question(datatype="BYTES", contents={"bytes_contents": [b""] * 3_000_000})
+    ),
+    "a long name": Bomb(GRPC_INFER, lambda: grpc_question(name="x" * 15 * MEGABYTE)),
+    "nothing that can be read": Bomb(GRPC_INFER, lambda: b"\xff" * 15 * MEGABYTE),
+    "more than a message may have": Bomb(GRPC_INFER, lambda: grpc_question(100 * MEGABYTE)),
+    "reward: a long truth": Bomb(GRPC_REWARD, lambda: grpc_reward(f'"{"x" * 15 * MEGABYTE}"')),
+    "reward: a deep truth": Bomb(GRPC_REWARD, lambda: grpc_reward(deep(1000))),
+    "reward: a large truth": Bomb(GRPC_REWARD, lambda: grpc_reward(many("1", 2)())),
+}
+"""Each must be answered with a code that says that the client is wrong."""
+CLIENT_IS_WRONG = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -193,6 +245,20 @@ def test_a_bomb_is_refused_and_the_endpoint_goes_on(served, name):
     reply = served.post(bomb.path, bomb.body(), **bomb.headers)
     assert 400 <= reply.status < 500, reply.body[:500]
     assert len(reply.body) < 1000
+    assert served.infer().status == 200
+    assert served.peak < MOST_MEMORY
+
+
+@pytest.mark.parametrize("name", GRPC_BOMBS)
+def test_a_bomb_by_grpc_is_refused_and_the_endpoint_goes_on(served, name):
+    bomb = GRPC_BOMBS[name]
+    # The limits that are tested are the server's.
+    with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}", [("grpc.max_send_message_length", -1)]) as channel:
+        with pytest.raises(grpc.RpcError) as raised:
+            channel.unary_unary(bomb.path)(bomb.body(), timeout=SECONDS)
+        assert raised.value.code() in CLIENT_IS_WRONG, raised.value
+        assert len(raised.value.details()) < 1000
+        assert channel.unary_unary(GRPC_INFER)(grpc_question(), timeout=SECONDS)
     assert served.infer().status == 200
     assert served.peak < MOST_MEMORY
 
