@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from steppe.serve.admission import MOST_CLIENTS, Gate, Refused, TrafficLimits
+from steppe.serve.admission import MOST_CLIENTS, SHORT, Gate, Refused, Room, TrafficLimits
 
 
 class Clock:
@@ -65,6 +65,24 @@ def test_places_are_given_back():
     door.leave()
     door.enter("x")
     assert door.refused == 1
+
+
+def test_the_bytes_of_all_requests_together_have_a_limit():
+    door, _ = gate(total_bytes=1000)
+    with Room(door, "x") as first, Room(door, "y") as second, Room(door, "z") as third:
+        first.grow(SHORT + 300)
+        first.grow(SHORT + 500)
+        with pytest.raises(Refused) as caught:
+            first.grow(SHORT + 501)
+        assert (caught.value.status, caught.value.pause) == (503, 1)
+        second.grow(SHORT + 450)
+        third.grow(SHORT)
+        with pytest.raises(Refused):
+            third.grow(SHORT + 51)
+        third.grow(SHORT + 50)
+    assert door._bytes == {}
+    with Room(door, "z") as fourth:
+        fourth.grow(SHORT + 500)
 
 
 @pytest.mark.parametrize("shown", [b"Bearer open-sesame", b"bearer open-sesame ", "Bearer open-sesame", b"open-sesame"])

@@ -12,6 +12,8 @@ from steppe.errors import SteppeError
 
 MOST_CLIENTS = 10_000
 """How many clients' rates are remembered; the one not seen for the longest time is forgotten first."""
+SHORT = 1 << 16
+"""Bytes of a request that are not counted: `TrafficLimits.concurrent` limits them well enough."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class TrafficLimits:
 
     body_bytes: int = 16 << 20
     """The longest request, also after it is decompressed."""
+    total_bytes: int = 256 << 20
+    """How long all requests under way may be together, half of it those of one address; short ones always find room."""
     concurrent: int = 1024
     """How many requests may be under way at once."""
     connections: int = 4096
@@ -82,6 +86,8 @@ class Gate:
         self._clock = clock
         self._calls: dict[str, int] = {}
         """Client -> how many requests that it began have not ended."""
+        self._bytes: dict[str, int] = {}
+        """Client -> how many bytes its requests under way have."""
         self._rates: dict[str, tuple[float, float]] = {}
         """Client -> (how many more it may send at once, when that was so)."""
 
@@ -133,6 +139,21 @@ class Gate:
         if not self._calls[client]:
             del self._calls[client]
 
+    def take_bytes(self, client: str, size: int) -> None:
+        """Takes room for more bytes of a request, which `give_bytes_back` gives back; refuses where there is none."""
+        most, own = self.limits.total_bytes, self._bytes.get(client, 0) + size
+        if own > most // 2 or sum(self._bytes.values()) + size > most:
+            raise self._refusal(
+                503, f"more than {most / 1e6:,.0f} MB of requests are under way; try again in a moment", pause=1
+            )
+        self._bytes[client] = own
+
+    def give_bytes_back(self, client: str, size: int) -> None:
+        """Gives the room of a request that is over back."""
+        self._bytes[client] -= size
+        if not self._bytes[client]:
+            del self._bytes[client]
+
     def _count(self, client: str, rate: float) -> None:
         """Up to a second's worth may come at once."""
         now, most = self._clock(), max(1.0, rate)
@@ -148,3 +169,26 @@ class Gate:
     def _refusal(self, status: int, message: str, pause: int | None = None) -> Refused:
         self.refused += 1
         return Refused(status, message, pause)
+
+
+class Room:
+    """What one request has in memory; ends with its block."""
+
+    def __init__(self, gate: Gate, client: str) -> None:
+        self._gate, self._client = gate, client
+        self._taken = 0
+
+    def __enter__(self) -> Room:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._taken:
+            self._gate.give_bytes_back(self._client, self._taken)
+            self._taken = 0
+
+    def grow(self, size: int) -> None:
+        """Makes room for a request of `size` bytes so far; refuses where there is none."""
+        more = size - SHORT - self._taken
+        if more > 0:
+            self._gate.take_bytes(self._client, more)
+            self._taken += more

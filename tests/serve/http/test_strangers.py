@@ -12,7 +12,7 @@ import pytest
 from processes import wait_until
 from served import ServedProcess, one_policy, question, serving
 
-from steppe.serve.admission import TrafficLimits
+from steppe.serve.admission import SHORT, TrafficLimits
 from steppe.serve.http.open_connections import LOG_SECONDS, OpenConnections
 from steppe.serve.server import OTHER_FILES
 
@@ -175,3 +175,35 @@ def test_places_are_given_back_and_lines_are_rated(caplog):
     assert "too many connections" in connections.add(Cuttable(), "10.0.2.0")
     connections.remove(trusted[0])
     assert connections.add(Cuttable(), "10.0.2.0") is None
+
+
+def test_large_requests_that_arrive_slowly_leave_room_for_others(tmp_path):
+    body = json.dumps(question([0.5] * 40_000, (10_000, 4))).encode()
+    head = f"POST /v2/models/pole/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    limits = TrafficLimits(total_bytes=int(3.5 * (len(body) - SHORT)))
+    with serving(one_policy(tmp_path), tmp_path / "state", limits=limits) as served, contextlib.ExitStack() as stack:
+
+        def begin(address):
+            sock = stack.enter_context(
+                socket.create_connection(("127.0.0.1", served.port), timeout=30, source_address=(address, 0))
+            )
+            sock.sendall(head + body[:-1])
+            return sock
+
+        def large():
+            connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+            with contextlib.closing(connection):
+                connection.request("POST", "/v2/models/pole/infer", body)
+                response = connection.getresponse()
+                return response.status, response.getheader("Retry-After"), json.loads(response.read()).get("error")
+
+        slow = [begin(address) for address in ("127.0.0.2", "127.0.0.3", "127.0.0.4")]
+        wait_until(lambda: large()[0] == 503, "there is no room left")
+        status, pause, error = large()
+        assert (status, pause) == (503, "1")
+        assert "MB of requests are under way" in error
+        assert served.infer().status == 200
+        for sock in slow:
+            sock.sendall(body[-1:])
+            assert sock.recv(12) == b"HTTP/1.1 200"
+        assert large()[0] == 200

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from steppe.errors import MissingExtra, UserError
-from steppe.serve.admission import Gate, Refused
+from steppe.serve.admission import Gate, Refused, Room
 from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.exchange import Answer, Feedback, Question
@@ -124,7 +124,10 @@ class Service:
                 gate.check_token(_token(context.invocation_metadata()))
             gate.begin(address)
             try:
-                return await method(wire.parse(await self._received(context), rpc.request, known))
+                with Room(gate, address) as room:
+                    data = await self._received(context)
+                    room.grow(len(data))
+                    return await method(wire.parse(data, rpc.request, known))
             finally:
                 gate.end(address)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from steppe.serve.admission import Gate, Refused, is_local_name
+from steppe.serve.admission import Gate, Refused, Room, is_local_name
 from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.http import openapi, seldon
@@ -141,12 +141,15 @@ class App:
         length, encoding = self._admitted(headers)
         gate.enter(address)
         try:
-            body = await self._body(receive, length)
-            if (on_admission := scope.get(ON_ADMISSION)) is not None:
-                on_admission()
-            body = body if encoding is None else _decompressed(body, encoding, gate.limits.body_bytes)
-            reply = route.handler(Request(headers, body, route.model, route.version))
-            return reply if type(reply) is Reply else await reply  # type: ignore[misc]
+            with Room(gate, address) as room:
+                body = await self._body(receive, length, room)
+                if (on_admission := scope.get(ON_ADMISSION)) is not None:
+                    on_admission()
+                if encoding is not None:
+                    body = _decompressed(body, encoding, gate.limits.body_bytes)
+                    room.grow(len(body))
+                reply = route.handler(Request(headers, body, route.model, route.version))
+                return reply if type(reply) is Reply else await reply  # type: ignore[misc]
         finally:
             gate.leave()
 
@@ -184,7 +187,7 @@ class App:
         if len(self._hosts) < MOST_HOSTS:
             self._hosts.add(host)
 
-    async def _body(self, receive: Receive, length: bytes | None) -> bytes:
+    async def _body(self, receive: Receive, length: bytes | None, room: Room) -> bytes:
         most = self._gate.limits.body_bytes
         if length is not None and int(length) > most * OVERLENGTH:
             raise _too_long(most)
@@ -199,6 +202,7 @@ class App:
                 raise _too_long(most)
             # What is beyond the limit is thrown away as it comes.
             if size <= most:
+                room.grow(size)
                 pieces.append(message["body"])
         if size > most:
             raise _too_long(most)
