@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -34,11 +33,10 @@ class Limited(Served):
     def __init__(self, policy: Path) -> None:
         words = ["serve", str(policy), "--name", "pole", "--port", "0", "--grpc-port", "0"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "steppe", *words],
+            ["prlimit", f"--data={MOST_MEMORY}", sys.executable, "-m", "steppe", *words],
             cwd=policy.parent,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY)),
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -116,12 +116,9 @@ class Policy:
         """Takes copies of new tensors of the same names and shapes; other threads see all of them or none."""
         self._weights = self._prepare(tensors)
 
-    def save(self, folder: Path | str, *, parents: bool = True) -> Path:
-        """Writes the policy into `folder`; a reader gets the old policy or the new one, never a mixture.
-
-        With `parents`, folders above it that are missing are made too.
-        """
-        policy_files.write(Path(folder), self.description.to_json(), self.tensors, parents)
+    def save(self, folder: Path | str) -> Path:
+        """Writes the policy into `folder`; a reader gets the old policy or the new one, never a mixture."""
+        policy_files.write(Path(folder), self.description.to_json(), self.tensors)
         return Path(folder)
 
     def export_onnx(self, path: Path | str) -> Path:

@@ -32,13 +32,10 @@ class StoredPolicy(NamedTuple):
     sha256: str
 
 
-def write(folder: Path, description: dict[str, Any], tensors: dict[str, np.ndarray], parents: bool = True) -> None:
-    """Writes both files into `folder`; a reader gets the old policy or the new one, never a mixture.
-
-    With `parents`, folders above it that are missing are made too.
-    """
+def write(folder: Path, description: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+    """Writes both files into `folder`; a reader gets the old policy or the new one, never a mixture."""
     with storing(folder):
-        folder.mkdir(parents=parents, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(description, sort_keys=True)
     sha256 = checksum(text, tensors)
     metadata = {"format": FORMAT, "version": str(VERSION), "description": text, "sha256": sha256}

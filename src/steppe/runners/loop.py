@@ -17,6 +17,7 @@ import numpy as np
 from steppe.errors import CheckpointError, TrainingDiverged
 from steppe.records import checkpoints
 from steppe.records.checkpoints import Checkpoint
+from steppe.records.durable import storing
 from steppe.records.held_folder import HeldFolder
 from steppe.records.metrics import MetricsWriter
 from steppe.records.policy import Policy
@@ -268,10 +269,12 @@ class Loop:
             "settings": self._settings(),
         }
         # The checkpoint comes last: a resumed run must not take a best policy for saved that was not.
-        # Never the run folder itself, which may have been moved.
-        self.engine.policy(self.timestep).save(self.folder / "policy", parents=False)
+        folder = self.folder / "policy"
+        with storing(folder):
+            folder.mkdir(exist_ok=True)  # never the run folder itself, which may have been moved
+        self.engine.policy(self.timestep).save(folder)
         if self.best_policy is not None:
-            self.best_policy.save(self.folder / "policy" / "best", parents=False)
+            self.best_policy.save(folder / "best")
             self.best_policy = None
         checkpoints.save(self.folder, self.timestep, self.engine.snapshot(), manifest)
 
