@@ -83,6 +83,7 @@ def test_timesteps_are_counted_as_they_were_taken(tmp_path):
     assert outcome.mean_return > 8
 
 
+@pytest.mark.learning
 def test_a_recurrent_policy_learns_from_whole_episodes(tmp_path):
     agent = {
         "type": "ppo",

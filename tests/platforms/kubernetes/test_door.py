@@ -225,3 +225,11 @@ def test_those_who_work_for_a_driver_read_what_they_must_know_and_nothing_else(f
 def test_without_workers_no_empty_token_opens_anything(folder):
     with opened(Door(folder, TOKEN, dict, takes_requests=True)) as ask:
         assert ask("/crew", token="")[0] == 401
+
+
+def test_a_door_can_be_closed_at_once(folder):
+    """Its thread may notice the end before it is woken."""
+    for _ in range(100):
+        door = Door(folder, TOKEN, dict, takes_requests=False)
+        door.open(0, "127.0.0.1")
+        door.close()

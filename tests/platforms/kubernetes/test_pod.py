@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DriverOf:
         return made
 
     return of
+
+
+@pytest.fixture(autouse=True)
+def _doors_are_closed() -> Iterator[None]:
+    """Whatever a driver's end was, its door ends with it."""
+    before = set(threading.enumerate())
+    yield
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "door"]
 
 
 def write_status(tmp_path: Path, **status: Any) -> None:

@@ -52,6 +52,7 @@ def test_workers_of_ones_own_play_by_the_rules_of_the_experiment_that_they_join(
         assert (engine.core.task.max_timesteps, engine.core.task.repeat_actions) == rules
 
 
+@pytest.mark.faults
 def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, family):
     run, killed, replaced = tmp_path / "run", [], []
 
@@ -79,6 +80,7 @@ def test_workers_are_placed_and_replaced_when_they_are_killed_or_hang(tmp_path, 
     assert outcome.mean_return > 8.0
 
 
+@pytest.mark.faults
 def test_a_worker_that_hangs_while_its_environment_is_made_is_replaced(tmp_path, family):
     environment = {"id": "troubled:HangsAtStart", "settings": {"folder": str(tmp_path), "here": os.getpid()}}
     # Whoever takes its place has as long for its start, and must not be given up too, again and again.

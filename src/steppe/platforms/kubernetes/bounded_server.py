@@ -85,6 +85,8 @@ class BoundedServer:
             self._is_closed = True
             self._waker.send(b"x")
             self._threads[0].join()
+            for each in (self._waker, self._woken):
+                each.close()
             for _ in range(THREADS):
                 with contextlib.suppress(queue.Full):
                     self._waiting.put_nowait(None)
@@ -103,8 +105,7 @@ class BoundedServer:
         for request in list(self._strangers.values()):
             self._cut(request)
         self._selector.close()
-        for each in (self._listener, self._waker, self._woken):
-            each.close()
+        self._listener.close()
 
     def _time_left(self) -> float | None:
         oldest = next(iter(self._strangers.values()), None)

@@ -107,7 +107,8 @@ def read() -> int:
         else Door(_run_folder(), token(DOOR_TOKEN), lambda: facts, takes_requests=False)
     )
     door.open(DOOR_PORT)
-    over.wait()
+    with contextlib.closing(door):
+        over.wait()
     return 0
 
 
@@ -162,6 +163,10 @@ class Driver:
             takes_requests=True,
         )
         door.open(DOOR_PORT)
+        with contextlib.closing(door):
+            return self._run()
+
+    def _run(self) -> int:
         try:
             if self._stored is not None and not self._stored.begin():
                 return REPLACED
