@@ -261,6 +261,18 @@ def test_a_bomb_by_grpc_is_refused_and_the_endpoint_goes_on(served, name):
     assert served.peak < MOST_MEMORY
 
 
+def test_refused_messages_do_not_stay_in_memory(served):
+    """Together they have more bytes than the server may have memory."""
+    bomb = GRPC_BOMBS["a long name"]
+    body = bomb.body()
+    with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}", [("grpc.max_send_message_length", -1)]) as channel:
+        for _ in range(2 * MOST_MEMORY // len(body)):
+            with pytest.raises(grpc.RpcError) as raised:
+                channel.unary_unary(bomb.path)(body, timeout=SECONDS)
+            assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert served.infer().status == 200
+
+
 def test_a_large_but_honest_question_is_answered(served):
     shape = (10_000, 4)
     reply = served.post(INFER, question([0.5] * 40_000, shape))

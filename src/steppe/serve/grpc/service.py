@@ -109,15 +109,17 @@ class Service:
                 else:
                     response, policy = await enter_and_call(context, address)
             except Exception as error:
-                status = status_of(error)
+                status, words = status_of(error), str(error)
                 self._observer.record(operation, Reply(status, b"", []), perf_counter() - started, address, name)
-                words = str(error)
                 if status == 500:
                     log.error("a call of %s failed", name, exc_info=error)
                     words = "the endpoint had a fault of its own; its log says more"
-                await context.abort(CODES.get(status, grpc.StatusCode.INTERNAL), words)
-            self._observer.record(operation, Reply(200, b"", [], policy), perf_counter() - started, address, name)
-            return response
+            else:
+                self._observer.record(operation, Reply(200, b"", [], policy), perf_counter() - started, address, name)
+                return response
+            # Not where the error is handled: what `abort` raises would keep it, and its traceback the message, until
+            # the next full garbage collection.
+            return await context.abort(CODES.get(status, grpc.StatusCode.INTERNAL), words)
 
         async def enter_and_call(context: Any, address: str) -> Any:
             if gate.needs_token:
