@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from steppe.errors import StorageError
 
@@ -93,6 +94,13 @@ def write_synced(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_all(file: BinaryIO, data: bytes) -> None:
+    """Write all of `data` to an unbuffered file: a disk that fills up writes a part, and fails only the next time."""
+    written = 0
+    while written < len(data):
+        written += file.write(data[written:])
 
 
 def sync_folder(folder: Path) -> None:

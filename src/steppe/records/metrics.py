@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
-import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
-from steppe.records.durable import storing
+from steppe.records.durable import storing, write_all
+from steppe.records.event_file import EventFile
 
 FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -44,7 +43,7 @@ class MetricsWriter:
         """Continue the files in `folder`; `resume_from` is the timestep after which earlier records no longer count."""
         self._folder, self._path = folder, Path(folder) / FILE
         self._resume_from = resume_from
-        self._events: _EventFile | None = None
+        self._events: EventFile | None = None
         with storing(self._path):
             self._torn = _ends_within_a_line(self._path)
             self._file = self._path.open("ab", buffering=0)
@@ -62,12 +61,8 @@ class MetricsWriter:
         scalars = {tag(name): value for name, value in plain.items() if name not in _AXES and _is_number(value)}
         if scalars and _is_number(plain.get("timestep")):
             if self._events is None:
-                self._events = _EventFile(Path(self._folder) / TENSORBOARD, self._resume_from)
+                self._events = EventFile(Path(self._folder) / TENSORBOARD, self._resume_from)
             self._events.write(scalars, int(plain["timestep"]), plain["time"])
-
-    def prepare(self) -> None:
-        """Load what events are written with, which takes seconds on some machines, before the first record needs it."""
-        import tensorboardX.proto.event_pb2  # noqa: F401
 
     def close(self) -> None:
         """Close the files; nothing can be written afterwards."""
@@ -87,7 +82,7 @@ class MetricsWriter:
             # After a line that a kill or a full disk cut short, a new one must start on its own.
             data = b"\n" + line if self._torn else line
             self._torn = True
-            _write_all(self._file, data)
+            write_all(self._file, data)
             self._torn = False
 
 
@@ -126,62 +121,6 @@ def tag(name: str) -> str:
         else:
             group = "train"
     return f"{group}/{name}"
-
-
-class _EventFile:
-    """One TensorBoard event file, each record in it when `write` returns.
-
-    tensorboardX supplies the messages. Its own writer is not used: it hands events to a background
-    thread, which a full disk ends, after which its bounded queue would block the training for ever; and it names files
-    by the second, so that a run resumed at once would overwrite its own.
-    """
-
-    def __init__(self, folder: Path, resume_from: int | None) -> None:
-        now = time.time_ns()
-        name = f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{now % 10**9:09d}.{os.getpid()}"
-        self._path = folder / name
-        with storing(self._path):
-            folder.mkdir(exist_ok=True)
-            self._file = self._path.open("xb", buffering=0)
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-
-        self._append(Event(wall_time=now / 1e9, file_version="brain.Event:2"))
-        if resume_from is not None:
-            # TensorBoard forgets what earlier files hold from this step on.
-            start = SessionLog(status=SessionLog.START)
-            self._append(Event(wall_time=now / 1e9, step=int(resume_from) + 1, session_log=start))
-
-    def write(self, scalars: dict[str, float], timestep: int, wall_time: float) -> None:
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in scalars.items()]
-        self._append(Event(wall_time=wall_time, step=timestep, summary=Summary(value=values)))
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _append(self, event: Any) -> None:
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        with storing(self._path):
-            _write_all(self._file, length + _checksum(length) + data + _checksum(data))
-
-
-def _checksum(data: bytes) -> bytes:
-    """TensorBoard's: CRC-32C, turned by 15 bits and shifted, so that a checksum of checksums is not zero."""
-    import google_crc32c
-
-    value = google_crc32c.value(data)
-    turned = (value >> 15 | value << 17) & 0xFFFFFFFF
-    return struct.pack("<I", (turned + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def _write_all(file: BinaryIO, data: bytes) -> None:
-    written = 0
-    while written < len(data):
-        # A disk that fills up writes a part, and gives its error only the next time.
-        written += file.write(data[written:])
 
 
 def _ends_within_a_line(path: Path) -> bool:

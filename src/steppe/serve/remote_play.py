@@ -88,7 +88,6 @@ def play(
     crew = _Crew(plan, protocol, access, tell)
     with MetricsWriter(folder) as metrics:
         # Later it would have to share the processor with the runners, and nothing would be shown meanwhile.
-        metrics.prepare()
         scores = _play(crew, metrics, Scores(plan.episodes), show)
     return Played(scores, crew.described, scores.episodes < plan.episodes, crew.patience.tries, crew.uncounted)
 
