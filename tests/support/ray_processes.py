@@ -48,8 +48,8 @@ def named(pid: int) -> str:
     return ""
 
 
-def listening_addresses(pids: set[int]) -> set[str]:
-    """The addresses, as Linux writes them, on which these processes take connections."""
+def listening_sockets(pids: set[int]) -> set[tuple[str, str]]:
+    """(inode, address as Linux writes it) of each socket on which these processes take connections."""
     inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -61,5 +61,5 @@ def listening_addresses(pids: set[int]) -> set[str]:
         for line in Path(table).read_text().splitlines()[1:]:
             _, local, _, state, *rest = line.split()
             if state == "0A" and rest[5] in inodes:
-                found.add(local.partition(":")[0])
+                found.add((rest[5], local.partition(":")[0]))
     return found
