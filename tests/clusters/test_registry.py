@@ -182,6 +182,33 @@ def test_what_a_provider_says_is_told_where_a_cluster_may_be_there(
     assert 'cluster "lab" is not known here, and not every provider can be asked: kind failed: Docker is' in answer.err
 
 
+@pytest.mark.parametrize(
+    "file", ["large_cluster", "single_node", "single_node_2xgpu", "single_node_gpu", "small_cluster"]
+)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_every_shipped_file_of_a_cluster_is_understood_also_with_an_old_name_in_it(
+    steppe: Steppe, config: Path, here: Path, file: str, is_named: bool
+) -> None:
+    assert steppe("init").code == 0
+    if is_named:
+        path = here / "configs" / "clusters" / f"{file}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "name": file}))
+    answer = steppe("cluster", "create", "-f", file, "--kubeconfig", str(config))
+    assert answer.code == 0, answer.err
+    name = file.replace("_", "-")
+    assert registry.names() == [name]
+    # Whoever goes on calling it by its old name is understood.
+    assert registry.find(file).name == name
+    assert steppe("cluster", "delete", "-c", file, "--yes").out == f'forgot cluster "{name}"\n'
+    assert registry.names() == []
+
+
+def test_a_name_with_a_wrong_sign_gets_the_right_one(steppe: Steppe, config: Path) -> None:
+    answer = steppe("cluster", "create", "-n", "my_lab", "--kubeconfig", str(config))
+    assert answer.code == 2
+    assert 'did you mean "my-lab"?' in answer.err
+
+
 @pytest.mark.parametrize("name", ["Big", "a_b", "-a", "a-", "1a", "a" * 41, "../a", ""])
 def test_names_that_no_cloud_takes_are_refused(steppe: Steppe, config: Path, name: str) -> None:
     answer = steppe("cluster", "create", f"--name={name}", "--kubeconfig", str(config))

@@ -57,6 +57,47 @@ def test_a_cluster_in_a_file_of_the_project_is_made_where_there_is_none_yet(
     assert len(programs.calls("create")) == 1
 
 
+@pytest.mark.parametrize(
+    "words", ["small_cluster", "small-cluster", "small_cluster.json", "configs/clusters/small_cluster"]
+)
+def test_a_cluster_file_is_named_as_it_is_called_or_by_its_path(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+):
+    programs = Programs(tmp_path / "programs")
+    programs.install("kind")
+    monkeypatch.setenv("PATH", str(programs.folder))
+    monkeypatch.setenv("STEPPE_CLUSTERS", str(tmp_path / "clusters"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "steppe.json").write_text('{"name": "project"}')
+    (tmp_path / "configs" / "clusters").mkdir(parents=True)
+    # Without a name of its own, as the old client's files are.
+    about = {"provider": "kind", "num_nodes": 2}
+    (tmp_path / "configs" / "clusters" / "small_cluster.json").write_text(json.dumps(about))
+    assert "kind: Job" in places.manifest(folder, words, None)
+    place = places.settle_place(folder, folder.spec(), words, lambda line: None)
+    assert place.cluster == "small-cluster"
+    assert programs.clusters == ["small-cluster"]
+    # The next start finds it, by whichever of its names.
+    assert places.settle_place(folder, folder.spec(), words, lambda line: None).cluster == "small-cluster"
+    assert len(programs.calls("create")) == 1
+    places.write_place(folder, place)
+    assert places.settle_place(folder, folder.spec(), words, lambda line: None) == place
+
+
+def test_the_name_inside_a_cluster_file_is_the_clusters(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("STEPPE_CLUSTERS", str(tmp_path / "clusters"))
+    (tmp_path / "steppe.json").write_text('{"name": "project"}')
+    (tmp_path / "configs" / "clusters").mkdir(parents=True)
+    about = {"name": "the_lab", "provider": "kind"}
+    (tmp_path / "configs" / "clusters" / "mini.json").write_text(json.dumps(about))
+    programs = Programs(tmp_path / "programs")
+    programs.install("kind")
+    monkeypatch.setenv("PATH", str(programs.folder))
+    assert places.settle_place(folder, folder.spec(), "mini", lambda line: None).cluster == "the-lab"
+
+
 def test_all_of_a_manifest_is_removed_by_its_own_words(folder: RunFolder):
     text = places.manifest(folder, None, "space")
     words = [line.split()[2:] for line in text.splitlines() if line.startswith("#   kubectl ")]

@@ -48,9 +48,9 @@ class Entry:
 
 def plan(spec: ClusterSpec, name: str | None = None, made_for: str = "") -> Record:
     """What would be made of a spec; nothing is made or remembered."""
-    name = name or spec.name
-    if name is None:
+    if name is None and spec.name is None:
         raise UserError("the cluster has no name; give one with -n")
+    name = name or registry.hyphenated(spec.name or "")
     registry.valid_name(name)
     spec = spec.model_copy(update={"name": name, "provider": _provider_of(spec)})
     assert spec.provider is not None

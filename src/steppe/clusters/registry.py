@@ -81,7 +81,7 @@ def names() -> list[str]:
 
 def knows(name: str) -> bool:
     """Whether there is a cluster of that name."""
-    return _NAME.fullmatch(name) is not None and _path(name).is_file()
+    return _NAME.fullmatch(hyphenated(name)) is not None and _path(name).is_file()
 
 
 def read(name: str) -> Record:
@@ -128,7 +128,7 @@ def write_kubeconfig(record: Record) -> dict[str, Any]:
 
 def kubeconfig_path(name: str) -> Path:
     """Where Steppe keeps the way to a cluster that it made."""
-    return folder() / f"{name}.kubeconfig"
+    return folder() / f"{hyphenated(name)}.kubeconfig"
 
 
 def folder() -> Path:
@@ -139,18 +139,25 @@ def folder() -> Path:
     return (Path(settings) if settings else Path.home() / ".config") / "steppe" / "clusters"
 
 
+def hyphenated(name: str) -> str:
+    """A name from a file as a cluster can have it: files are called small_cluster, and no cloud takes the "_"."""
+    return name.replace("_", "-")
+
+
 def valid_name(name: str) -> str:
     """The name itself where every provider takes it, else an error that says what a name is made of."""
     if not _NAME.fullmatch(name):
+        valid = hyphenated(name)
         raise UserError(
             f'wrong cluster name "{name}"; a name is made of lower-case letters, digits and "-", begins with a letter, '
             'does not end in "-", and has at most 40 characters'
+            + (f'; did you mean "{valid}"?' if _NAME.fullmatch(valid) else "")
         )
     return name
 
 
 def _path(name: str) -> Path:
-    return folder() / f"{name}.json"
+    return folder() / f"{hyphenated(name)}.json"
 
 
 def _write_private(path: Path, text: str) -> None:

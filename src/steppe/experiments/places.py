@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steppe.errors import ClusterError, ProjectError, StateError, UserError
 from steppe.experiments.store import RunFolder
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from steppe.clusters._base import Reachable
     from steppe.platforms.kubernetes.remote_run import RemoteRun
     from steppe.platforms.kubernetes.rendering import Plan
+    from steppe.specs.cluster import ClusterSpec
     from steppe.specs.experiment import ExperimentSpec
 
 PLACE_FILE = "cluster.json"
@@ -108,8 +109,12 @@ def manifest(folder: RunFolder, cluster: str | None, namespace: str | None) -> s
     from steppe.platforms.kubernetes.words import TOKEN_KEYS
 
     place = place_of(folder)
-    name = cluster or (place.cluster if place is not None else None)
-    made = plan(folder, folder.spec(), registry.find(name) if name is not None else None, place)
+    spec, name = folder.spec(), place.cluster if place is not None else None
+    if cluster is not None:
+        name, described = _chosen(cluster, folder)
+        if described is not None and not registry.knows(name):
+            spec, name = spec.model_copy(update={"cluster": described}), None
+    made = plan(folder, spec, registry.find(name) if name is not None else None, place)
     if namespace is not None:
         made = dataclasses.replace(made, namespace=namespace)
     literals = " ".join(f"--from-literal={key}=$(openssl rand -hex 32)" for key in TOKEN_KEYS)
@@ -127,12 +132,17 @@ def manifest(folder: RunFolder, cluster: str | None, namespace: str | None) -> s
 
 
 def settle_place(folder: RunFolder, spec: ExperimentSpec, cluster: str | None, tell: Tell) -> Place:
-    """Where the experiment is to run: where it is already, on `cluster`, or on the one that its spec describes."""
+    """Where the experiment is to run: where it is already, on `cluster`, or on the one that its spec describes.
+
+    `cluster` is the name of one that is there, or a file in configs/clusters/ that describes one.
+    """
     from steppe.clusters import lifecycle as clusters
     from steppe.clusters import registry
     from steppe.experiments.own_cluster import name_for
 
-    place = place_of(folder)
+    place, in_file = place_of(folder), None
+    if cluster is not None:
+        cluster, in_file = _chosen(cluster, folder)
     if place is not None:
         if cluster not in (None, place.cluster):
             raise StateError(
@@ -145,8 +155,9 @@ def settle_place(folder: RunFolder, spec: ExperimentSpec, cluster: str | None, t
             f'experiment "{folder.name}" has platform "kubernetes" and no cluster; name one: '
             f"{folder.ways.start_on('CLUSTER')}"
         )
-    name = cluster or (spec.cluster.name if spec.cluster is not None else None) or name_for(folder.name)
-    wanted = spec.cluster if spec.cluster is not None else None if registry.knows(name) else _described(name, folder)
+    own = spec.cluster.name if spec.cluster is not None else None
+    name = cluster or (registry.hyphenated(own) if own is not None else name_for(folder.name))
+    wanted = in_file if in_file is not None else spec.cluster
     # Remembered with the cluster: a start that is cut short while it is made must not leave it without its owner.
     made_for = "" if cluster is not None else str(folder.path)
     # What cannot be started is not to cost a cluster.
@@ -188,15 +199,28 @@ def unknown(place: Place) -> str:
     )
 
 
-def _described(name: str, folder: RunFolder) -> Any:
-    """The spec in configs/clusters/ of a cluster that is not there yet; None where there is none either."""
+def _chosen(cluster: str, folder: RunFolder) -> tuple[str, ClusterSpec | None]:
+    """(the name of the cluster that a user chose, what a file in configs/clusters/ says of it).
+
+    One that is there comes before a file. The file may be named with "-" for its "_", or by its path.
+    """
+    from steppe.clusters import registry
     from steppe.specs.cluster import ClusterSpec
-    from steppe.specs.files import locate_config, shown_path
+    from steppe.specs.files import SUFFIXES, locate_config, shown_path
     from steppe.specs.validation import validate
 
+    if registry.knows(cluster):
+        return registry.hyphenated(cluster), None
     root = find_project(folder.path)
-    path = locate_config(name, [root / "configs" / "clusters"]) if root is not None else None
-    return None if path is None else validate(ClusterSpec, read_spec_file(path), source=shown_path(path))
+    folders = [root / "configs" / "clusters"] if root is not None else []
+    if "/" in cluster or cluster.endswith(SUFFIXES):
+        folders = [Path.cwd(), *([root] if root is not None else []), *folders]
+    spellings = dict.fromkeys([cluster, cluster.replace("-", "_"), registry.hyphenated(cluster)])
+    path = next((path for each in spellings if (path := locate_config(each, folders)) is not None), None)
+    if path is None:
+        return cluster, None
+    spec = validate(ClusterSpec, read_spec_file(path), source=shown_path(path))
+    return registry.hyphenated(spec.name or path.stem), spec
 
 
 def _project_name(folder: RunFolder, root: Path | None) -> str:
