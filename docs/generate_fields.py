@@ -14,7 +14,7 @@ from steppe.agents.off_policy import MemorySettings
 from steppe.cli.catalogue import agent_sentence
 from steppe.envs.atari import AtariSettings
 from steppe.envs.registry import TWINS
-from steppe.specs import describing
+from steppe.specs import defaults_by_kind, describing
 from steppe.specs.agent import AgentSpec
 from steppe.specs.baseline import BaselineSpec
 from steppe.specs.cluster import ClusterSpec
@@ -125,6 +125,7 @@ def page() -> str:
         count = algorithm.default_num_envs
         by_default = f"By default {count} environment{'' if count == 1 else 's'}."
         parts += [f"### {name}\n", f"{agent_sentence(name)} {by_default}\n", _table(algorithm.Settings)]
+        parts += [f"{sentence}\n" for sentence in defaults_by_kind.sentences(name)]
     parts += _section("Memory", MemorySettings)
     for title, union in KINDS.items():
         parts += [f"## {title}\n", NOTES[title], _members(union)]

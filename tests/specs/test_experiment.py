@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from steppe.errors import SpecError
 from steppe.specs._base import Settings, Unit
+from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import ExperimentSpec, dump, load_experiment, valid_name
 from steppe.specs.frequency import Frequency
 from steppe.specs.validation import unknown_word, validate
@@ -514,11 +515,25 @@ layers = st.one_of(
     st.just({"type": "flatten"}),
     st.builds(lambda rate: {"type": "dropout", "rate": rate}, st.floats(0, 1)),
 )
+
+
+def _names_an_environment(id: str) -> bool:
+    """Not a connection, which needs an address, nor an environment of old files that is gone."""
+    try:
+        EnvironmentSpec.model_validate(id)
+    except (SpecError, ValueError):
+        return False
+    return True
+
+
 experiments = st.fixed_dictionaries(
     {
         "name": st.from_regex(r"[A-Za-z0-9_](\.?[A-Za-z0-9_-]){0,20}", fullmatch=True),
         "environment": st.fixed_dictionaries(
-            {"id": st.text(min_size=1), "settings": st.dictionaries(st.text(), plain, max_size=3)}
+            {
+                "id": st.text(min_size=1).filter(_names_an_environment),
+                "settings": st.dictionaries(st.text(), plain, max_size=3),
+            }
         ),
         "agent": st.builds(
             lambda kind, extra: {"type": kind} | extra,

@@ -52,7 +52,7 @@ def agents(
     """List the agents, or one agent's settings."""
     from steppe import agents
     from steppe.cli.console import console, print_json, table
-    from steppe.specs import describing, old_settings
+    from steppe.specs import defaults_by_kind, describing, old_settings
     from steppe.specs.docstrings import DescribedSchema
     from steppe.specs.validation import unknown_word
 
@@ -78,6 +78,8 @@ def agents(
     out.print(f"{plain}: {agent_sentence(plain)}", markup=False, style="bold")
     out.print("its settings, each given in the agent's file or by --set agent.NAME=VALUE", markup=False)
     out.print(_settings_table(settings, old_settings.spelled(settings)))
+    for sentence in defaults_by_kind.sentences(plain):
+        out.print(sentence, markup=False)
     for kind, members in describing.kinds(settings).items():
         if kind != "layer":
             out.print()

@@ -78,8 +78,8 @@ def _could_be_compiled(environment: EnvironmentSpec) -> bool:
 
 
 def num_envs_of(spec: ExperimentSpec) -> int:
-    """As the experiment says, else as suits the agent."""
-    return spec.num_envs or agent_class(spec.agent).default_num_envs
+    """As the experiment says, else as suits the agent in this kind of environment."""
+    return spec.num_envs or spec.agent.defaults.num_envs or agent_class(spec.agent).default_num_envs
 
 
 def make_engine(spec: ExperimentSpec, shards: int | None = None) -> Engine:

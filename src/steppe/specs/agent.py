@@ -10,6 +10,7 @@ from steppe.errors import SpecError
 from steppe.specs import old_words
 from steppe.specs._base import Spec
 from steppe.specs.agent_settings import AgentSettings
+from steppe.specs.defaults_by_kind import Defaults, with_defaults
 from steppe.specs.validation import Origins, shown, validate
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -24,6 +25,12 @@ class AgentSpec(Spec):
     type: Annotated[str, Field(min_length=1)]
     """Which algorithm; `steppe agents` lists them."""
     _origins: Origins = PrivateAttr(default_factory=Origins)
+    _defaults: Defaults = PrivateAttr(default_factory=Defaults)
+
+    @property
+    def defaults(self) -> Defaults:
+        """What differs from the agent's own defaults in the kind of environment that it learns in."""
+        return self._defaults
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -36,7 +43,11 @@ class AgentSpec(Spec):
         return self._origins
 
     def settings_as(self, model: ModelClass[Model]) -> Model:
-        """The settings, checked by an agent's own model; errors name the file they were written in."""
+        """The settings, checked by an agent's own model; errors name the file they were written in.
+
+        Those that are not given have the defaults of the environment's kind, else the model's own.
+        """
+        model = with_defaults(model, self._defaults.settings)
         if not issubclass(model, AgentSettings):
             return validate(model, self.settings, source=self._origins)
         try:
@@ -45,6 +56,12 @@ class AgentSpec(Spec):
             raise SpecError(self._mistake(error)) from None
         settings = validate(model, reading.data, source=self._origins.with_moved(reading.places))
         return settings.with_notices(reading.notices)
+
+    def suited_to(self, defaults: Defaults) -> AgentSpec:
+        """The same agent with other defaults."""
+        agent = self.model_copy()
+        agent._defaults = defaults
+        return agent
 
     def written_in(self, origins: Origins) -> None:
         """Remember where the parts were written."""

@@ -14,6 +14,7 @@ from steppe.specs._base import Count, Flag, Natural, Number, Spec
 from steppe.specs.agent import AgentSpec
 from steppe.specs.asynchronous import AsyncSpec
 from steppe.specs.cluster import ClusterSpec
+from steppe.specs.defaults_by_kind import defaults_for, kind_of
 from steppe.specs.distributed import DistributedSpec, RaySpec
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.files import check_plain, find_config, read_spec_file, shown_path
@@ -145,6 +146,18 @@ class ExperimentSpec(Spec):
     @classmethod
     def _understand_old_words(cls, data: Any) -> Any:
         return _in_present_words(data)
+
+    @model_validator(mode="after")
+    def _has_the_defaults_of_its_kind(self) -> ExperimentSpec:
+        defaults = defaults_for(self.agent.type, kind_of(self.environment))
+        environment = self.environment
+        unsaid = {
+            name: value for name, value in defaults.environment.items() if name not in environment.model_fields_set
+        }
+        # The model is frozen, and a validator must return the instance it was given.
+        object.__setattr__(self, "agent", self.agent.suited_to(defaults))
+        object.__setattr__(self, "environment", environment.model_copy(update=unsaid))
+        return self
 
     @model_validator(mode="after")
     def _has_servers(self) -> ExperimentSpec:

@@ -47,9 +47,8 @@ def worker_spec(spec: ExperimentSpec) -> ExperimentSpec:
         # The experiment says how much is remembered, by all workers together.
         share = max(-(-memory.capacity // spec.num_workers), settings.batch_size)
         smaller = memory.model_dump(mode="json", exclude_unset=True) | {"capacity": share}
-        changes["agent"] = AgentSpec.model_validate(
-            {"type": spec.agent.type} | spec.agent.settings | {"memory": smaller}
-        )
+        agent = AgentSpec.model_validate({"type": spec.agent.type} | spec.agent.settings | {"memory": smaller})
+        changes["agent"] = agent.suited_to(spec.agent.defaults)
     return spec.model_copy(update=changes)
 
 

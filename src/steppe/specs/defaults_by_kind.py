@@ -1,0 +1,137 @@
+"""Defaults that depend on the kind of environment, agent by agent: what a setting is where the user gives none.
+
+A setting that is not in the table has the default of the agent's own `Settings`. Nothing here is ever preferred to what
+a user wrote.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import BaseModel, create_model
+
+if TYPE_CHECKING:
+    from steppe.specs.environment import EnvironmentSpec
+
+Kind = Literal["pictures", "continuous", "other"]
+"""`pictures` are Atari games, `continuous` is the control of robots and the like, with continuous actions."""
+Model = TypeVar("Model", bound=BaseModel)
+
+_CONTINUOUS = (
+    "Ant-",
+    "BipedalWalker",
+    "HalfCheetah-",
+    "Hopper-",
+    "Humanoid",
+    "InvertedDoublePendulum-",
+    "InvertedPendulum-",
+    "LunarLanderContinuous-",
+    "MountainCarContinuous-",
+    "Pendulum-",
+    "Pusher-",
+    "Reacher-",
+    "Swimmer-",
+    "Walker2d-",
+)
+"""How the ids of gymnasium's environments with continuous actions begin."""
+_PICTURES = ("ALE/",)
+_WORDS: dict[Kind, str] = {
+    "pictures": "Atari games",
+    "continuous": "continuous control (MuJoCo's robots, BipedalWalker, Pendulum and the like)",
+    "other": "all other environments",
+}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What differs for a kind of environment; all are equal, since this is no part of a spec's value."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Settings of the agent, as they would be written in a file; an object changes only the fields that it names."""
+    num_envs: int | None = field(default=None, compare=False)
+    """How many environments each worker steps together; None is the agent's own default."""
+    environment: Mapping[str, bool] = field(default_factory=dict, compare=False)
+    """`normalize_observations` and `normalize_rewards` of the environment."""
+
+
+_ATARI_DQN = {
+    "batch_size": 32,
+    "update_frequency": 4,
+    "learning_rate": 1e-4,
+    "learning_starts": 20_000,
+    "n_step": 1,
+    "target_sync_frequency": 2_000,
+    "memory": {"capacity": 100_000},
+    "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.01, "timesteps": 250_000},
+}
+_ATARI_PPO = {"learning_rate": 2.5e-4, "clip": 0.1, "entropy_coefficient": 0.01}
+
+TABLE: dict[str, dict[Kind, Defaults]] = {
+    "dqn": {"pictures": Defaults(_ATARI_DQN)},
+    "ddqn": {"pictures": Defaults(_ATARI_DQN)},
+    "dqn_nstep": {"pictures": Defaults({name: value for name, value in _ATARI_DQN.items() if name != "n_step"})},
+    "qr_dqn": {"pictures": Defaults(_ATARI_DQN | {"quantiles": 200, "learning_rate": 5e-5})},
+    "ppo": {"pictures": Defaults(_ATARI_PPO)},
+}
+"""Agent -> kind of environment -> its defaults there."""
+
+
+def kind_of(environment: EnvironmentSpec) -> Kind:
+    """The kind of an environment, told from its id and settings alone: nothing is imported or made for it."""
+    id = environment.id.rpartition(":")[2]
+    if id.startswith(_PICTURES) and environment.settings.get("obs_type") != "ram":
+        return "pictures"
+    if id.startswith(_CONTINUOUS) or (id.startswith("LunarLander-") and environment.settings.get("continuous")):
+        return "continuous"
+    return "other"
+
+
+def defaults_for(agent: str, kind: Kind) -> Defaults:
+    """What the table says of an agent in a kind of environment."""
+    return TABLE.get(agent, {}).get(kind, Defaults())
+
+
+def sentences(agent: str) -> list[str]:
+    """What differs for an agent, one sentence for each kind of environment that has defaults of its own."""
+    found = []
+    for kind, defaults in TABLE.get(agent, {}).items():
+        words = [
+            f"{name} {json.dumps(value)}" for name, value in (*_flat(defaults.settings), *_flat(defaults.environment))
+        ]
+        words += [] if defaults.num_envs is None else [f"num_envs {defaults.num_envs}"]
+        found.append(f"Defaults for {_WORDS[kind]}: {', '.join(words)}.")
+    return found
+
+
+def with_defaults(model: type[Model], settings: Mapping[str, Any]) -> type[Model]:
+    """A model that differs from `model` in the defaults of some fields only."""
+    return _derived(model, json.dumps(settings, sort_keys=True)) if settings else model
+
+
+@cache
+def _derived(model: type[Model], settings: str) -> type[Model]:
+    """A cached `with_defaults`: the same class each time, so that its instances can be compared."""
+    fields: dict[str, Any] = {}
+    for name, value in json.loads(settings).items():
+        changed = copy.copy(model.model_fields[name])
+        kind = changed.annotation
+        if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            # Somebody who gives only some fields of this object gets these defaults for the others.
+            kind, value = with_defaults(kind, value), {}
+        changed.annotation = kind
+        changed.default = value
+        fields[name] = (kind, changed)
+    return create_model(model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **fields)
+
+
+def _flat(settings: Mapping[str, Any], start: str = "") -> list[tuple[str, Any]]:
+    """Settings with those inside of objects as `memory.capacity`."""
+    flat: list[tuple[str, Any]] = []
+    for name, value in settings.items():
+        flat += _flat(value, f"{start}{name}.") if isinstance(value, dict) else [(f"{start}{name}", value)]
+    return flat
