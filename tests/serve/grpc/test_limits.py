@@ -120,6 +120,46 @@ def test_fields_are_counted_before_a_message_is_parsed(served, data):
     assert any(each in words for each in ("fields", "outside of raw_input_contents", "not a valid"))
 
 
+PREDICT, REWARD = f"/{messages.SELDON}/Predict", f"/{messages.SELDON_MODEL}/SendFeedback"
+
+
+def nested_lists(depth):
+    """A google.protobuf.Value of lists in lists."""
+    value = b""
+    for _ in range(depth):
+        value = nested(6, nested(1, value))
+    return value
+
+
+@pytest.mark.parametrize(
+    ("path", "data"),
+    [
+        pytest.param(PREDICT, nested(3, nested(3, b"\x0a\x00" * 3_000_000)), id="empty values of an ndarray"),
+        pytest.param(PREDICT, nested(2, b"\x12\x00" * 3_000_000), id="empty tags"),
+        pytest.param(PREDICT, nested(3, b"\x0a\x00" * 3_000_000), id="empty names"),
+        pytest.param(PREDICT, nested(3, nested(2, nested(1, b"\x01" * 6_000_000))), id="dimensions"),
+        pytest.param(PREDICT, nested(3, nested(2, nested(2, b"\x00" * 6_000_000))), id="zeros"),
+        pytest.param(PREDICT, nested(6, nested_lists(400) + b"\x0a\x00" * 60_000), id="lists in lists"),
+        pytest.param(PREDICT, nested(6, nested_lists(120)), id="a small message of lists in lists"),
+        pytest.param(REWARD, nested(4, nested(2, b"\x12\x00" * 3_000_000)), id="tags of a truth"),
+        pytest.param(REWARD, nested(1, nested(3, nested(3, b"\x0a\x00" * 3_000_000))), id="values of a request"),
+    ],
+)
+def test_messages_of_seldons_dialect_are_counted_too(served, path, data):
+    with served.growing_less_than(40):
+        code, words = outcome(served, data, SHOWN, path)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert any(each in words for each in ("fields", "more than 4194304 bytes", "not a valid"))
+    if len(data) > wire.SMALL:
+        with served.growing_less_than(12):
+            assert outcome(served, data, path=path)[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_large_tensor_of_seldons_dialect_is_answered(served):
+    message = messages.SeldonMessage(data={"tensor": {"shape": [8000, 4], "values": [0.5] * 32_000}})
+    assert outcome(served, message.SerializeToString(), SHOWN, PREDICT)[0] is grpc.StatusCode.OK
+
+
 def test_garbage_is_refused_in_one_sentence(served):
     rng = np.random.default_rng(1)
     for size in (1, 7, 100, 5000, 200_000):

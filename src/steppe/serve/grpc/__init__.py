@@ -1,1 +1,1 @@
-"""The Open Inference Protocol over gRPC, beside the HTTP endpoint and with the same limits."""
+"""The Open Inference Protocol and the Seldon v1 dialect over gRPC, beside HTTP and with the same limits."""

@@ -18,6 +18,8 @@ except ImportError as error:
 
 INFERENCE = "inference.GRPCInferenceService"
 FEEDBACK = "steppe.serving.FeedbackService"
+SELDON, SELDON_MODEL = "seldon.protos.Seldon", "seldon.protos.Model"
+"""The same methods: for clients of a whole deployment, and of one model."""
 
 
 class Method(NamedTuple):
@@ -60,3 +62,5 @@ ServerReadyResponse = _class("inference.ServerReadyResponse")
 InferParameter = _class("inference.InferParameter")
 FeedbackRequest = _class("steppe.serving.FeedbackRequest")
 FeedbackResponse = _class("steppe.serving.FeedbackResponse")
+SeldonMessage = _class("seldon.protos.SeldonMessage")
+SeldonFeedback = _class("seldon.protos.Feedback")

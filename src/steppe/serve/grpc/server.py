@@ -9,7 +9,9 @@ from steppe.errors import UserError
 from steppe.serve.admission import Gate
 from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
-from steppe.serve.grpc.service import Service, grpc
+from steppe.serve.grpc.guard import Guard, grpc
+from steppe.serve.grpc.seldon import Seldon
+from steppe.serve.grpc.service import Service
 from steppe.serve.http.observing import Observer
 
 if TYPE_CHECKING:
@@ -44,7 +46,9 @@ async def start(
         ("grpc.max_connection_idle_ms", IDLE_SECONDS * 1000),
     ]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.concurrent + ROOM_FOR_PROBES)
-    server.add_generic_rpc_handlers(Service(endpoint, gate, batcher, observer, version).handlers())
+    guard = Guard(gate, observer)
+    for service in (Service(endpoint, gate, batcher, version), Seldon(endpoint, batcher)):
+        server.add_generic_rpc_handlers(service.handlers(guard))
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     where = f"{host}:{listening.grpc_port}"
     try:

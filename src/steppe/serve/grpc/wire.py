@@ -19,25 +19,33 @@ MOST_TYPED_BYTES = 4 << 20
 one byte becomes eight in memory, and a Python object later."""
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 LONGEST_VARINT = 10
+DEEPEST = 100
+"""How deep sub-messages may be nested, as where protobuf parses them."""
 
 Layout = dict[int, Any]
 """Field number -> the layout of a sub-message, True for plain bytes, False for anything else."""
 
 
-def layout(descriptor: Any) -> Layout:
-    """The layout of a message type, which must not contain itself."""
-    return {
-        field.number: layout(field.message_type) if field.message_type else field.type == field.TYPE_BYTES
-        for field in descriptor.fields
-    }
+def layout(descriptor: Any, done: dict[str, Layout] | None = None) -> Layout:
+    """The layout of a message type; of one that contains itself, so does its layout."""
+    done = {} if done is None else done
+    if descriptor.full_name not in done:
+        found = done[descriptor.full_name] = {}
+        for field in descriptor.fields:
+            plain = field.type == field.TYPE_BYTES
+            found[field.number] = layout(field.message_type, done) if field.message_type else plain
+    return done[descriptor.full_name]
 
 
-def parse(data: bytes, message: Any, known: Layout) -> Any:
-    """A message of a class whose layout is `known`; UserError if it is malformed or would cost too much."""
+def parse(data: bytes, message: Any, known: Layout, raw_field: str | None = "raw_input_contents") -> Any:
+    """A message of a class whose layout is `known`; UserError if it is malformed or would cost too much.
+
+    `raw_field` is the field of plain bytes that errors name as the way out.
+    """
     from google.protobuf.message import DecodeError
 
     if len(data) > SMALL:
-        _Count(data).check(known)
+        _Count(data, raw_field).check(known)
     try:
         return message.FromString(data)
     except (DecodeError, RecursionError):
@@ -47,26 +55,28 @@ def parse(data: bytes, message: Any, known: Layout) -> Any:
 class _Count:
     """Counts the fields of one message."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, raw_field: str | None) -> None:
         self._data = data
+        self._place = "" if raw_field is None else f" outside of {raw_field}"
+        way = "as data.tensor, or in parts" if raw_field is None else f"in {raw_field}"
+        self._way_out = f"send numbers {way}"
         self._fields = 0
         self._plain = 0
         """How many bytes are in fields of plain bytes."""
 
     def check(self, known: Layout) -> None:
-        self._walk(0, len(self._data), known)
+        self._walk(0, len(self._data), known, 0)
         if len(self._data) - self._plain > MOST_TYPED_BYTES:
-            raise UserError(
-                f"the message has more than {MOST_TYPED_BYTES} bytes outside of raw_input_contents; send numbers there"
-            )
+            raise UserError(f"the message has more than {MOST_TYPED_BYTES} bytes{self._place}; {self._way_out}")
 
-    def _walk(self, at: int, end: int, known: Layout) -> None:
+    def _walk(self, at: int, end: int, known: Layout, depth: int) -> None:
+        if depth > DEEPEST:
+            raise _malformed()
         while at < end:
             self._fields += 1
             if self._fields > MOST_FIELDS:
                 raise UserError(
-                    f"a message of more than {SMALL} bytes may have at most {MOST_FIELDS} fields; send numbers in "
-                    "raw_input_contents"
+                    f"a message of more than {SMALL} bytes may have at most {MOST_FIELDS} fields; {self._way_out}"
                 )
             key, at = self._varint(at, end)
             kind = key & 7
@@ -78,7 +88,7 @@ class _Count:
                 if below is True:
                     self._plain += length
                 elif below:
-                    self._walk(at, at + length, below)
+                    self._walk(at, at + length, below, depth + 1)
                 at += length
             elif kind == VARINT:
                 at = self._varint(at, end)[1]

@@ -52,6 +52,8 @@ class Route(NamedTuple):
     """Whether it needs neither a token nor a place: probes must be answered when nothing else is."""
     model: str | None = None
     version: str | None = None
+    takes_secret: bool = False
+    """Whether the token is shown as a client's secret, by basic authentication."""
 
 
 class Disconnected(Exception):
@@ -79,7 +81,7 @@ class App:
         self._page = Path(__file__).with_name("page.html").read_bytes()
         self._metrics: Metrics | None = None
         self._open_inference = OpenInference(endpoint, batcher, gate, version)
-        self._seldon = seldon.Seldon(endpoint, batcher)
+        self._seldon = seldon.Seldon(endpoint, batcher, gate)
         self._fixed = self._table()
         self._known: dict[tuple[str, str], Route] = {}
 
@@ -138,7 +140,7 @@ class App:
         if route.is_open:
             reply = route.handler(Request(headers, b"", route.model, route.version))
             return reply if type(reply) is Reply else await reply  # type: ignore[misc]
-        length, encoding = self._admitted(headers)
+        length, encoding = self._admitted(headers, route.takes_secret)
         gate.enter(address)
         try:
             with Room(gate, address) as room:
@@ -153,7 +155,7 @@ class App:
         finally:
             gate.leave()
 
-    def _admitted(self, headers: Headers) -> tuple[bytes | None, bytes | None]:
+    def _admitted(self, headers: Headers, takes_secret: bool = False) -> tuple[bytes | None, bytes | None]:
         """(the body's length, how it is compressed) of a request that may come in, going by its headers."""
         token = origin = host = length = encoding = None
         for name, value in headers:
@@ -170,7 +172,7 @@ class App:
                     raise Refused(400, "a request may have one Host header only")
                 host = value
         if self._gate.needs_token:
-            self._gate.check_token(token)
+            self._gate.check_token(seldon.basic_secret(token) if takes_secret else token)
         elif host is not None and host not in self._hosts:
             self._check_host(host)
         if origin is not None and origin.partition(b"://")[2] != host:
@@ -213,12 +215,11 @@ class App:
         if status == 500:
             log.error("a request of %s failed", path[:200], exc_info=error)
             message = "the endpoint had a fault of its own; its log says more"
-        is_seldon = path.startswith(("/api/", "/seldon/"))
-        reply = as_json(seldon.failure(status, message) if is_seldon else {"error": message}, status)
+        reply = as_json(_failure_message(status, message, path), status)
         if isinstance(error, Refused) and error.pause is not None:
             reply.headers.append((b"retry-after", b"%d" % error.pause))
         if status == 401:
-            reply.headers.append((b"www-authenticate", b"Bearer"))
+            reply.headers.append((b"www-authenticate", b"Basic" if path == seldon.TOKEN_PATH else b"Bearer"))
         elif status == 413:
             reply.headers.append((b"connection", b"close"))
         elif status == 405:
@@ -295,6 +296,7 @@ class App:
         for version in ("v0.1", "v1.0"):
             table["POST", f"/api/{version}/predictions"] = Route("infer", dialect.predictions)
             table["POST", f"/api/{version}/feedback"] = Route("feedback", dialect.feedback)
+        table["POST", seldon.TOKEN_PATH] = Route("token", dialect.token, takes_secret=True)
         return table
 
     def _show_page(self, request: Request) -> Reply:
@@ -313,6 +315,15 @@ class App:
 
     def _openapi(self, request: Request) -> Reply:
         return as_json(openapi.document(self._endpoint, self._version, self._gate.needs_token))
+
+
+def _failure_message(status: int, message: str, path: str) -> dict[str, Any]:
+    """An error in the words of the protocol that the path belongs to."""
+    if path == seldon.TOKEN_PATH:
+        return seldon.token_failure(status, message)
+    if path.startswith(("/api/", "/seldon/")):
+        return seldon.failure(status, message)
+    return {"error": message}
 
 
 def _no_icon(request: Request) -> Reply:

@@ -1,38 +1,31 @@
-"""The Seldon v1 dialect: `POST /api/v0.1|v1.0/predictions` and `/feedback`, with `data.tensor` or `data.ndarray`.
+"""The Seldon v1 dialect by HTTP: `POST /api/v0.1|v1.0/predictions` and `/feedback`, and `POST /oauth/token`.
 
-A request's `meta.puid` is the question's id. An episode is named in `meta.tags`, which any client of the dialect can
-send: `sequence_id`, `sequence_start`, `sequence_end`, `deterministic`; the answer's tags have `policy`, `version` and
-`propensity` beside them, and `meta.routing` the branch of every router.
+Tensors come as `data.tensor` or `data.ndarray`, and go back as they came.
 """
 
 from __future__ import annotations
 
-import math
+import base64
+import binascii
 from collections.abc import Awaitable
 from typing import Any
-
-import numpy as np
+from urllib.parse import parse_qs
 
 from steppe.errors import UserError
+from steppe.serve.admission import Gate
 from steppe.serve.batching import Batcher
-from steppe.serve.checking import check_depth
 from steppe.serve.endpoint import Endpoint
-from steppe.serve.exchange import Answer, Feedback, Question
-from steppe.serve.http.replies import (
-    Reply,
-    Request,
-    as_json,
-    flag_field,
-    object_field,
-    optional_flag,
-    parsed,
-    reward_field,
-    text_field,
+from steppe.serve.exchange import Answer, Question
+from steppe.serve.http.replies import Reply, Request, as_json, object_field, parsed
+from steppe.serve.seldon_dialect import (
+    answered_tags,
+    feedback_of,
+    from_ndarray,
+    from_tensor,
+    named_table,
+    question_of,
+    receipted_tags,
 )
-from steppe.serve.tensors import as_array, flattened, shape_of
-
-OBSERVATIONS = "the observations"
-"""What errors call the numbers of a question."""
 
 REASONS = {
     400: "BAD_REQUEST",
@@ -45,17 +38,38 @@ REASONS = {
     429: "TOO_MANY_REQUESTS",
     503: "UNAVAILABLE",
 }
+TOKEN_PATH = "/oauth/token"
+NO_TOKEN = "none-needed"
+"""What an endpoint without a token hands out: clients ask for one before they ask anything else."""
+GRANT = "client_credentials"
+LONGEST_FORM = 4096
+"""How many bytes the form of POST /oauth/token may have."""
 
 
 class Seldon:
-    """The handlers of /api."""
+    """The handlers of /api and /oauth."""
 
-    def __init__(self, endpoint: Endpoint, batcher: Batcher) -> None:
-        self._endpoint, self._batcher = endpoint, batcher
+    def __init__(self, endpoint: Endpoint, batcher: Batcher, gate: Gate) -> None:
+        self._endpoint, self._batcher, self._gate = endpoint, batcher, gate
 
     def ping(self, request: Request) -> Reply:
         """GET /ping"""
         return Reply(200, b"pong", [(b"content-type", b"text/plain"), (b"content-length", b"4")])
+
+    def token(self, request: Request) -> Reply:
+        """POST /oauth/token (RFC 6749, section 4.4): the secret that was shown is the token that is to be used.
+
+        The gate has compared the secret with the endpoint's token before, so nothing is told that was not known.
+        """
+        if _grant_type(request) != GRANT:
+            wrong = {"error": "unsupported_grant_type", "error_description": f"grant_type must be {GRANT}"}
+            reply = as_json(wrong, 400)
+        else:
+            secret = basic_secret(request.header(b"authorization")) if self._gate.needs_token else None
+            token = NO_TOKEN if secret is None else secret.decode()
+            reply = as_json({"access_token": token, "token_type": "bearer", "scope": "read write"})
+        reply.headers += [(b"cache-control", b"no-store"), (b"pragma", b"no-cache")]
+        return reply
 
     def predictions(self, request: Request) -> Reply | Awaitable[Reply]:
         """POST /api/v1.0/predictions"""
@@ -67,9 +81,8 @@ class Seldon:
 
     async def feedback(self, request: Request) -> Reply:
         """POST /api/v1.0/feedback: {request, response, reward, truth}."""
-        receipt = await self._endpoint.feedback(read_feedback(parsed(request.body)))
-        tags = {"applied": receipt.applied, "policy": receipt.policy}
-        return as_json({"meta": {"puid": receipt.id, "tags": tags}}, label=receipt.policy)
+        receipt = await self._endpoint.feedback(feedback_of(parsed(request.body)))
+        return as_json({"meta": {"puid": receipt.id, "tags": receipted_tags(receipt)}}, label=receipt.policy)
 
     async def _predict_later(self, question: Question, tags: dict[str, Any], is_tensor: bool) -> Reply:
         if self._endpoint.is_shared:
@@ -84,20 +97,13 @@ class Seldon:
         is_tensor = "tensor" in data
         if is_tensor == ("ndarray" in data):
             raise UserError('"data" must have either "tensor" or "ndarray"')
-        given = _tensor(object_field(data, "tensor")) if is_tensor else _ndarray(data["ndarray"])
+        if is_tensor:
+            tensor = object_field(data, "tensor")
+            given = from_tensor(tensor.get("shape"), tensor.get("values"))
+        else:
+            given = from_ndarray(data["ndarray"])
         meta = object_field(message, "meta")
-        tags = object_field(meta, "tags")
-        # They are sent back, and orjson writes no more than 254 levels.
-        check_depth(tags, '"tags"')
-        question = Question(
-            observations=self._endpoint.check(given),
-            id=text_field(meta, "puid"),
-            sequence_id=text_field(tags, "sequence_id"),
-            sequence_start=flag_field(tags, "sequence_start"),
-            sequence_end=flag_field(tags, "sequence_end"),
-            deterministic=optional_flag(tags, "deterministic"),
-        )
-        return question, tags, is_tensor
+        return question_of(meta, self._endpoint.check(given)), object_field(meta, "tags"), is_tensor
 
 
 def failure(status: int, message: str) -> dict[str, Any]:
@@ -106,26 +112,39 @@ def failure(status: int, message: str) -> dict[str, Any]:
     return {"status": {"code": status, "info": message, "reason": reason, "status": "FAILURE"}}
 
 
-def read_feedback(message: dict[str, Any]) -> Feedback:
-    """A reward for the request whose answer comes with it; clients leave out a reward of zero."""
-    request, response = object_field(message, "request"), object_field(message, "response")
-    asked, answered = object_field(request, "meta"), object_field(response, "meta")
-    tags = object_field(asked, "tags") | object_field(answered, "tags")
-    return Feedback(
-        reward=reward_field(message, 0.0),
-        id=text_field(answered, "puid") or text_field(asked, "puid"),
-        sequence_id=text_field(tags, "sequence_id"),
-        sequence_end=flag_field(tags, "sequence_end"),
-        feedback_id=text_field(tags, "feedback_id"),
-        truth=message.get("truth"),
-    )
+def token_failure(status: int, message: str) -> dict[str, Any]:
+    """An error of POST /oauth/token in the words of RFC 6749, section 5.2."""
+    if status == 401:
+        words = "show the endpoint's token as the client's secret, by basic authentication; its name may be any"
+        return {"error": "invalid_client", "error_description": words}
+    return {"error": "invalid_request", "error_description": message}
+
+
+def basic_secret(authorization: bytes | None) -> bytes | None:
+    """The password of HTTP's basic authentication: the secret of the client, whatever it calls itself."""
+    scheme, _, encoded = (authorization or b"").strip().partition(b" ")
+    if scheme.lower() != b"basic":
+        return None
+    try:
+        _, colon, secret = base64.b64decode(encoded.strip(), validate=True).partition(b":")
+    except binascii.Error:
+        return None
+    return secret if colon else None
+
+
+def _grant_type(request: Request) -> str:
+    """What the form asks for; without a word the only grant there is, since some clients have it in the address."""
+    if len(request.body) > LONGEST_FORM:
+        raise UserError(f"the form may have at most {LONGEST_FORM} bytes")
+    try:
+        fields = parse_qs(request.body.decode("latin-1"), max_num_fields=16)
+    except ValueError:
+        raise UserError("the form may have at most 16 fields") from None
+    return fields.get("grant_type", [GRANT])[0]
 
 
 def _reply(answer: Answer, tags: dict[str, Any], is_tensor: bool) -> Reply:
-    actions = answer.actions
-    # The dialect's tensors have rows and columns, so that one choice is one column.
-    table = actions.reshape(len(actions), -1) if actions.ndim != 2 else actions
-    names = ["action"] if table.shape[1] == 1 else [f"action:{i}" for i in range(table.shape[1])]
+    table, names = named_table(answer.actions)
     data: dict[str, Any] = {"names": names}
     if is_tensor:
         data["tensor"] = {"shape": table.shape, "values": table.ravel().tolist()}
@@ -133,29 +152,9 @@ def _reply(answer: Answer, tags: dict[str, Any], is_tensor: bool) -> Reply:
         data["ndarray"] = table.tolist()
     meta = {
         "puid": answer.id,
-        "tags": tags | {"policy": answer.policy, "version": answer.version, "propensity": answer.propensity},
+        "tags": answered_tags(answer, tags),
         "routing": dict(answer.route),
         "requestPath": {answer.policy: answer.version},
         "metrics": [],
     }
     return as_json({"data": data, "meta": meta}, label=answer.policy)
-
-
-def _tensor(tensor: dict[str, Any]) -> np.ndarray:
-    shape, values = shape_of(tensor.get("shape"), "tensor"), tensor.get("values")
-    if type(values) is not list:
-        raise UserError('"tensor" must have "values", a list of numbers')
-    numbers, _ = flattened(values, OBSERVATIONS)
-    if len(numbers) != math.prod(shape):
-        raise UserError(f'"tensor" has {len(numbers)} values, but its shape {list(shape)} has {math.prod(shape)}')
-    return _array(numbers, shape)
-
-
-def _ndarray(values: Any) -> np.ndarray:
-    if type(values) is not list:
-        raise UserError('"ndarray" must be a list of observations, each a list of numbers')
-    return _array(*flattened(values, OBSERVATIONS))
-
-
-def _array(numbers: list[Any], shape: tuple[int, ...]) -> np.ndarray:
-    return as_array(numbers, OBSERVATIONS).reshape(shape)

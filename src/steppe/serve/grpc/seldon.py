@@ -1,0 +1,154 @@
+"""The Seldon v1 dialect by gRPC: `Predict` and `SendFeedback` of seldon.protos.Seldon and seldon.protos.Model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from steppe.errors import UserError
+from steppe.serve.batching import Batcher
+from steppe.serve.endpoint import Endpoint
+from steppe.serve.exchange import Answer
+from steppe.serve.grpc import messages
+from steppe.serve.grpc.guard import Guard, Method, answered
+from steppe.serve.seldon_dialect import (
+    answered_tags,
+    feedback_of,
+    from_ndarray,
+    from_tensor,
+    named_table,
+    question_of,
+    receipted_tags,
+)
+from steppe.serve.tensors import MOST_DIMENSIONS
+
+
+class Seldon:
+    """The methods, which are the same in both services."""
+
+    def __init__(self, endpoint: Endpoint, batcher: Batcher) -> None:
+        self._endpoint, self._batcher = endpoint, batcher
+
+    def handlers(self, guard: Guard) -> list[Any]:
+        """What a gRPC server is given."""
+        own: dict[str, tuple[str, Method]] = {
+            "Predict": ("infer", self._predict),
+            "SendFeedback": ("feedback", self._feedback),
+        }
+        return [guard.service(name, own, None) for name in (messages.SELDON, messages.SELDON_MODEL)]
+
+    async def _predict(self, request: Any) -> tuple[Any, str]:
+        kind = _payload(request)
+        given = request.data.tensor if kind == "tensor" else request.data.ndarray
+        observations = self._endpoint.check(_from_tensor(given) if kind == "tensor" else from_ndarray(_items(given)))
+        meta = _meta(request)
+        answer = await answered(question_of(meta, observations), self._endpoint, self._batcher)
+        return _response(answer, meta["tags"], kind), answer.policy
+
+    async def _feedback(self, request: Any) -> tuple[Any, str]:
+        message: dict[str, Any] = {"reward": request.reward}
+        for name in ("request", "response"):
+            message[name] = {"meta": _meta(getattr(request, name))}
+        if request.HasField("truth"):
+            message["truth"] = _truth(request.truth)
+        receipt = await self._endpoint.feedback(feedback_of(message))
+        response = messages.SeldonMessage()
+        response.meta.puid = receipt.id
+        _set_tags(response.meta, receipted_tags(receipt))
+        return response, receipt.policy
+
+
+def _payload(request: Any) -> str:
+    """Which of the dialect's payloads has the observations: tensor or ndarray."""
+    kind = request.WhichOneof("data_oneof")
+    kind = request.data.WhichOneof("data_oneof") if kind == "data" else kind
+    if kind not in ("tensor", "ndarray"):
+        raise UserError('"data" must have "tensor" or "ndarray"; other payloads hold no observation')
+    return str(kind)
+
+
+def _from_tensor(tensor: Any) -> np.ndarray:
+    if len(tensor.shape) > MOST_DIMENSIONS:
+        raise UserError(f'the shape of "tensor" may have at most {MOST_DIMENSIONS} numbers')
+    return from_tensor(list(tensor.shape), list(tensor.values))
+
+
+def _meta(message: Any) -> dict[str, Any]:
+    """What a message tells of its request, in plain values."""
+    return {"puid": message.meta.puid, "tags": {name: _plain(each) for name, each in message.meta.tags.items()}}
+
+
+def _plain(value: Any) -> Any:
+    """The JSON value of a google.protobuf.Value."""
+    kind = value.WhichOneof("kind")
+    if kind == "list_value":
+        return _items(value.list_value)
+    if kind == "struct_value":
+        return {name: _plain(each) for name, each in value.struct_value.fields.items()}
+    if kind in (None, "null_value"):
+        return None
+    plain = getattr(value, kind)
+    if kind == "number_value" and not math.isfinite(plain):
+        raise UserError("NaN and infinity are no numbers of this dialect")
+    return plain
+
+
+def _items(values: Any) -> list[Any]:
+    return [_plain(each) for each in values.values]
+
+
+def _truth(message: Any) -> Any:
+    """The message in JSON, as it would have come by HTTP."""
+    from google.protobuf import json_format
+
+    try:
+        return json_format.MessageToDict(message)
+    except (json_format.Error, ValueError):
+        raise UserError('"truth" has a number that JSON cannot hold') from None
+
+
+def _response(answer: Answer, tags: dict[str, Any], kind: str) -> Any:
+    table, names = named_table(answer.actions)
+    response = messages.SeldonMessage()
+    response.data.names.extend(names)
+    if kind == "tensor":
+        response.data.tensor.shape.extend(table.shape)
+        response.data.tensor.values.extend(table.ravel().tolist())
+    else:
+        for row in table.tolist():
+            _set(response.data.ndarray.values.add(), row)
+    meta = response.meta
+    meta.puid = answer.id
+    _set_tags(meta, answered_tags(answer, tags))
+    for router, branch in answer.route:
+        meta.routing[router] = branch
+    meta.requestPath[answer.policy] = answer.version
+    return response
+
+
+def _set_tags(meta: Any, tags: dict[str, Any]) -> None:
+    for name, value in tags.items():
+        _set(meta.tags[name], value)
+
+
+def _set(target: Any, value: Any) -> None:
+    """Makes a google.protobuf.Value of a JSON value."""
+    match value:
+        case None:
+            target.null_value = 0
+        case bool():
+            target.bool_value = value
+        case int() | float():
+            target.number_value = value
+        case str():
+            target.string_value = value
+        case dict():
+            target.struct_value.SetInParent()
+            for name, each in value.items():
+                _set(target.struct_value.fields[name], each)
+        case _:
+            target.list_value.SetInParent()
+            for each in value:
+                _set(target.list_value.values.add(), each)
