@@ -139,6 +139,33 @@ def test_init_prints_what_to_do_next(steppe: Any, here: Path) -> None:
     assert steppe("init", "--force").code == 0
 
 
+def test_init_with_force_keeps_the_projects_name_and_its_cloud(steppe: Any, here: Path) -> None:
+    assert steppe("init", "-n", "demo", "--remote-project-id", "cloud-1").code == 0
+    assert steppe("init", "--force").code == 0
+    about = json.loads((here / "steppe.json").read_text())
+    assert (about["name"], about["remote_id"]) == ("demo", "cloud-1")
+    assert steppe("init", "--force", "-n", "other").code == 0
+    about = json.loads((here / "steppe.json").read_text())
+    assert (about["name"], about["remote_id"]) == ("other", "cloud-1")
+    # One that nobody can read is written anew.
+    (here / "steppe.json").write_text("{")
+    assert steppe("init", "--force").code == 0
+    assert json.loads((here / "steppe.json").read_text())["name"] == here.name
+
+
+def test_init_says_what_it_takes_over_of_an_old_project(steppe: Any, here: Path) -> None:
+    (here / ".tensorforce.json").write_text(json.dumps({"name": "invaders", "remote_id": "cloud-1"}))
+    assert (
+        steppe("experiment", "list").out
+        == "no experiments yet; make one: steppe experiment new -f cartpole_ppo -n first\n"
+    )
+    answer = steppe("init")
+    assert answer.code == 0
+    assert 'its name, "invaders"' in answer.out
+    assert "no file changed" in answer.out
+    assert sorted(path.name for path in here.iterdir() if path.is_file()) == [".tensorforce.json", "steppe.json"]
+
+
 @pytest.mark.parametrize("kind", ["agent", "experiment"])
 def test_the_schema_knows_every_setting_of_every_agent(steppe: Any, kind: str) -> None:
     schema = json.loads(steppe("schema", kind).out)

@@ -15,7 +15,11 @@ def init(
     ] = None,
     remote_id: Annotated[
         str | None,
-        typer.Option("-r", "--remote-id", metavar="REMOTE_ID", help="The cloud project that its clusters belong to."),
+        typer.Option(
+            *("-r", "--remote-id", "--remote-project-id"),
+            metavar="REMOTE_ID",
+            help="The cloud project that its clusters belong to.",
+        ),
     ] = None,
     key: Annotated[
         str | None,
@@ -26,9 +30,11 @@ def init(
     """Make a project in this folder.
 
     Writes steppe.json, and configs/ with agents, networks, environments, experiments, clusters and graphs to copy from.
-    In a project that exists, -r only links it to a cloud project.
+    In a project that exists, -r only links it to a cloud project. A project of the old tfcli (.tensorforce.json) is
+    taken over as it is: no file of it is changed.
     """
     from steppe.cli.console import console
+    from steppe.experiments.old_client import is_old_project, take_over
     from steppe.experiments.project import init_project, link_project
     from steppe.specs.files import PROJECT_FILE
 
@@ -37,6 +43,15 @@ def init(
     if remote_id is not None and name is None and not force and (here / PROJECT_FILE).exists():
         link_project(here, remote_id, path)
         out.print(f"linked the project in {here} to {remote_id}", markup=False)
+    elif is_old_project(here) and not force:
+        found = take_over(here, name, remote_id, path)
+        out.print(f"took over the project of the old tfcli in {here}; steppe.json was written, and no file changed:")
+        for what in found:
+            out.print(f"  {what}", markup=False)
+        out.print("what its files say is understood as it stands; try next:")
+        out.print("  steppe experiment list")
+        out.print("  steppe experiment start -e NAME")
+        return
     else:
         files = init_project(here, name, remote_id, force, service_account_key=path)
         out.print(f"made a project in {here}: steppe.json and {len(files) - 1} files in configs/", markup=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steppe.errors import UserError, reason_of
-from steppe.specs.files import PROJECT_FILE, find_project, read_spec_file
+from steppe.specs.files import find_project, read_project
 
 KEY_FIELD = "service_account_key"
 
@@ -24,7 +24,7 @@ class Link:
 def linked(start: Path) -> Link:
     """The cloud project of the project that `start` lies in; an empty link where there is none."""
     root = find_project(start)
-    about = read_spec_file(root / PROJECT_FILE) if root else {}
+    about = read_project(root) if root else {}
     if not isinstance(about, dict):
         return Link()
     key = about.get(KEY_FIELD)

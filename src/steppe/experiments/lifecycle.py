@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import EnvironmentAway, MissingEnvironment, StateError, SteppeError, UserError
-from steppe.experiments import changing, idle_nodes, own_cluster, places, remote
+from steppe.experiments import changing, idle_nodes, old_client, own_cluster, places, remote
 from steppe.experiments.project import let_user_modules_import
 from steppe.experiments.states import State
 from steppe.experiments.store import REQUEST_FILE, RunFolder, Status, Store, is_own
@@ -106,9 +106,15 @@ def prepare(
             pass  # refused here with the owner's process, unless it ended just now
     if force and resume:
         raise UserError("resume trains on and force starts anew; give one of the two")
-    before = folder.spec()
-    spec = changing.changed(folder, before, fields or {}, sets or [], resume) if fields or sets else before
+    before = spec = folder.spec()
+    is_old = old_client.made(folder)
+    if fields or sets:
+        spec = changing.changed(folder, before, fields or {}, sets or [], resume)
+    if is_old and spec.seed is None:
+        spec = spec.model_copy(update={"seed": _random_seed()})
     notices = [] if spec is before else check(spec, folder.path)
+    if is_old:
+        notices = [f"experiment.json is the old tfcli's; it is kept as {old_client.OLD_SPEC_FILE}", *notices]
     if resume:
         _check_resumable(folder, spec, status, is_here=place is None)
         notices += changing.moved_decay(folder, before, spec) if place is None else []
@@ -120,6 +126,8 @@ def prepare(
             if place is None:
                 folder.set_aside(status)
             folder.write_status(Status(created=time.time()))
+        if is_old:
+            old_client.keep_spec(folder)
         if spec is not before:
             folder.write_spec(spec)
     return notices

@@ -16,7 +16,7 @@ from steppe.errors import ClusterError, ProjectError, StateError, UserError
 from steppe.experiments.store import RunFolder
 from steppe.records.durable import write_atomically
 from steppe.specs import reading
-from steppe.specs.files import PROJECT_FILE, find_project, read_spec_file
+from steppe.specs.files import PROJECT_FILE, find_project, read_project, read_spec_file
 
 if TYPE_CHECKING:
     from steppe.clusters._base import Reachable
@@ -156,8 +156,9 @@ def settle_place(folder: RunFolder, spec: ExperimentSpec, cluster: str | None, t
             f"{folder.ways.start_on('CLUSTER')}"
         )
     own = spec.cluster.name if spec.cluster is not None else None
-    name = cluster or (registry.hyphenated(own) if own is not None else name_for(folder.name))
+    name = cluster or own or name_for(folder.name)
     wanted = in_file if in_file is not None else spec.cluster
+    name = name if wanted is None else registry.hyphenated(name)
     # Remembered with the cluster: a start that is cut short while it is made must not leave it without its owner.
     made_for = "" if cluster is not None else str(folder.path)
     # What cannot be started is not to cost a cluster.
@@ -226,7 +227,7 @@ def _chosen(cluster: str, folder: RunFolder) -> tuple[str, ClusterSpec | None]:
 def _project_name(folder: RunFolder, root: Path | None) -> str:
     if root is None:
         return folder.path.parent.name
-    about = read_spec_file(root / PROJECT_FILE)
+    about = read_project(root)
     if not isinstance(about, dict):
         raise ProjectError(
             f"{root / PROJECT_FILE} does not describe a project; write it anew with: steppe init --force"

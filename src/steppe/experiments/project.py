@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
-from steppe.errors import ProjectError, StateError
+from steppe.errors import ProjectError, SpecError, StateError
 from steppe.experiments.store import SPEC_FILE, RunFolder, Store
 from steppe.experiments.ways import commands
 from steppe.records.durable import storing, write_atomically
 from steppe.specs.allowed_modules import AllowedModules
-from steppe.specs.files import PROJECT_FILE, find_project, read_spec_file
+from steppe.specs.files import OLD_PROJECT_FILE, PROJECT_FILE, find_project, read_project, read_spec_file
 from steppe.specs.words import did_you_mean
 
 EXPERIMENTS, LOOSE_RUNS = "experiments", "steppe-runs"
@@ -43,9 +44,15 @@ def init_project(
     *,
     service_account_key: str | None = None,
 ) -> list[Path]:
-    """Writes steppe.json and the default configs; existing files are refused, all before the first is written."""
+    """Writes steppe.json and the default configs; existing files are refused, all before the first is written.
+
+    With `force` they are written over, and the project keeps its name and its cloud project unless others are given.
+    """
     root = Path(root).absolute()
-    about = {"name": name or root.name, "remote_id": remote_id, "schema_version": 1}
+    about = {"name": root.name, "remote_id": None, "schema_version": 1} | (_known(root) if force else {})
+    about |= {"name": name} if name is not None else {}
+    if remote_id is not None:
+        about = {key: value for key, value in about.items() if key != "service_account_key"} | {"remote_id": remote_id}
     if service_account_key is not None:
         about["service_account_key"] = service_account_key
     files = {root / PROJECT_FILE: json.dumps(about, indent=2) + "\n"}
@@ -75,6 +82,17 @@ def link_project(root: Path, remote_id: str, service_account_key: str | None) ->
     about = {**about, "remote_id": remote_id, "service_account_key": service_account_key}
     kept = {name: value for name, value in about.items() if name != "service_account_key" or value is not None}
     write_atomically(path, json.dumps(kept, indent=2) + "\n")
+
+
+def _known(root: Path) -> dict[str, Any]:
+    """What a project says of itself; nothing if its file cannot be read, since it is written anew then."""
+    if not any((root / name).is_file() for name in (PROJECT_FILE, OLD_PROJECT_FILE)):
+        return {}
+    try:
+        about = read_project(root)
+    except SpecError:
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 def templates() -> Iterator[tuple[Path, str]]:

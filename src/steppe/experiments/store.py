@@ -22,7 +22,7 @@ from steppe.experiments.status import UNREADABLE, Status, read_object, read_stat
 from steppe.experiments.ways import CALLS, Ways, commands
 from steppe.records.durable import storing, sync_folder, write_atomically, write_synced
 from steppe.records.held_folder import FolderGone
-from steppe.specs import reading
+from steppe.specs import old_experiments, reading
 
 if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
@@ -103,8 +103,9 @@ class RunFolder:
         return spec
 
     def spec_data(self) -> dict[str, Any]:
-        """experiment.json as it is written: quick, for lists."""
-        return read_object(self.path / SPEC_FILE)
+        """experiment.json as it is written: quick, for lists. That of the old tfcli is put into today's words."""
+        data = read_object(self.path / SPEC_FILE)
+        return self.spec().model_dump(mode="json") if old_experiments.is_old(data) else data
 
     def status(self) -> Status:
         """The state of the experiment; a run that died without a word is found out and written down as failed."""

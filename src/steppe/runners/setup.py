@@ -31,7 +31,13 @@ PARALLEL = {
 
 def notices_for(spec: ExperimentSpec) -> list[str]:
     """What a user should know of settings that have no effect here."""
-    notices = [*spec.environment.notices, *agents.notices(spec, num_envs_of(spec)), *unused(spec)]
+    notices = [
+        *spec.notices,
+        *_unused_cluster(spec),
+        *spec.environment.notices,
+        *agents.notices(spec, num_envs_of(spec)),
+        *unused(spec),
+    ]
     if _could_be_compiled(spec.environment) and not is_compiled(spec):
         notices.append(
             f'vectorization "{spec.environment.vectorization}" steps gymnasium\'s {spec.environment.id}; leave it out '
@@ -46,6 +52,17 @@ def notices_for(spec: ExperimentSpec) -> list[str]:
     if spec.deterministic:
         notices.append("deterministic is on: the agent acts without exploring while it learns")
     return notices
+
+
+def _unused_cluster(spec: ExperimentSpec) -> list[str]:
+    """A sentence if a cluster is described that nothing asks for; files of the old tfcli always name one."""
+    if spec.cluster is None or spec.platform == "kubernetes":
+        return []
+    named = f'cluster "{spec.cluster.name}"' if spec.cluster.name is not None else "a cluster"
+    return [
+        f'{named} is described, and only platform "kubernetes" trains there (--platform kubernetes, or "steppe '
+        f'experiment start -e NAME --set platform=kubernetes"); platform "{spec.platform}" trains without it'
+    ]
 
 
 def _too_short_to_learn(spec: ExperimentSpec) -> list[str]:

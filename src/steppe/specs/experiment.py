@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from steppe.errors import SpecError
+from steppe.specs import old_experiments
 from steppe.specs._base import Count, Flag, Natural, Number, Spec
 from steppe.specs.agent import AgentSpec
 from steppe.specs.asynchronous import AsyncSpec
@@ -22,6 +23,7 @@ from steppe.specs.frequency import Frequency
 from steppe.specs.inlining import MEANT_BY_TEXT, inline
 from steppe.specs.kubernetes import KubernetesSpec
 from steppe.specs.network import NetworkSpec
+from steppe.specs.old_environments import Notices
 from steppe.specs.overrides import parse_override, put
 from steppe.specs.validation import Origins, join_path, validate
 
@@ -142,10 +144,23 @@ class ExperimentSpec(Spec):
     schema_version: Literal[1] = 1
     """Which version of these fields this is."""
 
-    @model_validator(mode="before")
+    _notices: Notices = PrivateAttr(default_factory=Notices)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know of how the file was understood; no part of the value."""
+        return self._notices.sentences
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _understand_old_words(cls, data: Any) -> Any:
-        return _in_present_words(data)
+    def _understand_old_words(cls, data: Any, handler: ModelWrapValidatorHandler[ExperimentSpec]) -> ExperimentSpec:
+        notices: tuple[str, ...] = ()
+        if old_experiments.is_old(data):
+            data, notices = old_experiments.in_present_words(data)
+        spec = handler(_in_present_words(data))
+        if notices:
+            spec._notices = Notices(notices)
+        return spec
 
     @model_validator(mode="after")
     def _has_the_defaults_of_its_kind(self) -> ExperimentSpec:

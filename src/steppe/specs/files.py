@@ -17,6 +17,8 @@ from steppe.specs.words import did_you_mean
 
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 PROJECT_FILE = "steppe.json"
+OLD_PROJECT_FILE = ".tensorforce.json"
+"""What the old tfcli wrote in its place."""
 MOST_BYTES = 8 * MEGABYTE
 MOST_BYTES_BUT_JSON = 1 * MEGABYTE
 """YAML takes several seconds a megabyte to read."""
@@ -28,9 +30,20 @@ _ENDINGS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 
 
 def find_project(start: Path) -> Path | None:
-    """The nearest folder from `start` upward that holds steppe.json, or None."""
+    """The nearest folder from `start` upward that holds steppe.json, or the old client's file, or None."""
     start = start.absolute()
-    return next((folder for folder in (start, *start.parents) if (folder / PROJECT_FILE).is_file()), None)
+    names = (PROJECT_FILE, OLD_PROJECT_FILE)
+    return next((path for path in (start, *start.parents) if any((path / name).is_file() for name in names)), None)
+
+
+def read_project(root: Path) -> Any:
+    """What a project says of itself: steppe.json, or the same fields of the old client's file if there is no other."""
+    if (root / PROJECT_FILE).is_file():
+        return read_spec_file(root / PROJECT_FILE)
+    about = read_spec_file(root / OLD_PROJECT_FILE)
+    if not isinstance(about, dict):
+        return about
+    return {name: about[name] for name in ("name", "remote_id") if isinstance(about.get(name), str)}
 
 
 def find_config(name: str | Path, kind: str, start: Path) -> Path:
