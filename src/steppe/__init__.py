@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steppe import errors
-    from steppe.api import train
+    from steppe.api import evaluate, train
     from steppe.experiments.experiment import Experiment
+    from steppe.records.evaluation import Evaluation
     from steppe.records.policy import Policy, load_policy
     from steppe.runners.asynchronous import AsyncLearner, AsyncWorker, UniformReplay
 
@@ -22,19 +23,23 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncLearner",
     "AsyncWorker",
+    "Evaluation",
     "Experiment",
     "Policy",
     "UniformReplay",
     "__version__",
     "errors",
+    "evaluate",
     "load_policy",
     "train",
 ]
 
 # By name and only when asked for: importing steppe stays quick, and nothing below imports what lies above.
 _HOMES = {
+    "evaluate": "steppe.api",
     "train": "steppe.api",
     "Experiment": "steppe.experiments.experiment",
+    "Evaluation": "steppe.records.evaluation",
     "Policy": "steppe.records.policy",
     "load_policy": "steppe.records.policy",
     "AsyncLearner": "steppe.runners.asynchronous",

@@ -1,11 +1,16 @@
-"""`steppe.train`: an experiment in one call."""
+"""`steppe.train` and `steppe.evaluate`: an experiment in one call, and what a policy is worth in another."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steppe.experiments.experiment import Experiment
+
+if TYPE_CHECKING:
+    from steppe.records.evaluation import Evaluation
+    from steppe.records.policy import Policy
 
 
 def train(
@@ -26,3 +31,35 @@ def train(
     with display(experiment.spec, quiet=not progress) as shows:
         experiment.start(on_progress=shows.update, announce=shows.announce)
     return experiment
+
+
+def evaluate(
+    policy: Policy | Experiment | str | Path,
+    environment: str | dict[str, Any] | None = None,
+    *,
+    episodes: int = 100,
+    seed: int = 0,
+    greedy: bool = True,
+    allow_modules: str | Iterable[str] = (),
+) -> Evaluation:
+    """Plays whole episodes with a policy: `.mean`, `.deviation`, `.iqm`, `.interval`, `.min`, `.max`, `.returns`.
+
+    `policy` is a `Policy`, an experiment or its name, or a policy folder; without an `environment` it plays where it
+    was trained. The same seed gives the same episodes, which no training has. Modules are only imported if
+    `environment` or `allow_modules` names them.
+    """
+    from steppe.experiments.players import find_player, in_environment, is_policy, named_as_environment
+    from steppe.records.policy import Policy
+    from steppe.runners import evaluation
+    from steppe.specs.allowed_modules import AllowedModules
+
+    if isinstance(policy, Experiment):
+        return policy.evaluate(environment, episodes=episodes, seed=seed, greedy=greedy, allow_modules=allow_modules)
+    allowed = AllowedModules.of(allow_modules) | named_as_environment(environment)
+    if isinstance(policy, Policy):
+        player, spec = policy, in_environment(environment or policy.description.environment, allowed)
+    else:
+        word = str(policy)
+        name, path = (None, word) if is_policy(word) else (word, None)
+        player, spec = find_player(name, path, environment, allowed)
+    return evaluation.evaluate(player, spec, episodes=episodes, seed=seed, greedy=greedy)

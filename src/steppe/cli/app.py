@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from steppe.cli import catalogue, cluster, env, experiment, image, policy, project, serve
+from steppe.cli.evaluate import evaluate
 from steppe.cli.play import play
 from steppe.cli.record import record
 from steppe.cli.train import train
@@ -30,6 +31,7 @@ app.add_typer(image.app, name="image", help="Build and push the images that expe
 app.add_typer(cluster.app, name="cluster", help="Make, list, check and delete clusters.")
 app.add_typer(policy.app, name="policy", help="Use trained policies.")
 app.command()(policy.report)
+app.command()(evaluate)
 app.command()(record)
 app.add_typer(serve.app, name="serve")
 app.command()(play)

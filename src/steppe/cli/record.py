@@ -15,7 +15,6 @@ from steppe.cli.flags import ALLOW_MODULES
 if TYPE_CHECKING:
     from steppe.records.policy import Policy
     from steppe.runners.recording import Recorded, Wish
-    from steppe.specs.allowed_modules import AllowedModules
     from steppe.specs.experiment import ExperimentSpec
 
 LINE_SECONDS = 3.0
@@ -61,6 +60,7 @@ def record(
     For example: steppe record -e first --episodes 20 --out good.safetensors --min-return 475
     """
     from steppe.errors import UserError
+    from steppe.experiments.players import find_player
     from steppe.runners.recording import Wish
     from steppe.runners.recording import record as play
     from steppe.specs.allowed_modules import AllowedModules, named_in
@@ -68,7 +68,9 @@ def record(
 
     # A module that is part of -E was named by the user, too.
     allowed = AllowedModules.of(allow_modules or ()) | named_in(environment)
-    player, spec = _player(experiment, policy, environment, allowed)
+    if (experiment is None) == (policy is None):
+        raise UserError("give one policy to record: -e EXPERIMENT or --policy FOLDER")
+    player, spec = find_player(experiment, policy, environment, allowed)
     if out.is_dir():
         raise UserError(f"{out} is a folder; give --out a file, such as {out / 'demonstrations.safetensors'}")
     if out.suffix not in ("", ".safetensors"):
@@ -85,36 +87,6 @@ def record(
     if not quiet:
         _print_end(recorded, wish, shown_path(path), spec, player)
     return 0
-
-
-def _player(
-    experiment: str | None, policy: str | None, environment: str | None, allowed: AllowedModules
-) -> tuple[Policy, ExperimentSpec]:
-    """(the policy, an experiment in whose environment it plays); neither names a module that is not allowed."""
-    from steppe.errors import UserError
-    from steppe.experiments.project import find_experiment, let_allowed_modules_import
-    from steppe.records.policy import load_policy
-    from steppe.specs.experiment import load_experiment
-
-    here = Path.cwd()
-    let_allowed_modules_import(here, allowed)
-    if (experiment is None) == (policy is None):
-        raise UserError("give one policy to record: -e EXPERIMENT or --policy FOLDER")
-    if experiment is not None:
-        folder = find_experiment(experiment, here)
-        player, spec = load_policy(folder.path / "policy", allow_modules=allowed), folder.spec()
-    else:
-        player, spec = load_policy(policy or "", allow_modules=allowed), None
-        environment = environment or player.description.environment
-        if not environment:
-            raise UserError("this policy does not say where it was trained; give an --environment")
-    if environment is None:
-        assert spec is not None
-        allowed.check_environment(spec.environment, f'experiment "{spec.name}"')
-        return player, spec
-    given = load_experiment(None, {"name": "record", "agent": "random", "environment": environment}, [], here)
-    allowed.check_environment(given.environment, f'"{environment}"')
-    return player, given if spec is None else spec.model_copy(update={"environment": given.environment})
 
 
 class _Progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -98,7 +98,7 @@ class HostEnvs:
         """Closes the environments and ends their processes; may be called again."""
         self._stepper.close()
 
-    def __enter__(self) -> HostEnvs:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

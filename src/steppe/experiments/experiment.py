@@ -15,6 +15,8 @@ from steppe.experiments.store import RunFolder, Status
 from steppe.experiments.ways import CALLS
 
 if TYPE_CHECKING:
+    from steppe.experiments.players import Which
+    from steppe.records.evaluation import Evaluation
     from steppe.records.policy import Policy
     from steppe.runners import Progress
     from steppe.specs.experiment import ExperimentSpec
@@ -163,6 +165,29 @@ class Experiment:
 
         allowed = AllowedModules(self._modules) | AllowedModules.of(allow_modules)
         return load_policy(self.folder / "policy", allow_modules=allowed)
+
+    def evaluate(
+        self,
+        environment: str | dict[str, Any] | None = None,
+        *,
+        episodes: int = 100,
+        seed: int = 0,
+        greedy: bool = True,
+        which: Which | None = None,
+        allow_modules: str | Iterable[str] = (),
+    ) -> Evaluation:
+        """Plays whole episodes with the policy, in the experiment's environment or another one: `.evaluate().mean`.
+
+        `which` is "best" for the policy that scored best on the way, "last" for the one at the end; None for the one
+        in policy/. The same seed gives the same episodes. `allow_modules` is as in `policy`.
+        """
+        from steppe.experiments.players import find_player, named_as_environment
+        from steppe.runners.evaluation import evaluate
+        from steppe.specs.allowed_modules import AllowedModules
+
+        allowed = AllowedModules(self._modules) | AllowedModules.of(allow_modules) | named_as_environment(environment)
+        policy, spec = find_player(f"{self.folder}/", None, environment, allowed, which)
+        return evaluate(policy, spec, episodes=episodes, seed=seed, greedy=greedy)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every record of metrics.jsonl."""

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
 from steppe.errors import UserError
-from steppe.records.demonstrations import ARRAYS, Demonstrations, form
+from steppe.records.demonstrations import ARRAYS, Demonstrations
 from steppe.records.policy import Policy
-from steppe.runners.setup import is_compiled
-from steppe.runners.single_environment import Host, Twin
+from steppe.runners.evaluation import check_fit, open_environments
 from steppe.specs.experiment import ExperimentSpec
 
 TRIES = 20
@@ -56,8 +54,8 @@ def record(
 ) -> tuple[Demonstrations, Recorded]:
     """Plays in the experiment's environment, one episode after the other, until enough were good enough."""
     rng = np.random.default_rng(wish.seed)
-    with _environment(spec) as env:
-        _check_fit(policy, env, spec.environment.id)
+    with open_environments(spec) as env:
+        check_fit(policy, env, spec.environment.id)
         kept: list[_Episode] = []
         returns: list[float] = []
         observations = env.reset(wish.seed)
@@ -116,29 +114,3 @@ def _progress(kept: list[_Episode], returns: list[float]) -> Recorded:
         mean_return=float(np.mean([episode.score for episode in kept])) if kept else None,
         best_return=max(returns, default=None),
     )
-
-
-def _check_fit(policy: Policy, env: Any, id: str) -> None:
-    """Refuses a policy of other spaces before it acts on something it does not know."""
-    description = policy.description
-    for what, own, wanted in (
-        ("observations", description.shown, env.observation_space),
-        ("actions", description.action, env.action_space),
-    ):
-        if form(own) != form(wanted):
-            raise UserError(
-                f"the policy was trained in {description.environment or 'another environment'}, whose {what} are not "
-                f"those of {id}; give the --environment it was trained in, or another policy"
-            )
-
-
-def _environment(spec: ExperimentSpec) -> Host | Twin:
-    """The experiment's environment, compiled or not as training would have it; every episode has an end."""
-    environment, limit, repeat = spec.environment, spec.max_timesteps_per_episode, spec.repeat_actions
-    if is_compiled(spec):
-        return Twin(environment, limit, repeat, DEFAULT_EPISODE_LIMIT)
-    env = Host(environment, limit, repeat)
-    if limit is None and env.max_episode_steps is None:
-        env.close()
-        env = Host(environment, DEFAULT_EPISODE_LIMIT, repeat)
-    return env

@@ -1,4 +1,4 @@
-"""One environment to play in, compiled or not, that takes actions as policies give them. Importing this is light."""
+"""Environments to play in, compiled or not, that take actions as policies give them. Importing this is light."""
 
 from __future__ import annotations
 
@@ -12,76 +12,106 @@ from steppe.specs.environment import EnvironmentSpec
 
 
 class Host(HostEnvs):
-    """A gymnasium environment, whose actions otherwise count from 0."""
+    """Gymnasium environments, whose actions otherwise count from 0."""
 
-    def __init__(self, environment: EnvironmentSpec, limit: int | None = None, repeat: int = 1) -> None:
+    def __init__(
+        self, environment: EnvironmentSpec, limit: int | None = None, repeat: int = 1, num_envs: int = 1
+    ) -> None:
         """`limit`: timesteps after which an episode is cut; `repeat`: how many steps each action lasts."""
-        super().__init__(environment, 1, limit, repeat)
+        super().__init__(environment, num_envs, limit, repeat)
 
     def step(self, actions: np.ndarray) -> Step:
-        """One decision; actions: [1, ...]."""
+        """One decision in each environment; actions: [N, ...]."""
         return super().step(actions - getattr(self.action_space, "start", 0))
 
 
 class Twin:
-    """One compiled environment with the interface of `Host`."""
+    """Compiled environments with the interface of `Host`."""
 
     def __init__(
-        self, environment: EnvironmentSpec, limit: int | None = None, repeat: int = 1, usual_limit: int | None = None
+        self,
+        environment: EnvironmentSpec,
+        limit: int | None = None,
+        repeat: int = 1,
+        usual_limit: int | None = None,
+        num_envs: int = 1,
     ) -> None:
         """`usual_limit` is for where neither `limit` nor the environment says when an episode is cut."""
         import jax
 
+        from steppe.envs.repeated import Repeated
         from steppe.runners.compilation import prepare_jax
 
         prepare_jax()
-        self._env = make_jax(environment)
-        self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
-        limits = [each for each in (limit, self._env.max_episode_steps) if each is not None]
+        env = make_jax(environment)
+        if repeat > 1:
+            env = Repeated(inner=env, times=repeat, max_episode_steps=env.max_episode_steps)
+        self._env, self.num_envs = env, num_envs
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        limits = [each for each in (limit, env.max_episode_steps) if each is not None]
         self.max_episode_steps = min(limits, default=usual_limit)
-        self._repeat = repeat
-        self._state: Any = None
-        self._length = 0
-        self._reset, self._step = jax.jit(self._env.reset), jax.jit(self._stepped)
-        self._observe = jax.jit(self._env.observe)
+        self._states: Any = None
+        self._lengths = np.zeros(num_envs, int)
+        self._begin, self._step = jax.jit(self._begun), jax.jit(self._stepped)
+        self._begin_again = jax.jit(self._begun_again)
 
     def reset(self, seed: int) -> np.ndarray:
-        """The first observation, [1, ...]."""
+        """The first observations, [N, ...]."""
         import jax
 
-        self._key = jax.random.key(seed)
-        return self._begin()
+        self._lengths[:] = 0
+        self._key, self._states, observations = self._begin(jax.random.key(seed))
+        return np.asarray(observations)
 
     def step(self, actions: np.ndarray) -> Step:
-        """One decision; actions: [1, ...]."""
-        reward, terminated = 0.0, False
-        for _ in range(self._repeat):
-            self._state, shown, gained, over = self._step(self._state, actions[0])
-            reward, terminated = reward + float(gained), bool(over)
-            if terminated:
-                break
-        self._length += 1
-        truncated = not terminated and self.max_episode_steps is not None and self._length >= self.max_episode_steps
-        following = np.asarray(shown)[None]
-        observations = self._begin() if terminated or truncated else following
-        rewards = np.array([reward], np.float32)
-        ended, cut, finished = (np.array([flag]) for flag in (terminated, truncated, terminated or truncated))
-        return Step(observations, rewards, ended, cut, following, rewards, finished)
+        """One decision in each environment; actions: [N, ...]."""
+        self._states, shown, gained, over = self._step(self._states, actions)
+        self._lengths += 1
+        rewards, terminated = np.asarray(gained, np.float32), np.asarray(over)
+        truncated = np.zeros(self.num_envs, bool)
+        if self.max_episode_steps is not None:
+            truncated = ~terminated & (self._lengths >= self.max_episode_steps)
+        following = observations = np.asarray(shown)
+        finished = terminated | truncated
+        if finished.any():
+            self._lengths[finished] = 0
+            self._key, self._states, first = self._begin_again(self._key, self._states, shown, finished)
+            observations = np.asarray(first)
+        return Step(observations, rewards, terminated, truncated, following, rewards, finished)
+
+    def close(self) -> None:
+        """Nothing to end."""
 
     def __enter__(self) -> Twin:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self.close()
 
-    def _begin(self) -> np.ndarray:
+    def _begun(self, key: Any) -> tuple[Any, Any, Any]:
+        """(the next key, states, observations) of new episodes everywhere."""
         import jax
 
-        self._key, key = jax.random.split(self._key)
-        self._state, self._length = self._reset(key), 0
-        return np.asarray(self._observe(self._state))[None]
+        key, fresh = jax.random.split(key)
+        states = jax.vmap(self._env.reset)(jax.random.split(fresh, self.num_envs))
+        return key, states, jax.vmap(self._env.observe)(states)
 
-    def _stepped(self, state: Any, action: Any) -> tuple[Any, Any, Any, Any]:
-        """(state, observation, reward, terminated), in one call."""
-        state, reward, terminated = self._env.step(state, action)
-        return state, self._env.observe(state), reward, terminated
+    def _begun_again(self, key: Any, states: Any, observations: Any, finished: Any) -> tuple[Any, Any, Any]:
+        """The same with new episodes where `finished` [N] holds."""
+        import jax
+        import jax.numpy as jnp
+
+        key, *fresh = self._begun(key)
+
+        def chosen(new: Any, old: Any) -> Any:
+            return jnp.where(finished.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
+
+        states, observations = jax.tree.map(chosen, tuple(fresh), (states, observations))
+        return key, states, observations
+
+    def _stepped(self, states: Any, actions: Any) -> tuple[Any, Any, Any, Any]:
+        """(states, observations, rewards, terminated), in one call."""
+        import jax
+
+        states, rewards, terminated = jax.vmap(self._env.step)(states, actions)
+        return states, jax.vmap(self._env.observe)(states), rewards, terminated

@@ -1,0 +1,141 @@
+"""`steppe evaluate`: what a policy is worth, by whole episodes that it plays."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steppe.cli.flags import ALLOW_MODULES
+
+if TYPE_CHECKING:
+    from steppe.experiments.players import Which
+    from steppe.records.evaluation import Evaluation
+    from steppe.runners.playing import Episode
+
+TELL_SECONDS = 3.0
+"""How often a line tells how far it is."""
+
+
+def evaluate(
+    subject: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="The experiment: its name, or its run folder; or a policy folder."),
+    ] = None,
+    experiment: Annotated[
+        str | None, typer.Option("-e", "--experiment", metavar="NAME", help="The same as NAME.")
+    ] = None,
+    episodes: Annotated[
+        int, typer.Option("--episodes", metavar="N", help="How many episodes are played, each to its end.")
+    ] = 100,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", metavar="S", help="What all randomness follows from; no training has these episodes."),
+    ] = 0,
+    stochastic: Annotated[
+        bool, typer.Option("--stochastic", help="Draw actions as in training instead of taking the best.")
+    ] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="The policy that scored best on the way, instead of the one in policy/.")
+    ] = False,
+    last: Annotated[
+        bool, typer.Option("--last", help="The policy at the end of the training, instead of the one in policy/.")
+    ] = False,
+    environment: Annotated[
+        str | None,
+        typer.Option(
+            "-E",
+            "--environment",
+            metavar="ENV",
+            help="Where it plays: a gymnasium id, module:callable, a name in configs/environments/ or a file; "
+            "without it where it was trained.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every return and length.")] = False,
+    allow_modules: ALLOW_MODULES = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")] = False,
+) -> int:
+    """Play episodes with a policy and tell what it is worth.
+
+    For example: steppe evaluate first --episodes 100
+    """
+    from steppe.errors import UserError
+    from steppe.experiments.players import find_player, is_policy
+    from steppe.runners.evaluation import evaluate as play
+    from steppe.specs.allowed_modules import AllowedModules, named_in
+
+    if (subject is None) == (experiment is None):
+        raise UserError(
+            "give one policy to evaluate: the name of an experiment, or a policy folder"
+            if subject is None
+            else f'two experiments are given, "{subject}" and "{experiment}"; leave one out'
+        )
+    word = experiment if subject is None else subject
+    assert word is not None
+    # A module that is part of -E was named by the user, too.
+    allowed = AllowedModules.of(allow_modules or ()) | named_in(environment)
+    if best and last:
+        raise UserError("--best and --last are two policies; leave one out")
+    which: Which | None = "best" if best else "last" if last else None
+    if experiment is None and is_policy(word):
+        if which is not None:
+            raise UserError(f"{word} is one policy; leave out --{which}, or give the experiment")
+        player, spec = find_player(None, word, environment, allowed)
+    else:
+        player, spec = find_player(word, None, environment, allowed, which)
+    try:
+        with _progress(episodes, quiet or as_json) as show:
+            found = play(player, spec, episodes=episodes, seed=seed, greedy=not stochastic, show=show)
+    except KeyboardInterrupt:
+        print("error: the evaluation was ended by Ctrl-C", file=sys.stderr)
+        return 130
+    if as_json:
+        from steppe.cli.console import print_json
+
+        print_json(found.to_json())
+    else:
+        _print(found, word)
+    return 0
+
+
+@contextlib.contextmanager
+def _progress(episodes: int, is_quiet: bool) -> Iterator[Callable[[list[Episode]], None]]:
+    """Tells now and then how far it is."""
+    from steppe.cli.telling import telling
+    from steppe.cli.text import score
+
+    due = time.monotonic() + TELL_SECONDS
+    with telling(is_quiet=is_quiet) as tell:
+
+        def show(done: list[Episode]) -> None:
+            nonlocal due
+            if time.monotonic() >= due:
+                due = time.monotonic() + TELL_SECONDS
+                mean = sum(episode.score for episode in done) / len(done)
+                tell(f"{len(done):,} of {episodes:,} episodes, mean return {score(mean)}")
+
+        yield show
+
+
+def _print(found: Evaluation, word: str) -> None:
+    from steppe.cli.console import console
+    from steppe.cli.text import score
+
+    out = console()
+    many = f"{found.episodes:,} episode{'' if found.episodes == 1 else 's'}"
+    how = "the best action taken" if found.greedy else "actions drawn"
+    out.print(f"{word}: {many} of {found.environment}, {how}, seed {found.seed}", markup=False, style="bold")
+    low, high = found.interval
+    for label, text in (
+        ("policy", f"of timestep {found.timestep:,}"),
+        ("mean return", f"{score(found.mean)} (95% interval {score(low)} to {score(high)})"),
+        ("deviation", score(found.deviation)),
+        ("IQM", score(found.iqm)),
+        ("min, max", f"{score(found.min)}, {score(found.max)}"),
+        ("mean length", score(found.mean_length)),
+    ):
+        out.print(f"  {label:<12} {text}", markup=False)

@@ -1,0 +1,102 @@
+"""Finds the policy that somebody means, and the experiment in whose environment it plays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from steppe.errors import ProjectError, StateError, UserError
+from steppe.experiments.project import find_experiment, let_allowed_modules_import
+from steppe.experiments.store import RunFolder
+from steppe.records.policy_files import TENSORS_FILE
+from steppe.specs.allowed_modules import AllowedModules, named_by, named_in
+from steppe.specs.environment import EnvironmentSpec
+
+if TYPE_CHECKING:
+    from steppe.records.policy import Policy
+    from steppe.specs.experiment import ExperimentSpec
+
+Which = Literal["best", "last"]
+POLICY_FOLDER, BEST_FOLDER, LAST_FOLDER = "policy", "policy/best", "policy/last"
+
+
+def find_player(
+    experiment: str | None,
+    policy: str | None,
+    environment: str | dict[str, Any] | None,
+    allowed: AllowedModules,
+    which: Which | None = None,
+) -> tuple[Policy, ExperimentSpec]:
+    """(the policy, an experiment in whose environment it plays); neither names a module that is not allowed.
+
+    `experiment` is a name or a run folder; `policy` a policy folder, which plays where it was trained; without an
+    `environment` of their own.
+    """
+    from steppe.records.policy import load_policy
+
+    let_allowed_modules_import(Path.cwd(), allowed)
+    spec: ExperimentSpec | None
+    if experiment is not None:
+        folder = find_experiment(experiment, Path.cwd())
+        player, spec = load_policy(policy_folder(folder, which), allow_modules=allowed), folder.spec()
+    else:
+        player = load_policy(policy or "", allow_modules=allowed)
+        spec = _run_around(Path(policy or "")) if environment is None else None
+    if environment is not None or spec is None:
+        return player, in_environment(environment or player.description.environment, allowed, spec)
+    allowed.check_environment(spec.environment, f'experiment "{spec.name}"')
+    return player, spec
+
+
+def in_environment(
+    environment: str | dict[str, Any], allowed: AllowedModules, spec: ExperimentSpec | None = None
+) -> ExperimentSpec:
+    """The experiment with another environment; without one an experiment that says nothing else."""
+    from steppe.specs.experiment import load_experiment
+
+    if not environment:
+        raise UserError("this policy does not say where it was trained; give an --environment")
+    words = {"name": "player", "agent": "random", "environment": environment}
+    given = load_experiment(None, words, [], Path.cwd())
+    allowed.check_environment(given.environment, f'"{given.environment.id}"')
+    return given if spec is None else spec.model_copy(update={"environment": given.environment})
+
+
+def named_as_environment(environment: str | dict[str, Any] | None) -> AllowedModules:
+    """The modules that a caller names by giving this environment."""
+    if isinstance(environment, dict):
+        return named_by(EnvironmentSpec.model_validate(environment))
+    return named_in(environment)
+
+
+def is_policy(text: str) -> bool:
+    """Whether a word means a policy folder (or a file of one) instead of an experiment."""
+    path = Path(text)
+    return (path / TENSORS_FILE).is_file() or (path.name.startswith("policy.") and path.is_file())
+
+
+def policy_folder(folder: RunFolder, which: Which | None = None) -> Path:
+    """The policy that a run hands out, its best one, or the one as it was at the end."""
+    if which == "best":
+        best = folder.path / BEST_FOLDER
+        if not (best / TENSORS_FILE).is_file():
+            raise StateError(
+                f'experiment "{folder.name}" has no best policy yet, since no episode or evaluation has ended; '
+                "leave out --best"
+            )
+        return best
+    # The last one has a folder of its own where another is handed out.
+    if which == "last" and (folder.path / LAST_FOLDER / TENSORS_FILE).is_file():
+        return folder.path / LAST_FOLDER
+    return folder.path / POLICY_FOLDER
+
+
+def _run_around(policy: Path) -> ExperimentSpec | None:
+    """The experiment of the run folder that a policy lies in: it says more of the environment than the policy."""
+    folder = (policy.parent if policy.is_file() else policy).absolute()
+    for path in (folder, folder.parent, folder.parent.parent):
+        try:
+            return find_experiment(f"{path}/", Path.cwd()).spec()
+        except (StateError, ProjectError):
+            continue
+    return None

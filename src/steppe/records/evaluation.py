@@ -1,0 +1,107 @@
+"""What a policy is worth: the returns of whole episodes that it has played, and the figures that tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+RESAMPLES = 2000
+"""How many times the returns are drawn anew for the interval of their mean."""
+CONFIDENCE = 0.95
+"""How often an interval that is made in this way should hold the true mean."""
+_DRAWN_AT_ONCE = 1_000_000
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Whole episodes that a policy played beside all training, and their figures.
+
+    A return is the sum of an episode's rewards: not discounted, and not clipped or scaled for the learner.
+    """
+
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    """In timesteps, as decisions of the policy."""
+    seed: int
+    greedy: bool
+    """Whether the best action was taken instead of a drawn one."""
+    environment: str
+    timestep: int
+    """After how many timesteps of training the policy was saved."""
+
+    @property
+    def episodes(self) -> int:
+        """How many were played."""
+        return len(self.returns)
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the returns, with N in the denominator."""
+        return float(np.std(self.returns))
+
+    @property
+    def iqm(self) -> float:
+        """The interquartile mean: the mean of the middle half of the returns (Agarwal et al. 2021)."""
+        cut = len(self.returns) // 4
+        return float(np.mean(np.sort(self.returns)[cut : len(self.returns) - cut]))
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """The 95% percentile bootstrap interval of the mean; its draws follow from the seed."""
+        return bootstrap_interval(self.returns, self.seed)
+
+    @property
+    def min(self) -> float:
+        """The least return."""
+        return float(np.min(self.returns))
+
+    @property
+    def max(self) -> float:
+        """The largest return."""
+        return float(np.max(self.returns))
+
+    @property
+    def mean_length(self) -> float:
+        """The mean length of an episode."""
+        return float(np.mean(self.lengths))
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure, and every return and length."""
+        return {
+            "environment": self.environment,
+            "timestep": self.timestep,
+            "episodes": self.episodes,
+            "seed": self.seed,
+            "greedy": self.greedy,
+            "mean": self.mean,
+            "deviation": self.deviation,
+            "iqm": self.iqm,
+            "interval": list(self.interval),
+            "min": self.min,
+            "max": self.max,
+            "mean_length": self.mean_length,
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+        }
+
+
+def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float]:
+    """The percentile bootstrap interval of a mean (Efron 1979): how it varies over samples drawn from the values."""
+    given = np.asarray(values, float)
+    rng = np.random.default_rng([seed, len(given)])
+    rows = max(1, _DRAWN_AT_ONCE // len(given))
+    means = [
+        given[rng.integers(len(given), size=(min(rows, RESAMPLES - done), len(given)))].mean(1)
+        for done in range(0, RESAMPLES, rows)
+    ]
+    low, high = np.quantile(np.concatenate(means), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
