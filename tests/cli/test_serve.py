@@ -152,6 +152,15 @@ def test_mistakes_are_told_in_one_sentence(steppe: Callable, here: Path, monkeyp
         assert answer.err.count("\n") == 1
 
 
+def test_what_is_not_used_of_a_seldon_deployment_is_told(steppe: Callable, here: Path) -> None:
+    save_policy(here / "walk")
+    spec = {"predictors": [{"graph": {"name": "walk", "parameters": [{"name": "speed", "value": "1"}]}}]}
+    (here / "deployed.json").write_text(json.dumps({"kind": "SeldonDeployment", "spec": spec}))
+    answer = steppe("serve", "-f", "deployed.json", "--host", "0.0.0.0")
+    assert answer.out == 'note: the parameter "speed" of "walk" is not used\n'
+    assert "whoever reaches 0.0.0.0" in answer.err
+
+
 def test_a_port_that_is_taken_is_named(shell: Steppe) -> None:
     save_policy(shell.folder / "walk")
     served = serve(shell, "walk")

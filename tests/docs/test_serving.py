@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from steppe.specs.serving import AbTestSpec, GraphSpec, ModelSpec, RouterSpec, ShadowSpec
+from steppe.specs.serving import AbTestSpec, GraphSpec, ModelSpec, RouterSpec, ShadowSpec, load_graph
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 BLOCKS = [json.loads(text) for text in re.findall(r"^```json\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)]
@@ -19,6 +19,13 @@ GRAPHS = [block for block in BLOCKS if "kind" in block]
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph["kind"])
 def test_graphs_are_valid(graph: dict[str, Any]) -> None:
     assert GraphSpec.model_validate(graph).root.kind == graph["kind"]
+
+
+def test_the_seldon_deployment_is_valid(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "deployment.yaml").write_text(text)
+    spec, _ = load_graph("deployment.yaml", tmp_path)
+    assert (spec.name, spec.root.kind, spec.notices) == ("cartpole", "router", ())
 
 
 def test_there_is_a_graph_of_every_kind() -> None:

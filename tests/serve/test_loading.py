@@ -58,6 +58,19 @@ def test_policies_in_a_file_are_found_beside_it_and_by_name(project):
     assert load_endpoint("graphs/mine.json", start=project, name="other").models()[0] == "other"
 
 
+def test_a_seldon_deployment_is_served_under_its_own_name(project):
+    make_experiment(project, "first", 1)
+    make_experiment(project, "second", 2)
+    children = [{"name": name, "type": "MODEL", "children": []} for name in ("first", "second")]
+    graph = {"name": "eg", "implementation": "EPSILON_GREEDY", "children": children}
+    deployed = {"kind": "SeldonDeployment", "metadata": {"name": "poles"}, "spec": {"predictors": [{"graph": graph}]}}
+    (project / "deployed.json").write_text(json.dumps(deployed))
+    endpoint = load_endpoint("deployed.json", start=project)
+    assert endpoint.models() == ("poles", "eg", "first", "second")
+    assert (project / "serving" / "poles").is_dir()
+    assert load_endpoint("deployed.json", start=project, name="other").name == "other"
+
+
 @pytest.mark.parametrize("graph", [path.stem for path, _ in templates() if path.parts[0] == "graphs"])
 def test_every_shipped_graph_serves_the_shipped_experiments(tmp_path, graph):
     init_project(tmp_path)

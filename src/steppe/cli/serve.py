@@ -78,7 +78,12 @@ def start(
     ] = None,
     file: Annotated[
         str | None,
-        typer.Option("-f", "--file", metavar="GRAPH", help="A graph of policies: a name in configs/graphs/ or a file."),
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="GRAPH",
+            help="A graph of policies, or a SeldonDeployment: a name in configs/graphs/ or a file.",
+        ),
     ] = None,
     name: Annotated[
         str | None,
@@ -309,7 +314,11 @@ def _endpoint(
     policy, experiment, file = given
     if sum(each is not None for each in given) != 1:
         raise UserError("give one thing to serve: a policy's folder, -e EXPERIMENT or -f GRAPH")
-    graph: str | Path = load_graph(file, Path.cwd())[1] if file is not None else policy or experiment or ""
+    graph: str | Path = policy or experiment or ""
+    if file is not None:
+        spec, graph = load_graph(file, Path.cwd())
+        for notice in spec.notices:
+            print(f"note: {notice}", flush=True)
     return load_endpoint(graph, name=name, ledger=database, limits=limits, seed=seed, allow_modules=allow_modules)
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, RootModel, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, RootModel, model_validator
 
-from steppe.errors import UserError
+from steppe.errors import SpecError, UserError
 from steppe.specs._base import Count, Flag, NonNegative, Positive, Spec, Unit
 from steppe.specs.files import find_config, read_spec_file, shown_path
+from steppe.specs.seldon_deployment import is_deployment, read_deployment
 from steppe.specs.validation import Origins, validate
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -187,6 +188,9 @@ ShadowedModel = Annotated[ModelSpec, BeforeValidator(_understood_node)]
 class GraphSpec(RootModel[Node]):
     """A whole graph: its root, with everything below it."""
 
+    _name: str | None = PrivateAttr(None)
+    _notices: tuple[str, ...] = PrivateAttr(())
+
     @model_validator(mode="after")
     def _has_a_name_for_each(self) -> GraphSpec:
         names = [node.name for node in self.nodes()]
@@ -196,8 +200,13 @@ class GraphSpec(RootModel[Node]):
 
     @property
     def name(self) -> str:
-        """The root's."""
-        return self.root.name
+        """What its endpoint is called: the root's name, or that of the deployment it was read from."""
+        return self._name or self.root.name
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What its file says and what is not done, in sentences for the user."""
+        return self._notices
 
     def nodes(self) -> Iterator[ModelSpec | AbTestSpec | RouterSpec | ShadowSpec]:
         """Every node, each before those below it."""
@@ -205,12 +214,27 @@ class GraphSpec(RootModel[Node]):
 
 
 def load_graph(file: str | Path, start: Path) -> tuple[GraphSpec, Path]:
-    """(the graph in a file, the file): a path, or a name in the project's configs/graphs/."""
+    """(the graph in a file, the file): a path, or a name in the project's configs/graphs/.
+
+    The file may be a SeldonDeployment.
+    """
     path = find_config(file, "graph", start)
-    data = _understood_node(read_spec_file(path))
+    data, origins = _understood_node(read_spec_file(path)), Origins(shown_path(path))
+    if is_deployment(data):
+        return _deployed(data, origins), path
     if isinstance(data, dict) and "name" not in data and _is_name(path.stem):
         data = {"name": path.stem} | data
-    return validate(GraphSpec, data, source=Origins(shown_path(path))), path
+    return validate(GraphSpec, data, source=origins), path
+
+
+def _deployed(data: dict[str, Any], origins: Origins) -> GraphSpec:
+    """The graph of a SeldonDeployment."""
+    deployment = read_deployment(data, origins)
+    spec = validate(GraphSpec, deployment.graph, source=origins)
+    if deployment.name is not None and not _is_name(deployment.name):
+        raise SpecError(f'"{deployment.name[:100]}" cannot be a name{origins.place("metadata", "name")}')
+    spec._name, spec._notices = deployment.name, deployment.notices
+    return spec
 
 
 def _below(node: Any) -> Iterator[Any]:
