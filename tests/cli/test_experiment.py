@@ -266,7 +266,10 @@ def test_list_finds_a_run_that_died(steppe: Any, first: RunFolder) -> None:
 def test_show_tells_state_spec_and_files(steppe: Any, first: RunFolder) -> None:
     steppe("experiment", "start", "-e", "first")
     out = steppe("experiment", "show", "-e", "first").out
-    assert '"id": "CartPole-v1"' in out
+    assert "id                      CartPole-v1\n" in out
+    assert "kubernetes" not in out
+    everything = steppe("experiment", "show", "-e", "first", "--all").out
+    assert "kubernetes\n    engine" in everything
     assert "500,000 timesteps, 9 episodes, 4 updates" in out
     assert "checkpoints/" in out
     data = json.loads(steppe("experiment", "show", "-e", "first", "--json").out)

@@ -105,8 +105,23 @@ def test_the_headline_and_the_settings_are_said(tmp_path: Path) -> None:
         ("time for a million timesteps", "16 min 40 s"),
     ):
         assert value in [after for before, after in pairwise(filter(None, text)) if before == name], name
-    assert "Not set: environment · settings, cluster." in text
+    assert "All, also what is not set or does not apply" in text
     assert "steppe train -f experiment.json -n cartpole-again" in text
+
+
+def test_the_settings_come_first_and_only_those_that_apply_outside_of_the_fold(tmp_path: Path) -> None:
+    effective = {"agent": {"type": "ppo", "learning_rate": 0.001, "clip": 0.2}, "given": ["agent.learning_rate"]}
+    unset = {"kubernetes": {"image": None}, "asynchronous": {"patience": 10.0}, "run_mode": "single"}
+    page_text = write_report(a_run(tmp_path / "run", effective=effective, **unset)).read_text()
+    titles = re.findall(r"<h2>(.*?)</h2>", page_text)
+    assert titles[:2] == ["Settings", "Learning curve"]
+    settings = page_text[page_text.index("<h2>Settings") : page_text.index("<h2>Learning curve")]
+    outside, fold = settings.split("<details>")
+    assert "<strong>0.001</strong>" in outside
+    assert ">0.2<" in outside
+    for name in ("<h3>kubernetes</h3>", "<h3>asynchronous</h3>", "not set"):
+        assert name not in outside
+        assert name in fold
 
 
 def test_the_page_asks_the_network_for_nothing_and_runs_no_script(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_every_kind_has_a_schema_that_is_json(kind):
 
 def test_every_experiment_field_is_described_with_its_default():
     properties = schema_of("experiment")["properties"]
-    assert set(properties) == {*ExperimentSpec.model_fields, *OLD_FIELDS, "type", "$schema"}
+    assert set(properties) == {*ExperimentSpec.model_fields, *OLD_FIELDS, "effective", "type", "$schema"}
     assert all(field["description"] for name, field in properties.items() if name != "$schema")
     assert properties["saver_frequency"]["default"] == "600s"
     assert properties["summary_frequency"]["default"] == "5000t"

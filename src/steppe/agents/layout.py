@@ -38,6 +38,10 @@ class Layout:
         """How many numbers the vector holds."""
         return self._ends[-1]
 
+    def sizes(self) -> dict[str, int]:
+        """How many numbers each named array holds."""
+        return {name: end - start for name, start, end in zip(self.names, self._ends, self._ends[1:], strict=False)}
+
     def start_of(self, part: str) -> int:
         """Where the first array of a part of this name begins."""
         return next(start for start, name in zip(self._ends, self.names, strict=False) if name.startswith(f"{part}/"))

@@ -85,9 +85,12 @@ def list_experiments(
 def show(
     experiment: EXPERIMENT,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also the settings that are not set or do not apply to it.")
+    ] = False,
 ) -> None:
-    """Show one experiment: its state, its spec and its files."""
-    listing.print_experiment(_find(experiment), as_json)
+    """Show one experiment: its state, its settings and its files."""
+    listing.print_experiment(_find(experiment), as_json, everything)
 
 
 @app.command()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -61,9 +60,10 @@ def print_list(start: Path, as_json: bool) -> None:
             console().print(f"note: {_shown(sentence)}", markup=False)
 
 
-def print_experiment(folder: RunFolder, as_json: bool) -> None:
-    """One experiment's status, spec and files."""
+def print_experiment(folder: RunFolder, as_json: bool, everything: bool = False) -> None:
+    """One experiment's status, settings and files; `everything` are also the settings that do not apply to it."""
     from steppe.cli.console import console, print_json
+    from steppe.cli.settings import setting_lines
 
     status, spec = folder.status(), folder.spec_data()
     sizes, where = _sizes(folder, status)
@@ -83,11 +83,8 @@ def print_experiment(folder: RunFolder, as_json: bool) -> None:
     out.print(f'experiment "{folder.name}" is {status.state}{reason}', markup=False, style="bold")
     for label, text in _facts(folder, status):
         out.print(f"  {label:<12} {text}", markup=False)
-    out.print("spec", style="bold")
-    for line in json.dumps({key: value for key, value in spec.items() if value is not None}, indent=2).splitlines()[
-        1:-1
-    ]:
-        out.print(line, markup=False)
+    for line, is_heading in setting_lines(spec, _policy(folder), everything=everything):
+        out.print(_shown(line), markup=False, style="bold" if is_heading else None)
     out.print("files", style="bold")
     for label, text in _summed(sizes):
         out.print(f"  {label:<24} {text}", markup=False)
@@ -253,6 +250,16 @@ def _facts(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
         facts.append(("ended", age(status.finished)))
     notes = [*status.notices, own_cluster.note_of(folder, status)]
     return [*facts, *(("note", note) for note in notes if note)]
+
+
+def _policy(folder: RunFolder) -> dict[str, Any]:
+    """policy.json, where it can be read."""
+    from steppe.errors import SteppeError
+    from steppe.experiments.status import read_object
+
+    with contextlib.suppress(SteppeError):
+        return read_object(folder.path / "policy" / "policy.json")
+    return {}
 
 
 def _mean(status: Status) -> str:

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -116,6 +116,12 @@ class Owner:
                 steps_per_second=progress.steps_per_second or None,
                 seconds=progress.seconds,
             )
+
+    def write_effective(self, settings: Mapping[str, Any]) -> None:
+        """Notes in experiment.json which settings this run really has."""
+        with self._writing:
+            self._follow_folder()
+            self.folder.write_effective(settings)
 
     def check_folder(self) -> None:
         """FolderGone once the folder is known to be deleted; the heartbeat finds that out."""

@@ -162,6 +162,8 @@ def _train(
         nonlocal next_line
         requests.may_end_at_once &= progress.phase == "compiling"
         owner.note(progress)
+        if progress.effective is not None:
+            owner.write_effective(progress.effective)
         if owner.status.state == "starting" and progress.phase != "compiling":
             owner.advance("train")
         if time.monotonic() >= next_line:

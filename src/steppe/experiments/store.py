@@ -10,7 +10,7 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,6 +23,7 @@ from steppe.experiments.ways import CALLS, Ways, commands
 from steppe.records.durable import storing, sync_folder, write_atomically, write_synced
 from steppe.records.held_folder import FolderGone
 from steppe.specs import old_experiments, reading
+from steppe.specs.files import EFFECTIVE
 
 if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
@@ -90,6 +91,11 @@ class RunFolder:
     def write_spec(self, spec: ExperimentSpec) -> None:
         """The full spec with every sub-spec inlined."""
         write_atomically(self.path / SPEC_FILE, spec.model_dump_json(indent=2) + "\n")
+
+    def write_effective(self, settings: Mapping[str, Any]) -> None:
+        """Puts the settings that the run really has beside those that were given; nothing is trained by them."""
+        data = {**self.spec_data(), EFFECTIVE: settings}
+        write_atomically(self.path / SPEC_FILE, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
     def spec(self) -> ExperimentSpec:
         """The validated experiment.json."""

@@ -125,6 +125,15 @@ def pairs(rows: Iterable[tuple[str, str]]) -> str:
     return f'<table class="pairs">{body}</table>' if body else ""
 
 
+def settings(rows: Iterable[tuple[str, str, bool]]) -> str:
+    """A table of names and values, in bold type if they were given."""
+    body = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{_emphasised(escape(value), is_given)}</td></tr>'
+        for name, value, is_given in rows
+    )
+    return f'<table class="pairs">{body}</table>' if body else ""
+
+
 def columns(head: list[str], rows: Iterable[Iterable[str]], numbers: int = 0) -> str:
     """A table with a head; cells are HTML already; the last `numbers` columns stand to the right."""
     kinds = [""] * (len(head) - numbers) + [' class="number"'] * numbers
@@ -134,6 +143,10 @@ def columns(head: list[str], rows: Iterable[Iterable[str]], numbers: int = 0) ->
         for row in rows
     )
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _emphasised(text: str, is_given: bool) -> str:
+    return f"<strong>{text}</strong>" if is_given else text
 
 
 def words(name: str) -> str:

@@ -12,7 +12,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -23,6 +23,7 @@ from steppe.errors import StorageError
 from steppe.records import charts, page
 from steppe.records.durable import write_atomically
 from steppe.records.metrics import read_metrics
+from steppe.records.settings import Group, Setting, groups_of, knows_defaults
 
 FILE = "report.html"
 _MOST_VIDEO_BYTES = 5_000_000
@@ -33,7 +34,7 @@ _FIRST = ("loss", "policy_loss", "value_loss", "entropy", "steps_per_second", "m
 _NOT_DRAWN = frozenset({"time", "timestep", "episode", "update", "worker", "event", "mean_return", "evaluation_return"})
 _STATES = {"completed": "good", "failed": "bad"}
 _FILES = (
-    ("experiment.json", "the experiment: every setting"),
+    ("experiment.json", "the experiment: every setting, and each default since it began"),
     ("status.json", "the state of the run"),
     ("metrics.jsonl", "every record, one JSON object a line"),
     ("log.txt", "the log"),
@@ -84,10 +85,10 @@ def write_report(folder: str | Path) -> Path:
         [
             _header(run),
             _tiles(run),
+            page.section("Settings", _settings(run)),
             page.section("Learning curve", _learning_curve(run)),
             page.section("While learning", _small_charts(run)),
             page.beside(page.section("An episode", _video(run)), page.section("Timings", _timings(run))),
-            page.section("Settings", _settings(run)),
             page.section("Files", _files(run)),
             page.section("Run it again", _again(run)),
             f"<footer>Written by Steppe on {escape(page.moment(time.time()))}.</footer>",
@@ -208,36 +209,29 @@ def _video(run: _Run) -> str:
 def _settings(run: _Run) -> str:
     if not run.experiment:
         return '<p class="nothing">experiment.json is missing or cannot be read.</p>'
-    # Where the experiment leaves the network to the agent, the policy tells which it became.
-    experiment = {**run.experiment, "network": run.experiment.get("network") or run.policy.get("network")}
-    groups: dict[str, list[tuple[str, str]]] = {"experiment": []}
-    unset: list[str] = []
-    for name, value in experiment.items():
-        if _is_unset(value):
-            unset.append(page.words(name))
-        elif isinstance(value, dict):
-            groups[name] = list(_rows(value, unset, name))
-        elif isinstance(value, list) and isinstance(value[0], dict):
-            groups[name] = [(f"layer\u00a0{i}", page.setting(layer)) for i, layer in enumerate(value, 1)]
-        elif name != "name":
-            groups["experiment"].append((page.words(name), str(value) if name == "seed" else page.setting(value)))
-    tables = [f"<div><h3>{escape(page.words(name))}</h3>{page.pairs(rows)}</div>" for name, rows in groups.items()]
-    rest = f'<p class="soft">Not set: {escape(", ".join(unset))}.</p>' if unset else ""
-    return f'<div class="groups">{"".join(tables)}</div>{rest}'
+    said = "" if knows_defaults(run.experiment) else '<p class="soft">As written in experiment.json.</p>'
+    if any(each.is_given for group in groups_of(run.experiment) for each in group.settings):
+        said = '<p class="soft">What was given stands in bold type; the others are defaults.</p>'
+    everything = _setting_groups(groups_of(run.experiment, run.policy, everything=True))
+    fold = f"<details><summary>All, also what is not set or does not apply</summary>{everything}</details>"
+    return said + _setting_groups(groups_of(run.experiment, run.policy)) + fold
 
 
-def _rows(value: dict[str, Any], unset: list[str], path: str, prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Nested settings as rows, named by their path (optimizer · learning rate); `unset` takes what has no value."""
-    for name, item in value.items():
-        title = prefix + page.words(name)
-        if _is_unset(item):
-            unset.append(f"{page.words(path)} · {title}")
-        elif isinstance(item, dict):
-            yield from _rows(item, unset, path, f"{title} · ")
-        elif isinstance(item, list) and isinstance(item[0], dict):
-            yield from ((f"{title} {i}", page.setting(entry)) for i, entry in enumerate(item, 1))
-        else:
-            yield title, page.setting(item)
+def _setting_groups(groups: list[Group]) -> str:
+    tables = []
+    for group in groups:
+        rows = [(_title(each.name), _value(each), each.is_given) for each in group.settings]
+        tables.append(f"<div><h3>{escape(page.words(group.name))}</h3>{page.settings(rows)}</div>")
+    return f'<div class="groups">{"".join(tables)}</div>'
+
+
+def _title(path: str) -> str:
+    """`optimizer.learning_rate` as words; a number stays beside its name."""
+    return " · ".join(page.words(part.replace(" ", "\u00a0")) for part in path.split("."))
+
+
+def _value(each: Setting) -> str:
+    return str(each.value) if each.name == "seed" else page.setting(each.value)
 
 
 def _timings(run: _Run) -> str:
@@ -329,10 +323,6 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _is_unset(value: Any) -> bool:
-    return value is None or (isinstance(value, str | list | dict) and not value)
 
 
 def _listed(value: Any) -> list[Any]:

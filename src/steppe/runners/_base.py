@@ -32,6 +32,8 @@ class Progress:
     metrics: Mapping[str, float] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
     """What a user should know, since the start."""
+    effective: Mapping[str, Any] | None = None
+    """The settings that the run really has (`steppe.runners.effective`): told once, when everything is built."""
 
 
 @dataclass(frozen=True)

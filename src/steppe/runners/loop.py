@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
@@ -22,6 +23,7 @@ from steppe.records.held_folder import HeldFolder
 from steppe.records.metrics import MetricsWriter
 from steppe.records.policy import Policy
 from steppe.runners._base import Chunk, Engine, Limits, Outcome, Progress
+from steppe.runners.effective import effective
 from steppe.runners.leaving import is_filmed
 from steppe.runners.schedule import Schedule
 from steppe.specs.experiment import ExperimentSpec
@@ -81,6 +83,7 @@ class Loop:
             self._restore(checkpoint)
         else:
             self.engine.begin(self.seed)
+        self._tell_settings()
         self._clock = time.perf_counter() - self.seconds
         self._summaries = self._schedule(self.spec.summary_frequency)
         self._saves = self._schedule(self.spec.saver_frequency)
@@ -327,6 +330,11 @@ class Loop:
         settings = getattr(self.engine.agent, "settings", None)
         # A policy of the user's own has none that are known here.
         return {} if settings is None else json.loads(json.dumps(settings.model_dump(mode="json")))
+
+    def _tell_settings(self) -> None:
+        """What the run really works with, for whoever writes it down."""
+        told = effective(self.spec, self.engine.agent)
+        self.show(dataclasses.replace(self._progress("compiling"), effective=told))
 
     def _notice(self, sentence: str) -> None:
         self.notices.append(sentence)

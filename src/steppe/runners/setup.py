@@ -90,6 +90,11 @@ def is_compiled(spec: ExperimentSpec) -> bool:
     )
 
 
+def runs_compiled(spec: ExperimentSpec) -> bool:
+    """Whether the whole loop is compiled, which rollouts counted in episodes cannot be."""
+    return is_compiled(spec) and not _counts_episodes(spec)
+
+
 def _could_be_compiled(environment: EnvironmentSpec) -> bool:
     return environment.backend == "auto" and has_twin(environment.id)
 
@@ -103,7 +108,7 @@ def make_engine(spec: ExperimentSpec, shards: int | None = None) -> Engine:
     """Environments, agent and engine; everything that can be wrong with a spec is found here."""
     if spec.run_mode != "single":
         return import_module(PARALLEL[spec.run_mode]).make_engine(spec)
-    compiled = is_compiled(spec) and not _counts_episodes(spec)
+    compiled = runs_compiled(spec)
     num_envs = num_envs_of(spec)
     can_spread = compiled and agent_class(spec.agent).experience == "trajectories"
     shards = prepare_jax((shards or shards_for(num_envs)) if can_spread else 1)

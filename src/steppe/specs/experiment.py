@@ -18,7 +18,7 @@ from steppe.specs.cluster import ClusterSpec
 from steppe.specs.defaults_by_kind import defaults_for, kind_of
 from steppe.specs.distributed import DistributedSpec, RaySpec
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.files import check_plain, find_config, read_spec_file, shown_path
+from steppe.specs.files import EFFECTIVE, check_plain, find_config, read_spec_file, shown_path
 from steppe.specs.frequency import Frequency
 from steppe.specs.inlining import MEANT_BY_TEXT, inline
 from steppe.specs.kubernetes import KubernetesSpec
@@ -261,10 +261,10 @@ def _read(path: Path) -> tuple[dict[str, Any], Origins]:
 
 
 def _in_present_words(data: Any) -> Any:
-    """An old tfcli file says `"type": "experiment"`, and some fields had other names."""
+    """An old tfcli file says `"type": "experiment"`, and some fields had other names; what a run noted is no field."""
     if not isinstance(data, dict):
         return data
-    data = {key: value for key, value in data.items() if (key, value) != ("type", "experiment")}
+    data = {key: value for key, value in data.items() if (key, value) != ("type", "experiment") and key != EFFECTIVE}
     for old, new in OLD_FIELDS.items():
         if old in data and new not in data:
             data[new] = data.pop(old)

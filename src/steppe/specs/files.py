@@ -15,6 +15,8 @@ from steppe.specs.reading import MEGABYTE, read_small
 from steppe.specs.validation import Origins, Steps
 from steppe.specs.words import did_you_mean
 
+EFFECTIVE = "effective"
+"""The section of experiment.json that tells the settings a run really has; no field, and nothing is trained by it."""
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 PROJECT_FILE = "steppe.json"
 OLD_PROJECT_FILE = ".tensorforce.json"

@@ -15,6 +15,7 @@ from steppe.specs.cluster import ClusterSpec
 from steppe.specs.docstrings import DescribedSchema
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import OLD_FIELDS, ExperimentSpec
+from steppe.specs.files import EFFECTIVE
 from steppe.specs.frequency import Frequency
 from steppe.specs.inlining import SUB_SPECS
 from steppe.specs.network import NetworkSpec
@@ -50,6 +51,10 @@ def schema_of(kind: str, agents: Mapping[str, type[Settings]] | None = None) -> 
             schema["properties"][name] = _or_name(name, schema["properties"][name])
         schema["properties"]["agent"]["anyOf"].append({"type": "null"})
         schema["properties"]["type"] = {"const": "experiment", "description": "Old files say it; it may be left out."}
+        schema["properties"][EFFECTIVE] = {
+            "type": "object",
+            "description": "What a run has noted of its settings with all defaults; nothing is trained by it.",
+        }
         for old, new in OLD_FIELDS.items():
             schema["properties"][old] = schema["properties"][new] | {"description": f"The same as {new}."}
     if kind == "graph":
