@@ -214,7 +214,7 @@ def _settings_table(settings: type[BaseModel], spelled: Mapping[str, list[str]] 
     from steppe.cli.console import table
     from steppe.specs import describing
 
-    listing = table("  SETTING", "TYPE", "DEFAULT", "WHAT IT DOES")
+    listing = table("  SETTING", "TYPE", "DEFAULT", "WHAT IT DOES", drop=("TYPE",))
     for row in describing.rows(settings, without_type=True, spelled=spelled):
         listing.add_row(*_plain(f"  {row.name}", row.plain_type, row.default, row.sentence))
     return listing

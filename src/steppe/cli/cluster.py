@@ -131,7 +131,9 @@ def list_clusters(as_json: AS_JSON = False) -> None:
         return
     out = console()
     if entries:
-        listing = table("NAME", "PROVIDER", "STATE", "NODES", "VERSION", "WHERE", "MADE BY", "AGE", right=("NODES",))
+        columns = ("NAME", "PROVIDER", "STATE", "NODES", "VERSION", "WHERE", "MADE BY", "AGE")
+        drop = ("VERSION", "MADE BY", "AGE", "NODES", "WHERE")
+        listing = table(*columns, right=("NODES",), drop=drop)
         for row in map(_row, entries):
             nodes = "" if row["num_nodes"] is None else str(row["num_nodes"])
             listing.add_row(

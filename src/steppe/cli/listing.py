@@ -42,6 +42,7 @@ def print_list(start: Path, as_json: bool) -> None:
     listing = table(
         *("NAME", "STATE", "RUN MODE", "ENVIRONMENT", "AGENT", "TIMESTEPS", "RETURN", "AGE"),
         right=("TIMESTEPS", "RETURN"),
+        drop=("RUN MODE", "AGE", "AGENT", "ENVIRONMENT", "TIMESTEPS"),
     )
     for row in rows:
         if "error" in row:

@@ -12,8 +12,8 @@ from steppe.cli.text import count, duration, score
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
+    from steppe.cli.console import FittingTable
     from steppe.serve.scores import Scores
 
 LINE_SECONDS = 3.0
@@ -26,10 +26,10 @@ def display(title: str, quiet: bool = False) -> Display:
     return Panel(title) if console().is_terminal else Lines(title)
 
 
-def route_table(scores: Scores) -> Table:
+def route_table(scores: Scores) -> FittingTable:
     """One row for each route."""
     columns = ("ROUTE", "POLICY", "VERSION", "EPISODES", "SHARE", "MEAN RETURN", "LAST 100", "BEST")
-    rows = table(*columns, right=columns[3:])
+    rows = table(*columns, right=columns[3:], drop=("BEST", "VERSION", "SHARE", "POLICY"))
     for route in scores.routes:
         recent = sum(route.recent) / len(route.recent)
         share = f"{route.episodes / scores.episodes:.0%}"

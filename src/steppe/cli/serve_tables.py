@@ -53,7 +53,11 @@ def print_comparison(comparison: Comparison, confidence: float) -> None:
         mean = f", mean return {score(comparison.mean)}" if comparison.mean is not None else ""
         out.print(f"{comparison.decisions:,} decisions, {comparison.rewarded:,} rewarded{mean}", style="bold")
         columns = ("POLICY", "VERSION", "DECISIONS", "REWARDED", "MEAN RETURN", "ON ALL TRAFFIC", f"{confidence:.0%}")
-        rows = table(*columns, "UNBIASED", f"{confidence:.0%} ", "WORTH", right=columns[2:6] + ("UNBIASED", "WORTH"))
+        right, drop = (
+            (*columns[2:6], "UNBIASED", "WORTH"),
+            ("REWARDED", "UNBIASED", f"{confidence:.0%} ", "MEAN RETURN"),
+        )
+        rows = table(*columns, "UNBIASED", f"{confidence:.0%} ", "WORTH", right=right, drop=drop)
         for estimate in (*comparison.policies, *comparison.versions):
             rows.add_row(*_estimated(estimate))
         out.print(rows)
@@ -64,7 +68,7 @@ def print_comparison(comparison: Comparison, confidence: float) -> None:
 def _print_policies(policies: list[dict[str, Any]]) -> None:
     """One row for each policy, with what came of all of its versions."""
     columns = ("POLICY", "IN SERVICE", "REQUESTS", "REWARDED", "MEAN RETURN")
-    rows = table(*columns, right=columns[2:])
+    rows = table(*columns, right=columns[2:], drop=("REWARDED", "REQUESTS"))
     for policy in policies:
         version = f"{policy['version']}{' (pinned)' if policy['pinned'] else ''}"
         figures = (f"{policy['requests']:,}", f"{policy['feedback']:,}", score(policy["mean_reward"]))
@@ -97,7 +101,7 @@ def _interval(interval: Interval | None) -> tuple[str, str]:
 
 def _print_routers(routers: list[dict[str, Any]]) -> None:
     columns = ("ROUTER", "BRANCH", "REQUESTS", "SHARE", "EPISODES", "REWARDED", "MEAN RETURN", "NEXT", "BEST")
-    rows = table(*columns, right=columns[2:8])
+    rows = table(*columns, right=columns[2:8], drop=("NEXT", "EPISODES", "REQUESTS", "REWARDED", "ROUTER"))
     for router in routers:
         for branch in router["branches"]:
             rows.add_row(
@@ -110,7 +114,15 @@ def _print_routers(routers: list[dict[str, Any]]) -> None:
 
 
 def _print_shadows(shadows: list[dict[str, Any]]) -> None:
-    rows = table("SHADOW", "POLICY", "REQUESTS", "DIFFERENCE", "FAILED", right=("REQUESTS", "DIFFERENCE", "FAILED"))
+    rows = table(
+        "SHADOW",
+        "POLICY",
+        "REQUESTS",
+        "DIFFERENCE",
+        "FAILED",
+        right=("REQUESTS", "DIFFERENCE", "FAILED"),
+        drop=("REQUESTS",),
+    )
     for shadow in shadows:
         difference = "-" if shadow["mean_difference"] is None else f"{shadow['mean_difference']:.3g}"
         rows.add_row(

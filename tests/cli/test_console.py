@@ -1,0 +1,89 @@
+"""What fits a narrow terminal, and what is never broken to fit."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from steppe.cli import running
+from steppe.cli.console import Console, table, wrapped
+
+NAME = "CartPole-v1-ppo-with-a-tuned-learning-rate-1"
+
+
+@pytest.fixture
+def terminal() -> Console:
+    return Console(highlight=False, width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+
+
+def printed(terminal: Console) -> list[str]:
+    assert isinstance(terminal.file, io.StringIO)
+    return terminal.file.getvalue().splitlines()
+
+
+def experiments(name: str) -> Any:
+    columns = ("NAME", "STATE", "RUN MODE", "ENVIRONMENT", "AGE")
+    listing = table(*columns, drop=("RUN MODE", "AGE", "ENVIRONMENT"))
+    listing.add_row(name, "completed", "distributed", "MiniGrid-Empty-5x5-v0", "3 min")
+    return listing
+
+
+def test_a_table_leaves_out_columns_instead_of_breaking_names(terminal: Console) -> None:
+    terminal.print(experiments(NAME))
+    header, row, note = printed(terminal)
+    assert header.split() == ["NAME", "STATE", "ENVIRONMENT"]
+    assert row.split() == [NAME, "completed", "MiniGrid-Empty-5x5-v0"]
+    assert note == "not shown, as the terminal is too narrow: RUN MODE, AGE"
+    assert max(map(len, (header, row, note))) <= 80
+
+
+def test_a_table_with_room_keeps_all_columns(terminal: Console) -> None:
+    terminal.print(experiments("first"))
+    header, row = printed(terminal)
+    assert header.split() == ["NAME", "STATE", "RUN", "MODE", "ENVIRONMENT", "AGE"]
+    assert row.split()[-2:] == ["3", "min"]
+
+
+def test_a_name_wider_than_the_terminal_is_not_cut(terminal: Console) -> None:
+    terminal.print(experiments("n" * 90))
+    assert "n" * 90 in printed(terminal)[1]
+
+
+def test_prose_in_a_table_is_wrapped_between_words(terminal: Console) -> None:
+    listing = table("AGENT", "WHAT IT DOES")
+    listing.add_row("dqn", "A long sentence of short words that goes on and on. " * 4)
+    terminal.print(listing)
+    lines = printed(terminal)
+    assert len(lines) > 3
+    assert all(len(line) <= 80 for line in lines)
+    assert " ".join(" ".join(lines[1:]).split()) == "dqn " + " ".join(
+        ["A long sentence of short words that goes on and on."] * 4
+    )
+
+
+def test_commands_to_copy_are_one_line_each(terminal: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "console", lambda: terminal)
+    command = f"steppe policy export steppe-runs/{NAME}/policy --to policy-of-the-first-evening.onnx"
+    running.print_commands([command])
+    assert printed(terminal) == [f"  {command}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("short", ["short"]),
+        ("  folder       /" + "a" * 90, ["  folder       /" + "a" * 90]),
+        ("note: " + "word " * 16, ["note: " + "word " * 14 + "word", "  word"]),
+        (
+            'note: what it left is on cluster "lab"; fetch it with: steppe experiment download -e first; then go on',
+            [
+                'note: what it left is on cluster "lab"; fetch it with:',
+                "  steppe experiment download -e first; then go on",
+            ],
+        ),
+    ],
+)
+def test_sentences_are_broken_between_words_but_commands_and_paths_are_not(text: str, lines: list[str]) -> None:
+    assert wrapped(text, 80).split("\n") == lines
