@@ -69,7 +69,7 @@ class Policy:
         `deterministic` takes the best action instead of drawing one. A random policy has no best: it always draws.
         """
         observations, is_batch = self._coerce(observation)
-        actions, state = self._act(observations, self._remembered(len(observations)), deterministic, rng)
+        actions, _, state = self._act(observations, self._remembered(len(observations)), deterministic, rng)
         if self.is_recurrent:
             self._state = state
         return actions if is_batch else _one(actions, self.description.action)
@@ -98,6 +98,13 @@ class Policy:
 
         Begin with `initial_state((B,))`, and put its rows in place of those whose episode has ended.
         """
+        actions, _, after = self._act(self._coerce(observations)[0], state, deterministic, rng)
+        return actions, after
+
+    def advance_with_outputs(
+        self, observations: Any, state: State, deterministic: bool = True, rng: np.random.Generator | None = None
+    ) -> tuple[np.ndarray, np.ndarray, State]:
+        """(actions, the head's outputs [B, outputs] that they follow from, the state after): `advance`, and more."""
         return self._act(self._coerce(observations)[0], state, deterministic, rng)
 
     def outputs(self, observations: Any) -> np.ndarray:
@@ -152,14 +159,14 @@ class Policy:
 
     def _act(
         self, observations: np.ndarray, state: State, deterministic: bool, rng: np.random.Generator | None
-    ) -> tuple[np.ndarray, State]:
-        """(actions [B, ...] as the environment takes them, the state after)."""
+    ) -> tuple[np.ndarray, np.ndarray, State]:
+        """(actions [B, ...] as the environment takes them, the head's outputs, the state after)."""
         space, head, weights = self.description.action, self.description.head, self._weights
         observations, state = self._preprocessed(observations, state)
         outputs, state = self._outputs(observations, state, weights)
         if self.kind == "constant":
             actions = np.broadcast_to(weights.tensors["constant/action"], (len(observations), *space.shape)).copy()
-            return actions, state
+            return actions, outputs, state
         if deterministic and self.kind != "random":
             action = heads.greedy(self.kind, outputs, space)
         else:
@@ -168,7 +175,7 @@ class Policy:
             log_std = weights.tensors.get("head/log_std", 0.0)
             spread = {name: head[name] for name in ("epsilon", "sigma") if name in head}
             action = heads.sample(self.kind, outputs, noise, space, log_std=log_std, **spread)
-        return heads.postprocess(self.kind, action, space), state
+        return heads.postprocess(self.kind, action, space), outputs, state
 
     def _outputs(self, observations: np.ndarray, state: State, weights: _Weights) -> tuple[np.ndarray, State]:
         tensors = weights.tensors

@@ -36,8 +36,7 @@ def act(
 def _act(
     policy: Policy, observations: np.ndarray, state: State, greedy: bool, rng: np.random.Generator, wants_outputs: bool
 ) -> tuple[np.ndarray, np.ndarray | None, State]:
-    outputs = None
     if wants_outputs:
-        outputs = policy.outputs_after(observations, state)[0] if state else policy.outputs(observations)
+        return policy.advance_with_outputs(observations, state, greedy, rng)
     actions, after = policy.advance(observations, state, greedy, rng)
-    return actions, outputs, after
+    return actions, None, after

@@ -95,6 +95,7 @@ class Endpoint:
         self._numbers = itertools.count(1)
         self._arms: dict[Any, Any] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_unloaded = False
 
     async def start(self, address: str = "") -> None:
         """Opens the ledger and, where asked for, begins to watch for newer policies.
@@ -125,8 +126,19 @@ class Endpoint:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has been started and not yet closed."""
-        return self._writer is not None
+        """Whether it answers questions: it has been started, and neither closed nor unloaded."""
+        return self._writer is not None and not self._is_unloaded
+
+    def unload(self, model: str) -> None:
+        """Answers no more questions until `load`; rewards still count. Only the whole endpoint can be unloaded."""
+        if self._node(model) is not self.graph.root:
+            raise UserError(f'"{model}" is a part of "{self.name}" and cannot be unloaded by itself')
+        self._is_unloaded = True
+
+    def load(self, model: str) -> None:
+        """Answers questions again."""
+        if self._node(model) is self.graph.root:
+            self._is_unloaded = False
 
     def models(self) -> tuple[str, ...]:
         """The names that can be asked for: the endpoint's own first, then the nodes of its graph."""
@@ -174,18 +186,21 @@ class Endpoint:
             except UserError as error:
                 results[index] = error
                 continue
-            if episode.version.is_recurrent or question.outputs or len(question.observations) > PIECE:
+            if episode.version.is_recurrent or len(question.observations) > PIECE:
                 alone.append(index)
             else:
                 greedy = _greedy(question, episode.path.leaf)
                 groups.setdefault((id(episode.version), greedy), []).append((index, episode))
         for (_, greedy), members in groups.items():
             together = np.concatenate([questions[index].observations for index, _ in members])
-            actions, _ = members[0][1].version.policy.advance(together, {}, greedy, self._rng)
+            wants_outputs = any(questions[index].outputs for index, _ in members)
+            policy = members[0][1].version.policy
+            actions, outputs, _ = act(policy, together, {}, greedy, self._rng, wants_outputs)
             start = 0
             for index, episode in members:
-                end = start + len(questions[index].observations)
-                results[index] = self._record(questions[index], episode, actions[start:end], None)
+                question, end = questions[index], start + len(questions[index].observations)
+                wanted = outputs[start:end] if outputs is not None and question.outputs else None
+                results[index] = self._record(question, episode, actions[start:end], wanted)
                 start = end
         for index in alone:
             try:
@@ -294,6 +309,8 @@ class Endpoint:
 
     def _episode_for(self, question: Question) -> Episode:
         """The question's open episode, or a new one that is not open yet."""
+        if self._is_unloaded:
+            raise Unavailable(f'"{self.name}" is unloaded; load it to ask it')
         sequence = question.sequence_id
         checking.check_id(question.id, "id")
         node = self._node(question.model)

@@ -128,10 +128,11 @@ def _size(episode: Episode) -> int:
 
 def _by_itself(answer: Answer) -> Answer:
     """The answer without the others that were computed in the same batch, of which its arrays may be parts."""
-    base = answer.actions.base
-    if base is None or base.nbytes <= SMALL_BASE:
+    arrays = [each for each in (answer.actions, answer.outputs) if each is not None]
+    if all(each.base is None or each.base.nbytes <= SMALL_BASE for each in arrays):
         return answer
-    return replace(answer, actions=answer.actions.copy())
+    outputs = None if answer.outputs is None else answer.outputs.copy()
+    return replace(answer, actions=answer.actions.copy(), outputs=outputs)
 
 
 def _mark(question: Question) -> tuple[Any, ...]:

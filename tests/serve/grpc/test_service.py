@@ -35,6 +35,17 @@ for number in range(20):
 said["actions"] = result.as_numpy("action").tolist()
 said["outputs"] = result.as_numpy("outputs").tolist()
 said["id"] = result.get_response().id
+bare = client.infer("pole", [given])
+said["bare"] = [bare.as_numpy("action").tolist(), bare.as_numpy("outputs").tolist()]
+try:
+    client.infer("pole", [given], outputs=[triton.InferRequestedOutput("outputs", class_count=2)])
+except triton.InferenceServerException as error:
+    said["classes"] = error.message()
+client.unload_model("pole")
+said["unloaded"] = [client.is_model_ready("pole"), client.is_server_ready()]
+said["index"] = [each.state for each in client.get_model_repository_index().models]
+client.load_model("pole")
+said["loaded"] = client.is_model_ready("pole")
 try:
     client.infer("nobody", [given])
 except triton.InferenceServerException as error:
@@ -188,6 +199,11 @@ def test_tritons_client_works(tmp_path):
     np.testing.assert_allclose(said["outputs"], POLICY.outputs(ROWS), rtol=1e-6)
     assert len(set(said["policies"])) == 1
     assert said["id"] == "r19"
+    assert said["bare"][0] == POLICY.act(ROWS).tolist()
+    np.testing.assert_allclose(said["bare"][1], POLICY.outputs(ROWS), rtol=1e-6)
+    assert "class_count" in said["classes"]
+    assert (said["unloaded"], said["loaded"]) == ([False, False], True)
+    assert set(said["index"]) == {"UNAVAILABLE"}
     assert said["error"][0] == "StatusCode.NOT_FOUND"
 
 

@@ -35,7 +35,17 @@ for binary_in, binary_out, squeeze in ways:
     said["id"] = result.get_response()["id"]
 given = triton.InferInput("observation", rows.shape, "FP32")
 given.set_data_from_numpy(rows)
-said["bare"] = client.infer("pole", [given]).as_numpy("action").tolist()
+bare = client.infer("pole", [given])
+said["bare"] = bare.as_numpy("action").tolist()
+said["bare_outputs"] = bare.as_numpy("outputs").tolist()
+try:
+    client.infer("pole", [given], outputs=[triton.InferRequestedOutput("outputs", class_count=2)])
+except triton.InferenceServerException as error:
+    said["classes"] = error.message()
+client.unload_model("pole")
+said["unloaded"] = client.is_model_ready("pole")
+client.load_model("pole")
+said["loaded"] = client.is_model_ready("pole")
 try:
     wrong = triton.InferInput("obs", rows.shape, "FP32")
     wrong.set_data_from_numpy(rows)
@@ -79,6 +89,9 @@ def test_tritons_client_works(tmp_path):
     assert said["index"] == ["pole", "a", "b"]
     assert said["actions"] == [POLICY.act(rows).tolist()] * 4
     assert said["bare"] == POLICY.act(rows).tolist()
+    np.testing.assert_allclose(said["bare_outputs"], POLICY.outputs(rows), rtol=1e-6)
+    assert "class_count" in said["classes"]
+    assert (said["unloaded"], said["loaded"]) == (False, True)
     np.testing.assert_allclose(said["outputs"], POLICY.outputs(rows), rtol=1e-6)
     assert len(set(said["policies"])) == 1
     assert said["id"] == "mine"

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 import pytest
 from policies import make_policy
-from served import one_policy, question, serving
+from served import one_policy, question, router, serving
 
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
@@ -94,15 +94,67 @@ def test_the_heads_outputs_are_given_when_they_are_asked_for(one):
     np.testing.assert_allclose(reply["outputs"][0]["data"], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("more", [{}, {"outputs": []}, {"id": "mine"}, {"parameters": {"deterministic": True}}])
+def test_all_outputs_are_given_if_none_is_named(one, more):
+    action, outputs = one.infer(**more).json["outputs"]
+    expected = POLICY.outputs(np.array([ROW], np.float32))
+    assert (action["name"], outputs["name"], outputs["shape"]) == ("action", "outputs", [1, 3])
+    np.testing.assert_allclose(outputs["data"], expected.ravel(), rtol=1e-6)
+    assert action["data"] == [int(expected.argmax())]
+    (alone,) = one.infer(**more | {"outputs": [{"name": "action"}]}).json["outputs"]
+    assert alone == action
+
+
+def test_a_policy_without_a_head_has_one_output(tmp_path):
+    with serving(one_policy(tmp_path, layers=None, kind="random"), tmp_path) as served:
+        assert [each["name"] for each in served.infer().json["outputs"]] == ["action"]
+
+
+@pytest.mark.parametrize("name", ["classification", "shared_memory_region"])
+def test_what_an_output_cannot_be_is_refused(one, name):
+    reply = one.infer(outputs=[{"name": "outputs", "parameters": {name: 2}}])
+    assert reply.status == 400
+    assert f'"{name}"' in reply.json["error"]
+    assert "leave it out" in reply.json["error"]
+
+
+def test_an_endpoint_is_unloaded_and_loaded_again(tmp_path):
+    with serving(router(tmp_path), tmp_path) as served:
+        asked = served.infer(id="before")
+        refused = served.post("/v2/repository/models/a/unload", {})
+        assert (refused.status, refused.json["error"]) == (
+            400,
+            '"a" is a part of "pole" and cannot be unloaded by itself',
+        )
+        assert served.post("/v2/repository/models/nobody/unload", {}).status == 404
+        assert served.post("/v2/repository/models/pole/unload", {}).status == 200
+        for name in ("pole", "a"):
+            answer = served.infer(name)
+            assert (answer.status, answer.json["error"]) == (503, '"pole" is unloaded; load it to ask it')
+            assert served.get(f"/v2/models/{name}/ready").status == 503
+        assert served.get("/v2/health/ready").status == 503
+        assert served.get("/v2/health/live").status == 200
+        index = served.post("/v2/repository/index", {}).json
+        assert {(each["state"], each["reason"]) for each in index} == {("UNAVAILABLE", "unloaded")}
+        assert served.post("/v2/repository/index", {"ready": True}).json == []
+        reward = {"id": asked.json["id"], "reward": 1.0}
+        assert served.post("/v2/models/pole/feedback", reward).json["applied"]
+        assert served.post("/v2/repository/models/pole/load", {}).status == 200
+        assert served.infer().status == served.get("/v2/health/ready").status == 200
+
+
 def test_tensors_go_as_bytes_both_ways(one):
     rows = np.random.default_rng(1).normal(size=(3, 4)).astype("<f4")
     tensor = {"name": "observation", "shape": [3, 4], "datatype": "FP32", "parameters": {"binary_data_size": 48}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     reply = one.post("/v2/models/pole/infer", head + rows.tobytes(), Inference_Header_Content_Length=str(len(head)))
     size = int(reply.headers["inference-header-content-length"])
-    said = json.loads(reply.body[:size])["outputs"][0]
-    assert said["parameters"] == {"binary_data_size": 12}
-    assert np.frombuffer(reply.body[size:], "<i4").tolist() == POLICY.act(rows).tolist()
+    action, outputs = json.loads(reply.body[:size])["outputs"]
+    assert (action["parameters"], outputs["parameters"]) == ({"binary_data_size": 12}, {"binary_data_size": 36})
+    assert np.frombuffer(reply.body[size : size + 12], "<i4").tolist() == POLICY.act(rows).tolist()
+    np.testing.assert_allclose(
+        np.frombuffer(reply.body[size + 12 :], "<f4").reshape(3, 3), POLICY.outputs(rows), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(

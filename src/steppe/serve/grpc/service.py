@@ -14,7 +14,7 @@ from steppe.serve.endpoint import Endpoint
 from steppe.serve.exchange import Answer, Feedback, Question
 from steppe.serve.grpc import messages
 from steppe.serve.grpc.guard import Guard, Method, answered
-from steppe.serve.http.open_inference import ACTION, EXTENSIONS, OUTPUTS, labels, raw
+from steppe.serve.http.open_inference import ACTION, EXTENSIONS, OUTPUTS, check_supported, labels, listed, raw
 from steppe.serve.http.replies import flag_field, optional_flag, text_field
 from steppe.serve.tensors import from_bytes, from_numbers, word_of
 
@@ -52,6 +52,9 @@ class Service:
             "ServerMetadata": ("metadata", self._server),
             "ModelMetadata": ("metadata", self._model),
             "ModelInfer": ("infer", self._infer),
+            "RepositoryIndex": ("metadata", self._index),
+            "RepositoryModelLoad": ("load", self._load),
+            "RepositoryModelUnload": ("load", self._unload),
             "SendFeedback": ("feedback", self._feedback),
         }
         return [guard.service(name, own) for name in (messages.INFERENCE, messages.FEEDBACK)]
@@ -78,6 +81,22 @@ class Service:
             for each in tensors:
                 side.add(name=each.name, datatype=each.datatype, shape=each.shape)
         return response, ""
+
+    async def _index(self, request: Any) -> tuple[Any, str]:
+        return messages.RepositoryIndexResponse(models=listed(self._endpoint, request.ready)), ""
+
+    async def _load(self, request: Any) -> tuple[Any, str]:
+        version = {name: _value(each) for name, each in request.parameters.items()}
+        self._endpoint.load(request.model_name)
+        if "version" in version:
+            await self._endpoint.pin(request.model_name, text_field(version, "version"))
+        else:
+            await self._endpoint.reload()
+        return messages.RepositoryModelLoadResponse(), ""
+
+    async def _unload(self, request: Any) -> tuple[Any, str]:
+        self._endpoint.unload(request.model_name)
+        return messages.RepositoryModelUnloadResponse(), ""
 
     async def _infer(self, request: Any) -> tuple[Any, str]:
         model = request.model_name or None
@@ -139,11 +158,12 @@ def _tensor(request: Any, expected: str) -> np.ndarray:
 
 
 def _wanted(request: Any, names: list[str]) -> list[str]:
-    """The outputs that are asked for; the action where none is named."""
+    """The outputs that are asked for; all if none is named."""
     for each in request.outputs:
         if each.name not in names:
             raise UserError(f'there is no output "{each.name[:100]}"; there are {", ".join(names)}')
-    return [each.name for each in request.outputs] or [ACTION]
+        check_supported({name: _value(value) for name, value in each.parameters.items()}, each.name)
+    return [each.name for each in request.outputs] or names
 
 
 def _response(answer: Answer, model: str, wanted: list[str], as_bytes: bool) -> Any:

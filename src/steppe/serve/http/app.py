@@ -259,6 +259,8 @@ class App:
         match method, words:
             case "POST", ["repository", "models", name, "load"] if name:
                 return Route("load", protocol.load, model=name)
+            case "POST", ["repository", "models", name, "unload"] if name:
+                return Route("load", protocol.unload, model=name)
             case _, ["models", name, "versions", version, *rest] if name and version:
                 pass
             case _, ["models", name, *rest] if name:

@@ -32,8 +32,9 @@ from steppe.serve.tensors import from_numbers, one_small, word_of
 
 EXTENSIONS = ["binary_tensor_data", "sequence", "model_repository", "feedback"]
 ACTION, OUTPUTS = "action", "outputs"
-"""The two outputs of a policy: what it does, and, only where it is asked for by name, what its head computed."""
-JUST_THE_ACTION = {ACTION: False}
+"""The two outputs of a policy: what it does, and what its head computed, if it has a head."""
+UNSUPPORTED = {"classification": "class_count", "shared_memory_region": "shared memory"}
+"""Parameters of outputs that belong to extensions which the server does not name, and how clients call them."""
 
 
 class Form(NamedTuple):
@@ -41,6 +42,8 @@ class Form(NamedTuple):
 
     input: str
     outputs: tuple[str, ...]
+    all_as_numbers: dict[str, bool]
+    """The outputs of a question that names none -> whether as bytes: not one."""
     is_vector: bool
     """Whether an observation is `size` numbers, any finite ones."""
     size: int
@@ -81,23 +84,22 @@ class OpenInference:
     def index(self, request: Request) -> Reply:
         """POST /v2/repository/index: what can be asked for, the endpoint itself first."""
         wants_ready = optional_flag(parsed(request.body), "ready") if request.body else None
-        models = []
-        for name in self._endpoint.models():
-            metadata = self._endpoint.metadata(name)
-            state = "READY" if metadata.ready else "UNAVAILABLE"
-            versions = metadata.versions or ("",)
-            models += [{"name": name, "version": version, "state": state, "reason": ""} for version in versions[-1:]]
-        return as_json([each for each in models if not wants_ready or each["state"] == "READY"])
+        return as_json(listed(self._endpoint, wants_ready is True))
 
     async def load(self, request: Request) -> Reply:
         """POST /v2/repository/models/NAME/load: looks for newer versions, or puts the one in `version` into service."""
         given = object_field(parsed(request.body), "parameters") if request.body else {}
         version, model = text_field(given, "version"), request.model or ""
-        self._endpoint.metadata(model)
+        self._endpoint.load(model)
         if "version" in given:
             await self._endpoint.pin(model, version)
             return as_json({"news": []})
         return as_json({"news": await self._endpoint.reload()})
+
+    def unload(self, request: Request) -> Reply:
+        """POST /v2/repository/models/NAME/unload: no more answers until it is loaded again; of the whole endpoint."""
+        self._endpoint.unload(request.model or "")
+        return as_json({})
 
     def infer(self, request: Request) -> Reply | Awaitable[Reply]:
         """POST /v2/models/NAME/infer"""
@@ -134,7 +136,8 @@ class OpenInference:
             raise UserError(f'"inputs" must be a list of one tensor, "{form.input}"')
         observations = self._observations(inputs[0], rest, form, model)
         if len(message) == 1:
-            return Question(observations, model=model, version=request.version), JUST_THE_ACTION
+            wanted = form.all_as_numbers
+            return Question(observations, model=model, version=request.version, outputs=OUTPUTS in wanted), wanted
         id = text_field(message, "id")
         parameters = object_field(message, "parameters")
         wanted = _wanted(message, parameters, form.outputs)
@@ -169,7 +172,7 @@ class OpenInference:
         metadata = self._endpoint.metadata(model)
         observation, outputs = metadata.inputs[0], tuple(each.name for each in metadata.outputs)
         is_vector = observation.datatype == "FP32" and len(observation.shape) == 2
-        form = Form(observation.name, outputs, is_vector, observation.shape[-1])
+        form = Form(observation.name, outputs, dict.fromkeys(outputs, False), is_vector, observation.shape[-1])
         self._forms[model] = form
         return form
 
@@ -197,6 +200,17 @@ class OpenInference:
         if blobs:
             return binary_tensors.reply(message, blobs, answer.policy)
         return as_json(message, label=answer.policy)
+
+
+def listed(endpoint: Endpoint, wants_ready: bool) -> list[dict[str, str]]:
+    """The entries of the repository's index: the endpoint itself first, then the nodes of its graph."""
+    models = []
+    for name in endpoint.models():
+        metadata = endpoint.metadata(name)
+        state, reason = ("READY", "") if metadata.ready else ("UNAVAILABLE", "unloaded")
+        version = (metadata.versions or ("",))[-1]
+        models.append({"name": name, "version": version, "state": state, "reason": reason})
+    return [each for each in models if not wants_ready or each["state"] == "READY"]
 
 
 def described(metadata: Metadata) -> dict[str, Any]:
@@ -244,6 +258,16 @@ def receipted(receipt: Receipt) -> dict[str, Any]:
     }
 
 
+def check_supported(parameters: dict[str, Any], output: str) -> None:
+    """Refuses parameters of an output that would change the answer, if they were understood."""
+    for name, known_as in UNSUPPORTED.items():
+        if parameters.get(name) is not None:
+            raise UserError(
+                f'"{name}" ({known_as}) of the output "{output}" belongs to an extension that is not supported; leave '
+                "it out"
+            )
+
+
 def raw(array: np.ndarray) -> bytes:
     """Its bytes as the protocol has them: little-endian, in row order."""
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
@@ -269,11 +293,11 @@ def _tensor(tensor: dict[str, Any], expected: str, rest: memoryview | None) -> n
 
 
 def _wanted(message: dict[str, Any], parameters: dict[str, Any], names: tuple[str, ...]) -> dict[str, bool]:
-    """The names of the outputs that are asked for, the action where none is named -> whether they are to be bytes."""
+    """The names of the outputs that are asked for, all if none is named -> whether they are to be bytes."""
     as_bytes = optional_flag(parameters, "binary_data_output") is True
     outputs = message.get("outputs")
     if outputs is None or outputs == []:
-        return {ACTION: as_bytes}
+        return dict.fromkeys(names, as_bytes)
     if type(outputs) is not list:
         raise UserError('"outputs" must be a list of the outputs that are wanted')
     wanted = {}
@@ -281,7 +305,9 @@ def _wanted(message: dict[str, Any], parameters: dict[str, Any], names: tuple[st
         name = each.get("name") if type(each) is dict else None
         if name not in names:
             raise UserError(f"there is no output {_shown(name)}; there are {', '.join(names)}")
-        own = optional_flag(object_field(each, "parameters"), "binary_data")
+        given = object_field(each, "parameters")
+        check_supported(given, str(name))
+        own = optional_flag(given, "binary_data")
         wanted[str(name)] = as_bytes if own is None else own
     return wanted
 

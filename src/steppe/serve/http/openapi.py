@@ -56,6 +56,10 @@ def _paths(endpoint: Endpoint, metadata: Metadata) -> dict[str, Any]:
             "parameters": [model],
             "post": _optional(_post("Looks for newer versions, or puts one into service", "LoadRequest", "Loaded")),
         },
+        "/v2/repository/models/{model}/unload": {
+            "parameters": [model],
+            "post": _optional(_post("Answers no more questions until it is loaded", "LoadRequest", "Unloaded")),
+        },
         "/v2/models/{model}/feedback": {
             "parameters": [model],
             "post": _post("A reward for a request or an episode", "Feedback", "Receipt"),
@@ -123,6 +127,7 @@ def _schemas(metadata: Metadata) -> dict[str, Schema]:
         "IndexRequest": _object({"ready": FLAG}),
         "Index": _list(_object({"name": TEXT, "state": TEXT}, ["name"])),
         "LoadRequest": _object({"parameters": _maybe(_object({"version": WORD}))}),
+        "Unloaded": _object({}),
         "Loaded": _object({"news": _list(TEXT)}, ["news"]),
         "InferRequest": _object(
             {
