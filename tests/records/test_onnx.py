@@ -160,18 +160,38 @@ def test_preprocessing_is_included(tmp_path, space, stages):
     assert_model_equals(make_policy(space, stages=stages), tmp_path)
 
 
-def test_a_policy_that_stacks_frames_takes_them_stacked(tmp_path):
-    policy = make_policy(FRAME, stages=["grayscale", {"type": "sequence", "length": 3}])
+@pytest.mark.parametrize(
+    ("space", "stages", "layers"),
+    [
+        (FRAME, ["grayscale", {"type": "sequence", "length": 3}], DENSE),
+        (FRAME, [{"type": "sequence", "length": 2}, {"type": "divide", "scale": 255}], DENSE),
+        (Box((5,)), [{"type": "sequence", "length": 4, "add_rank": True}, "flatten"], DENSE),
+        (Box((5,)), [{"type": "sequence"}, {"type": "clip", "min": -1, "max": 1}, {"type": "sequence"}], DENSE),
+        (Box((5,)), [{"type": "sequence"}], [{"type": "lstm", "size": 4}]),
+    ],
+    ids=["grey frames", "colours", "a new axis", "two sequences", "before an lstm"],
+)
+def test_frames_are_stacked_in_the_model(tmp_path, space, stages, layers):
+    policy = make_policy(space, stages=stages, layers=layers)
     path = policy.export_onnx(tmp_path / "policy.onnx")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    frames, state = observations(FRAME, 4), policy.initial_state((1,))
-    stages = policy.description.preprocessing
-    seen = stages.initial((1,))
-    for t, frame in enumerate(frames):
-        expected, state = policy.outputs_after(frame[None], state)
-        stacked, seen = stages(frame[None], seen, np.array([t == 0]))
-        (outputs,) = session.run(["outputs"], {"observation": stacked.astype(np.float32)})
-        np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=1e-5)
+    frames = observations(space, 12).reshape(6, 2, *space.shape)
+    state = policy.initial_state((2,))
+    remembered = {name: each.astype(np.float32) for name, each in state.items()}
+    names = [each.name for each in session.get_outputs()]
+    assert names == ["action", "outputs", *(f"next/{name}" for name in state)]
+    for t, both in enumerate(frames):
+        if t == 3:
+            # The second episode ends earlier than the first.
+            for each in (*state.values(), *remembered.values()):
+                each[1] = 0
+        expected, state = policy.outputs_after(both, state)
+        found = dict(zip(names, session.run(None, {"observation": both.astype(np.float32)} | remembered), strict=True))
+        np.testing.assert_allclose(found["outputs"], expected, atol=1e-5, rtol=1e-5)
+        assert found["action"].tolist() == expected.argmax(-1).tolist()
+        remembered = {name: found[f"next/{name}"] for name in state}
+        for name, each in state.items():
+            np.testing.assert_allclose(remembered[name], each, atol=1e-5)
 
 
 def test_the_same_policy_is_always_the_same_bytes(tmp_path):

@@ -1,8 +1,8 @@
 """A policy as an ONNX model: observation [batch, *shape] -> the greedy action as environments take it, and outputs.
 
-A recurrent policy also takes what it remembers, such as "1_lstm/hidden" [batch, size], zeros where an episode begins,
-and gives what to remember next under the same names after "next/". Preprocessing is part of the model, but for frames
-that are stacked: such a model takes the stacked, preprocessed observation.
+A policy that remembers (recurrent, or with frames that are stacked) also takes what it remembers, such as
+"1_lstm/hidden" [batch, size], zeros where an episode begins, and gives what to remember next under the same names after
+"next/". The names and shapes are those of `Policy.initial_state`.
 """
 
 from __future__ import annotations
@@ -53,16 +53,14 @@ def build(policy: Policy) -> Any:
     graph = Graph()
     outputs = graph.call("Identity", _outputs(graph, policy, network), name="outputs")
     graph.call("Identity", _action(graph, policy, outputs), name="action")
-    preprocessing, action = description.preprocessing, description.action
-    is_stacked = preprocessing is not None and preprocessing.is_stateful
-    observation = description.observation if is_stacked else description.shown
+    observation, action = description.shown, description.action
     input_type = TensorProto.FLOAT if isinstance(observation, Box) else TensorProto.INT64
     action_type = helper.np_dtype_to_tensor_dtype(np.dtype(action.dtype if isinstance(action, Box) else np.int64))
 
     def states(prefix: str) -> list[Any]:
         return [
-            helper.make_tensor_value_info(f"{prefix}{name}", TensorProto.FLOAT, ["batch", *shape])
-            for name, shape in network.states
+            helper.make_tensor_value_info(f"{prefix}{name}", TensorProto.FLOAT, ["batch", *state.shape])
+            for name, state in policy.initial_state().items()
         ]
 
     model_graph = helper.make_graph(

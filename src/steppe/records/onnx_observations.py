@@ -9,14 +9,17 @@ import numpy as np
 from steppe.records.encoding import Encoding, one_hot_columns, part_scales
 from steppe.records.images import Resampling
 from steppe.records.onnx_graph import Graph
-from steppe.records.preprocessing import EPSILON, Center, Hold, Preprocessing, Reshape, Scale, Stretch
+from steppe.records.policy_state import ANYTHING, SEEN
+from steppe.records.preprocessing import EPSILON, Center, Hold, Preprocessing, Reshape, Scale, Stack, Stretch
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 
 def preprocess(graph: Graph, preprocessing: Preprocessing, x: str) -> str:
-    """What the stages do to [batch, *shape]; nothing where they stack frames, since then x is stacked already."""
+    """What the stages do to [batch, *shape]; the frames that are stacked come and go as states of the model."""
     if preprocessing.is_stateful:
-        return x
+        # Whether an episode has begun: 0 before its first observation, 1 from then on.
+        nothing = graph.call("Mul", ANYTHING, np.float32(0.0))
+        graph.call("Add", nothing, np.float32(1.0), name=f"next/{ANYTHING}")
     shape = preprocessing.observation.shape
     for operation in preprocessing.operations:
         axes = list(range(1, len(shape) + 1))
@@ -25,6 +28,8 @@ def preprocess(graph: Graph, preprocessing: Preprocessing, x: str) -> str:
                 x, shape = _resampled(graph, operation, shape, x), operation.shape
             case Reshape():
                 x, shape = graph.call("Reshape", x, np.array([-1, *operation.shape])), operation.shape
+            case Stack():
+                x, shape = _stacked(graph, operation, x), operation.shape
             case Scale():
                 x = graph.call("Div", x, np.float32(operation.scale))
             case Hold():
@@ -63,6 +68,18 @@ def encode(graph: Graph, encoding: Encoding, x: str, is_normalized: bool) -> str
     elif (scales := part_scales(space)) is not None:
         x = graph.call("Mul", x, scales)
     return _shaped(graph, encoding, x)
+
+
+def _stacked(graph: Graph, stack: Stack, x: str) -> str:
+    """The frames that are remembered and this one [batch, *frame] after them; copies of it where an episode begins."""
+    state, last = f"{SEEN}{stack.name}", stack.shape[-1]
+    frame = graph.call("Unsqueeze", x, np.array([-1])) if stack.adds_axis else x
+    width = last // stack.length
+    going = graph.call("Concat", graph.cut(state, width, last), frame, axis=-1)
+    filled = graph.call("Concat", *[frame] * stack.length, axis=-1)
+    begun = graph.call("Greater", ANYTHING, np.float32(0.0))
+    begun = graph.call("Reshape", begun, np.array([-1, *[1] * len(stack.shape)]))
+    return graph.call("Where", begun, going, filled, name=f"next/{state}")
 
 
 def _resampled(graph: Graph, operation: Resampling, shape: tuple[int, ...], x: str) -> str:

@@ -14,14 +14,10 @@ from steppe.records import heads, policy_files
 from steppe.records.forward import Forward, Layers, State
 from steppe.records.layers import plan
 from steppe.records.policy_description import PolicyDescription, tensor_shapes
+from steppe.records.policy_state import ANYTHING, SEEN
 from steppe.specs.allowed_modules import AllowedModules
 from steppe.specs.files import shown_path
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
-
-SEEN = "seen/"
-"""Before the names of what preprocessing remembers."""
-ANYTHING = "anything"
-"""Whether an episode has begun: the name of one more part of the state, where preprocessing has one."""
 
 
 class Policy:
