@@ -101,6 +101,17 @@ def test_every_episode_is_played_once_and_written_down(endpoint: Endpoint, tmp_p
     assert list((tmp_path / "tensorboard").iterdir())
 
 
+def test_a_limit_beyond_the_environments_own_is_told_before_anything_is_played(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    with answering(endpoint) as url:
+        plan = Plan(EnvironmentSpec(id="CartPole-v1"), 1, max_timesteps=7000, patience=20.0)
+        play(plan, "v2", Access(url, timeout=20), tmp_path, tell=told.append)
+    (sentence,) = told
+    assert sentence.startswith("note: max_timesteps_per_episode 7,000 has no effect")
+
+
 def test_scores_are_kept_by_route(endpoint: Endpoint, tmp_path: Path) -> None:
     played = run(endpoint, tmp_path)
     summary = played.scores.to_json()

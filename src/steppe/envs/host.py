@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from steppe.envs._loop import Buffers, Loop, Stepper
+from steppe.envs.limits import notices_of_limit
 from steppe.envs.registry import plays_atari
 from steppe.envs.spaces import zeros
 from steppe.specs.environment import EnvironmentSpec
@@ -54,8 +55,11 @@ class HostEnvs:
         self.observation_space: Space = self._stepper.layout.observation_space
         self.action_space: Space = self._stepper.layout.action_space
         self.max_episode_steps = self._stepper.layout.limit
-        self.notices: tuple[str, ...] = getattr(self._stepper, "notices", ())
-        """What a user should know of how the environment is observed."""
+        self.notices: tuple[str, ...] = (
+            *getattr(self._stepper, "notices", ()),
+            *notices_of_limit(spec, max_timesteps_per_episode, self.max_episode_steps),
+        )
+        """What a user should know of how the environment is observed, and when its episodes end."""
         # Two sets in turn, so that what the last step returned is still whole while the next one is taken.
         self._buffers = [allocate(self.observation_space, num_envs) for _ in range(2)]
         # Who has its results in arrays of its own hands them over as they are.

@@ -85,6 +85,8 @@ class Engine(Protocol):
     """At most."""
     most_iterations: int
     """The most iterations of one chunk."""
+    notices: tuple[str, ...]
+    """What a user should know of the environments."""
     exact_resume: bool
     """Whether a snapshot holds the environments too."""
 

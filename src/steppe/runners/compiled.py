@@ -45,6 +45,7 @@ class CompiledEngine:
     """One program for any number of iterations, so that chunk sizes change neither results nor compilation."""
 
     exact_resume = True
+    notices: tuple[str, ...] = ()
 
     def __init__(self, agent: Agent[Any], env: JaxEnv, max_timesteps: int | None) -> None:
         situation = agent.situation

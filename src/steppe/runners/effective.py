@@ -25,11 +25,10 @@ def effective(spec: ExperimentSpec, agent: Any) -> dict[str, Any]:
     of the agent that have no part in this run.
     """
     # Not the agent's own: of a memory each of several workers has its part.
-    is_known = getattr(agent, "settings", None) is not None
-    settings = spec.agent.settings_as(agent_class(spec.agent).Settings) if is_known else None
+    settings = spec.agent.settings_as(agent_class(spec.agent).Settings)
     episodes, timesteps = spec.limits
     return {
-        "agent": {"type": spec.agent.type} | ({} if settings is None else _settled(agent, settings)),
+        "agent": {"type": spec.agent.type} | _settled(agent, settings),
         "network": _network(agent),
         "environment": _environment(spec, agent),
         "limits": {"total_timesteps": timesteps, "episodes": episodes, "stop_at_return": spec.stop_at_return},
@@ -113,8 +112,7 @@ def _given(spec: ExperimentSpec, settings: Any) -> Iterator[str]:
     An agent's settings are kept as they were written. Of all others those that differ from their defaults count.
     """
     yield "agent.type"
-    if settings is not None:
-        yield from _set_in(settings, "agent.")
+    yield from _set_in(settings, "agent.")
     for name, value in as_written(spec).items():
         if name == "network":
             yield name
@@ -148,7 +146,7 @@ def _without_effect(agent: Any, settings: Any) -> Iterator[str]:
     def value(name: str) -> Any:
         return getattr(settings, name, None)
 
-    has = type(settings).model_fields if settings is not None else {}
+    has = type(settings).model_fields
     depends = {
         "final_learning_rate": value("learning_rate_decay") != "none",
         "subsampling_fraction": value("optimization_steps") is not None,

@@ -41,6 +41,7 @@ class HostEngine:
     ) -> None:
         self.agent = agent
         self.envs = envs
+        self.notices = envs.notices
         self._environment = environment
         self._episode_rules = (max_timesteps, repeat_actions)
         self.timesteps_per_iteration = agent.horizon * envs.num_envs

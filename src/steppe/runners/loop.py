@@ -332,7 +332,11 @@ class Loop:
         return {} if settings is None else json.loads(json.dumps(settings.model_dump(mode="json")))
 
     def _tell_settings(self) -> None:
-        """What the run really works with, for whoever writes it down."""
+        """What the run really works with, for whoever writes it down, and what should be known of it."""
+        for sentence in getattr(self.engine, "notices", ()):
+            self._notice(sentence)
+        if not hasattr(self.engine.agent, "settings"):
+            return  # a policy of the user's own, of which nothing is known here
         told = effective(self.spec, self.engine.agent)
         self.show(dataclasses.replace(self._progress("compiling"), effective=told))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from steppe import agents
 from steppe.agents import agent_class, make
+from steppe.envs.limits import notices_of_limit
 from steppe.envs.registry import DEFAULT_EPISODE_LIMIT, has_twin, make_jax, only_runs_compiled, plays_atari
 from steppe.errors import UserError
 from steppe.runners.compilation import prepare_jax, shards_for
@@ -136,7 +137,9 @@ def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine
     limit = spec.max_timesteps_per_episode
     if limit is None and env.max_episode_steps is None:
         limit = DEFAULT_EPISODE_LIMIT
-    return CompiledEngine(agent, env, limit)
+    engine = CompiledEngine(agent, env, limit)
+    engine.notices = notices_of_limit(spec.environment, limit, env.max_episode_steps)
+    return engine
 
 
 def _host_engine(spec: ExperimentSpec, num_envs: int) -> Engine:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from steppe.envs.host import HostEnvs, Step
+from steppe.envs.limits import notices_of_limit
 from steppe.envs.registry import make_jax
 from steppe.specs.environment import EnvironmentSpec
 
@@ -50,6 +51,7 @@ class Twin:
         self.observation_space, self.action_space = env.observation_space, env.action_space
         limits = [each for each in (limit, env.max_episode_steps) if each is not None]
         self.max_episode_steps = min(limits, default=usual_limit)
+        self.notices = notices_of_limit(environment, limit, self.max_episode_steps)
         self._states: Any = None
         self._lengths = np.zeros(num_envs, int)
         self._begin, self._step = jax.jit(self._begun), jax.jit(self._stepped)

@@ -135,6 +135,7 @@ class _Crew:
         self._events: queue.Queue[Any] = queue.Queue()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
+        self._tell = tell
         self.patience = Patience(access, plan.patience, self._stop, tell)
         self.uncounted = 0
         self.described = self._look()
@@ -182,6 +183,8 @@ class _Crew:
         with contextlib.closing(Patient(connect(self._protocol, self._access), self.patience)) as client:
             described = client.describe()
         with _environment(self._plan) as env:
+            for sentence in env.notices:
+                self._tell(f"note: {sentence}")
             shape = env.observation_space.shape
             if described.shape is not None and described.shape != shape:
                 raise UserError(

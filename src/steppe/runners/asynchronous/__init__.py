@@ -81,7 +81,7 @@ def make_engine(spec: ExperimentSpec) -> Engine:
     prepare_jax()
     refuse(spec)
     try:
-        rules, spaces, limit = _explored(spec)
+        rules, spaces, limit, notices = _explored(spec)
     except MissingEnvironment as error:
         if CREW_FILE_VARIABLE not in os.environ:
             raise
@@ -91,12 +91,16 @@ def make_engine(spec: ExperimentSpec) -> Engine:
     core = make_core(spec, spaces, limit)
     num_envs = num_envs_of(spec)
     if spec.platform == "kubernetes":
-        return AsyncEngine(core, opener(in_pods(spec.asynchronous)), PodCrew(spec, rules, num_envs), rules, num_envs)
-    return AsyncEngine(core, opener(spec.asynchronous), RayCrew(spec, rules, num_envs), rules, num_envs)
+        opens = opener(in_pods(spec.asynchronous))
+        engine = AsyncEngine(core, opens, PodCrew(spec, rules, num_envs), rules, num_envs)
+    else:
+        engine = AsyncEngine(core, opener(spec.asynchronous), RayCrew(spec, rules, num_envs), rules, num_envs)
+    engine.notices = notices
+    return engine
 
 
-def _explored(spec: ExperimentSpec) -> tuple[Rules, tuple[Space, Space], int | None]:
-    """(how episodes are played, the environment's spaces, after how many timesteps its episodes are over)."""
+def _explored(spec: ExperimentSpec) -> tuple[Rules, tuple[Space, Space], int | None, tuple[str, ...]]:
+    """How episodes are played, the environment's spaces, after how many timesteps its episodes are over, notices."""
     from steppe.envs.host import HostEnvs
     from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
     from steppe.runners.playing import Rules
@@ -106,7 +110,8 @@ def _explored(spec: ExperimentSpec) -> tuple[Rules, tuple[Space, Space], int | N
         if limit is None and envs.max_episode_steps is None:
             limit = DEFAULT_EPISODE_LIMIT
         rules = Rules(spec.environment, limit, spec.repeat_actions)
-        return rules, (envs.observation_space, envs.action_space), envs.max_episode_steps or limit
+        spaces = envs.observation_space, envs.action_space
+        return rules, spaces, envs.max_episode_steps or limit, envs.notices
 
 
 def _check_packages(spec: ExperimentSpec) -> None:

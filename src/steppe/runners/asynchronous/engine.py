@@ -41,6 +41,7 @@ RATE_SECONDS = 5.0
 class AsyncEngine:
     """One learner in this process; its workers are elsewhere."""
 
+    notices: tuple[str, ...] = ()
     exact_resume = False
     resume_notice = (
         "workers start new episodes, and whose batch comes first is up to them; parameters, optimiser, replay memory "

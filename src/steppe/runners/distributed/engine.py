@@ -64,6 +64,7 @@ class DistributedEngine:
         alone = worker_engine(spec)
         alone.close()
         self.agent = alone.agent
+        self.notices: tuple[str, ...] = alone.notices
         self._rollout = getattr(alone, "rollout", None)
         """Where the environment is compiled."""
         self._parts = parts_of(self.agent)

@@ -27,10 +27,13 @@ def make_engine(spec: ExperimentSpec) -> Engine:
     _share_memory(first.agent, spec.num_workers)
     try:
         if hasattr(first, "rollout"):
-            return ThreadsEngine(first.agent, spec.num_workers, Rules(spec.environment), first.rollout, None)
-        rules = Rules(spec.environment, first.envs.max_episode_steps, spec.repeat_actions)
-        hosts = Hosts(first.envs, lambda: setup.make_engine(alone, shards=1).envs)  # type: ignore[attr-defined]
-        return ThreadsEngine(first.agent, spec.num_workers, rules, None, hosts)
+            engine = ThreadsEngine(first.agent, spec.num_workers, Rules(spec.environment), first.rollout, None)
+        else:
+            rules = Rules(spec.environment, first.envs.max_episode_steps, spec.repeat_actions)
+            hosts = Hosts(first.envs, lambda: setup.make_engine(alone, shards=1).envs)  # type: ignore[attr-defined]
+            engine = ThreadsEngine(first.agent, spec.num_workers, rules, None, hosts)
+        engine.notices = first.notices
+        return engine
     except BaseException:
         first.close()
         raise

@@ -41,6 +41,7 @@ class ThreadsEngine:
     ) -> None:
         """Environments are compiled (`rollout`), or on the host (`hosts`)."""
         self.agent = agent
+        self.notices: tuple[str, ...] = ()
         self.num_workers = num_workers
         self.timesteps_per_iteration = agent.horizon * agent.situation.num_envs
         self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, num_workers, 1024))
