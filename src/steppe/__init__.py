@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from steppe import errors
     from steppe.api import evaluate, train
+    from steppe.errors import StopTraining
     from steppe.experiments.experiment import Experiment
     from steppe.records.evaluation import Evaluation
     from steppe.records.policy import Policy, load_policy
@@ -26,6 +27,7 @@ __all__ = [
     "Evaluation",
     "Experiment",
     "Policy",
+    "StopTraining",
     "UniformReplay",
     "__version__",
     "errors",
@@ -42,6 +44,7 @@ _HOMES = {
     "Evaluation": "steppe.records.evaluation",
     "Policy": "steppe.records.policy",
     "load_policy": "steppe.records.policy",
+    "StopTraining": "steppe.errors",
     "AsyncLearner": "steppe.runners.asynchronous",
     "AsyncWorker": "steppe.runners.asynchronous",
     "UniformReplay": "steppe.runners.asynchronous",

@@ -9,33 +9,44 @@ from typing import TYPE_CHECKING, Any
 from steppe.experiments.experiment import Experiment
 
 if TYPE_CHECKING:
+    from steppe.experiments.callback import OnProgress
     from steppe.records.evaluation import Evaluation
     from steppe.records.policy import Policy
+    from steppe.runners import Progress
 
 
 def train(
-    environment: str | dict[str, Any],
+    environment: Any,
     agent: str | dict[str, Any] = "ppo",
     *,
     folder: str | Path | None = None,
     progress: bool = True,
+    on_progress: OnProgress | None = None,
     **fields: Any,
 ) -> Experiment:
     """Trains here and now; `fields` are those of an experiment file, such as total_timesteps, network or seed.
 
-    The results go to `folder`; without one to experiments/ in a project and to ./steppe-runs/ elsewhere.
+    `environment` is an id, a name such as "my_module:MyEnv", an object of an experiment file, or a gymnasium.Env: its
+    class, a function that makes one, or one that is made. The results go to `folder`; without one to experiments/ in a
+    project and to ./steppe-runs/ elsewhere. `on_progress` is called with a Progress after each chunk of training, about
+    five times a second; if it returns False or raises StopTraining, the run saves a checkpoint and stops.
     """
     from steppe.cli.progress import display
 
     experiment = Experiment(environment=environment, agent=agent, folder=folder, **fields)
     with display(experiment.spec, quiet=not progress) as shows:
-        experiment.start(on_progress=shows.update, announce=shows.announce)
+
+        def show(now: Progress) -> object:
+            shows.update(now)
+            return None if on_progress is None else on_progress(now)
+
+        experiment.start(on_progress=show, announce=shows.announce)
     return experiment
 
 
 def evaluate(
     policy: Policy | Experiment | str | Path,
-    environment: str | dict[str, Any] | None = None,
+    environment: Any = None,
     *,
     episodes: int = 100,
     seed: int = 0,
@@ -48,6 +59,7 @@ def evaluate(
     was trained. The same seed gives the same episodes, which no training has. Modules are only imported if
     `environment` or `allow_modules` names them.
     """
+    from steppe.experiments.given import named_environment
     from steppe.experiments.players import find_player, in_environment, is_policy, named_as_environment
     from steppe.records.policy import Policy
     from steppe.runners import evaluation
@@ -55,6 +67,7 @@ def evaluate(
 
     if isinstance(policy, Experiment):
         return policy.evaluate(environment, episodes=episodes, seed=seed, greedy=greedy, allow_modules=allow_modules)
+    environment = named_environment(environment)
     allowed = AllowedModules.of(allow_modules) | named_as_environment(environment)
     if isinstance(policy, Policy):
         player, spec = policy, in_environment(environment or policy.description.environment, allowed)

@@ -65,6 +65,14 @@ class EnvironmentFault(SteppeError):
     """The user's environment raised, or returned something that cannot be learned from."""
 
 
+class CallbackFault(SteppeError):
+    """The caller's `on_progress` raised."""
+
+
+class StopTraining(Exception):
+    """Raised by the caller's `on_progress` to stop a run, which saves a checkpoint first; its text is the reason."""
+
+
 class TrainingDiverged(SteppeError):
     """A loss or a parameter became NaN or infinite."""
 

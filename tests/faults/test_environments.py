@@ -69,6 +69,8 @@ SENTENCES = {
     "word": "returned the reward 'much'",
     "shape": "returned an observation of shape (2,) where its space says (3,)",
 }
+RAISING = {SENTENCES["raise"]: 'raise RuntimeError("the engine is on fire")', SENTENCES["leave"]: "raise SystemExit(0)"}
+"""What is said of an exception -> the line that raised it."""
 LEARNED = 6 * 64
 """The timesteps of the six whole iterations before the fault."""
 
@@ -89,7 +91,13 @@ def break_with(steppe: Steppe, module: Callable[[str, str], None]) -> Callable[.
 
 def assert_named(answer: Answer, run: Run, what: str) -> None:
     """One sentence that names the environment and the step, the same as the reason, and nothing learned is lost."""
-    sentence = f'environment "broken_world:Faulty" (number 0) at step 100: {what}; {WAY_OUT}'
+    more = ""
+    if what in RAISING:
+        file = run.path.parents[2] / "modules" / "broken_world.py"
+        line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if RAISING[what] in text)
+        what, more = f"{what} ({file}, line {line}, in step)", " (--debug shows the whole traceback)"
+        assert f"line {line}, in step\n    {RAISING[what.split(' (')[0]]}" in (run.path / "log.txt").read_text()
+    sentence = f'environment "broken_world:Faulty" (number 0) at step 100: {what}; {WAY_OUT}{more}'
     assert (answer.code, answer.err) == (1, f"error: {sentence}\n")
     assert (run.state, run.status["reason"]) == ("failed", sentence)
     assert run.checkpoints == [0, LEARNED]

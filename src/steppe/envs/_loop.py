@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from steppe.envs.wrapping import notices_of
 from steppe.errors import EnvironmentFault, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
+from steppe.specs.user_code import DEBUG, place_of, told
 
 INFINITY = float("inf")
 
@@ -64,6 +66,11 @@ class Loop:
             for i in range(count):
                 env, own_limit = make_env(spec, number=first + i)
                 self._envs.append(env)
+            if len({id(env.unwrapped) for env in self._envs}) < count:
+                raise UserError(
+                    f'environment "{spec.id}" returned the same environment twice; let it make a new one each time, or '
+                    "use num_envs=1"
+                )
             self.layout, self._write, self._offer = describe(spec, self._envs[0], own_limit, max_timesteps)
             self._own_limit = own_limit
             for env in self._envs[1:]:
@@ -174,13 +181,28 @@ class Loop:
             self._next_deadline = min(self._deadlines)
 
     def _fault(self, i: int, error: BaseException, where: str = "") -> EnvironmentFault:
-        return self._named(i, f"raised {type(error).__name__}: {error}{where}")
+        if said := _wrong_count(error, "reset" if where else "step"):
+            return self._named(i, said)
+        return self._named(i, f"raised {told(error, where)}", f" ({DEBUG})")
 
-    def _named(self, i: int, what: str) -> EnvironmentFault:
+    def _named(self, i: int, what: str, more: str = "") -> EnvironmentFault:
         return EnvironmentFault(
             f'environment "{self._id}" (number {self._first + i}) at step {self._taken}: {what}; correct the '
-            "environment, then resume from the last checkpoint"
+            f"environment, then resume from the last checkpoint{more}"
         )
+
+
+def _wrong_count(error: BaseException, method: str) -> str | None:
+    """What to say if `error` is from taking apart what `step` or `reset` returned, and so not from inside of them."""
+    is_ours = isinstance(error, TypeError | ValueError) and "unpack" in str(error) and not place_of(error)
+    if not is_ours:
+        return None
+    count = re.search(r"got (\d+)", str(error))
+    what = f"returned {count[1]} values from {method}" if count else f"did not return what {method} must"
+    if method == "reset":
+        return f"{what}; return two: observation, info"
+    old = " (four is the old gym API, whose done is now terminated or truncated)" if count and count[1] == "4" else ""
+    return f"{what}; return five: observation, reward, terminated, truncated, info{old}"
 
 
 def _repeated(step: Any, times: int) -> Any:

@@ -140,7 +140,10 @@ class _Worker:
             case b"e":
                 size = int.from_bytes(self._read(8), "little")
                 report = json.loads(self._read(size))
-                return (UserError if report["kind"] == "user" else EnvironmentFault)(report["message"])
+                error = (UserError if report["kind"] == "user" else EnvironmentFault)(report["message"])
+                if report["traceback"]:
+                    error.add_note(f"in the worker process {self._process.pid}:\n{report['traceback']}")
+                return error
             case _:
                 code = self._process.wait()
                 return EnvironmentFault(

@@ -9,6 +9,7 @@ import signal
 import sys
 
 from steppe.errors import SteppeError, UserError
+from steppe.specs.user_code import traceback_of
 
 
 def main(memory: int, commands: int, answers: int) -> None:
@@ -53,7 +54,8 @@ def _serve(job: dict, memory: int, commands: int, answers: int) -> None:
 
 def _report(answers: int, error: SteppeError) -> None:
     kind = "user" if isinstance(error, UserError) else "fault"
-    text = json.dumps({"kind": kind, "message": str(error)}).encode()
+    traceback = traceback_of(error) if error.__cause__ is not None else ""
+    text = json.dumps({"kind": kind, "message": str(error), "traceback": traceback}).encode()
     os.write(answers, b"e" + len(text).to_bytes(8, "little") + text)
 
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import gymnasium
 
+from steppe.envs import in_process
 from steppe.envs.registry import EXTRAS, extra_of, has_twin, known_ids, plays_atari
 from steppe.envs.wrapping import find_in, import_module, not_in, without_text, wrapped
 from steppe.errors import EnvironmentFault, MissingEnvironment, MissingEnvironmentExtra, SteppeError, UserError
 from steppe.specs.connections import CONNECTIONS
-from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.environment import IN_PROCESS, EnvironmentSpec
+from steppe.specs.user_code import DEBUG, place_of, told
 from steppe.specs.words import did_you_mean
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ def make_env(
                 from steppe.envs.ue4 import connect
 
                 env, registered_limit = connect(settings, number), None
+            elif spec.id.startswith(IN_PROCESS):
+                env, registered_limit = _limited(in_process.make(spec.id, settings))
             elif ":" in spec.id:
                 env, registered_limit = _make_from_module(spec.id, settings)
             else:
@@ -66,12 +70,18 @@ def make_env(
     except TypeError as error:
         if render_mode is not None and "render_mode" in str(error):
             raise UserError(f'environment "{spec.id}" must accept render_mode="rgb_array" to be shown') from error
+        if place_of(error) and not any(name in str(error) for name in settings):
+            raise _unmade(spec, settings, error) from error
         raise UserError(f'environment "{spec.id}" does not accept its settings {settings}: {error}') from error
     except Exception as error:
-        raise EnvironmentFault(
-            f'environment "{spec.id}" could not be made: {type(error).__name__}: {error}; check its settings {settings}'
-        ) from error
+        raise _unmade(spec, settings, error) from error
     return env, registered_limit if given is None else limit
+
+
+def _unmade(spec: EnvironmentSpec, settings: dict[str, Any], error: Exception) -> EnvironmentFault:
+    """An environment whose code raised while it was imported or made."""
+    way_out = f"check its settings {settings}" if settings else "correct it"
+    return EnvironmentFault(f'environment "{spec.id}" could not be made: {told(error)}; {way_out} ({DEBUG})')
 
 
 def find_spec(id: str) -> Any:
@@ -104,7 +114,7 @@ def find_callable(id: str) -> Callable[..., Any] | None:
     """What `module:callable` names; None where importing the module has registered an id of that name instead."""
     module_name, _, name = id.partition(":")
     what = f'environment "{id}"'
-    module = import_module(module_name, what)
+    module = import_module(module_name, what, name)
     target = find_in(module, name)
     if callable(target):
         return target
@@ -148,9 +158,14 @@ def _make_from_module(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env,
         if not isinstance(env, gymnasium.Env):
             kind = _a(type(env).__name__)
             raise UserError(f'environment "{id}" returned {kind}, not a gymnasium.Env; let "{name}" return one')
-        # Where the callable uses gymnasium.make, its time limit keeps the time; knowing it keeps a shorter one away.
-        return env, None if env.spec is None else env.spec.max_episode_steps
+        return _limited(env)
     return _make_registered(name, settings)
+
+
+def _limited(env: gymnasium.Env) -> tuple[gymnasium.Env, int | None]:
+    """The environment and the time limit that it has by itself."""
+    # Where the callable uses gymnasium.make, its time limit keeps the time; knowing it keeps a shorter one away.
+    return env, None if env.spec is None else env.spec.max_episode_steps
 
 
 def _own_limit(env: gymnasium.Env, settings: dict[str, Any]) -> int | None:

@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 from steppe.errors import EnvironmentFault, MissingEnvironment, SteppeError, UserError
 from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.user_code import DEBUG, told
 from steppe.specs.words import did_you_mean
 
 
@@ -25,8 +26,11 @@ def wrapped(env: gymnasium.Env, spec: EnvironmentSpec) -> gymnasium.Env:
     return env
 
 
-def import_module(name: str, what: str) -> ModuleType:
-    """A module of the user's folder or of an installed package; `what` begins the sentence of an error."""
+def import_module(name: str, what: str, wanted: str = "Name") -> ModuleType:
+    """A module of the user's folder or of an installed package, for its `wanted`; `what` begins an error's sentence."""
+    if name.endswith(".py") or "/" in name:
+        module = name.removesuffix(".py").replace("/", ".").strip(".")
+        raise UserError(f'{what} names the file "{name}"; write its module instead, as in "{module}:{wanted}"')
     is_known = name.partition(".")[0] in sys.modules
     if not is_known and str(Path.cwd()) not in sys.path and "" not in sys.path:
         # A console script does not have the user's folder on its path, `python -m` does.
@@ -114,7 +118,7 @@ def _wrap(env: gymnasium.Env, path: str, settings: dict[str, Any], what: str) ->
         raise UserError(f"{what} needs an optional package: {error}") from error
     except Exception as error:
         raise EnvironmentFault(
-            f"{what} could not be made: {type(error).__name__}: {error}; check its settings {settings}"
+            f"{what} could not be made: {told(error)}; check its settings {settings} ({DEBUG})"
         ) from error
     if not isinstance(outer, gymnasium.Env):
         raise UserError(f"{what} returned {type(outer).__name__}, not a gymnasium.Env; name one that does")

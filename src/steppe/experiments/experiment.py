@@ -8,17 +8,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steppe.errors import StopTraining, UserError
 from steppe.experiments import lifecycle, own_cluster, remote, watcher
+from steppe.experiments.callback import OnProgress, says_stop
+from steppe.experiments.given import for_instance, named_environment
 from steppe.experiments.project import find_experiment, store_for_new_runs
 from steppe.experiments.run import run
 from steppe.experiments.store import RunFolder, Status
 from steppe.experiments.ways import CALLS
+from steppe.specs.environment import IN_PROCESS
 
 if TYPE_CHECKING:
     from steppe.experiments.players import Which
     from steppe.records.evaluation import Evaluation
     from steppe.records.policy import Policy
-    from steppe.runners import Progress
     from steppe.specs.experiment import ExperimentSpec
 
 WITHOUT_NAME = "run"
@@ -50,6 +53,9 @@ class Experiment:
         from steppe.specs.experiment import ExperimentSpec
 
         here = Path.cwd()
+        _check_words(fields)
+        if "environment" in fields:
+            fields["environment"] = named_environment(fields["environment"])
         name = fields.get("name")
         if isinstance(spec, ExperimentSpec):
             if fields:
@@ -57,6 +63,7 @@ class Experiment:
             name = spec.name
         else:
             spec = load(spec, fields, here)
+        spec = for_instance(spec)
         self._modules = named_by(spec).names
         _tell(lifecycle.check(spec, here))
         path = None if folder is None else Path(folder).expanduser()
@@ -77,21 +84,25 @@ class Experiment:
         resume: bool = False,
         force: bool = False,
         cluster: str | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: OnProgress | None = None,
         announce: Callable[[str], None] = lambda sentence: None,
         **fields: Any,
     ) -> Status:
         """Trains here and now until it ends; Ctrl-C saves a checkpoint, pauses, and then raises KeyboardInterrupt.
 
         `fields` change the experiment first; on `resume` only those that do not decide what is learned, such as
-        total_timesteps. `announce` gets sentences that must be seen at once. With `cluster`, or where it is on one
+        total_timesteps, and `environment` where it is an object that this process does not know yet. `on_progress` is
+        called with a Progress after each chunk of training; if it returns False or raises StopTraining, the run saves a
+        checkpoint and stops. `announce` gets sentences that must be seen at once. With `cluster`, or where it is on one
         already, it trains there and is only watched from here: Ctrl-C ends the watching.
         """
+        fields = self._with_environment(fields)
+        self._check_object("a cluster" if lifecycle.is_for_cluster(self._folder, cluster) else None)
         _tell(lifecycle.prepare(self._folder, resume=resume, force=force, fields=fields))
         if lifecycle.is_for_cluster(self._folder, cluster):
             lifecycle.start_on_cluster(self._folder, cluster, resume=resume, force=force, tell=announce)
             with watcher.watching(self._folder, announce):
-                status = remote.follow(self._folder, lambda seen: on_progress and on_progress(remote.progress_of(seen)))
+                status = self._follow(on_progress)
                 if own_cluster.is_home_bound(self._folder):
                     own_cluster.bring_home(self._folder, announce)
             return status
@@ -115,6 +126,8 @@ class Experiment:
 
         None where it trains on a cluster, and nobody waits for its end here but what `announce` tells of.
         """
+        fields = self._with_environment(fields)
+        self._check_object("a process of its own")
         _tell(lifecycle.prepare(self._folder, resume=resume, force=force, fields=fields))
         if not lifecycle.is_for_cluster(self._folder, cluster):
             return lifecycle.start_detached(self._folder, resume=resume)
@@ -168,7 +181,7 @@ class Experiment:
 
     def evaluate(
         self,
-        environment: str | dict[str, Any] | None = None,
+        environment: Any = None,
         *,
         episodes: int = 100,
         seed: int = 0,
@@ -185,6 +198,7 @@ class Experiment:
         from steppe.runners.evaluation import evaluate
         from steppe.specs.allowed_modules import AllowedModules
 
+        environment = named_environment(environment)
         allowed = AllowedModules(self._modules) | AllowedModules.of(allow_modules) | named_as_environment(environment)
         policy, spec = find_player(f"{self.folder}/", None, environment, allowed, which)
         return evaluate(policy, spec, episodes=episodes, seed=seed, greedy=greedy)
@@ -194,6 +208,41 @@ class Experiment:
         from steppe.records.metrics import read_metrics
 
         return read_metrics(self.folder)
+
+    def _with_environment(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields, their environment by its name; an object that the run was begun with takes its place again."""
+        _check_words(fields, in_start=True)
+        if "environment" not in fields:
+            return fields
+        known = self._environment_id()
+        if known.startswith(IN_PROCESS) and not isinstance(fields["environment"], str | dict):
+            from steppe.envs.in_process import keep
+
+            keep(known, fields["environment"])
+            return {name: value for name, value in fields.items() if name != "environment"}
+        return fields | {"environment": named_environment(fields["environment"])}
+
+    def _environment_id(self) -> str:
+        environment = self._folder.spec_data().get("environment")
+        return str(environment.get("id", "")) if isinstance(environment, dict) else str(environment)
+
+    def _check_object(self, needs_name: str | None) -> None:
+        if needs_name is not None and (id := self._environment_id()).startswith(IN_PROCESS):
+            from steppe.envs.in_process import check_kind_of_run
+
+            check_kind_of_run(id, needs_name, None)
+
+    def _follow(self, on_progress: OnProgress | None) -> Status:
+        """Watches it on its cluster, where `on_progress` may stop it."""
+
+        def show(seen: Status) -> None:
+            if on_progress is not None and says_stop(on_progress(remote.progress_of(seen))):
+                raise StopTraining
+
+        try:
+            return remote.follow(self._folder, show)
+        except StopTraining:
+            return lifecycle.stop(self._folder)
 
     def __repr__(self) -> str:
         return f"Experiment({str(self.folder)!r}, {self.status.state})"
@@ -205,6 +254,18 @@ def load(file: str | Path | None, fields: dict[str, Any], start: Path) -> Experi
 
     named = fields if fields.get("name") else fields | {"name": WITHOUT_NAME}
     return load_experiment(file, named, [], start, options=False)
+
+
+def _check_words(fields: dict[str, Any], in_start: bool = False) -> None:
+    """Says what takes the place of arguments that other libraries have."""
+    for word in ("callback", "callbacks"):
+        if word in fields:
+            raise UserError(
+                f'there is no "{word}"; give on_progress, a function that is called with a Progress after each chunk '
+                "of training and may return False to stop, to steppe.train or Experiment.start"
+            )
+    if "on_progress" in fields and not in_start:
+        raise UserError("on_progress belongs to the start of an experiment: experiment.start(on_progress=...)")
 
 
 def _tell(notices: list[str]) -> None:

@@ -19,6 +19,7 @@ from steppe.experiments.states import State
 from steppe.experiments.store import REQUEST_FILE, RunFolder, Status, Store, is_own
 from steppe.experiments.ways import Ways
 from steppe.records.durable import storing
+from steppe.specs.environment import IN_PROCESS
 
 if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
@@ -107,6 +108,10 @@ def prepare(
     if force and resume:
         raise UserError("resume trains on and force starts anew; give one of the two")
     before = spec = folder.spec()
+    if before.environment.id.startswith(IN_PROCESS):
+        from steppe.envs.in_process import check_known
+
+        check_known(before.environment.id)
     is_old = old_client.made(folder)
     if fields or sets:
         spec = changing.changed(folder, before, fields or {}, sets or [], resume)

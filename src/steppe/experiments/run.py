@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 import time
@@ -11,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from steppe.errors import SteppeError, StorageError
+from steppe.errors import CallbackFault, EnvironmentFault, SteppeError, StorageError, UserError
+from steppe.experiments.callback import Callback, OnProgress
 from steppe.experiments.owner import EndedEarly, Owner, Requests, owning
 from steppe.experiments.project import let_user_modules_import
 from steppe.experiments.states import Event
 from steppe.experiments.store import RunFolder
+from steppe.specs.user_code import traceback_of
 
 if TYPE_CHECKING:
     from steppe.runners import Outcome, Progress
@@ -48,12 +51,16 @@ def run(
     folder: RunFolder,
     *,
     resume: bool = False,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: OnProgress | None = None,
     announce: Callable[[str], None] = lambda sentence: None,
     trainer: Trainer | None = None,
     on_termination: Literal["stop", "pause"] = "stop",
 ) -> Ended:
-    """Owns the folder, trains until an end, writes that end down. Ctrl-C pauses, SIGTERM does `on_termination`."""
+    """Owns the folder, trains until an end, writes that end down. Ctrl-C pauses, SIGTERM does `on_termination`.
+
+    If `on_progress` returns False or raises StopTraining, the run stops; if it raises anything else, the run fails.
+    Both save a checkpoint first.
+    """
     # Signals first: one that came after the folder is owned and was not heard would end the run without a word.
     with (
         Requests(folder, announce, on_termination) as requests,
@@ -80,6 +87,8 @@ def run(
                     _end(owner, event, "ended at once by a second Ctrl-C; what came after the last checkpoint is lost")
                 raise
             except SteppeError as error:
+                if isinstance(error, CallbackFault | EnvironmentFault | UserError) and _has_traceback(error):
+                    log.error("the whole traceback:\n%s", traceback_of(error))
                 _fail(owner, str(error))
                 raise
             except BaseException as error:
@@ -135,7 +144,7 @@ def _train(
     owner: Owner,
     spec: ExperimentSpec,
     requests: Requests,
-    on_progress: Callable[[Progress], None] | None,
+    on_progress: OnProgress | None,
     resume: bool,
     trainer: Trainer | None,
 ) -> Outcome:
@@ -145,7 +154,7 @@ def _train(
 
         trainer = runners.run
 
-    next_line, ends_as_moved = 0.0, False
+    next_line, ends_as_moved, callback = 0.0, False, Callback(on_progress)
 
     def request() -> str | None:
         nonlocal ends_as_moved
@@ -154,6 +163,8 @@ def _train(
         if action is None and owner.has_moved:
             ends_as_moved = True
             return "pause"
+        if action is None and callback.wants_end:
+            return "stop"
         if action == "pause" and owner.status.state in ("starting", "running"):
             owner.advance("ask_pause")
         return action
@@ -169,8 +180,7 @@ def _train(
         if time.monotonic() >= next_line:
             next_line = time.monotonic() + LOG_PROGRESS_SECONDS
             log.info("%s", _line(progress))
-        if on_progress is not None:
-            on_progress(progress)
+        callback(progress)
 
     outcome = trainer(spec, owner.held, resume=resume, request=request, on_progress=progressed)
     if ends_as_moved and outcome.state == "paused":
@@ -178,7 +188,15 @@ def _train(
             f"the run folder was moved to {owner.folder.path} while it trained, so the training has ended; it is saved "
             f"there up to timestep {outcome.timestep:,}; train on with: {owner.folder.ways.resume}"
         )
+    callback.check()
+    if outcome.state == "stopped" and callback.reason is not None:
+        return dataclasses.replace(outcome, reason=callback.reason)
     return outcome
+
+
+def _has_traceback(error: SteppeError) -> bool:
+    """Whether code of the user's raised it, here or in a worker process."""
+    return error.__cause__ is not None or bool(getattr(error, "__notes__", ()))
 
 
 def _write_down(owner: Owner, outcome: Outcome) -> None:

@@ -23,8 +23,9 @@ def check(spec: ExperimentSpec) -> list[str]:
     observations, actions that the algorithm cannot take.
     """
     from steppe.runners.compilation import keep_off_gpus, let_threads_compute
-    from steppe.runners.setup import PARALLEL, make_engine, notices_for
+    from steppe.runners.setup import PARALLEL, check_object, make_engine, notices_for
 
+    check_object(spec)
     if spec.run_mode == "multi-threaded":
         # JAX is set up once in a process, and the run may be in this one.
         let_threads_compute(spec.num_workers)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from steppe.envs.in_process import is_instance
 from steppe.envs.registry import DEFAULT_EPISODE_LIMIT, only_runs_compiled
 from steppe.errors import UserError
 from steppe.records.demonstrations import form
@@ -15,6 +16,7 @@ from steppe.records.policy import Policy
 from steppe.runners.playing import Episode, play_episodes
 from steppe.runners.setup import is_compiled, num_envs_of
 from steppe.runners.single_environment import Host, Twin
+from steppe.specs.environment import IN_PROCESS
 from steppe.specs.experiment import ExperimentSpec
 
 EPISODES = 100
@@ -46,6 +48,8 @@ def evaluate(
     if not 0 <= seed < 2**32:
         raise UserError(f"the seed of an evaluation must be from 0 to {2**32 - 1}, not {seed}")
     width = min(episodes, num_envs_of(spec), MOST_ENVS) if num_envs is None else num_envs
+    if spec.environment.id.startswith(IN_PROCESS) and is_instance(spec.environment.id):
+        width = 1
     done: list[Episode] = []
 
     def ended(episode: Episode) -> None:

@@ -12,6 +12,7 @@ from steppe.envs.registry import DEFAULT_EPISODE_LIMIT, has_twin, make_jax, only
 from steppe.errors import UserError
 from steppe.runners.compilation import prepare_jax, shards_for
 from steppe.runners.unused import unused
+from steppe.specs.environment import IN_PROCESS
 from steppe.specs.experiment import ExperimentSpec
 
 if TYPE_CHECKING:
@@ -105,8 +106,32 @@ def num_envs_of(spec: ExperimentSpec) -> int:
     return spec.num_envs or spec.agent.defaults.num_envs or agent_class(spec.agent).default_num_envs
 
 
+def check_object(spec: ExperimentSpec) -> None:
+    """Refuses an environment that is an object of this process where others make it, or an instance for several."""
+    if not spec.environment.id.startswith(IN_PROCESS):
+        return
+    from steppe.envs.in_process import check_kind_of_run
+
+    mode, vectorization, num_envs = spec.run_mode, spec.environment.vectorization, num_envs_of(spec)
+    by_name = {
+        f'run mode "{mode}"': mode in ("distributed", "async"),
+        f'platform "{spec.platform}"': spec.platform != "local",
+        f'vectorization "{vectorization}"': vectorization not in ("auto", "sync"),
+    }
+    several = {
+        f'run mode "{mode}"': mode != "single",
+        f"num_envs={num_envs}": num_envs > 1,
+        "an evaluation during training": spec.evaluation is not None,
+    }
+    needs_name, needs_several = (
+        next((what for what, is_so in reasons.items() if is_so), None) for reasons in (by_name, several)
+    )
+    check_kind_of_run(spec.environment.id, needs_name, needs_several)
+
+
 def make_engine(spec: ExperimentSpec, shards: int | None = None) -> Engine:
     """Environments, agent and engine; everything that can be wrong with a spec is found here."""
+    check_object(spec)
     if spec.run_mode != "single":
         return import_module(PARALLEL[spec.run_mode]).make_engine(spec)
     compiled = runs_compiled(spec)

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from steppe.errors import ModuleNotAllowed, UserError
-from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.environment import IN_PROCESS, EnvironmentSpec
 from steppe.specs.network import Custom, NetworkSpec
 
 WRAPPERS = "gymnasium.wrappers"
@@ -58,7 +58,9 @@ class AllowedModules:
     def check_environment(self, environment: EnvironmentSpec, whose: str) -> None:
         """Refuses an environment of a module that is not allowed, and wrappers of one; imports nothing."""
         id, settings = environment.id, environment.settings
-        for each in (id, str(settings.get("env_id", "")) if id.startswith(OLD_GYM) else ""):
+        # An object of this process was handed over by its own code, and is found in no module.
+        named = "" if id.startswith(IN_PROCESS) else id
+        for each in (named, str(settings.get("env_id", "")) if id.startswith(OLD_GYM) else ""):
             for module in each.split(":")[:-1]:
                 self._check(module, f'{whose} has the environment "{_shown(each)}"')
         for wrapper in environment.wrappers:

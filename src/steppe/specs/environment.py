@@ -10,6 +10,8 @@ from steppe.specs._base import Flag, Spec
 from steppe.specs.connections import check_connection, gathered
 from steppe.specs.old_environments import Notices, in_present_words
 
+IN_PROCESS = "in-process:"
+"""How the ids of environments begin that are objects of the process that trains, such as a class of a notebook."""
 Backend = Literal["auto", "compiled", "gymnasium"]
 Vectorization = Literal["auto", "sync", "processes", "native"]
 

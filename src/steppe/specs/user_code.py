@@ -1,0 +1,49 @@
+"""Where in the user's own code an exception was raised: the part of a traceback that helps its reader."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+from steppe.specs.files import shown_path
+
+_STEPPE = str(Path(__file__).parents[1])
+_STANDARD = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
+_INSTALLED = ("site-packages", "dist-packages")
+_BETWEEN = ("gymnasium", "numpy", "jax", "ray")
+"""Packages that call the user's code or are called by it; a mistake is rarely theirs."""
+DEBUG = "--debug shows the whole traceback"
+
+
+def told(error: BaseException, when: str = "") -> str:
+    """`ValueError: no such room (my_env.py, line 12, in step)`; `when` comes before the place."""
+    where = place_of(error)
+    said = f": {error}" if str(error) else ""
+    return f"{type(error).__name__}{said}{when}{f' ({where})' if where else ''}"
+
+
+def place_of(error: BaseException) -> str:
+    """`my_env.py, line 12, in step`: the last frame of the user's code; "" if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return ""  # its own text says the file and the line
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_STEPPE, "<frozen")) and not _is_standard(frame.filename)
+    ]
+    own = [frame for frame in frames if not any(word in Path(frame.filename).parts for word in _INSTALLED)]
+    # An environment may come in an installed package.
+    packaged = [frame for frame in frames if not any(word in Path(frame.filename).parts for word in _BETWEEN)]
+    last = next(reversed(own or packaged), None)
+    return "" if last is None else f"{shown_path(last.filename)}, line {last.lineno}, in {last.name}"
+
+
+def traceback_of(error: BaseException) -> str:
+    """The whole traceback, with those of the exceptions that led to it."""
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def _is_standard(file: str) -> bool:
+    """Whether it belongs to Python's own library, in whose folder packages may be installed too."""
+    return file.startswith(_STANDARD) and not any(word in Path(file).parts for word in _INSTALLED)
