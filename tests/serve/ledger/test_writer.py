@@ -8,6 +8,7 @@ import os
 import signal
 import sqlite3
 import sys
+import threading
 
 import pytest
 from postgres_server import PostgresServer, missing_postgres
@@ -207,6 +208,33 @@ def test_pruning_waits_for_a_ledger_that_is_away(tmp_path, monkeypatch):
             await until(lambda: endpoint.standing().ledger_problem is None)
 
     run(main())
+
+
+def test_a_reward_that_comes_while_a_write_fails_is_refused_at_once(tmp_path, monkeypatch):
+    write, begun, may_fail = SqliteLedger.write, threading.Event(), threading.Event()
+
+    def write_and_fail(self, batch):
+        if may_fail.is_set():
+            return write(self, batch)
+        begun.set()
+        assert may_fail.wait(SECONDS)
+        raise LedgerAway("away; rewards are refused until it can")
+
+    async def check():
+        async with serving(tmp_path, TWO) as endpoint:
+            monkeypatch.setattr(SqliteLedger, "write", write_and_fail)
+            answer = endpoint.answer(question())
+            assert await asyncio.to_thread(begun.wait, SECONDS)
+            waiting = asyncio.create_task(endpoint.feedback(Feedback(1.0, id=answer.id)))
+            await until(lambda: len(endpoint._writer._queue) == 1)
+            may_fail.set()
+            # The endpoint itself waits for the ledger far longer before it gives up, with another sentence.
+            with pytest.raises(Unavailable, match="away; rewards are refused until it can"):
+                await waiting
+            await until(lambda: endpoint.standing().ledger_problem is None)
+            assert (await endpoint.feedback(Feedback(1.0, id=answer.id))).applied
+
+    run(check())
 
 
 def test_closing_without_a_ledger_ends(tmp_path):

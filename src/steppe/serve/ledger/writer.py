@@ -169,7 +169,7 @@ class Writer:
             if self._problem is None:
                 log.error("%s", error)
             self._problem = str(error)
-            self._answer(wishes, [Unavailable(self._problem)] * len(wishes), None)
+            self._refuse(wishes, self._problem)
             return False
         except Exception as error:
             # Nothing known can bring this about; one batch that cannot be written must not stop all that follow.
@@ -195,10 +195,10 @@ class Writer:
         if not self._kept:
             while self._queue and len(self._kept) + len(wishes) < MOST_AT_ONCE:
                 each = self._queue.popleft()
-                if isinstance(each, _Wish):
-                    wishes.append(each)
-                else:
+                if not isinstance(each, _Wish):
                     self._kept.append(each)
+                elif not each.future.done():
+                    wishes.append(each)
             self._number += len(self._kept)
         return self._kept, wishes
 
@@ -218,6 +218,19 @@ class Writer:
                 case None:
                     results.append(None)
         return results, written.arms
+
+    def _refuse(self, wishes: list[_Wish], problem: str) -> None:
+        """Refuses these wishes, and those that came while the attempt to write was under way: nothing takes them out
+        of the queue before the ledger is back."""
+
+        def refuse() -> None:
+            later = [each for each in tuple(self._queue) if isinstance(each, _Wish)]
+            for wish in (*wishes, *later):
+                if not wish.future.done():
+                    wish.future.set_exception(Unavailable(problem))
+
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(refuse)
 
     def _answer(self, wishes: list[_Wish], results: list[Any], arms: Arms | None) -> None:
         def answer() -> None:
