@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from steppe.agents._base import Trajectory
 from steppe.agents.ppo import shuffled
 from steppe.errors import SpecError, UserError
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
@@ -348,3 +349,35 @@ def test_a_rollout_may_be_told_in_timesteps_of_all_environments(make_agent):
     sentence = r"^35 timesteps cannot be cut into 4 equal minibatches; change agent.rollout_timesteps \(update_mode\."
     with pytest.raises(SpecError, match=sentence):
         make_agent("ppo", Discrete(3), num_envs=5, rollout_timesteps=32, minibatches=4)
+
+
+@pytest.mark.parametrize("name", ["ppo", "pqn"])
+def test_images_that_are_folded_once_are_learned_from_with_the_same_bits(make_agent, monkeypatch, name):
+    space, lead = Box((4, 36, 36), (0.0,), (255.0,), "uint8"), (4, 2)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (2, *lead, *space.shape), np.uint8)
+    floats = rng.normal(size=(2, *lead)).astype(np.float32)
+    trajectory = Trajectory(
+        observations=images[0],
+        actions=rng.integers(0, 3, lead).astype(np.int32),
+        rewards=floats[0],
+        terminated=np.zeros(lead, bool),
+        truncated=np.zeros(lead, bool),
+        next_observations=images[1],
+        outputs=rng.normal(size=(*lead, 3)).astype(np.float32),
+        running_returns=floats[1],
+        internals={},
+        next_internals={},
+    )
+
+    def learned() -> tuple[np.ndarray, bool]:
+        agent = make_agent(name, Discrete(3), space, network=None, horizon=4, epochs=2, minibatches=2)
+        state = agent.init(jax.random.key(0))
+        batch = jax.eval_shape(agent.prepare, state, trajectory)
+        return np.asarray(jax.jit(agent.update)(state, trajectory)[0].params), hasattr(batch.observations, "blocks")
+
+    params, is_folded = learned()
+    monkeypatch.setattr("steppe.networks.torso.folding_pays", lambda window, strides: False)
+    expected, stays_raw = learned()
+    assert (is_folded, stays_raw) == (True, False)
+    np.testing.assert_array_equal(params, expected)

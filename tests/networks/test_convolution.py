@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from steppe.networks import convolution
-from steppe.networks.convolution import convolve
+from steppe.networks.convolution import convolve, convolve_folded, fold_images
 
 
 def plain(x, kernel, strides, padding):
@@ -147,3 +147,27 @@ def test_accelerators_get_xlas_own_convolution(monkeypatch):
     ]
     assert "conv_general_dilated" in names
     np.testing.assert_allclose(convolve(x, kernel, (1, 1), "SAME"), plain(x, kernel, (1, 1), "SAME"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize(
+    ("shape", "window", "strides"),
+    [((84, 84), (8, 8), (4, 4)), ((13, 11), (4, 4), (2, 2)), ((12, 9), (5, 2), (1, 2)), ((11,), (4,), (2,))],
+)
+def test_images_that_were_folded_before_give_the_same_bits(shape, window, strides, padding):
+    images = np.random.default_rng(1).integers(0, 256, (70, *shape, 4), np.uint8)
+    kernel = floats(*window, 4, 16, seed=2)
+    weights = floats(*plain(images, kernel, strides, padding).shape, seed=7)
+
+    def outcome(convolve):
+        def loss(kernel):
+            output = convolve(kernel)
+            return jnp.sum(jnp.sin(output / 255) * weights), output
+
+        return jax.jit(jax.grad(loss, has_aux=True))(kernel)
+
+    folded = fold_images(jnp.asarray(images), window, strides, padding)
+    gradient, output = outcome(lambda kernel: convolve_folded(folded, kernel, strides, padding))
+    expected_gradient, expected_output = outcome(lambda kernel: convolve(images, kernel, strides, padding))
+    np.testing.assert_array_equal(output, expected_output)
+    np.testing.assert_array_equal(gradient, expected_gradient)

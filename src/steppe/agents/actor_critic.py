@@ -46,7 +46,8 @@ S = TypeVar("S", bound=ActorCriticSettings)
 class Batch(NamedTuple):
     """What the losses take; leaves are [B, ...], and for recurrent networks [B, T, ...]: whole sequences."""
 
-    observations: Array
+    observations: Any
+    """Raw, or as `Network.prepared` makes them."""
     actions: Array
     outputs: Array
     """What the network put out when acting."""
@@ -280,8 +281,11 @@ class ActorCritic(Agent[S], Generic[S]):
             sequences = [jnp.swapaxes(leaf, 0, 1) for leaf in leaves]
             weights = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), weights)
             return Batch._make([*sequences, internals, jnp.swapaxes(is_first, 0, 1), weights])
-        flat = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
-        return Batch._make([*flat, {}, (), jax.tree.map(jnp.ravel, weights)])
+        observations, *flat = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
+        if self.shares_network or self.layers == self.value_network.layers:
+            # Every epoch reads the same images.
+            observations = self.network.prepared(observations)
+        return Batch._make([observations, *flat, {}, (), jax.tree.map(jnp.ravel, weights)])
 
     def note_rewards(self, state: TrainState, trajectory: Trajectory) -> TrainState:
         """Before an update: the spread of the returns, so that the very first rewards are scaled already."""

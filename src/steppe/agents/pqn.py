@@ -81,7 +81,8 @@ class PQNSettings(OptimizerSettings):
 class Batch(NamedTuple):
     """Leaves [B, ...]."""
 
-    observations: Array
+    observations: Any
+    """Raw, or as `Network.prepared` makes them."""
     actions: Array
     targets: Array
     """What the actions were worth [B, choices]."""
@@ -180,7 +181,7 @@ class PQN(Agent[PQNSettings]):
         order = self.minibatches(shuffle_key, batch.targets.shape[0])
 
         def minibatch(state: TrainState, indices: Array) -> tuple[TrainState, Metrics]:
-            return step(self.settings.optimizer, self, state, Batch(*(leaf[indices] for leaf in batch)))
+            return step(self.settings.optimizer, self, state, jax.tree.map(lambda leaf: leaf[indices], batch))
 
         state, metrics = jax.lax.scan(minibatch, state._replace(key=key), order)
         if self.normalizes_observations:
@@ -229,7 +230,9 @@ class PQN(Agent[PQNSettings]):
             self.settings.trace_lambda,
         )
         leaves = (trajectory.observations, trajectory.actions, targets)
-        return Batch(*(leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves))
+        observations, *flat = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves)
+        # Every epoch reads the same images.
+        return Batch(self.q.network.prepared(observations), *flat)
 
     def _next_values(self, state: TrainState, trajectory: Trajectory) -> Array:
         """The best value of each choice in the true successors, [T, N, choices]."""

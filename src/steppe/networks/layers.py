@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from steppe.networks.convolution import convolve
+from steppe.networks.convolution import FoldedImages, convolve, convolve_folded
 from steppe.networks.products import product
 from steppe.records.layers import Step, joined_axis, pair, window_counts
 from steppe.records.modules import apply_module
@@ -42,8 +42,11 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def apply_layer(step: Step, params: dict[str, Any], x: Array, dropout_key: Array | None = None) -> Array:
-    """One layer on [..., *step.input]; convolutions, pooling and modules of one's own want exactly one leading axis."""
+def apply_layer(step: Step, params: dict[str, Any], x: Any, dropout_key: Array | None = None) -> Array:
+    """One layer on [..., *step.input]; convolutions, pooling and modules of one's own want exactly one leading axis.
+
+    A convolution also takes `FoldedImages`.
+    """
     layer: Any = step.layer
     match layer.type:
         case "dense" | "linear":
@@ -53,11 +56,12 @@ def apply_layer(step: Step, params: dict[str, Any], x: Array, dropout_key: Array
                 hidden = _finish(layer, x, params.get("bias"))
                 return _finish(layer, inputs + product(hidden, params["skip_kernel"]), params.get("skip_bias"))
         case "conv1d" | "conv2d":
-            kernel = params["kernel"]
-            if x.dtype == np.uint8:
+            kernel, strides = params["kernel"], pair(layer.stride, len(step.input) - 1)
+            is_folded = isinstance(x, FoldedImages)
+            if (x.blocks if is_folded else x).dtype == np.uint8:
                 # A kernel is smaller than a batch of images, so it is what is divided.
                 kernel = kernel * np.float32(1 / 255)
-            x = convolve(x, kernel, pair(layer.stride, len(step.input) - 1), layer.padding)
+            x = (convolve_folded if is_folded else convolve)(x, kernel, strides, layer.padding)
         case "pool2d":
             return _pool(layer, x)
         case "flatten":

@@ -17,11 +17,12 @@ from jax import Array
 
 from steppe.errors import SpecError
 from steppe.networks import initial, recurrent
+from steppe.networks.convolution import FoldedImages, fold_images, folding_pays
 from steppe.networks.layers import Params, apply_layer, drop, join
 from steppe.networks.products import product
 from steppe.records import cells
 from steppe.records.encoding import Encoding
-from steppe.records.layers import Plan, Step, plan
+from steppe.records.layers import Plan, Step, pair, plan
 from steppe.specs.network import RECURRENT, Layer, NetworkSpec
 from steppe.specs.spaces import Space
 
@@ -55,6 +56,8 @@ class Network:
         self._needs_one_batch_axis = bool(types & _ONE_BATCH_AXIS)
         # A convolution that comes first takes bytes as they are.
         self._takes_bytes = self.plan.encoding if self.plan.steps[0].layer.type in ("conv1d", "conv2d") else None
+        sources = (source for step in self.plan.steps for source in step.sources)
+        self._reads_observation_again = any(isinstance(source, Encoding) for source in sources)
         self._hash = hash((self.plan, kernel_init))
         self._check(supports)
 
@@ -77,8 +80,27 @@ class Network:
         """Fresh parameters: {"0_dense": {"kernel", "bias"}, ...}; layers without parameters are left out."""
         return initial.layers(rng, self.plan.steps, self.kernel_init)
 
-    def apply(self, params: Params, observations: Array, dropout_key: Array | None = None) -> Array:
-        """Features [..., F] of raw observations [..., *space.shape]; dropout is active only with a key."""
+    def prepared(self, observations: Array) -> Array | FoldedImages:
+        """Raw observations [B, *space.shape] as `apply` reads them fastest.
+
+        Images of bytes are folded for the first convolution. Whoever applies the network to the same observations many
+        times saves that work in every pass after the first. Other observations come back as they are.
+        """
+        if self._takes_bytes is None or self._reads_observation_again or observations.dtype != np.uint8:
+            return observations
+        step = self.plan.steps[0]
+        layer: Any = step.layer
+        window = dict(step.parameters)["kernel"][:-2]
+        strides = pair(layer.stride, len(window))
+        if not folding_pays(window, strides):
+            return observations
+        return fold_images(self._takes_bytes(observations, jnp, keeps_bytes=True), window, strides, layer.padding)
+
+    def apply(self, params: Params, observations: Any, dropout_key: Array | None = None) -> Array:
+        """Features [..., F] of raw observations [..., *space.shape], or [B, F] of `prepared` ones.
+
+        Dropout is active only with a key.
+        """
         if self.is_recurrent:
             raise ValueError("a recurrent network needs its state: call advance or unroll")
         return self._run(params, observations, dropout_key, _no_recurrence)
@@ -129,16 +151,22 @@ class Network:
                 total = total + weight * sum(measure(leaf) for leaf in params[step.name].values())
         return total
 
-    def _run(self, params: Params, observations: Array, dropout_key: Array | None, recur: Recur) -> Array:
-        lead = jnp.shape(observations)[: jnp.ndim(observations) - len(self.observation.shape)]
+    def _run(self, params: Params, observations: Any, dropout_key: Array | None, recur: Recur) -> Array:
+        is_folded = isinstance(observations, FoldedImages)
+        if is_folded:
+            lead = observations.blocks.shape[:1]
+        else:
+            lead = jnp.shape(observations)[: jnp.ndim(observations) - len(self.observation.shape)]
 
-        def encode(encoding: Encoding) -> Array:
+        def encode(encoding: Encoding) -> Any:
+            if is_folded:
+                return observations
             x = encoding(observations, jnp, keeps_bytes=encoding is self._takes_bytes)
             if self._needs_one_batch_axis and len(lead) != 1:
                 x = x.reshape((prod(lead), *encoding.shape))
             return x
 
-        def apply(step: Step, x: Array) -> Array:
+        def apply(step: Step, x: Any) -> Array:
             own = params.get(step.name, {})
             if step.layer.type not in RECURRENT:
                 return apply_layer(step, own, x, dropout_key)
