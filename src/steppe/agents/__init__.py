@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.errors import SpecError
 from steppe.specs.agent import AgentSpec
+from steppe.specs.old_words.defaults import NOTICE
 from steppe.specs.validation import unknown_word
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def notices(spec: ExperimentSpec, num_envs: int) -> list[str]:
     """What a user should know of how the agent of an experiment with so many environments was understood."""
     algorithm = agent_class(spec.agent)
     settings = spec.agent.settings_as(algorithm.Settings)
-    found = list(settings.notices)
+    found = [*([NOTICE] if spec.agent.is_for_tensorforce else []), *settings.notices]
     if spec.network is not None and algorithm.experience == "none":
         found.append(f'the network has no effect: agent "{spec.agent.type}" does not learn')
     timesteps = getattr(settings, "rollout_timesteps", None)

@@ -11,6 +11,9 @@ from steppe.specs import old_words
 from steppe.specs._base import Spec
 from steppe.specs.agent_settings import AgentSettings
 from steppe.specs.defaults_by_kind import Defaults, with_defaults
+from steppe.specs.old_words.defaults import AGENTS, OWNERS, is_for_tensorforce, with_optimizers
+from steppe.specs.old_words.defaults import FIELD as DEFAULTS_OF
+from steppe.specs.old_words.defaults import defaults as tensorforces_defaults
 from steppe.specs.validation import Origins, shown, validate
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -34,8 +37,13 @@ class AgentSpec(Spec):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All keys but `type`, in the order they were written; steppe.agents checks them."""
-        return dict(self.model_extra or {})
+        """All keys but `type` and `defaults_of`, in the order they were written; steppe.agents checks them."""
+        return {name: value for name, value in (self.model_extra or {}).items() if name != DEFAULTS_OF}
+
+    @property
+    def is_for_tensorforce(self) -> bool:
+        """Whether settings that are not given are as they were in TensorForce."""
+        return (self.model_extra or {}).get(DEFAULTS_OF) == "tensorforce"
 
     @property
     def origins(self) -> Origins:
@@ -50,8 +58,11 @@ class AgentSpec(Spec):
         model = with_defaults(model, self._defaults.settings)
         if not issubclass(model, AgentSettings):
             return validate(model, self.settings, source=self._origins)
+        given, is_old = self.settings, self.is_for_tensorforce
         try:
-            reading = old_words.understand(self.settings, model.model_fields)
+            reading = old_words.understand(
+                with_optimizers(given) if is_old else given, model.model_fields, is_old=is_old
+            )
         except old_words.Misread as error:
             raise SpecError(self._mistake(error)) from None
         settings = validate(model, reading.data, source=self._origins.with_moved(reading.places))
@@ -70,17 +81,29 @@ class AgentSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _understand_string(cls, data: Any) -> Any:
-        return {"type": data} if isinstance(data, str) else data
+        data = {"type": data} if isinstance(data, str) else data
+        if not isinstance(data, dict) or not isinstance(word := data.get("type"), str):
+            return data
+        settings = {name: value for name, value in data.items() if name not in ("type", DEFAULTS_OF)}
+        if (owner := data.get(DEFAULTS_OF)) is None:
+            is_old = is_for_tensorforce(_present_name(word), word, settings)
+            return {"type": word} | ({DEFAULTS_OF: "tensorforce"} if is_old else {}) | settings
+        if owner not in OWNERS:
+            raise ValueError(f'{DEFAULTS_OF} must be "steppe" or "tensorforce", not {shown(owner)}')
+        if owner == "tensorforce" and _present_name(word) not in AGENTS:
+            raise ValueError(f'{DEFAULTS_OF} cannot be "tensorforce": TensorForce had no agent "{_present_name(word)}"')
+        return data
 
     @field_validator("type")
     @classmethod
-    def _present_name(cls, word: str) -> str:
-        # TensorForce registered each agent as "ppo_agent" too, and its class could be named by its path.
-        name = word.rpartition(".")[2] if word.startswith("tensorforce.") else word
-        if name.endswith("Agent"):
-            name = name.removesuffix("Agent").lower()
-        name = name.replace("-", "_").removesuffix("_agent")
-        return {"dqnnstep": "dqn_nstep", "qrdqn": "qr_dqn"}.get(name, name) or word
+    def _has_present_name(cls, word: str) -> str:
+        return _present_name(word)
+
+    @model_validator(mode="after")
+    def _has_tensorforces_defaults(self) -> AgentSpec:
+        if self.is_for_tensorforce:
+            self._defaults = Defaults(tensorforces_defaults(self.type, self.settings))
+        return self
 
     def _mistake(self, error: old_words.Misread) -> str:
         """Where it stands and why."""
@@ -89,3 +112,12 @@ class AgentSpec(Spec):
             value = value.get(step) if isinstance(value, dict) else None
         what = f"value {shown(value)}" if error.steps else "settings"
         return f"wrong {what}{self._origins.place(*error.steps)}; {error}"
+
+
+def _present_name(word: str) -> str:
+    # TensorForce registered each agent as "ppo_agent" too, and its class could be named by its path.
+    name = word.rpartition(".")[2] if word.startswith("tensorforce.") else word
+    if name.endswith("Agent"):
+        name = name.removesuffix("Agent").lower()
+    name = name.replace("-", "_").removesuffix("_agent")
+    return {"dqnnstep": "dqn_nstep", "qrdqn": "qr_dqn"}.get(name, name) or word

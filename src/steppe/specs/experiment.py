@@ -164,6 +164,8 @@ class ExperimentSpec(Spec):
 
     @model_validator(mode="after")
     def _has_the_defaults_of_its_kind(self) -> ExperimentSpec:
+        if self.agent.is_for_tensorforce:
+            return self
         defaults = defaults_for(self.agent.type, kind_of(self.environment))
         environment = self.environment
         unsaid = {

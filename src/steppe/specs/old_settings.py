@@ -8,6 +8,7 @@ from pydantic import AliasChoices
 
 from steppe.specs._base import Settings
 from steppe.specs.old_words import SAME_THING, Misread, Reading, elsewhere, understand, without_effect
+from steppe.specs.old_words.defaults import AGENTS, OWNERS
 
 Json = dict[str, Any]
 _NULL: Json = {"type": "null"}
@@ -30,6 +31,12 @@ RATE: Json = {
     "additionalProperties": False,
     "description": "How the learning rate falls until total_timesteps.",
 }
+
+
+def owners(agent: str) -> Json:
+    """Whose defaults an agent can have."""
+    choices = [owner for owner in OWNERS if owner == "steppe" or agent in AGENTS]
+    return {"enum": [*choices, None], "description": "Whose defaults hold for settings that are not given."}
 
 
 def spelled(settings: type[Settings]) -> dict[str, list[str]]:

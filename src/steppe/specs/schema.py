@@ -19,6 +19,7 @@ from steppe.specs.files import EFFECTIVE
 from steppe.specs.frequency import Frequency
 from steppe.specs.inlining import SUB_SPECS
 from steppe.specs.network import NetworkSpec
+from steppe.specs.old_words.defaults import FIELD as DEFAULTS_OF
 from steppe.specs.serving import GraphSpec
 from steppe.specs.validation import unknown_word
 
@@ -110,6 +111,7 @@ def _any_of(agents: Mapping[str, type[Settings]], general: Json) -> Json:
         inner = definitions[own[settings]]
         kind = {"description": general["properties"]["type"]["description"]} | _named(name)
         properties = {"type": kind} | old_settings.schemas(settings, inner.get("properties", {}))
+        properties[DEFAULTS_OF] = old_settings.owners(name)
         required = ["type", *inner.get("required", [])]
         branches.append(_naming_its_schema({**inner, "title": name, "properties": properties, "required": required}))
     complete = [name for name, settings in agents.items() if not definitions[own[settings]].get("required")]

@@ -14,9 +14,12 @@ from steppe.specs.old_words.renamed import SAME_THING, rename, settle_nulls
 __all__ = ["FROM_EPISODES", "SAME_THING", "Misread", "Reading", "understand"]
 
 
-def understand(data: dict[str, Any], fields: Mapping[str, FieldInfo]) -> Reading:
-    """The settings in today's words, what to tell the user, and where each was written; Misread says why not."""
-    reading = Reading(dict(data), fields)
+def understand(data: dict[str, Any], fields: Mapping[str, FieldInfo], *, is_old: bool = False) -> Reading:
+    """The settings in today's words, what to tell the user, and where each was written; Misread says why not.
+
+    `is_old` says that it is a file for TensorForce, even if none of its words tells.
+    """
+    reading = Reading(dict(data), fields, is_old)
     without_effect.drop(reading)
     rename(reading)
     parts.settle_baseline(reading)

@@ -11,6 +11,7 @@ from steppe.specs.validation import Steps, join_path
 
 _OLD_FILES_SAY = (
     "batched_observe",
+    "batching_capacity",
     "execution",
     "explorations_spec",
     "first_update",
@@ -18,9 +19,11 @@ _OLD_FILES_SAY = (
     "preprocessing",
     "repeat_update",
     "saver",
+    "saver_spec",
     "scope",
     "states_preprocessing_spec",
     "summarizer",
+    "summary_spec",
     "update_mode",
 )
 
@@ -40,12 +43,12 @@ class Misread(ValueError):
 class Reading:
     """The settings so far, sentences for the user, and where what now has another name was written."""
 
-    def __init__(self, data: dict[str, Any], fields: Mapping[str, FieldInfo]) -> None:
+    def __init__(self, data: dict[str, Any], fields: Mapping[str, FieldInfo], is_old: bool = False) -> None:
         self.data, self.fields = data, fields
         self.notices: list[str] = []
         self.places: dict[Steps, Steps] = {}
         """From the way in today's words to the way in the file."""
-        self.counts_timesteps = any(data.get(word) is not None for word in _OLD_FILES_SAY)
+        self.counts_timesteps = is_old or any(data.get(word) is not None for word in _OLD_FILES_SAY)
         """Whether it is a file for TensorForce, where target_sync_frequency counted timesteps."""
 
     @property

@@ -35,7 +35,7 @@ def count_updates(reading: Reading) -> None:
     each = _given(reading, "updates")
     if not all(_is_count(number) for number in (timesteps, frequency, each)):
         return
-    each *= _steps(data.get("optimizer"))
+    each *= steps_of(data.get("optimizer"))
     updates = max(1, round(timesteps * each / frequency))
     if updates != timesteps:
         data["target_sync_frequency"] = updates
@@ -196,12 +196,12 @@ def _given(reading: Reading, name: str) -> Any:
     return reading.data.get(name, reading.default(name))
 
 
-def _steps(optimizer: Any) -> int:
+def steps_of(optimizer: Any) -> int:
     """How many updates one step of an optimiser counts as."""
     if not isinstance(optimizer, dict):
         return 1
     own = optimizer.get("num_steps", 10) if optimizer.get("type") == "multi_step" else 1
-    return (own if _is_count(own) else 1) * _steps(optimizer.get("optimizer"))
+    return (own if _is_count(own) else 1) * steps_of(optimizer.get("optimizer"))
 
 
 def _is_count(value: Any) -> bool:
