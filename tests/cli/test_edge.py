@@ -19,8 +19,11 @@ from steppe.experiments import project as project_module
         (["trian"], 'unknown command "trian"; did you mean "train"?'),
         (["experiment", "strat"], 'unknown command "strat"; did you mean "start"?'),
         (["train", "--agnet", "ppo"], 'unknown option "--agnet"; did you mean "--agent"?'),
-        (["experiment", "start"], "missing option '-e' / '--experiment'"),
-        (["experiment", "start", "-e"], "option '-e' requires an argument"),
+        (["experiment", "start"], "no experiment is named; try: steppe experiment start first"),
+        (
+            ["experiment", "start", "-e"],
+            "option '-e' requires an argument (\"steppe experiment start --help\" lists what there is)",
+        ),
         (["schema", "agnt"], 'unknown kind of spec "agnt"; did you mean "agent"?'),
         (["experiment", "list"], '"steppe init" makes a project'),
         (["train"], "no environment is given; try: steppe train CartPole-v1"),

@@ -146,7 +146,7 @@ def test_ctrl_c_writes_nothing(steppe: Callable, here: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "give one policy to record: -e EXPERIMENT or --policy FOLDER"),
+        ((), "give one policy to record: an experiment's NAME or --policy FOLDER"),
         (("-e", "first", "--policy", "steady"), "give one policy to record"),
         (("-e", "nowhere"), 'no experiment "nowhere"'),
         (("--policy", "nowhere"), "there is no policy in nowhere"),

@@ -8,18 +8,18 @@ import typer
 
 from steppe.cli import catalogue, cluster, env, experiment, image, policy, project, serve
 from steppe.cli.evaluate import evaluate
+from steppe.cli.parsing import App
 from steppe.cli.play import play
 from steppe.cli.record import record
 from steppe.cli.train import train
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 
-app = typer.Typer(
+app = App(
     name="steppe",
     help="Runs reinforcement-learning experiments: one file, from a laptop to a cluster.",
     epilog="Begin with: steppe train CartPole-v1",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help is as readable, and takes half the time
     context_settings=SETTINGS,

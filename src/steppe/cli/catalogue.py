@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steppe.cli import completion
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -46,7 +48,10 @@ _SENTENCES = {
 
 
 def agents(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An agent whose settings are shown.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="An agent whose settings are shown.", autocompletion=completion.agents),
+    ] = None,
     as_json: JSON = False,
 ) -> None:
     """List the agents, or one agent's settings."""
@@ -87,7 +92,12 @@ def agents(
 
 
 def environments(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An environment whose settings are shown.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="An environment whose settings are shown.", autocompletion=completion.environments
+        ),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="List every id that gymnasium knows here, too.")] = False,
     as_json: JSON = False,
 ) -> None:
@@ -147,7 +157,12 @@ def layers(
 
 def schema(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="experiment, environment, agent, network, cluster or graph.")
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="experiment, environment, agent, network, cluster or graph.",
+            autocompletion=completion.kinds,
+        ),
     ],
 ) -> None:
     """Print the JSON Schema of one kind of file."""

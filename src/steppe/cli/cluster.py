@@ -7,23 +7,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steppe.cli import completion
 from steppe.cli.flags import SETS
+from steppe.cli.parsing import App
 
 if TYPE_CHECKING:
     from steppe.clusters._base import Record
     from steppe.clusters.lifecycle import Entry
 
-CLUSTER = Annotated[str, typer.Option("-c", "--cluster", metavar="NAME", help="The cluster's name.")]
+CLUSTER = Annotated[
+    str,
+    typer.Option(
+        "-c", "--cluster", metavar="NAME", help="The cluster's name.", autocompletion=completion.known_clusters
+    ),
+]
 AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 YES = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = App(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command()
 def create(
     file: Annotated[
-        str | None, typer.Option("-f", "--file", metavar="FILE", help="A name in configs/clusters/, or a file.")
+        str | None,
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="FILE",
+            help="A name in configs/clusters/, or a file.",
+            autocompletion=completion.cluster_files,
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option("-n", "--name", metavar="NAME", help="The cluster's name; without it the file's.")
@@ -149,7 +163,12 @@ def list_clusters(as_json: AS_JSON = False) -> None:
 
 @app.command()
 def delete(
-    cluster: Annotated[str | None, typer.Option("-c", "--cluster", metavar="NAME", help="The cluster's name.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "-c", "--cluster", metavar="NAME", help="The cluster's name.", autocompletion=completion.known_clusters
+        ),
+    ] = None,
     everything: Annotated[bool, typer.Option("-A", "--all", help="All clusters that Steppe made from here.")] = False,
     forget: Annotated[
         bool, typer.Option("--forget", help="Only forget it: nothing is asked or changed at its provider.")

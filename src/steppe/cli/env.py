@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steppe.cli.parsing import App
+
 if TYPE_CHECKING:
     from steppe.envs.remote.server import Server
     from steppe.specs.environment import EnvironmentSpec
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = App(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()

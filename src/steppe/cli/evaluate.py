@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steppe.cli import completion
 from steppe.cli.flags import ALLOW_MODULES
+from steppe.cli.parsing import EXPERIMENT_OPTION
 
 if TYPE_CHECKING:
     from steppe.experiments.players import Which
@@ -24,11 +26,13 @@ TELL_SECONDS = 3.0
 def evaluate(
     subject: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="The experiment: its name, or its run folder; or a policy folder."),
+        typer.Argument(
+            metavar="NAME",
+            help="The experiment: its name, or its run folder; or a policy folder.",
+            autocompletion=completion.experiments,
+        ),
     ] = None,
-    experiment: Annotated[
-        str | None, typer.Option("-e", "--experiment", metavar="NAME", help="The same as NAME.")
-    ] = None,
+    experiment: EXPERIMENT_OPTION = None,
     episodes: Annotated[
         int, typer.Option("--episodes", metavar="N", help="How many episodes are played, each to its end.")
     ] = 100,

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli import listing
+from steppe.cli import completion, listing
 from steppe.cli.flags import SETS, with_experiment_flags
+from steppe.cli.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, App, experiment_name
 from steppe.cli.train import DETACH, QUIET
 
 if TYPE_CHECKING:
     from steppe.experiments.store import RunFolder
 
-EXPERIMENT = Annotated[
-    str,
-    typer.Option("-e", "--experiment", metavar="NAME", help="The experiment's name, or the path of its run folder."),
-]
 TIMEOUT = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for it.")]
 RESTART = Annotated[bool, typer.Option("--force", help="Start anew; the old results are kept beside.")]
 
@@ -27,11 +24,12 @@ CLUSTER = Annotated[
         "-c",
         "--cluster",
         metavar="CLUSTER",
+        autocompletion=completion.clusters,
         help="Train on this cluster: one of `steppe cluster list`, or of configs/clusters/, which is made first.",
     ),
 ]
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = App(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command()
@@ -40,7 +38,14 @@ def new(
     fields: dict[str, Any],
     sets: list[str],
     file: Annotated[
-        str | None, typer.Option("-f", "--file", metavar="FILE", help="A name in configs/experiments/, or a file.")
+        str | None,
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="FILE",
+            help="A name in configs/experiments/, or a file.",
+            autocompletion=completion.experiment_files,
+        ),
     ] = None,
     name: Annotated[
         str | None,
@@ -83,19 +88,21 @@ def list_experiments(
 
 @app.command()
 def show(
-    experiment: EXPERIMENT,
+    name: EXPERIMENT_ARGUMENT = None,
+    experiment: EXPERIMENT_OPTION = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Also the settings that are not set or do not apply to it.")
     ] = False,
 ) -> None:
     """Show one experiment: its state, its settings and its files."""
-    listing.print_experiment(_find(experiment), as_json, everything)
+    listing.print_experiment(_find(name, experiment, "show"), as_json, everything)
 
 
 @app.command()
 def start(
-    experiment: EXPERIMENT,
+    name: EXPERIMENT_ARGUMENT = None,
+    experiment: EXPERIMENT_OPTION = None,
     cluster: CLUSTER = None,
     resume: Annotated[bool, typer.Option("-R", "--resume", help="Train on from the last checkpoint.")] = False,
     force: RESTART = False,
@@ -107,45 +114,56 @@ def start(
 
     Ctrl-C saves a checkpoint and pauses; on a cluster it only ends the watching.
     """
-    return _start(experiment, cluster, resume=resume, force=force, detach=detach, sets=sets, quiet=quiet)
+    return _start(
+        _find(name, experiment, "start"), cluster, resume=resume, force=force, detach=detach, sets=sets, quiet=quiet
+    )
 
 
 @app.command()
-def resume(experiment: EXPERIMENT, detach: DETACH = False, sets: SETS = None, quiet: QUIET = False) -> int:
+def resume(
+    name: EXPERIMENT_ARGUMENT = None,
+    experiment: EXPERIMENT_OPTION = None,
+    detach: DETACH = False,
+    sets: SETS = None,
+    quiet: QUIET = False,
+) -> int:
     """Train on from the last checkpoint.
 
     The same as start --resume.
     """
-    return _start(experiment, None, resume=True, force=False, detach=detach, sets=sets, quiet=quiet)
+    return _start(
+        _find(name, experiment, "resume"), None, resume=True, force=False, detach=detach, sets=sets, quiet=quiet
+    )
 
 
 @app.command()
-def pause(experiment: EXPERIMENT, timeout: TIMEOUT = 120.0) -> int:
+def pause(name: EXPERIMENT_ARGUMENT = None, experiment: EXPERIMENT_OPTION = None, timeout: TIMEOUT = 120.0) -> int:
     """Save a checkpoint and pause a running experiment.
 
     Waits until it is paused.
     """
     from steppe.experiments import lifecycle
 
-    folder = _find(experiment)
+    folder = _find(name, experiment, "pause")
     return listing.print_ended(folder, lifecycle.pause(folder, timeout), "paused")
 
 
 @app.command()
-def stop(experiment: EXPERIMENT, timeout: TIMEOUT = 120.0) -> int:
+def stop(name: EXPERIMENT_ARGUMENT = None, experiment: EXPERIMENT_OPTION = None, timeout: TIMEOUT = 120.0) -> int:
     """Save a checkpoint and stop a running experiment.
 
     Waits until it is stopped; a paused experiment is marked as stopped.
     """
     from steppe.experiments import lifecycle
 
-    folder = _find(experiment)
+    folder = _find(name, experiment, "stop")
     return listing.print_ended(folder, lifecycle.stop(folder, timeout), "stopped")
 
 
 @app.command()
 def download(
-    experiment: EXPERIMENT,
+    name: EXPERIMENT_ARGUMENT = None,
+    experiment: EXPERIMENT_OPTION = None,
     to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Where to; without it ./NAME-results.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
 ) -> None:
@@ -154,7 +172,7 @@ def download(
     from steppe.experiments import lifecycle
     from steppe.specs.files import shown_path
 
-    folder = _find(experiment)
+    folder = _find(name, experiment, "download")
     target = to or Path.cwd() / f"{folder.name}-results"
     files = lifecycle.download(folder, target, force=force, tell=lambda line: say([line]))
     print(f"copied {len(files)} file{'' if len(files) == 1 else 's'} to {shown_path(target)}")
@@ -162,16 +180,18 @@ def download(
 
 @app.command()
 def logs(
-    experiment: EXPERIMENT,
+    name: EXPERIMENT_ARGUMENT = None,
+    experiment: EXPERIMENT_OPTION = None,
     follow: Annotated[bool, typer.Option("--follow", help="Keep printing until the experiment ends.")] = False,
 ) -> None:
     """Print the log of an experiment."""
-    listing.print_log(_find(experiment), follow)
+    listing.print_log(_find(name, experiment, "logs"), follow)
 
 
 @app.command()
 def manifest(
-    experiment: EXPERIMENT,
+    name: EXPERIMENT_ARGUMENT = None,
+    experiment: EXPERIMENT_OPTION = None,
     cluster: CLUSTER = None,
     namespace: Annotated[
         str | None, typer.Option("--namespace", metavar="NAMESPACE", help="Where it would run; else the cluster's.")
@@ -184,12 +204,13 @@ def manifest(
     """
     from steppe.experiments import places
 
-    print(places.manifest(_find(experiment), cluster, namespace), end="")
+    print(places.manifest(_find(name, experiment, "manifest"), cluster, namespace), end="")
 
 
 @app.command()
 def delete(
-    experiment: EXPERIMENT,
+    name: EXPERIMENT_ARGUMENT = None,
+    experiment: EXPERIMENT_OPTION = None,
     force: Annotated[bool, typer.Option("--force", help="Do not ask.")] = False,
     stored: Annotated[
         bool, typer.Option("--stored", help="Also what it keeps in object storage (kubernetes.results).")
@@ -204,7 +225,7 @@ def delete(
     from steppe.experiments.project import known_stores
     from steppe.specs.files import shown_path
 
-    folder = _find(experiment)
+    folder = _find(name, experiment, "delete")
     stores = [store for store in known_stores(Path.cwd()) if store.path.resolve() == folder.path.parent.resolve()]
     if not stores:
         raise StateError(
@@ -229,7 +250,7 @@ def delete(
 
 
 def _start(
-    name: str,
+    folder: RunFolder,
     cluster: str | None,
     *,
     resume: bool,
@@ -241,12 +262,11 @@ def _start(
     from steppe.cli.running import say, start_and_show
     from steppe.experiments import lifecycle
 
-    folder = _find(name)
     say(lifecycle.prepare(folder, resume=resume, force=force, sets=sets), quiet)
     return start_and_show(folder, resume=resume, detach=detach, quiet=quiet, force=force, cluster=cluster)
 
 
-def _find(name: str) -> RunFolder:
+def _find(name: str | None, option: str | None, command: str) -> RunFolder:
     from steppe.experiments.project import find_experiment
 
-    return find_experiment(name, Path.cwd())
+    return find_experiment(experiment_name(name, option, f"steppe experiment {command} first"), Path.cwd())

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from steppe.cli import completion
+
 FLAGS: dict[str, Any] = {
     "agent": Annotated[
         str | None,
@@ -17,12 +19,19 @@ FLAGS: dict[str, Any] = {
             "-A",
             "--agent",
             metavar="AGENT",
+            autocompletion=completion.agents,
             help="The agent: one of `steppe agents`, a name in configs/agents/ or a file; ppo where none is named.",
         ),
     ],
     "network": Annotated[
         str | None,
-        typer.Option("-M", "--network", metavar="NETWORK", help="The network: a name in configs/networks/ or a file."),
+        typer.Option(
+            "-M",
+            "--network",
+            metavar="NETWORK",
+            autocompletion=completion.networks,
+            help="The network: a name in configs/networks/ or a file.",
+        ),
     ],
     "environment": Annotated[
         str | None,
@@ -30,12 +39,19 @@ FLAGS: dict[str, Any] = {
             "-E",
             "--environment",
             metavar="ENV",
+            autocompletion=completion.environments,
             help="The environment: a gymnasium id, module:callable, a name in configs/environments/ or a file.",
         ),
     ],
     "cluster": Annotated[
         str | None,
-        typer.Option("-C", "--cluster", metavar="CLUSTER", help="The cluster: a name in configs/clusters/ or a file."),
+        typer.Option(
+            "-C",
+            "--cluster",
+            metavar="CLUSTER",
+            autocompletion=completion.cluster_files,
+            help="The cluster: a name in configs/clusters/ or a file.",
+        ),
     ],
     "episodes": Annotated[str | None, typer.Option("-e", "--episodes", metavar="N", help="End after N episodes.")],
     "total_timesteps": Annotated[
@@ -64,6 +80,7 @@ FLAGS: dict[str, Any] = {
             "-m",
             "--run-mode",
             metavar="MODE",
+            autocompletion=completion.run_modes,
             help="How the work is spread: single, multi-threaded, distributed or async.",
         ),
     ],
@@ -79,7 +96,12 @@ FLAGS: dict[str, Any] = {
     ],
     "platform": Annotated[
         str | None,
-        typer.Option("--platform", metavar="PLATFORM", help="Where processes run: local, ray or kubernetes."),
+        typer.Option(
+            "--platform",
+            metavar="PLATFORM",
+            autocompletion=completion.platforms,
+            help="Where processes run: local, ray or kubernetes.",
+        ),
     ],
     "address": Annotated[
         str | None,

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+from steppe.cli.parsing import App
+
+app = App(no_args_is_help=True, rich_markup_mode=None)
 
 PROGRAM = Annotated[
     str | None,

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from steppe.cli import completion
 from steppe.cli.flags import ALLOW_MODULES
+from steppe.cli.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, App, experiment_name
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = App(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
@@ -20,7 +22,12 @@ def _policy() -> None:
 @app.command()
 def export(
     folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="A policy folder, or the run folder or name it is in.")
+        str,
+        typer.Argument(
+            metavar="FOLDER",
+            help="A policy folder, or the run folder or name it is in.",
+            autocompletion=completion.experiments,
+        ),
     ],
     to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The ONNX file to write.")] = Path("policy.onnx"),
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
@@ -38,14 +45,16 @@ def export(
 
 
 def report(
-    experiment: Annotated[str, typer.Option("-e", "--experiment", metavar="NAME", help="Its name, or its run folder.")],
+    name: EXPERIMENT_ARGUMENT = None,
+    experiment: EXPERIMENT_OPTION = None,
 ) -> None:
     """Write report.html of an experiment again."""
     from steppe.experiments.project import find_experiment
     from steppe.records.report import write_report
     from steppe.specs.files import shown_path
 
-    print(f"wrote {shown_path(write_report(find_experiment(experiment, Path.cwd()).path))}")
+    folder = find_experiment(experiment_name(name, experiment, "steppe report first"), Path.cwd())
+    print(f"wrote {shown_path(write_report(folder.path))}")
 
 
 def _policy_folder(name: str) -> Path:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steppe.cli.flags import ALLOW_MODULES
+from steppe.cli.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, experiment_name
 
 if TYPE_CHECKING:
     from steppe.records.policy import Policy
@@ -21,10 +22,8 @@ LINE_SECONDS = 3.0
 
 
 def record(
-    experiment: Annotated[
-        str | None,
-        typer.Option("-e", "--experiment", metavar="NAME", help="Whose policy plays: its name, or its run folder."),
-    ] = None,
+    name: EXPERIMENT_ARGUMENT = None,
+    experiment: EXPERIMENT_OPTION = None,
     policy: Annotated[
         str | None, typer.Option("--policy", metavar="PATH", help="A policy folder that plays instead.")
     ] = None,
@@ -57,7 +56,7 @@ def record(
 ) -> int:
     """Record episodes of a policy, for agents that learn from demonstrations.
 
-    For example: steppe record -e first --episodes 20 --out good.safetensors --min-return 475
+    For example: steppe record first --episodes 20 --out good.safetensors --min-return 475
     """
     from steppe.errors import UserError
     from steppe.experiments.players import find_player
@@ -68,8 +67,10 @@ def record(
 
     # A module that is part of -E was named by the user, too.
     allowed = AllowedModules.of(allow_modules or ()) | named_in(environment)
+    if name is not None or experiment is not None:
+        experiment = experiment_name(name, experiment, "steppe record first")
     if (experiment is None) == (policy is None):
-        raise UserError("give one policy to record: -e EXPERIMENT or --policy FOLDER")
+        raise UserError("give one policy to record: an experiment's NAME or --policy FOLDER")
     player, spec = find_player(experiment, policy, environment, allowed)
     if out.is_dir():
         raise UserError(f"{out} is a folder; give --out a file, such as {out / 'demonstrations.safetensors'}")

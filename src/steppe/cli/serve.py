@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from steppe.cli import completion
 from steppe.cli.flags import ALLOW_MODULES
+from steppe.cli.parsing import EXPERIMENT_OPTION, App
 from steppe.cli.play import AS_JSON, TLS_CA, TOKEN, TOKEN_FILE
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class ServeGroup(TyperGroup):
         self.format_commands(ctx, formatter)
 
 
-app = typer.Typer(cls=ServeGroup, no_args_is_help=True, rich_markup_mode=None, subcommand_metavar="[POLICY | COMMAND]")
+app = App(cls=ServeGroup, no_args_is_help=True, rich_markup_mode=None, subcommand_metavar="[POLICY | COMMAND]")
 
 
 @app.callback()
@@ -70,18 +72,22 @@ def _serve() -> None:
 @app.command(START)
 def start(
     policy: Annotated[
-        str | None, typer.Argument(metavar="POLICY", help="A policy folder, or a run folder.", show_default=False)
-    ] = None,
-    experiment: Annotated[
         str | None,
-        typer.Option("-e", "--experiment", metavar="NAME", help="Whose policy is served: its name, or its run folder."),
+        typer.Argument(
+            metavar="POLICY",
+            help="An experiment's name, a run folder or a policy folder.",
+            show_default=False,
+            autocompletion=completion.experiments,
+        ),
     ] = None,
+    experiment: EXPERIMENT_OPTION = None,
     file: Annotated[
         str | None,
         typer.Option(
             "-f",
             "--file",
             metavar="GRAPH",
+            autocompletion=completion.graphs,
             help="A graph of policies, or a SeldonDeployment: a name in configs/graphs/ or a file.",
         ),
     ] = None,

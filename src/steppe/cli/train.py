@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from steppe.cli import completion
 from steppe.cli.flags import with_experiment_flags
 
 DETACH = Annotated[bool, typer.Option("--detach", help="Train in a process of its own; its output goes to log.txt.")]
@@ -18,10 +19,23 @@ def train(
     fields: dict[str, Any],
     sets: list[str],
     env: Annotated[
-        str | None, typer.Argument(metavar="ENVIRONMENT", help="What to learn, such as CartPole-v1.")
+        str | None,
+        typer.Argument(
+            metavar="ENVIRONMENT",
+            help="What to learn, such as CartPole-v1.",
+            show_default=False,
+            autocompletion=completion.environments,
+        ),
     ] = None,
     file: Annotated[
-        str | None, typer.Option("-f", "--file", metavar="FILE", help="An experiment file to begin with.")
+        str | None,
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="FILE",
+            help="An experiment file to begin with.",
+            autocompletion=completion.experiment_files,
+        ),
     ] = None,
     name: Annotated[
         str | None,
