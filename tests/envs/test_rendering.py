@@ -53,6 +53,31 @@ def test_pictures_that_take_long_to_draw_are_few(monkeypatch: pytest.MonkeyPatch
     assert (len(recording.frames), recording.length) == (1, 0)
 
 
+def test_slow_pictures_are_thinned_out_so_that_the_film_shows_more_than_the_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("pygame")
+    # Any picture is slow, and yet there is time to draw all of them.
+    monkeypatch.setattr(rendering, "SLOW", 0.0)
+    monkeypatch.setattr(rendering, "SHOWN_SECONDS", 1e9)
+    monkeypatch.setattr(rendering, "MAX_SECONDS", 600.0)
+    spec = EnvironmentSpec(id="Pendulum-v1")
+    recording = record_episode(spec, lambda observation: np.zeros(1), max_timesteps_per_episode=32)
+    assert recording.frames is not None
+    # 30 pictures a second become one in eight of them: those of timesteps 0, 8, 16, 24 and 32.
+    assert (recording.fps, len(recording.frames), recording.length) == (3, 5, 32)
+
+
+def test_robots_are_drawn_small_unless_their_settings_say_otherwise() -> None:
+    pytest.importorskip("mujoco", reason="an extra is not installed")
+    small = rendering._of_modest_size(EnvironmentSpec(id="HalfCheetah-v5"))
+    assert small.settings == {"width": 240, "height": 240}
+    wide = EnvironmentSpec(id="HalfCheetah-v5", settings={"width": 320, "height": 200})
+    assert rendering._of_modest_size(wide).settings == wide.settings
+    plain = EnvironmentSpec(id="CartPole-v1")
+    assert rendering._of_modest_size(plain) is plain
+
+
 def test_a_grid_draws_itself() -> None:
     spec = EnvironmentSpec(id="GridWorld-v0", settings={"width": 3, "height": 2})
     moves = iter([1, 1, 2])

@@ -121,6 +121,8 @@ class Situation:
     """What made `observation` of what the environment shows."""
     episode_limit: int | None = None
     """After how many timesteps every episode is over, where that is known."""
+    stacked_frames: tuple[int, int] | None = None
+    """(how many, along which axis) where observations are the last frames together, as far as that is known."""
 
 
 class Agent(ABC, Generic[S]):

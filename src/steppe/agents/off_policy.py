@@ -36,7 +36,7 @@ from steppe.agents.optimizers import (
     steps_of,
 )
 from steppe.errors import UserError
-from steppe.memories import Replay
+from steppe.memories import Replay, frames_for, stored_dtype
 from steppe.specs._base import Count, Flag, Natural, Spec, Unit
 from steppe.specs.optimizer import NaturalGradient, SubsamplingStep
 
@@ -142,6 +142,9 @@ class OffPolicy(Agent[S], Generic[S]):
             prioritized=settings.memory.type != "replay",
             priority_exponent=settings.memory.priority_exponent,
             importance_exponent=settings.memory.importance_exponent,
+            frames=frames_for(
+                situation.observation.shape, stored_dtype(situation.observation), situation.stacked_frames
+            ),
         )
         self.layout = Layout(self.draw_params(None))
         rate = learning_rate_schedule(settings, self.total_updates(), settings.learning_rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 import warnings
@@ -13,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from steppe.envs.registry import has_twin, make_jax
+from steppe.envs.registry import extra_of, has_twin, make_jax, plays_atari
 from steppe.errors import SteppeError
+from steppe.specs.connections import CONNECTIONS
 from steppe.specs.environment import EnvironmentSpec
 
 Act = Callable[[np.ndarray], Any]
@@ -23,8 +25,18 @@ Act = Callable[[np.ndarray], Any]
 MAX_FPS = 30
 MAX_SIDE = 400
 MAX_FRAMES = 1000
-MAX_SECONDS = 20.0
+MAX_SECONDS = 2.5
 """How long pictures may be drawn: without a GPU, those of a robot take a tenth of a second each."""
+SHOWN_SECONDS = 8.0
+"""How much of an episode is shown where pictures take that long: then only some of them are drawn..."""
+MIN_FPS = 4
+"""... but at least so many for each second of the episode."""
+SLOW = 0.03
+"""From how many seconds on a picture is a slow one."""
+JUDGED = 4
+"""After how many pictures it is known whether they are slow."""
+ROBOT_SIDE = 240
+"""How large MuJoCo's pictures are where the environment does not say: half of its own size takes half of the time."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,7 @@ def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | N
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("MUJOCO_GL", "egl")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    env, own_limit = make_env(spec, render_mode="rgb_array")
+    env, own_limit = make_env(_of_modest_size(spec), render_mode="rgb_array")
     try:
         layout, write, offer = describe(spec, env, own_limit, limit)
         film = _Film(int(env.metadata.get("render_fps") or 30))
@@ -107,6 +119,18 @@ def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | N
     return Recording(film.frames, film.fps, total, length)
 
 
+def _of_modest_size(spec: EnvironmentSpec) -> EnvironmentSpec:
+    """With small pictures of a robot, where their size is not given."""
+    if ":" in spec.id or plays_atari(spec) or spec.id in CONNECTIONS:
+        return spec
+    from steppe.envs.making import find_spec
+
+    if extra_of(find_spec(spec.id)) != "mujoco":
+        return spec
+    size = {"width": ROBOT_SIDE, "height": ROBOT_SIDE}
+    return spec.model_copy(update={"settings": size | spec.settings})
+
+
 def _record_twin(spec: EnvironmentSpec, act: Act, seed: int, limit: int | None, repeat: int) -> Recording:
     """A compiled environment without an original draws itself."""
     import jax
@@ -137,15 +161,16 @@ class _Film:
     """Frames at no more than MAX_FPS and MAX_SIDE, as many as are drawn within MAX_SECONDS."""
 
     def __init__(self, fps: int) -> None:
+        self._rate = fps
         self._every = -(-fps // MAX_FPS)
         self._shown = 0
-        self._seconds = 0.0
+        self._each: list[float] = []
         self.fps = max(1, fps // self._every)
         self.frames: list[np.ndarray] = []
 
     @property
     def is_full(self) -> bool:
-        return len(self.frames) >= MAX_FRAMES or self._seconds >= MAX_SECONDS
+        return len(self.frames) >= MAX_FRAMES or sum(self._each) >= MAX_SECONDS
 
     def add(self, draw: Callable[[], Any]) -> str:
         """Keeps a picture if it is its turn; returns why it cannot be one, or nothing."""
@@ -154,13 +179,26 @@ class _Film:
             return ""
         began = time.perf_counter()
         picture = draw()
-        self._seconds += time.perf_counter() - began
+        self._each.append(time.perf_counter() - began)
         if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] not in (3, 4):
             return f"the environment does not draw pictures (it returned {type(picture).__name__})"
         if picture.dtype != np.uint8:
             return f"the environment draws pictures of {picture.dtype} where bytes are needed"
         self.frames.append(_shrink(picture[..., :3]))
+        if len(self._each) == JUDGED:
+            # The first picture also takes what prepares the drawing, and any can be held up.
+            self._thin_out(min(self._each[1:]))
         return ""
+
+    def _thin_out(self, seconds: float) -> None:
+        """Draws fewer pictures from now on where each takes so long that they would only show the beginning."""
+        affordable = max(MIN_FPS, MAX_SECONDS / (SHOWN_SECONDS * max(seconds, 1e-6)))
+        every = math.ceil(self._rate / affordable)
+        if seconds >= SLOW and every > self._every:
+            drawn = range(0, self._shown, self._every)
+            self.frames = [frame for index, frame in zip(drawn, self.frames, strict=True) if not index % every]
+            self._every = every
+            self.fps = max(1, self._rate // every)
 
 
 def _shrink(picture: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from steppe.memories.replay import Leaf, Replay, ReplayState, Sample, Timesteps, after
+from steppe.memories.replay import Following, Leaf, Replay, ReplayState, Sample, Timesteps, after
 from steppe.memories.sum_tree import SumTree
 
 
@@ -89,7 +89,7 @@ class DemonstratedReplay:
         """Draws a batch whose last `per_batch` rows are demonstrations."""
         own_key, shown_key = jax.random.split(key)
         own = self.own.sample(state.own, own_key, batch_size - self.per_batch)
-        own = self._complete(own, state.own.timesteps, own.places, demonstrated=False)
+        own = self._complete(own, self.own.following(state.own, own.places, 1), demonstrated=False)
         shown = self.sample_demonstrations(state, shown_key, self.per_batch)
         return jax.tree.map(lambda *parts: jnp.concatenate(parts), own, shown)
 
@@ -106,7 +106,7 @@ class DemonstratedReplay:
         following = after(timesteps, drawn, only, self.n_step, self.own.discount)
         observations, actions = timesteps.observations[drawn, 0], timesteps.actions[drawn, 0]
         sample = Sample(observations, actions, *following, weights, drawn + self._first)
-        return self._complete(sample, timesteps, drawn, demonstrated=True)
+        return self._complete(sample, after(timesteps, drawn, only, 1, self.own.discount), demonstrated=True)
 
     def reprioritize(self, state: DemonstratedState, places: Array, errors: Array, when: Array) -> DemonstratedState:
         """Gives the timesteps that `sample` drew the priority of their newest error [B], if `when` holds."""
@@ -131,10 +131,7 @@ class DemonstratedReplay:
     def _first(self) -> int:
         return self.rows * self.num_envs
 
-    def _complete(self, sample: Sample, timesteps: Timesteps, places: Array, demonstrated: bool) -> Sample:
-        """With what each timestep alone led to, and whether it was demonstrated; timesteps [R, N, ...]."""
-        envs = timesteps.rewards.shape[1]
-        single = None
-        if self.n_step > 1:
-            single = after(timesteps, places // envs, places % envs, 1, self.own.discount)
-        return sample._replace(single=single, demonstrated=jnp.full(places.shape, demonstrated))
+    def _complete(self, sample: Sample, single: Following, demonstrated: bool) -> Sample:
+        """With what each timestep alone led to, where that is another, and whether it was demonstrated."""
+        flags = jnp.full(sample.places.shape, demonstrated)
+        return sample._replace(single=single if self.n_step > 1 else None, demonstrated=flags)

@@ -1,7 +1,8 @@
 """Replay memory as pure functions over arrays: a ring of the last timesteps of N environments.
 
 Uniform (Lin 1992) or prioritised by error (Schaul et al. 2016, arXiv:1511.05952). n-step returns are put together when
-a batch is drawn, so that the memory holds plain timesteps whatever the algorithm asks of them.
+a batch is drawn, so that the memory holds plain timesteps whatever the algorithm asks of them. Pictures are kept once,
+as frames: see `steppe.memories.frames`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 from jax import Array
 
 from steppe.errors import UserError
+from steppe.memories.frames import Frames, FrameState
 from steppe.memories.sum_tree import SumTree
+from steppe.specs.spaces import Space
 
 Leaf = Any
 """A JAX array, or a NumPy array on its way to one."""
@@ -37,7 +40,8 @@ class ReplayState(NamedTuple):
     """The memory's contents."""
 
     timesteps: Timesteps
-    """[rows, N, ...]; rows are written round and round."""
+    """[rows, N, ...]; rows are written round and round. Observations that are kept as frames are the slots where they
+    begin."""
     head: Leaf
     """The row that is written next."""
     filled: Leaf
@@ -46,6 +50,8 @@ class ReplayState(NamedTuple):
     """Priorities as a sum tree, [0] where sampling is uniform."""
     highest: Leaf
     """The highest priority given so far: what new timesteps start with."""
+    frames: FrameState | tuple[()] = ()
+    """The frames of the observations, () where they are kept whole."""
 
 
 class Following(NamedTuple):
@@ -89,6 +95,8 @@ class Replay:
     prioritized: bool = False
     priority_exponent: float = 0.6
     importance_exponent: float = 0.4
+    frames: Frames | None = None
+    """How observations are kept as frames; None keeps them whole."""
 
     @property
     def rows(self) -> int:
@@ -104,6 +112,11 @@ class Replay:
     def init(self, example: Timesteps) -> ReplayState:
         """An empty memory for timesteps like `example`, whose leaves are one environment's: [...]."""
         self._check_room(example)
+        frames: FrameState | tuple[()] = ()
+        if self.frames is not None:
+            frames = self.frames.init(self._slots, self.num_envs, example.observations)
+            slot = jax.ShapeDtypeStruct((), np.int32)
+            example = example._replace(observations=slot, next_observations=slot)
 
         def room(leaf: Any) -> np.ndarray:
             return np.zeros((self.rows, self.num_envs, *leaf.shape), leaf.dtype)
@@ -114,12 +127,23 @@ class Replay:
             filled=np.int32(0),
             tree=self._tree.init() if self.prioritized else np.zeros(0, np.float32),
             highest=np.float32(1.0),
+            frames=frames,
         )
+
+    def size(self, example: Timesteps) -> int:
+        """How many bytes a full memory of timesteps like `example` takes."""
+        leaves = jax.tree.leaves(example)
+        if self.frames is not None:
+            leaves = [example.actions, example.rewards, example.terminated, example.truncated]
+        each = sum(_bytes(leaf) for leaf in leaves)
+        total = self.rows * self.num_envs * each + (8 * self._tree.leaves if self.prioritized else 0)
+        if self.frames is not None:
+            total += self.num_envs * (8 * self.rows + self._slots * _bytes(example.observations) // self.frames.count)
+        return total
 
     def _check_room(self, example: Timesteps) -> None:
         """Refuses a memory that this machine can never hold, before anything is asked of it."""
-        each = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(example))
-        needed = self.rows * self.num_envs * each + (8 * self._tree.leaves if self.prioritized else 0)
+        needed = self.size(example)
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > there:
             raise UserError(
@@ -129,6 +153,28 @@ class Replay:
 
     def add(self, state: ReplayState, timesteps: Timesteps) -> ReplayState:
         """Writes [horizon, N, ...] over the oldest rows."""
+        if self.frames is None:
+            return self._add(state, timesteps)
+        frames, starts, next_starts, filled = self.frames.write(
+            state.frames,  # type: ignore[arg-type]
+            state.timesteps.observations,
+            state.head,
+            state.filled,
+            timesteps.observations,
+            timesteps.next_observations,
+        )
+        state = self._add(state, timesteps._replace(observations=starts, next_observations=next_starts))
+        dropped = state.filled - filled
+        if self.prioritized:
+            # Rows whose frames were written over cannot be drawn any more.
+            at_most = jnp.arange(min((2 * self.frames.count + 1) * self.horizon, self.rows))
+            places = self._places((state.head - state.filled + at_most) % self.rows)
+            gone = jnp.repeat(at_most < dropped, self.num_envs)
+            priorities = jnp.where(gone, 0.0, self._tree.get(state.tree, places))
+            state = state._replace(tree=self._tree.set(state.tree, places, priorities))
+        return state._replace(frames=frames, filled=filled)
+
+    def _add(self, state: ReplayState, timesteps: Timesteps) -> ReplayState:
         written = jax.tree.map(
             lambda store, new: jax.lax.dynamic_update_slice_in_dim(store, new.astype(store.dtype), state.head, 0),
             state.timesteps,
@@ -170,7 +216,16 @@ class Replay:
             rows = (oldest + drawn // self.num_envs) % self.rows
             places = rows * self.num_envs + drawn % self.num_envs
             weights = jnp.ones(batch_size)
-        return self._n_step(state.timesteps, places, weights)
+        rows, envs = places // self.num_envs, places % self.num_envs
+        following = self.following(state, places, self.n_step)
+        observations = self._observed(state, state.timesteps.observations[rows, envs], envs)
+        return Sample(observations, state.timesteps.actions[rows, envs], *following, weights, places)
+
+    def following(self, state: ReplayState, places: Array, n_step: int) -> Following:
+        """What up to n timesteps from each of these places [B] on led to."""
+        rows, envs = places // self.num_envs, places % self.num_envs
+        found = after(state.timesteps, rows, envs, n_step, self.discount)
+        return found._replace(next_observations=self._observed(state, found.next_observations, envs))
 
     def reprioritize(self, state: ReplayState, places: Array, errors: Array, when: Array) -> ReplayState:
         """Gives drawn timesteps the priority of their newest error [B], if `when` holds."""
@@ -184,10 +239,21 @@ class Replay:
     def _places(self, rows: Array) -> Array:
         return (rows[:, None] * self.num_envs + jnp.arange(self.num_envs)).reshape(-1)
 
-    def _n_step(self, timesteps: Timesteps, places: Array, weights: Array) -> Sample:
-        rows, envs = places // self.num_envs, places % self.num_envs
-        following = after(timesteps, rows, envs, self.n_step, self.discount)
-        return Sample(timesteps.observations[rows, envs], timesteps.actions[rows, envs], *following, weights, places)
+    @property
+    def _slots(self) -> int:
+        assert self.frames is not None
+        return self.frames.slots(self.rows, self.n_step, self.horizon)
+
+    def _observed(self, state: ReplayState, kept: Array, envs: Array) -> Array:
+        """The observations [B, ...] for what is kept of them [B, ...]."""
+        if self.frames is None:
+            return kept
+        return self.frames.stacks(state.frames, kept, envs)  # type: ignore[arg-type]
+
+
+def stored_dtype(space: Space) -> str:
+    """How observations or actions of a space are kept."""
+    return space.dtype if space.dtype in ("uint8", "int32") else "float32"
 
 
 def after(timesteps: Timesteps, rows: Array, envs: Array, n_step: int, discount: float) -> Following:
@@ -206,3 +272,7 @@ def after(timesteps: Timesteps, rows: Array, envs: Array, n_step: int, discount:
         terminated = terminated | (going & timesteps.terminated[at, envs])
         going = going & ~(timesteps.terminated[at, envs] | timesteps.truncated[at, envs])
     return Following(returns, jnp.where(terminated, 0.0, discounts), timesteps.next_observations[last, envs])
+
+
+def _bytes(leaf: Any) -> int:
+    return int(np.prod(leaf.shape)) * leaf.dtype.itemsize

@@ -73,6 +73,12 @@ class Preprocessing:
         object.__setattr__(self, "space", space)
 
     @property
+    def stacked_frames(self) -> tuple[int, int] | None:
+        """(how many frames come out together, along which axis), where a sequence is the last stage."""
+        last = self.operations[-1] if self.operations else None
+        return (last.length, -1) if isinstance(last, Stack) else None
+
+    @property
     def normalizes(self) -> bool:
         """Whether the agent is to normalise, by running statistics, what comes out."""
         return any(isinstance(stage, RunningStandardize) for stage in self.stages.root)

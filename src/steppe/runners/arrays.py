@@ -1,4 +1,7 @@
-"""Nested states as flat dicts of named NumPy arrays, and back: what a checkpoint holds."""
+"""Nested states as flat dicts of named NumPy arrays, and back: what a checkpoint holds.
+
+Of a replay memory it holds only what is filled.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,20 @@ import jax
 import numpy as np
 
 from steppe.errors import CheckpointError
+from steppe.memories import ReplayState, held, put_back
 from steppe.runners import keys
 
 
 def to_arrays(tree: Any) -> dict[str, np.ndarray]:
     """{"learner/agent/params": array, ...}; random keys are written as their words. Always copies."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {_name(path): np.array(jax.random.key_data(leaf) if keys.is_key(leaf) else leaf) for path, leaf in leaves}
+    arrays: dict[str, np.ndarray] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, _is_memory)[0]:
+        if _is_memory(leaf):
+            inner = jax.tree_util.tree_flatten_with_path(held(leaf))[0]
+            arrays |= {_name((*path, *below)): array for below, array in inner}
+        else:
+            arrays[_name(path)] = np.array(jax.random.key_data(leaf) if keys.is_key(leaf) else leaf)
+    return arrays
 
 
 def from_arrays(template: Any, arrays: dict[str, np.ndarray]) -> Any:
@@ -22,9 +32,9 @@ def from_arrays(template: Any, arrays: dict[str, np.ndarray]) -> Any:
 
     def restored(path: Any, leaf: Any) -> Any:
         name = _name(path)
-        if name not in arrays:
-            raise CheckpointError(f'the checkpoint has no "{name}"; it was made by an experiment with other settings')
-        array = arrays[name]
+        if _is_memory(leaf):
+            return _memory(name, leaf, arrays)
+        array = _found(name, arrays)
         wanted = jax.eval_shape(jax.random.key_data, leaf) if keys.is_key(leaf) else leaf
         if array.shape != wanted.shape or array.dtype != wanted.dtype:
             raise CheckpointError(
@@ -33,7 +43,30 @@ def from_arrays(template: Any, arrays: dict[str, np.ndarray]) -> Any:
             )
         return keys.wrap(array) if keys.is_key(leaf) else array
 
-    return jax.tree_util.tree_map_with_path(restored, template)
+    return jax.tree_util.tree_map_with_path(restored, template, is_leaf=_is_memory)
+
+
+def _memory(name: str, template: ReplayState, arrays: dict[str, np.ndarray]) -> ReplayState:
+    """A replay memory; one that an older version saved has no frames."""
+    has_frames = any(each.startswith(f"{name}/frames/") for each in arrays)
+    like = template if has_frames else template._replace(frames=())
+    saved = jax.tree_util.tree_map_with_path(lambda path, _: _found(f"{name}/{_name(path)}", arrays), like)
+    try:
+        return put_back(template, saved)
+    except ValueError as error:
+        raise CheckpointError(
+            f'the checkpoint\'s "{name}" does not fit: {error}; it was made by an experiment with other settings'
+        ) from error
+
+
+def _found(name: str, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    if name not in arrays:
+        raise CheckpointError(f'the checkpoint has no "{name}"; it was made by an experiment with other settings')
+    return arrays[name]
+
+
+def _is_memory(node: Any) -> bool:
+    return isinstance(node, ReplayState)
 
 
 def _name(path: Any) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from steppe.agents._base import Agent, Metrics, TrainState, Trajectory, Transitions
-from steppe.memories import DemonstratedState, ReplayState, Sample, Timesteps
+from steppe.memories import DemonstratedState, ReplayState, Sample, Timesteps, stored_dtype
 from steppe.records.preprocessing import RewardPreprocessing
 from steppe.specs.spaces import Box, Space
 
@@ -35,7 +35,7 @@ def begin(agent: Agent[Any], key: Array, pretrains: bool = True) -> Learner:
     """Before the first timestep, but after what can be learned from demonstrations; not where it is not wanted."""
     memory: Any = ()
     if agent.experience == "transitions":
-        memory = agent.memory.init(_example(agent.situation.observation, agent.situation.action))  # type: ignore[attr-defined]
+        memory = agent.memory.init(example_of(agent))  # type: ignore[attr-defined]
     learner = Learner(agent.init(key), memory)
     updates: int = getattr(agent, "pretraining_updates", 0)
     return _pretrained(agent, learner) if pretrains and updates else learner
@@ -81,6 +81,18 @@ def timesteps_of(trajectory: Trajectory) -> Timesteps:
         trajectory.truncated,
         trajectory.next_observations,
     )
+
+
+def example_of(agent: Agent[Any]) -> Timesteps:
+    """Shapes and dtypes of one environment's timestep, as a memory keeps it."""
+    observation, action = agent.situation.observation, agent.situation.action
+
+    def room(space: Space) -> jax.ShapeDtypeStruct:
+        shape = (space.size,) if isinstance(space, Box) and space is action else space.shape
+        return jax.ShapeDtypeStruct(shape, np.dtype(stored_dtype(space)))
+
+    scalar, flag = jax.ShapeDtypeStruct((), np.float32), jax.ShapeDtypeStruct((), np.bool_)
+    return Timesteps(room(observation), room(action), scalar, flag, flag, room(observation))
 
 
 def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Metrics]:
@@ -148,15 +160,3 @@ def _pretrain(agent: Any, learner: Learner, updates: Array) -> tuple[Learner, Ar
 def _batch(drawn: Sample) -> Transitions:
     """All of a sample but where it was drawn from."""
     return Transitions(**{name: value for name, value in drawn._asdict().items() if name != "places"})
-
-
-def _example(observation: Space, action: Space) -> Timesteps:
-    """Shapes and dtypes of one environment's timestep."""
-
-    def room(space: Space) -> jax.ShapeDtypeStruct:
-        shape = (space.size,) if isinstance(space, Box) and space is action else space.shape
-        dtype = space.dtype if space.dtype in ("uint8", "int32") else np.float32
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    scalar, flag = jax.ShapeDtypeStruct((), np.float32), jax.ShapeDtypeStruct((), np.bool_)
-    return Timesteps(room(observation), room(action), scalar, flag, flag, room(observation))

@@ -251,4 +251,17 @@ def situation_of(
         episode_limit=min(
             (limit for limit in (spec.max_timesteps_per_episode, envs.max_episode_steps) if limit), default=None
         ),
+        stacked_frames=_stacked_frames(spec, preprocessing),
     )
+
+
+def _stacked_frames(spec: ExperimentSpec, preprocessing: Preprocessing | None) -> tuple[int, int] | None:
+    """(how many frames an observation is, along which axis), where it is a stack of them."""
+    if preprocessing is not None:
+        return preprocessing.stacked_frames
+    if not plays_atari(spec.environment):
+        return None
+    from steppe.envs.atari import settings_of
+
+    settings = settings_of(spec.environment)
+    return settings.frame_stack, 0 if settings.grayscale else -1

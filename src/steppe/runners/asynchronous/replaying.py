@@ -25,7 +25,7 @@ from steppe.runners.asynchronous.batches import Batch
 from steppe.runners.asynchronous.board import Spaces
 from steppe.runners.asynchronous.cores import Clock, Learned, Pace
 from steppe.runners.asynchronous.task import Task
-from steppe.runners.learning import Learner, begin
+from steppe.runners.learning import Learner, begin, example_of
 
 BLOCK = 64
 """How many timesteps are written into the memory at once."""
@@ -118,9 +118,9 @@ class ReplayCore(AgentCore):
 
     def _start(self, learner: Learner) -> None:
         memory: Any = learner.memory
-        timesteps = getattr(memory, "own", memory).timesteps
-        leaves = timesteps._asdict() | {"running_returns": timesteps.rewards}
-        self._staging = {name: np.zeros((BLOCK, *leaf.shape[2:]), leaf.dtype) for name, leaf in leaves.items()}
+        example = example_of(self.agent)
+        leaves = example._asdict() | {"running_returns": example.rewards}
+        self._staging = {name: np.zeros((BLOCK, *leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
         # Compiled before the first worker comes, with a memory that is thrown away: nobody should have to wait for it.
         self._learner = begin(self.agent, keys.make(0), pretrains=False)
         self._write()
