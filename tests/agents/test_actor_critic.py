@@ -168,7 +168,7 @@ def test_the_value_of_a_baseline_is_that_of_its_layers(make_agent, shaken, rando
     values, next_values = jax.jit(agent.trajectory_values)(state, trajectory)
     tensors = in_numpy.tensors(agent, state.params)
     for seen, valued in ((trajectory.observations, values), (trajectory.next_observations, next_values)):
-        features = np.tanh(in_numpy.dense(tensors, "value/torso/0_dense", seen))
+        features = np.maximum(in_numpy.dense(tensors, "value/torso/0_dense", seen), 0.0)
         expected = in_numpy.dense(tensors, "value/head", features)[..., 0]
         # Nothing follows a terminated episode: what stands there is never used.
         used = np.ones_like(expected, bool) if valued is values else ~trajectory.terminated

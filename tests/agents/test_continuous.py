@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -135,6 +137,38 @@ def test_the_action_joins_an_image_after_its_convolutions(make_agent, shaken):
     tensors = made.layout.named(shaken(made).params)
     assert tensors["critic_0/encoder/0_conv2d/kernel"].shape == (3, 3, 1, 2)
     assert tensors["critic_0/torso/0_dense/kernel"].shape == (2 * 6 * 6 + 2, 8)
+
+
+def branches(*last: Any, **options: Any) -> list[Any]:
+    """A critic as TensorForce's examples have it: a branch for the state, which the action joins."""
+    first = [{"type": "input", "names": ["state"]}, {"type": "linear", "size": 6}, {"type": "output", "name": "seen"}]
+    join = {"type": "input", "names": ["seen", "action"]} | options
+    return [first, [join, *(last or [{"type": "linear", "size": 5}, {"type": "layer_norm"}])]]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_action_joins_where_a_critics_input_reads_it(make_agent, shaken, agent):
+    made = make_agent(agent, BOUNDED, critic_network=branches())
+    tensors = made.layout.named(shaken(made).params)
+    assert tensors["critic_0/encoder/1_linear/kernel"].shape == (3, 6)
+    assert tensors["critic_0/torso/0_linear/kernel"].shape == (6 + 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("critic", "words"),
+    [
+        (branches(aggregation_type="sum"), "joins the observation at the last input layer, by concat"),
+        (branches(names=["action"]), "joins the observation at the last input layer"),
+        (
+            [[{"type": "input", "names": ["action"]}, {"type": "dense", "size": 2}], *branches()],
+            "can have no layers of its own before that",
+        ),
+        ([[{"type": "input", "names": ["state", "action"]}]], "needs a layer after the input"),
+    ],
+)
+def test_an_action_that_cannot_join_there_is_refused(make_agent, critic, words):
+    with pytest.raises(UserError, match=words):
+        make_agent("ddpg", BOUNDED, critic_network=critic)
 
 
 def test_critics_need_a_layer_where_the_action_can_join(make_agent):

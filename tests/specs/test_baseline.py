@@ -25,13 +25,18 @@ def read(baseline):
 
 def test_an_mlp_is_dense_layers_of_its_sizes():
     layers = read({"type": "mlp", "sizes": [32, 16]}).layers()
-    assert layers == NetworkSpec([{"type": "dense", "size": n, "activation": "tanh"} for n in (32, 16)])
+    assert layers == NetworkSpec([{"type": "dense", "size": n, "activation": "relu"} for n in (32, 16)])
 
 
 def test_a_cnn_is_convolutions_and_then_dense_layers():
     layers = read({"type": "cnn", "conv_sizes": [8, 4], "dense_sizes": [32]}).layers()
     assert [layer.type for layer in layers.root] == ["conv2d", "conv2d", "flatten", "dense"]
     assert [layer.size for layer in layers.root if layer.type != "flatten"] == [8, 4, 32]
+    assert [(layer.window, layer.stride, layer.activation) for layer in layers.root[:2]] == [
+        (5, 1, "relu"),
+        (3, 1, "relu"),
+    ]
+    assert layers.root[-1].activation == "relu"
     assert [layer.type for layer in read({"type": "cnn", "conv_sizes": [8]}).layers().root] == ["conv2d", "flatten"]
 
 

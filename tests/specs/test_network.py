@@ -1,10 +1,13 @@
 import json
+import re
 
 import pytest
 
 from steppe.errors import SpecError
+from steppe.records.layers import plan
 from steppe.specs.network import Conv2d, Custom, Dense, Input, NetworkSpec, Nonlinearity, Output, Pool2d
 from steppe.specs.schema import schema_of
+from steppe.specs.spaces import Box
 from steppe.specs.validation import validate
 
 
@@ -126,7 +129,8 @@ DENSE = {"type": "dense", "size": 8}
         (
             [{"type": "tf_layer", "layer": "batch_normalization"}],
             'wrong settings in n.json at [0]; there is no layer "batch_normalization"; a policy also acts on one '
-            'observation alone; use "layer_norm", which sees each by itself',
+            'observation alone; write {"type": "layer_norm"} in its place, with no other options, which sees each by '
+            "itself",
         ),
         (
             [{"type": "global_pooling"}],
@@ -196,3 +200,21 @@ def test_a_mistake_in_a_branch_is_named(written, words):
 @pytest.mark.parametrize("wrapped", [{"type": "layered", "layers": [DENSE]}, {"layers": [DENSE]}])
 def test_a_list_of_layers_may_be_wrapped(wrapped):
     assert NetworkSpec.model_validate(wrapped) == NetworkSpec([DENSE])
+
+
+@pytest.mark.parametrize("kind", ["dense", "conv2d", "conv1d"])
+def test_no_activation_may_be_written_as_null(kind):
+    (layer,) = NetworkSpec([{"type": kind, "size": 4, "activation": None}]).root
+    assert layer.activation == "none"
+
+
+def test_the_advice_on_batch_normalization_works():
+    old = [
+        {"type": "linear", "size": 64},
+        {"type": "tf_layer", "layer": "batch_normalization", "center": True, "scale": True},
+        {"type": "nonlinearity", "name": "relu"},
+    ]
+    with pytest.raises(SpecError) as refusal:
+        validate(NetworkSpec, old)
+    (advice,) = re.findall(r"write (\{.*?\}) in its place", str(refusal.value))
+    plan(validate(NetworkSpec, [old[0], json.loads(advice), old[2]]), Box((3,), (-1.0,) * 3, (1.0,) * 3))

@@ -18,9 +18,12 @@ from steppe.errors import SpecError, UserError
 from steppe.networks import Network, apply_head, default_layers, head
 from steppe.records import heads
 from steppe.specs._base import Natural, Positive
-from steppe.specs.network import Dense, Flatten, Layer, NetworkSpec
+from steppe.specs.network import Dense, Flatten, Input, Layer, NetworkSpec
 from steppe.specs.optimizer import Evolutionary, OptimizedStep, OptimizerSpec
 from steppe.specs.spaces import Box, Part, Space
+
+ACTION = "action"
+"""What an input layer of a critic calls the action."""
 
 
 class ContinuousSettings(OffPolicySettings):
@@ -66,7 +69,7 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         self.layers = situation.network or dense_layers(observation)
         self.actor_network = Network(self.layers, observation, "lecun", {"regularization"})
         critic = settings.critic_network or self.layers
-        encoding, rest = _at_first_dense(critic)
+        encoding, rest = _where_action_joins(critic, observation)
         self.encoder = Network(encoding, observation, "lecun", {"regularization"})
         width = self.encoder.features + self.action_size
         joined = Box((width,), (float("-inf"),), (float("inf"),), "float32")
@@ -181,6 +184,28 @@ def dense_layers(observation: Space) -> NetworkSpec:
 
 def _is_image(part: Part) -> bool:
     return isinstance(part.space, Box) and part.space.is_image
+
+
+def _where_action_joins(layers: NetworkSpec, observation: Space) -> tuple[list[Layer], list[Layer]]:
+    """(what sees the observation alone, what sees the action too): at the last input that reads "action", as in
+    TensorForce's critics, else before the first dense layer."""
+    parts = [part.name for part in observation.parts] if isinstance(observation, Box) else []
+    reading = [index for index, layer in enumerate(layers.root) if isinstance(layer, Input) and ACTION in layer.names]
+    if not reading or ACTION in parts:
+        return _at_first_dense(layers)
+    last = max(index for index, layer in enumerate(layers.root) if layer.type == "input")
+    join = layers.root[last]
+    assert isinstance(join, Input)
+    names = [name for name in join.names if name != ACTION]
+    if reading != [last] or not names or join.aggregation_type != "concat":
+        raise UserError(
+            'in a critic\'s network the action joins the observation at the last input layer, by concat: {"type": '
+            '"input", "names": [..., "action"]}; it can have no layers of its own before that'
+        )
+    alone = [*layers.root[:last], join.model_copy(update={"names": names}), Flatten(type="flatten")]
+    if not (rest := list(layers.root[last + 1 :])):
+        raise UserError("the critics' network needs a layer after the input at which the action joins")
+    return alone, rest
 
 
 def _at_first_dense(layers: NetworkSpec) -> tuple[list[Layer], list[Layer]]:

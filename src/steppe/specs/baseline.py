@@ -21,7 +21,7 @@ class MLPBaseline(Spec):
 
     def layers(self) -> NetworkSpec:
         """As a network."""
-        return NetworkSpec([Dense(type="dense", size=size, activation="tanh") for size in self.sizes])
+        return NetworkSpec([Dense(type="dense", size=size, activation="relu") for size in self.sizes])
 
 
 class CNNBaseline(Spec):
@@ -29,14 +29,18 @@ class CNNBaseline(Spec):
 
     type: Literal["cnn"]
     conv_sizes: Sizes
-    """The filters of each convolution: windows of 3, moving by 2."""
+    """The filters of each convolution: windows of 5 in the first and of 3 in the others, moving by 1."""
     dense_sizes: list[Count] = Field(default_factory=list)
     """The outputs of each dense layer after them."""
 
     def layers(self) -> NetworkSpec:
         """As a network."""
-        convolutions: list[Layer] = [Conv2d(type="conv2d", size=size, window=3, stride=2) for size in self.conv_sizes]
-        dense: list[Layer] = [Dense(type="dense", size=size, activation="tanh") for size in self.dense_sizes]
+        windows = [5, *[3] * (len(self.conv_sizes) - 1)]
+        convolutions: list[Layer] = [
+            Conv2d(type="conv2d", size=size, window=window, stride=1)
+            for size, window in zip(self.conv_sizes, windows, strict=True)
+        ]
+        dense: list[Layer] = [Dense(type="dense", size=size, activation="relu") for size in self.dense_sizes]
         return NetworkSpec([*convolutions, Flatten(type="flatten"), *dense])
 
 

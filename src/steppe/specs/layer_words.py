@@ -36,7 +36,9 @@ def usual_spelling(word: Any) -> Any:
 
 
 def named_activation(word: Any) -> Any:
-    """The word in TensorForce's `{"name": word}`."""
+    """The word in TensorForce's `{"name": word}`; null is none."""
+    if word is None:
+        return "none"
     if isinstance(word, dict) and "name" in word:
         if len(word) > 1:
             raise ValueError('write "none" here and a "nonlinearity" layer after this one, which has these settings')
@@ -81,7 +83,10 @@ _OLD_OPTIONS = {
     "return_final_state": "a recurrent layer puts out its features at each timestep",
 }
 _NOT_HERE = {
-    "batch_normalization": 'a policy also acts on one observation alone; use "layer_norm", which sees each by itself',
+    "batch_normalization": (
+        'a policy also acts on one observation alone; write {"type": "layer_norm"} in its place, with no other '
+        "options, which sees each by itself"
+    ),
     "global_pooling": 'use "pool2d" with a window as large as the image, or "flatten"',
 }
 

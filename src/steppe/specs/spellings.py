@@ -123,7 +123,7 @@ def _also(**other: str) -> Callable[[Json], Json]:
 def _or_named(schema: Json) -> Json:
     words = _also(**layer_words.OTHER_SPELLINGS)(schema)
     named = {"type": "object", "properties": {"name": words}, "required": ["name"], "additionalProperties": False}
-    return {"anyOf": [words, named]}
+    return {"anyOf": [words, named, {"type": "null"}]}
 
 
 def _or_pair(_: Json) -> Json:
