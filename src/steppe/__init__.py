@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steppe import errors
-    from steppe.api import evaluate, train
+    from steppe.api import check_env, evaluate, train
     from steppe.errors import StopTraining
     from steppe.experiments.experiment import Experiment
     from steppe.records.evaluation import Evaluation
@@ -30,6 +30,7 @@ __all__ = [
     "StopTraining",
     "UniformReplay",
     "__version__",
+    "check_env",
     "errors",
     "evaluate",
     "load_policy",
@@ -38,6 +39,7 @@ __all__ = [
 
 # By name and only when asked for: importing steppe stays quick, and nothing below imports what lies above.
 _HOMES = {
+    "check_env": "steppe.api",
     "evaluate": "steppe.api",
     "train": "steppe.api",
     "Experiment": "steppe.experiments.experiment",

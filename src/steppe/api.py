@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from steppe.experiments.experiment import Experiment
 
 if TYPE_CHECKING:
+    from steppe.envs.env_check import EnvironmentCheck
     from steppe.experiments.callback import OnProgress
     from steppe.records.evaluation import Evaluation
     from steppe.records.policy import Policy
@@ -76,3 +77,23 @@ def evaluate(
         name, path = (None, word) if is_policy(word) else (word, None)
         player, spec = find_player(name, path, environment, allowed)
     return evaluation.evaluate(player, spec, episodes=episodes, seed=seed, greedy=greedy)
+
+
+def check_env(
+    environment: Any, *, steps: int = 1000, seed: int = 0, settings: dict[str, Any] | None = None
+) -> EnvironmentCheck:
+    """What is wrong with an environment, and how to mend it: print it, or look at `.problems` and `.is_fine`.
+
+    `environment` is as in `train`; `settings` are its keyword arguments. Up to `steps` random actions are taken.
+    """
+    from steppe.envs.env_check import check_environment
+    from steppe.experiments.given import named_environment
+    from steppe.experiments.project import let_user_modules_import
+    from steppe.specs.environment import EnvironmentSpec
+    from steppe.specs.validation import validate
+
+    let_user_modules_import(Path.cwd())
+    spec = validate(EnvironmentSpec, named_environment(environment))
+    if settings is not None:
+        spec = spec.model_copy(update={"settings": spec.settings | settings})
+    return check_environment(spec, steps, seed)

@@ -87,8 +87,8 @@ class FittingTable:
 
 def console() -> Console:
     """Standard output; a pipe has no width, so nothing is cut or wrapped there."""
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=1000, soft_wrap=True)
+    out = Console(highlight=False, emoji=False)
+    return out if out.is_terminal else Console(highlight=False, emoji=False, width=1000, soft_wrap=True)
 
 
 def wrapped(text: str, width: int) -> str:

@@ -1,4 +1,4 @@
-"""`steppe env serve`: environments for learners in other processes and on other machines."""
+"""`steppe env`: checks an environment, or serves it to learners in other processes and on other machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = App(no_args_is_help=True, rich_markup_mode=None)
 
 @app.callback()
 def _env() -> None:
-    """Serve environments to learners elsewhere."""
+    """Check environments, and serve them to learners elsewhere."""
 
 
 @app.command()
@@ -91,6 +91,48 @@ def serve(
         print("note: nothing is encrypted, the token neither; use --tls-cert and --tls-key", flush=True)
     server.serve()
     return 0
+
+
+@app.command()
+def check(
+    environment: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENVIRONMENT",
+            help="module:callable, a gymnasium id, a name in configs/environments/ or a file.",
+        ),
+    ],
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=1, help="How many random actions to take at most.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="What the random actions follow from.")] = 0,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="K=V", help="A keyword argument of the environment; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> int:
+    """Check an environment before training, and say how to mend it.
+
+    For example: steppe env check my_env:Target
+
+    It is made, reset and stepped with random actions. The exit code is 0 if an
+    agent can learn in it, 1 if there are problems, and 2 if it was not found.
+    """
+    from dataclasses import asdict
+
+    from steppe.cli.console import console, print_json
+    from steppe.envs.env_check import check_environment
+    from steppe.experiments.project import let_user_modules_import
+
+    let_user_modules_import(Path.cwd())
+    report = check_environment(_spec(environment, None, sets or []), steps, seed)
+    if as_json:
+        findings = [asdict(finding) for finding in report.findings]
+        print_json({"environment": report.environment, "is_fine": report.is_fine, "findings": findings})
+    else:
+        console().print(str(report), markup=False)
+    return 0 if report.is_fine else 1
 
 
 def _spec(name: str, vectorization: str | None, sets: list[str]) -> EnvironmentSpec:

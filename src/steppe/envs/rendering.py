@@ -75,15 +75,20 @@ def _has_original(id: str) -> bool:
     return id in gymnasium.registry
 
 
+def draw_off_screen() -> None:
+    """Lets environments draw where there is no screen."""
+    if "DISPLAY" not in os.environ:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+
+
 def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | None, repeat: int) -> Recording:
     from steppe.envs._loop import describe
     from steppe.envs.making import make_env
     from steppe.envs.spaces import zeros
 
-    if "DISPLAY" not in os.environ:
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-        os.environ.setdefault("MUJOCO_GL", "egl")
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    draw_off_screen()
     env, own_limit = make_env(_of_modest_size(spec), render_mode="rgb_array")
     try:
         layout, write, offer = describe(spec, env, own_limit, limit)
