@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from endpoints import save_policy
 
+from steppe.cli import running
 from steppe.cli.running import next_commands
 from steppe.experiments.store import RunFolder, Status
 from steppe.serve import load_endpoint
@@ -59,3 +60,12 @@ def test_a_run_that_has_saved_a_policy_can_be_served_next(tmp_path: Path, state:
     assert command.startswith("steppe serve -e ")
     endpoint = load_endpoint(shlex.split(command)[-1], start=tmp_path)
     assert endpoint.models() == ("first",)
+
+
+def test_the_size_of_large_checkpoints_is_told(tmp_path: Path) -> None:
+    saved = tmp_path / "checkpoints" / "64"
+    saved.mkdir(parents=True)
+    assert running._large_size(RunFolder(tmp_path)) == ""
+    with (saved / "state.safetensors").open("wb") as file:
+        file.truncate(1_240_000_000)
+    assert running._large_size(RunFolder(tmp_path)) == " (1.2 GB)"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LONGEST_COMMAND = 200
 """Longer ones help nobody."""
+LARGE = 100_000_000
+"""From how many bytes on the size of what a run leaves is told."""
 
 
 def say(notices: list[str], quiet: bool = False) -> None:
@@ -86,10 +88,19 @@ def print_end(folder: RunFolder, status: Status, told: Collection[str] = (), rea
     ):
         path = folder.path / name
         if path.exists():
-            out.print(f"  {label:<12} {shown_path(path)}{'/' if path.is_dir() else ''}", markup=False)
+            size = _large_size(folder) if name == "checkpoints" else ""
+            out.print(f"  {label:<12} {shown_path(path)}{'/' if path.is_dir() else ''}{size}", markup=False)
     say([notice for notice in status.notices if notice not in told])
     out.print("try next:")
     print_commands(next_commands(folder, status))
+
+
+def _large_size(folder: RunFolder) -> str:
+    """What all checkpoints of a run take, if it is much."""
+    from steppe.records.checkpoints import total_size
+
+    size = total_size(folder.path)
+    return f" ({size / 1e9:,.1f} GB)" if size >= LARGE else ""
 
 
 def next_commands(folder: RunFolder, status: Status) -> list[str]:

@@ -35,6 +35,8 @@ FORMAT = "steppe-checkpoint"
 VERSION = 1
 ARRAYS = "state.safetensors"
 MANIFEST = "state.json"
+KEPT = 3
+"""How many checkpoints of a run are kept."""
 
 _SHELF = "checkpoints"
 # A checkpoint that is being replaced by another of the same timestep steps aside under this name until that is safe.
@@ -58,7 +60,7 @@ def save(
     timestep: int,
     arrays: Mapping[str, np.ndarray],
     manifest: Mapping[str, Any],
-    keep: int = 3,
+    keep: int = KEPT,
 ) -> Path:
     """Save a checkpoint of the run in `folder`, then delete all but the `keep` newest up to it.
 
@@ -111,6 +113,18 @@ def load_latest(folder: str | os.PathLike[str]) -> Checkpoint:
 def list_checkpoints(folder: str | os.PathLike[str]) -> list[int]:
     """The timesteps that have a checkpoint, oldest first; whether each is undamaged is seen when it is loaded."""
     return sorted({_timestep(path) for path in _candidates(Path(folder) / _SHELF)})
+
+
+def size_of(checkpoint: Path) -> int:
+    """How many bytes a checkpoint has; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return sum(file.stat().st_size for file in checkpoint.iterdir())
+    return 0
+
+
+def total_size(folder: str | os.PathLike[str]) -> int:
+    """How many bytes all checkpoints of a run have."""
+    return sum(size_of(path) for path in _candidates(Path(folder) / _SHELF))
 
 
 def _write(temporary: Path, timestep: int, arrays: dict[str, np.ndarray], manifest: Mapping[str, Any]) -> None:

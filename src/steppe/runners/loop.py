@@ -22,6 +22,7 @@ from steppe.records.durable import storing
 from steppe.records.held_folder import HeldFolder
 from steppe.records.metrics import MetricsWriter
 from steppe.records.policy import Policy
+from steppe.runners import checkpoint_room
 from steppe.runners._base import Chunk, Engine, Limits, Outcome, Progress
 from steppe.runners.effective import effective
 from steppe.runners.leaving import is_filmed
@@ -254,11 +255,13 @@ class Loop:
             return
         self.show(self._progress("saving"))
         with self._away():
-            self._save_now()
+            size = self._save_now()
         self.saved_at, self._saved_update = self.timestep, self.update
-        log.info("saved at timestep %d", self.timestep)
+        told = f" ({checkpoint_room.written(size)})" if size >= checkpoint_room.LARGE else ""
+        log.info("saved at timestep %d%s", self.timestep, told)
 
-    def _save_now(self) -> None:
+    def _save_now(self) -> int:
+        """Returns the size of the checkpoint."""
         manifest = {
             "timestep": self.timestep,
             "episode": self.episode,
@@ -279,7 +282,7 @@ class Loop:
         if self.best_policy is not None:
             self.best_policy.save(folder / "best")
             self.best_policy = None
-        checkpoints.save(self.folder, self.timestep, self.engine.snapshot(), manifest)
+        return checkpoints.size_of(checkpoints.save(self.folder, self.timestep, self.engine.snapshot(), manifest))
 
     def _away(self) -> AbstractContextManager[None]:
         """Around what is no training: those who work for an engine wait meanwhile."""
@@ -333,7 +336,8 @@ class Loop:
 
     def _tell_settings(self) -> None:
         """What the run really works with, for whoever writes it down, and what should be known of it."""
-        for sentence in getattr(self.engine, "notices", ()):
+        room = checkpoint_room.sentences(self.spec, self.engine.agent, Path(self.folder))
+        for sentence in (*getattr(self.engine, "notices", ()), *room):
             self._notice(sentence)
         if not hasattr(self.engine.agent, "settings"):
             return  # a policy of the user's own, of which nothing is known here
