@@ -150,8 +150,10 @@ def test_an_agent_may_be_named_as_its_old_class(written, name):
     assert AgentSpec.model_validate(written).type == name
 
 
-@pytest.mark.parametrize("written", ["rainbow", "c51", "categorical_dqn_agent", "double_dqn", "reinforce"])
+@pytest.mark.parametrize(
+    "written", ["rainbow", "c51", "categorical_dqn_agent", "double_dqn", "reinforce", "acktr_agent"]
+)
 def test_names_that_others_use_are_explained(written):
     name = written.removesuffix("_agent")
-    with pytest.raises(SpecError, match=f'^there is no agent "{name}" at type; .*(dqn|vpg)"'):
+    with pytest.raises(SpecError, match=f'^there is no agent "{name}" at type; .*(dqn|vpg|trpo)"'):
         agents.settings_class(written)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from steppe.cli import main
 from steppe.errors import SteppeError
 from steppe.experiments import project as project_module
 
@@ -166,3 +168,26 @@ def test_tfcli_is_another_name_for_steppe(steppe: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "argv", ["/some/bin/tfcli"])
     assert steppe("train", "--help").out.lstrip().startswith("Usage: tfcli train")
     assert '("tfcli --help" lists what there is)' in steppe("trian").err
+
+
+def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    everything = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == everything
+    assert main(["help", "experiment", "stop"]) == 0
+    assert "--no-download" in capsys.readouterr().out
+
+
+def test_the_old_clients_module_starts_the_command_line() -> None:
+    import tensorforce_client
+
+    source = Path(tensorforce_client.__file__).parents[1]
+    asked = subprocess.run(
+        [sys.executable, "-m", "tensorforce_client", "--version"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(source)},
+        check=True,
+    )
+    assert asked.stdout.startswith("steppe ")

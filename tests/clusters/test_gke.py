@@ -341,3 +341,11 @@ def test_ensure_makes_a_cluster_once(project: Path, google: GoogleCloud) -> None
     assert lifecycle.ensure("own", spec, told.append) == lifecycle.ensure("own", spec, told.append)
     posted(google)
     assert lifecycle.ensure("own", None, told.append).name == "own"
+
+
+def test_a_kind_of_gpu_without_gpus_is_told(steppe: Steppe, project: Path) -> None:
+    words = ("cluster", "create", "-n", "team", "--provider", "gke", "--gpu-type", "foo", "--dry-run")
+    answer = steppe(*words)
+    assert answer.code == 0, answer.err
+    assert answer.out.endswith("note: gpu_type has no effect without GPUs; give gpus_per_node too (--gpus-per-node)\n")
+    assert "note" not in steppe(*words[:5]).out

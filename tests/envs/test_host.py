@@ -314,6 +314,7 @@ def test_workers_end_when_their_parent_is_killed() -> None:
     ("id", "settings", "message"),
     [
         ("CartPoll-v1", {}, 'unknown environment "CartPoll-v1".*did you mean "CartPole-v1"'),
+        ("Zzyzx-v0", {}, 'if a package registers it, put its module before it: "module:Zzyzx-v0"'),
         ("CartPole-v9", {}, 'unknown environment "CartPole-v9".*did you mean "CartPole-v1"'),
         ("GridWorld-v0", {}, "only runs compiled"),
         ("no_such_module:make", {}, 'names the module "no_such_module", which is not there'),

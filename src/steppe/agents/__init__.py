@@ -46,6 +46,7 @@ _OTHER_NAMES = {
     "double_dqn": 'use "ddqn", or "dqn" with double',
     "dueling_dqn": 'use "dqn" with "dueling": true',
     "nstep_dqn": 'use "dqn_nstep", or "dqn" with n_step',
+    "acktr": 'use "trpo", whose natural gradients are found by conjugate gradients in place of Kronecker factors',
     "reinforce": 'use "vpg" with "baseline": "none"',
 }
 """What others call what is here by another name."""

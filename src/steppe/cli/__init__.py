@@ -21,6 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
     from steppe.cli.app import app
 
     words, debug = _without_debug(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["help"]:
+        # tfcli had it as a command: `tfcli help`, and here `steppe help experiment start`.
+        words = [*words[1:], "--help"]
     program = Path(sys.argv[0]).name
     try:
         result = app(words, prog_name=program if program in PROGRAMS else PROGRAMS[0], standalone_mode=False)

@@ -117,7 +117,9 @@ def create(
         record = lifecycle.plan(loading.load(file, fields, sets or [], Path.cwd()), name)
     if dry_run:
         _print_requests(record)
+        _print_notes(record)
         return
+    _print_notes(record)
     try:
         with telling() as tell:
             reachable = lifecycle.create(record, tell)
@@ -314,6 +316,13 @@ def _print_requests(record: Record) -> None:
     if not requests:
         print(f"nothing is sent; {registry.folder() / record.name}.json would say:")
         print(json.dumps(record.place, indent=2))
+
+
+def _print_notes(record: Record) -> None:
+    """What the spec says to no effect."""
+    for field in ("gpu_type", "gpu_sharing"):
+        if getattr(record.spec, field) and not record.spec.gpus_per_node:
+            print(f"note: {field} has no effect without GPUs; give gpus_per_node too (--gpus-per-node)")
 
 
 def _row(entry: Entry) -> dict[str, Any]:

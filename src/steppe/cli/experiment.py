@@ -149,7 +149,14 @@ def pause(name: EXPERIMENT_ARGUMENT = None, experiment: EXPERIMENT_OPTION = None
 
 
 @app.command()
-def stop(name: EXPERIMENT_ARGUMENT = None, experiment: EXPERIMENT_OPTION = None, timeout: TIMEOUT = 120.0) -> int:
+def stop(
+    name: EXPERIMENT_ARGUMENT = None,
+    experiment: EXPERIMENT_OPTION = None,
+    timeout: TIMEOUT = 120.0,
+    no_download: Annotated[
+        bool, typer.Option("--no-download", help="As in the old tfcli; here stop never fetches results by itself.")
+    ] = False,
+) -> int:
     """Save a checkpoint and stop a running experiment.
 
     Waits until it is stopped; a paused experiment is marked as stopped.

@@ -104,9 +104,10 @@ def find_spec(id: str) -> Any:
         raise UserError(
             f'environment "{id}" is Steppe\'s own and only runs compiled; leave out backend, wrappers and vectorization'
         )
+    nearest = did_you_mean(id, [*gymnasium.registry, *known_ids()])
     raise UserError(
         f'unknown environment "{id}", which is neither a gymnasium id nor "module:callable"'
-        f"{did_you_mean(id, [*gymnasium.registry, *known_ids()])}"
+        + (nearest or f'; if a package registers it, put its module before it: "module:{id}"')
     )
 
 

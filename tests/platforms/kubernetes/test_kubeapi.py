@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from scripted_http import Heard, Say, answering
 
 from steppe.platforms.kubernetes.kubeapi import Kube, KubeError
@@ -106,3 +107,16 @@ def test_a_disk_that_is_full_is_not_the_clusters_fault(kube: Kube):
     with pytest.raises(OSError, match="No space left on device"):
         kube.ask_pod("driver", 8470, "/files/a", sink=full)
     assert kube.ask_pod("driver", 8470, "/files/a").code == 200
+
+
+def test_a_cluster_that_does_not_answer_is_looked_at_by_another_program(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    server = {"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}
+    context = {"name": "lab", "context": {"cluster": "c", "user": "u"}}
+    content = {"current-context": "lab", "contexts": [context], "clusters": [server]}
+    content["users"] = [{"name": "u", "user": {}}]
+    config.write_text(yaml.safe_dump(content))
+    with pytest.raises(KubeError, match="cannot be reached") as error, Kube(config, "lab", "default", "lab") as kube:
+        kube.ask("GET", "/version")
+    assert f"kubectl --kubeconfig {config} --context lab version" in str(error.value)
+    assert "steppe cluster check" not in str(error.value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -307,9 +308,15 @@ class Kube:
         if "imeout" in type(error).__name__ or "imeout" in type(root).__name__:
             reason = "no answer"
         return KubeError(
-            f'the cluster "{self.name}" cannot be reached{where} ({reason}); see that it runs, and that its kubeconfig '
-            f'and context are right: "steppe cluster check -c {self.name}"'
+            f'the cluster "{self.name}" cannot be reached{where} ({reason}); see that it runs, that this machine may '
+            f"connect to it, and that its kubeconfig and context are right: {self._kubectl()}"
         )
+
+    def _kubectl(self) -> str:
+        """A command that asks the same server without Steppe."""
+        file = ["--kubeconfig", str(self._kubeconfig)] if self._kubeconfig is not None else []
+        context = ["--context", self._context] if self._context is not None else []
+        return shlex.join(["kubectl", *file, *context, "version"])
 
     def refused(self, answer: Answer, what: str) -> KubeError:
         """The error for an answer that is one; `what` was asked."""
