@@ -32,7 +32,9 @@ def train(
     project and to ./steppe-runs/ elsewhere. `on_progress` is called with a Progress after each chunk of training, about
     five times a second; if it returns False or raises StopTraining, the run saves a checkpoint and stops.
     """
+    from steppe.cli.live import print_line
     from steppe.cli.progress import display
+    from steppe.cli.running import closing_line
 
     experiment = Experiment(environment=environment, agent=agent, folder=folder, **fields)
     with display(experiment.spec, quiet=not progress) as shows:
@@ -41,7 +43,9 @@ def train(
             shows.update(now)
             return None if on_progress is None else on_progress(now)
 
-        experiment.start(on_progress=show, announce=shows.announce)
+        status = experiment.start(on_progress=show, announce=shows.announce)
+    if progress:
+        print_line(closing_line(experiment.name, experiment.folder, status))
     return experiment
 
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import io
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -89,6 +92,66 @@ def test_lines_are_few_where_there_is_no_terminal(
         "250k of 500k timesteps (50%), mean return 432.1, 125k steps/s, 0 s",
         "250k of 500k timesteps (50%), mean return 432.1, 125k steps/s, 3 s",
     ]
+
+
+def test_lines_thin_out_with_time(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now, printed = [0.0], []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.display(_spec(total_timesteps=500_000)) as shows:
+        for second in range(10 * 3600):
+            now[0] = float(second)
+            shows.update(TRAINING)
+            if capsys.readouterr().out:
+                printed.append(second)
+    gaps = [later - earlier for earlier, later in pairwise(printed)]
+    assert gaps == sorted(gaps)
+    assert (gaps[0], gaps[-1]) == (3, 300)
+    assert len(printed) < 200
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a Jupyter kernel puts into builtins."""
+    monkeypatch.setattr(builtins, "get_ipython", lambda: SimpleNamespace(kernel=object()), raising=False)
+
+
+def test_a_notebook_gets_one_line_that_changes(
+    notebook: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.display(_spec(total_timesteps=500_000)) as shows:
+        for second in range(4):
+            now[0] = float(second)
+            shows.update(TRAINING)
+        shows.announce("note: short")
+        now[0] = 5.0
+        shows.update(TRAINING)
+    title, moving, last, end = capsys.readouterr().out.split("\n")
+    figures = "250k of 500k timesteps (50%), mean return 432.1, 125k steps/s, "
+    assert title == "first: ppo on CartPole-v1"
+    assert [each.rstrip() for each in moving.split("\r")] == [
+        "",
+        *(f"{figures}{second} s" for second in range(4)),
+        "note: short",
+    ]
+    # What was longer before is written over.
+    assert len({len(each) for each in moving.split("\r")[1:]}) == 1
+    assert (last, end) == (f"\r{figures}5 s\r{figures}5 s", "")
+
+
+def test_workers_that_start_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = _spec(total_timesteps=500_000, run_mode="distributed", num_workers=4)
+    lines, panel = progress.Lines(spec), progress.Panel(spec)
+    starting = Progress("training", metrics=CREW | {"workers": 0.0})
+    for display in (lines, panel, lines):
+        display.update(starting)
+    assert capsys.readouterr().out == "starting 4 workers...\n"
+    assert "starting 4 workers..." in _drawn(panel)
+    for display in (lines, panel):
+        display.update(dataclasses.replace(TRAINING, metrics=CREW))
+        display.update(dataclasses.replace(TRAINING, metrics=CREW | {"workers": 0.0}))
+    assert "starting" not in capsys.readouterr().out + _drawn(panel)
 
 
 def test_training_survives_a_reader_that_went_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from steppe.cli import scores as module
+from steppe.cli import live
 from steppe.cli.scores import Display, Lines, Panel, display, latency, route_table
 from steppe.serve.scores import Episode, Scores
 
@@ -32,7 +32,8 @@ def test_the_table_has_a_row_for_each_route(played: Scores) -> None:
 def test_a_pipe_gets_a_line_now_and_then(
     played: Scores, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LINE_SECONDS", 0.0)
+    now = iter(range(0, 1000, 100))
+    monkeypatch.setattr(live.time, "monotonic", lambda: next(now))
     with Lines("CartPole-v1 through http://x") as lines:
         lines.update(Scores(4))
         lines.update(played)

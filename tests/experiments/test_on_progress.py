@@ -72,3 +72,11 @@ def test_words_of_other_libraries_lead_to_on_progress() -> None:
         steppe.train("CartPole-v1", callback=print)
     with pytest.raises(UserError, match=r"experiment\.start\(on_progress="):
         steppe.Experiment(environment="CartPole-v1", on_progress=print)
+
+
+def test_train_says_at_the_end_how_it_went(capsys: pytest.CaptureFixture[str]) -> None:
+    fields = FIELDS | {"total_timesteps": 100, "progress": True, "name": "first"}
+    status = steppe.train("CartPole-v1", **fields).status
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f'experiment "first" is completed: {status.reason}; mean return of the last ')
+    assert last.endswith("; see steppe-runs/first")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
     from steppe.experiments.players import Which
     from steppe.records.evaluation import Evaluation
     from steppe.runners.playing import Episode
-
-TELL_SECONDS = 3.0
-"""How often a line tells how far it is."""
 
 
 def evaluate(
@@ -109,16 +105,15 @@ def evaluate(
 @contextlib.contextmanager
 def _progress(episodes: int, is_quiet: bool) -> Iterator[Callable[[list[Episode]], None]]:
     """Tells now and then how far it is."""
+    from steppe.cli.live import LinePace
     from steppe.cli.telling import telling
     from steppe.cli.text import score
 
-    due = time.monotonic() + TELL_SECONDS
+    pace = LinePace()
     with telling(is_quiet=is_quiet) as tell:
 
         def show(done: list[Episode]) -> None:
-            nonlocal due
-            if time.monotonic() >= due:
-                due = time.monotonic() + TELL_SECONDS
+            if pace.is_due():
                 mean = sum(episode.score for episode in done) / len(done)
                 tell(f"{len(done):,} of {episodes:,} episodes, mean return {score(mean)}")
 

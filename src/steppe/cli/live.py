@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Self
 
@@ -10,6 +12,32 @@ from steppe.cli.console import console
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+FIRST_SECONDS, LONGEST_SECONDS = 3.0, 300.0
+SHARE = 0.1
+
+
+class LinePace:
+    """When the next line is due: every 3 s at first, then every tenth of the time that has passed, at most 5 min."""
+
+    def __init__(self, *, at_once: bool = False, seconds: float = FIRST_SECONDS, share: float = SHARE) -> None:
+        self._began = time.monotonic()
+        self._seconds, self._share = seconds, share
+        self._next = self._began + (0.0 if at_once else seconds)
+
+    def is_due(self) -> bool:
+        """Whether it is time for a line; if so, the next one is put off."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + min(LONGEST_SECONDS, max(self._seconds, self._share * (now - self._began)))
+        return True
+
+
+def is_notebook() -> bool:
+    """Whether this code runs in a Jupyter kernel, whose output knows how to go back to the start of a line."""
+    get_ipython = getattr(builtins, "get_ipython", None)
+    return get_ipython is not None and getattr(get_ipython(), "kernel", None) is not None
 
 
 class LivePanel(ABC):
@@ -33,7 +61,7 @@ class LivePanel(ABC):
         """The panel as of now."""
 
 
-def print_line(line: str) -> None:
+def print_line(line: str, end: str = "\n") -> None:
     """Prints it at once; the work must survive a reader that went away, and a signal while a line is being printed."""
     with contextlib.suppress(OSError, RuntimeError):
-        print(line, flush=True)
+        print(line, end=end, flush=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from steppe.cli.console import console
-from steppe.cli.live import LivePanel, print_line
+from steppe.cli.live import LinePace, LivePanel, is_notebook, print_line
 from steppe.cli.text import count, duration, score
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from steppe.runners import Progress
     from steppe.specs.experiment import ExperimentSpec
 
-LINE_SECONDS = 3.0
 PHASES = {
     "compiling": "compiling the training program...",
     "evaluating": "evaluating the policy...",
@@ -25,6 +24,7 @@ PHASES = {
     "filming": "exporting the policy and filming an episode...",
 }
 """What a run does now, where that is not plain training."""
+NOTEBOOK_SECONDS = 1.0
 CREW: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("workers", "workers", count),
     ("updates_per_second", "updates/s", count),
@@ -39,6 +39,8 @@ def display(spec: ExperimentSpec, quiet: bool = False) -> Display:
     """The right display for where the output goes."""
     if quiet:
         return Display(spec)
+    if is_notebook():
+        return OneLine(spec)
     return Panel(spec) if console().is_terminal else Lines(spec)
 
 
@@ -49,7 +51,9 @@ class Display:
         self.title = f"{spec.name}: {spec.agent.type} on {spec.environment.id}"
         self.episodes, self.timesteps = spec.limits
         self.goal = spec.stop_at_return
+        self.num_workers = spec.num_workers
         self.latest: Progress | None = None
+        self._had_workers = False
         self._told = 0
         self.lasting: set[str] = set()
         """The notices that stay readable when this display is over."""
@@ -64,6 +68,7 @@ class Display:
     def update(self, progress: Progress) -> None:
         """Called after each chunk of training; what a user should know is said at once."""
         self.latest = progress
+        self._had_workers = self._had_workers or bool(progress.metrics.get("workers"))
         for notice in progress.notices[self._told :]:
             self.announce(f"note: {notice}")
         self._told = len(progress.notices)
@@ -107,16 +112,21 @@ class Display:
 
     def doing(self) -> str:
         """What it does now, where that is not plain training."""
-        return PHASES.get(self.latest.phase, "") if self.latest is not None else "starting..."
+        if self.latest is None:
+            return "starting..."
+        if self.latest.phase == "training" and "workers" in self.latest.metrics and not self._had_workers:
+            many = f"{self.num_workers} " if self.num_workers else ""
+            return f"starting {many}worker{'' if self.num_workers == 1 else 's'}..."
+        return PHASES.get(self.latest.phase, "")
 
 
 class Lines(Display):
-    """A plain line every few seconds, for pipes and log files."""
+    """Plain lines, fewer and fewer of them, for pipes and log files."""
 
     def __init__(self, spec: ExperimentSpec) -> None:
         super().__init__(spec)
-        self._next = 0.0
-        self._compiling = False
+        self._pace = LinePace(at_once=True)
+        self._doing = ""
 
     def __enter__(self) -> Lines:
         print_line(self.title)
@@ -126,23 +136,57 @@ class Lines(Display):
         """A line if it is time for one."""
         super().update(progress)
         self.lasting.update(progress.notices)
-        now = time.monotonic()
-        if progress.phase == "compiling":
-            if not self._compiling:
-                print_line(self.doing())
-            self._compiling = True
-        elif progress.timestep and now >= self._next:
-            self._next = now + LINE_SECONDS
-            speed = f"{count(progress.steps_per_second)} steps/s, " if progress.steps_per_second else ""
-            crew = "".join(f"{much} {what}, " for what, much in self.crew())
-            print_line(
-                f"{self.counted()} ({self.done():.0%}), mean return {score(progress.mean_return)}, "
-                f"{speed}{crew}{duration(now - self.began)}"
-            )
+        doing = self.doing()
+        if progress.phase == "compiling" or (doing and not progress.timestep and progress.phase == "training"):
+            if doing != self._doing:
+                self._say(doing)
+            self._doing = doing
+        elif progress.timestep and self._pace.is_due():
+            self._say(self.sentence())
 
     def announce(self, sentence: str) -> None:
         """A line of its own."""
         print_line(sentence)
+
+    def sentence(self) -> str:
+        """How far the training is."""
+        assert self.latest is not None
+        speed = f"{count(self.latest.steps_per_second)} steps/s, " if self.latest.steps_per_second else ""
+        crew = "".join(f"{much} {what}, " for what, much in self.crew())
+        return (
+            f"{self.counted()} ({self.done():.0%}), mean return {score(self.latest.mean_return)}, "
+            f"{speed}{crew}{duration(time.monotonic() - self.began)}"
+        )
+
+    def _say(self, line: str) -> None:
+        print_line(line)
+
+
+class OneLine(Lines):
+    """A line that changes in its place, for notebooks."""
+
+    def __init__(self, spec: ExperimentSpec) -> None:
+        super().__init__(spec)
+        self._pace = LinePace(at_once=True, seconds=NOTEBOOK_SECONDS, share=0.0)
+        self._width = 0
+
+    def __exit__(self, *_: object) -> None:
+        """Leaves the last figures where they are."""
+        if self._width:
+            if self.latest is not None and self.latest.timestep:
+                self._say(self.sentence())
+            print_line("")
+
+    def announce(self, sentence: str) -> None:
+        """A line of its own, above the one that changes."""
+        self._say(sentence)
+        self._width = 0
+        print_line("")
+
+    def _say(self, line: str) -> None:
+        """Writes over the line before."""
+        print_line("\r" + line.ljust(self._width), end="")
+        self._width = len(line)
 
 
 class Panel(LivePanel, Display):

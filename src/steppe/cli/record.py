@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from steppe.records.policy import Policy
     from steppe.runners.recording import Recorded, Wish
     from steppe.specs.experiment import ExperimentSpec
-
-LINE_SECONDS = 3.0
 
 
 def record(
@@ -91,22 +88,22 @@ def record(
 
 
 class _Progress:
-    """A line now and then."""
+    """A line now and then, less often the longer it takes."""
 
     def __init__(self, wish: Wish, quiet: bool) -> None:
         from steppe.cli.console import console
+        from steppe.cli.live import LinePace
 
         self._wish, self._quiet = wish, quiet
         self._console = console()
-        self._next = time.monotonic() + LINE_SECONDS
+        self._pace = LinePace()
 
     def __call__(self, recorded: Recorded) -> None:
         """Called after each episode."""
-        if self._quiet or time.monotonic() < self._next:
+        if self._quiet or not self._pace.is_due():
             return
         from steppe.cli.text import score
 
-        self._next = time.monotonic() + LINE_SECONDS
         kept = f"{recorded.kept} of {self._wish.episodes} episodes"
         played = f" (of {recorded.played} played)" if recorded.played > recorded.kept else ""
         self._console.print(f"{kept}{played}, mean return {score(recorded.mean_return)}", markup=False)

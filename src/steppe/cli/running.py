@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Collection
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.cli.console import console
@@ -101,6 +102,15 @@ def _large_size(folder: RunFolder) -> str:
 
     size = total_size(folder.path)
     return f" ({size / 1e9:,.1f} GB)" if size >= LARGE else ""
+
+
+def closing_line(name: str, folder: Path, status: Status) -> str:
+    """How a run ended and where its results are, in one sentence for those who called it from Python."""
+    why = f": {status.reason}" if status.reason else ""
+    mean = ""
+    if status.mean_return is not None:
+        mean = f"; mean return of {last_episodes(status.episode)} {score(status.mean_return)}"
+    return f'experiment "{name}" is {status.state}{why}{mean}, in {duration(status.seconds)}; see {shown_path(folder)}'
 
 
 def next_commands(folder: RunFolder, status: Status) -> list[str]:

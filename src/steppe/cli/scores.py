@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from steppe.cli.console import console, table
-from steppe.cli.live import LivePanel, print_line
+from steppe.cli.live import LinePace, LivePanel, print_line
 from steppe.cli.text import count, duration, score
 
 if TYPE_CHECKING:
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
     from steppe.cli.console import FittingTable
     from steppe.serve.scores import Scores
-
-LINE_SECONDS = 3.0
 
 
 def display(title: str, quiet: bool = False) -> Display:
@@ -82,11 +79,11 @@ class Display:
 
 
 class Lines(Display):
-    """A plain line every few seconds, for pipes and log files."""
+    """Plain lines, fewer and fewer of them, for pipes and log files."""
 
     def __init__(self, title: str) -> None:
         super().__init__(title)
-        self._next = time.monotonic() + LINE_SECONDS
+        self._pace = LinePace()
 
     def __enter__(self) -> Lines:
         print_line(f"playing {self.title}")
@@ -95,8 +92,7 @@ class Lines(Display):
     def update(self, scores: Scores) -> None:
         """A line if it is time for one."""
         super().update(scores)
-        if scores.episodes and time.monotonic() >= self._next:
-            self._next = time.monotonic() + LINE_SECONDS
+        if scores.episodes and self._pace.is_due():
             routes = ", ".join(f"{route.name} {score(route.mean_return)} ({route.episodes})" for route in scores.routes)
             print_line(f"{self.counted()}: {routes}")
 
