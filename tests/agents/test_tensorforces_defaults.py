@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from steppe import agents
+from steppe import agents, runners
 from steppe.agents._base import Situation
 from steppe.errors import SpecError
 from steppe.specs.agent import AgentSpec
@@ -144,6 +144,14 @@ def test_defaults_that_followed_from_other_settings_do_so_here() -> None:
     assert (settings.epochs, settings.optimization_steps) == (3, None)
 
 
+def test_a_memory_that_drew_whole_sequences_draws_at_random_and_says_so() -> None:
+    settings = read({"type": "dqn_agent", "memory": {"type": "replay", "capacity": 500, "random_sampling": False}})
+    assert settings.memory.capacity == 500
+    assert settings.notices == (
+        "memory.random_sampling false has no effect: timesteps are drawn at random, one by one",
+    )
+
+
 def test_null_means_tensorforces_default() -> None:
     null = dict.fromkeys(("update_mode", "memory", "optimizer", "discount", "huber_loss", "actions_exploration"))
     assert read({"type": "dqn_agent", **null}) == read("dqn_agent")
@@ -199,3 +207,12 @@ def test_every_old_agent_can_be_made(name: str) -> None:
     observation = Box((4,), (-1.0,) * 4, (1.0,) * 4)
     situation = Situation(observation, ACTIONS.get(name, Discrete(2)), num_envs=1)
     assert agents.make(validate(AgentSpec, f"{name}_agent"), situation).type == name
+
+
+def test_whole_episodes_come_from_one_environment_so_that_old_networks_may_remember() -> None:
+    lstm = [{"type": "dense", "size": 4}, {"type": "internal_lstm", "size": 4}]
+    given = {"name": "a", "environment": "CartPole-v1", "agent": {"type": "vpg_agent"}, "network": lstm}
+    runners.check(validate(ExperimentSpec, given))
+    assert validate(AgentSpec, "ppo_agent").defaults.num_envs == 1
+    by_timesteps = {"type": "ppo_agent", "update_mode": {"unit": "timesteps", "batch_size": 64}}
+    assert validate(AgentSpec, by_timesteps).defaults.num_envs is None

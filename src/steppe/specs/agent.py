@@ -102,7 +102,9 @@ class AgentSpec(Spec):
     @model_validator(mode="after")
     def _has_tensorforces_defaults(self) -> AgentSpec:
         if self.is_for_tensorforce:
-            self._defaults = Defaults(tensorforces_defaults(self.type, self.settings))
+            settings = tensorforces_defaults(self.type, self.settings)
+            # There was one environment, and episodes of several end at different times.
+            self._defaults = Defaults(settings, num_envs=1 if "rollout_episodes" in settings else None)
         return self
 
     def _mistake(self, error: old_words.Misread) -> str:

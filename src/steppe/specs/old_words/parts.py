@@ -28,7 +28,7 @@ def settle_baseline(reading: Reading) -> None:
             data.pop(name, None)
         reading.put("baseline", "none", "baseline_mode")
         reading.notices.append(
-            'baseline_mode null: no value network is learned ("baseline": "none"); leave it out for the usual one'
+            'baseline_mode null: no value network is learned ("baseline": "none"); write "states" for one'
         )
     elif mode == "states" or (mode == "network" and not own):
         reading.put("share_network", mode == "network", "baseline_mode")

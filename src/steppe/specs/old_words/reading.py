@@ -44,7 +44,7 @@ class Reading:
     """The settings so far, sentences for the user, and where what now has another name was written."""
 
     def __init__(self, data: dict[str, Any], fields: Mapping[str, FieldInfo], is_old: bool = False) -> None:
-        self.data, self.fields = data, fields
+        self.data, self.fields, self.is_old = data, fields, is_old
         self.notices: list[str] = []
         self.places: dict[Steps, Steps] = {}
         """From the way in today's words to the way in the file."""

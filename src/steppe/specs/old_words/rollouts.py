@@ -91,6 +91,9 @@ def _replay(reading: Reading, memory: dict[str, Any]) -> dict[str, Any]:
         "prioritization_constant": (0, "use priority_exponent below 1 to keep small errors from being forgotten"),
         "buffer_size": (None, ""),
     }
+    if reading.is_old and memory.get("random_sampling") is False:
+        del memory["random_sampling"]
+        reading.notices.append("memory.random_sampling false has no effect: timesteps are drawn at random, one by one")
     for name, (harmless, reason) in reasons.items():
         value = memory.pop(name, None)
         if reason and value is not None and value != harmless:
