@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
+from steppe.errors import UserError
 from steppe.experiments.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from steppe.runners import Progress
 
 
+@overload
 def train(
     environment: Any,
     agent: str | dict[str, Any] = "ppo",
@@ -23,19 +25,57 @@ def train(
     folder: str | Path | None = None,
     progress: bool = True,
     on_progress: OnProgress | None = None,
+    seeds: None = None,
     **fields: Any,
-) -> Experiment:
+) -> Experiment: ...
+
+
+@overload
+def train(
+    environment: Any,
+    agent: str | dict[str, Any] = "ppo",
+    *,
+    folder: str | Path | None = None,
+    progress: bool = True,
+    seeds: int | Iterable[int],
+    **fields: Any,
+) -> list[Experiment]: ...
+
+
+def train(
+    environment: Any,
+    agent: str | dict[str, Any] = "ppo",
+    *,
+    folder: str | Path | None = None,
+    progress: bool = True,
+    on_progress: OnProgress | None = None,
+    seeds: int | Iterable[int] | None = None,
+    **fields: Any,
+) -> Experiment | list[Experiment]:
     """Trains here and now; `fields` are those of an experiment file, such as total_timesteps, network or seed.
 
     `environment` is an id, a name such as "my_module:MyEnv", an object of an experiment file, or a gymnasium.Env: its
     class, a function that makes one, or one that is made. The results go to `folder`; without one to experiments/ in a
     project and to ./steppe-runs/ elsewhere. `on_progress` is called with a Progress after each chunk of training, about
     five times a second; if it returns False or raises StopTraining, the run saves a checkpoint and stops.
+
+    With `seeds` (how many, or which) it trains an experiment for each seed, side by side in processes of their own,
+    and returns all of them; one that failed says so in its status.
     """
     from steppe.cli.live import print_line
     from steppe.cli.progress import display
     from steppe.cli.running import closing_line
 
+    if seeds is not None:
+        from functools import partial
+
+        from steppe.cli.seeds import display as display_group
+
+        if on_progress is not None:
+            raise UserError("on_progress is for one run, and seeds are trained in other processes; leave one out")
+        of_group = partial(display_group, quiet=not progress)
+        named = {"environment": environment, "agent": agent, **fields}
+        return Experiment.train_seeds(seeds, folder=folder, show=of_group, **named)
     experiment = Experiment(environment=environment, agent=agent, folder=folder, **fields)
     with display(experiment.spec, quiet=not progress) as shows:
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steppe.cli import completion, listing
-from steppe.cli.flags import SETS, with_experiment_flags
+from steppe.cli.flags import SEEDS, SETS, with_experiment_flags
 from steppe.cli.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, App, experiment_name
 from steppe.cli.train import DETACH, QUIET
 
@@ -57,18 +57,29 @@ def new(
     force: Annotated[
         bool, typer.Option("--force", help="Replace an experiment of that name; its old results are kept beside.")
     ] = False,
+    seeds: SEEDS = None,
     detach: DETACH = False,
     quiet: QUIET = False,
 ) -> int:
     """Make an experiment from a file and flags."""
-    from steppe.cli.making import described, make
+    from steppe.cli.making import changed_by, described, make, make_group
     from steppe.cli.running import start_and_show
+    from steppe.cli.seeds import train_and_show
+    from steppe.errors import UserError
     from steppe.experiments.project import open_project
     from steppe.specs.files import shown_path
 
     store = open_project(Path.cwd()).store
     example = "steppe experiment new -f cartpole_ppo -n first"
     spec, name = described(file, name, fields, sets, takes_files_name=True, example=example)
+    if seeds is not None:
+        if not start:
+            raise UserError(
+                "--seeds trains at once, so give --start too, or make one experiment and give --seeds to its start"
+            )
+        given = changed_by(fields, sets)
+        group = make_group(spec, store, seeds, name=name, force=force, quiet=quiet, detach=detach, fields=given)
+        return train_and_show(group, quiet)
     folder = make(spec, store, name=name, force=force, start=start, quiet=quiet)
     if start:
         return start_and_show(folder, resume=False, detach=detach, quiet=quiet)
@@ -106,6 +117,7 @@ def start(
     cluster: CLUSTER = None,
     resume: Annotated[bool, typer.Option("-R", "--resume", help="Train on from the last checkpoint.")] = False,
     force: RESTART = False,
+    seeds: SEEDS = None,
     detach: DETACH = False,
     sets: SETS = None,
     quiet: QUIET = False,
@@ -114,9 +126,10 @@ def start(
 
     Ctrl-C saves a checkpoint and pauses; on a cluster it only ends the watching.
     """
-    return _start(
-        _find(name, experiment, "start"), cluster, resume=resume, force=force, detach=detach, sets=sets, quiet=quiet
-    )
+    folder = _find(name, experiment, "start")
+    if seeds is not None:
+        return _start_seeds(folder, seeds, cluster, resume, force, detach, sets or [], quiet)
+    return _start(folder, cluster, resume=resume, force=force, detach=detach, sets=sets, quiet=quiet)
 
 
 @app.command()
@@ -254,6 +267,32 @@ def delete(
     stores[0].delete(folder)
     print(f'deleted experiment "{folder.name}"{f"; its results stay in {left}" if left is not None else ""}')
     return 0
+
+
+def _start_seeds(
+    folder: RunFolder,
+    seeds: str,
+    cluster: str | None,
+    resume: bool,
+    force: bool,
+    detach: bool,
+    sets: list[str],
+    quiet: bool,
+) -> int:
+    """Several seeds of an experiment that is there, beside it in new run folders."""
+    from steppe.cli.making import changed_by, make_group
+    from steppe.cli.seeds import train_and_show
+    from steppe.errors import UserError
+    from steppe.experiments.changing import changed
+    from steppe.experiments.store import Store
+
+    for what, is_given in (("--cluster", cluster is not None), ("--resume", resume)):
+        if is_given:
+            raise UserError(f"--seeds makes new experiments, which train on this machine; leave out {what}")
+    spec = changed(folder, folder.spec(), {}, sets, resume=False) if sets else folder.spec()
+    store, given = Store(folder.path.parent), changed_by((), sets)
+    group = make_group(spec, store, seeds, name=folder.name, force=force, quiet=quiet, detach=detach, fields=given)
+    return train_and_show(group, quiet)
 
 
 def _start(

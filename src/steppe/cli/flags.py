@@ -141,6 +141,15 @@ ALLOW_MODULES = Annotated[
     ),
 ]
 
+SEEDS = Annotated[
+    str | None,
+    typer.Option(
+        "--seeds",
+        metavar="N|LIST",
+        help="Train several seeds side by side: how many, such as 5, or which, such as 1,2,3.",
+    ),
+]
+
 TEXTS = {"agent", "network", "environment", "cluster", "run_mode", "platform", "address"}
 """Flags whose words are never numbers."""
 

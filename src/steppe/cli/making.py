@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from steppe.experiments.group import Group
     from steppe.experiments.store import RunFolder, Store
     from steppe.specs.experiment import ExperimentSpec
 
@@ -28,6 +30,13 @@ def described(
     return spec, spec.name if is_named else None
 
 
+def changed_by(fields: Iterable[str], sets: Iterable[str]) -> set[str]:
+    """The names of the fields that a command gives by options or by --set."""
+    from steppe.specs.overrides import parse_override
+
+    return {*fields, *(str(parse_override(text)[0][0]) for text in sets)}
+
+
 def make(spec: ExperimentSpec, store: Store, *, name: str | None, force: bool, start: bool, quiet: bool) -> RunFolder:
     """The run folder of a new experiment that has been checked, and with `start` prepared to be started."""
     from steppe.cli.running import say
@@ -40,3 +49,32 @@ def make(spec: ExperimentSpec, store: Store, *, name: str | None, force: bool, s
     if start:
         lifecycle.prepare(folder)
     return folder
+
+
+def make_group(
+    spec: ExperimentSpec,
+    store: Store,
+    seeds: str,
+    *,
+    name: str | None,
+    force: bool,
+    quiet: bool,
+    detach: bool,
+    fields: Iterable[str] = (),
+) -> Group:
+    """The run folders of several seeds of an experiment that is checked once; `fields` are those given beside them."""
+    from steppe.cli.running import say
+    from steppe.errors import UserError
+    from steppe.experiments import group, lifecycle
+    from steppe.specs.seeds import read_seeds
+
+    if "seed" in fields:
+        raise UserError("seed and --seeds are both given; leave one out")
+    if detach:
+        raise UserError(
+            "--seeds trains as many at once as there are cores, which somebody must watch; leave out --detach"
+        )
+    chosen = read_seeds(seeds)
+    group.check(spec)
+    say(lifecycle.check(spec, Path.cwd()), quiet)
+    return group.create(spec, store, chosen, name=name, force=force)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from steppe.cli import completion
-from steppe.cli.flags import with_experiment_flags
+from steppe.cli.flags import SEEDS, with_experiment_flags
 
 DETACH = Annotated[bool, typer.Option("--detach", help="Train in a process of its own; its output goes to log.txt.")]
 QUIET = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")]
@@ -44,6 +44,7 @@ def train(
     force: Annotated[
         bool, typer.Option("--force", help="Start a run of that name anew; its old results are kept beside.")
     ] = False,
+    seeds: SEEDS = None,
     detach: DETACH = False,
     quiet: QUIET = False,
 ) -> int:
@@ -53,8 +54,9 @@ def train(
 
     The results go to experiments/ in a project and to ./steppe-runs/ elsewhere. Ctrl-C saves a checkpoint and pauses.
     """
-    from steppe.cli.making import described, make
+    from steppe.cli.making import changed_by, described, make, make_group
     from steppe.cli.running import start_and_show
+    from steppe.cli.seeds import train_and_show
     from steppe.errors import UserError
     from steppe.experiments.project import store_for_new_runs
 
@@ -64,5 +66,9 @@ def train(
         fields["environment"] = env
     example = "steppe train CartPole-v1"
     spec, name = described(file, name, fields, sets, takes_files_name=False, example=example)
+    if seeds is not None:
+        store, given = store_for_new_runs(Path.cwd()), changed_by(fields, sets)
+        group = make_group(spec, store, seeds, name=name, force=force, quiet=quiet, detach=detach, fields=given)
+        return train_and_show(group, quiet)
     folder = make(spec, store_for_new_runs(Path.cwd()), name=name, force=force, start=True, quiet=quiet)
     return start_and_show(folder, resume=False, detach=detach, quiet=quiet)

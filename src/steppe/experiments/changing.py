@@ -22,6 +22,7 @@ CHANGEABLE = (
     "debug_logging",
     "video",
     "description",
+    "group",
     "platform",
     "ray",
     "cluster",

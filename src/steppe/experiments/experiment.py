@@ -5,20 +5,22 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from steppe.errors import StopTraining, UserError
-from steppe.experiments import lifecycle, own_cluster, remote, watcher
+from steppe.experiments import group, lifecycle, own_cluster, remote, watcher
 from steppe.experiments.callback import OnProgress, says_stop
 from steppe.experiments.given import for_instance, named_environment
 from steppe.experiments.project import find_experiment, store_for_new_runs
 from steppe.experiments.run import run
-from steppe.experiments.store import RunFolder, Status
+from steppe.experiments.store import RunFolder, Status, Store
 from steppe.experiments.ways import CALLS
 from steppe.specs.environment import IN_PROCESS
 
 if TYPE_CHECKING:
+    from steppe.experiments.group import Group
     from steppe.experiments.players import Which
     from steppe.records.evaluation import Evaluation
     from steppe.records.policy import Policy
@@ -28,6 +30,16 @@ WITHOUT_NAME = "run"
 """What a spec is called until its run folder gives it a name."""
 
 log = logging.getLogger("steppe.experiments")
+
+
+class Shows(Protocol):
+    """What displays a group while it trains."""
+
+    def update(self, group: Group) -> None:
+        """Called several times a second."""
+
+    def announce(self, sentence: str) -> None:
+        """Something that must be seen now."""
 
 
 class Experiment:
@@ -69,6 +81,48 @@ class Experiment:
         path = None if folder is None else Path(folder).expanduser()
         store = store_for_new_runs(here)
         self._folder = lifecycle.create(spec, store, name=name, path=path, force=force, ways=CALLS)
+
+    @classmethod
+    def train_seeds(
+        cls,
+        seeds: int | Iterable[int],
+        *,
+        folder: str | Path | None = None,
+        force: bool = False,
+        show: Callable[[Group], AbstractContextManager[Shows]],
+        **fields: Any,
+    ) -> list[Experiment]:
+        """Trains several seeds side by side, in processes of their own; `show` makes what displays the group."""
+        from steppe.specs.allowed_modules import named_by
+        from steppe.specs.seeds import read_seeds
+
+        if fields.get("seed") is not None:
+            raise UserError("seed and seeds are both given; leave one out")
+        here, chosen = Path.cwd(), read_seeds(seeds)
+        _check_words(fields)
+        spec = load(None, fields | {"environment": named_environment(fields["environment"])}, here)
+        if spec.environment.id.startswith(IN_PROCESS):
+            from steppe.envs.in_process import check_kind_of_run
+
+            check_kind_of_run(spec.environment.id, "a group of seeds", None)
+        group.check(spec)
+        _tell(lifecycle.check(spec, here))
+        path = None if folder is None else Path(folder).expanduser().absolute()
+        store, name = (
+            (store_for_new_runs(here), fields.get("name")) if path is None else (Store(path.parent), path.name)
+        )
+        made = group.create(spec, store, chosen, name=name, force=force, ways=CALLS)
+        with show(made) as shows:
+            made.train(shows.update, shows.announce)
+        if made.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        if made.signal is not None:
+            raise SystemExit(made.exit_code)
+        _tell([f"seed {each.seed}: {each.reason}" for each in made.members if each.has_failed])
+        experiments = [cls.open(each.folder.path) for each in made.members]
+        for experiment in experiments:
+            experiment._modules = named_by(spec).names
+        return experiments
 
     @classmethod
     def open(cls, name: str | Path) -> Experiment:

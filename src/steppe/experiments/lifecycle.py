@@ -188,16 +188,8 @@ def start_detached(folder: RunFolder, *, resume: bool = False) -> int:
     """Starts a process of its own that trains the prepared experiment; its id, once it owns the folder."""
     from steppe.platforms import LocalPlatform
 
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "steppe.experiments.run",
-        str(folder.path),
-        *(["--resume"] if resume else []),
-    ]
-    logged = folder.log.stat().st_size if folder.log.exists() else 0
-    process = LocalPlatform().launch(command, log=folder.log)
+    logged = log_size(folder)
+    process = LocalPlatform().launch(training_command(folder, resume=resume), log=folder.log)
     while True:
         exit_code = process.exit_code()
         if folder.read_status().pid == process.pid:
@@ -205,7 +197,13 @@ def start_detached(folder: RunFolder, *, resume: bool = False) -> int:
         if exit_code is not None:
             break
         time.sleep(0.02)
-    raise SteppeError(f'experiment "{folder.name}" could not be started: {_last_words(folder, logged)}')
+    raise SteppeError(f'experiment "{folder.name}" could not be started: {last_words(folder, logged)}')
+
+
+def training_command(folder: RunFolder, *, resume: bool = False) -> list[str]:
+    """What trains the prepared experiment in a process of its own."""
+    more = ["--resume"] if resume else []
+    return [sys.executable, "-P", "-m", "steppe.experiments.run", str(folder.path), *more]
 
 
 def pause(folder: RunFolder, timeout: float = WAIT_SECONDS) -> Status:
@@ -345,7 +343,12 @@ def _copy(source: Path, copy: Path) -> bool:
     return True
 
 
-def _last_words(folder: RunFolder, logged: int) -> str:
+def log_size(folder: RunFolder) -> int:
+    """How many bytes its log has by now."""
+    return folder.log.stat().st_size if folder.log.exists() else 0
+
+
+def last_words(folder: RunFolder, logged: int) -> str:
     """The last line that a process added to a log of `logged` bytes."""
     data = folder.log.read_bytes()[logged:] if folder.log.exists() else b""
     lines = data.decode(errors="replace").strip().splitlines()

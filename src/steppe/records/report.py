@@ -268,7 +268,9 @@ def _files(run: _Run) -> str:
 
 
 def _again(run: _Run) -> str:
-    line = page.command("steppe", "train", "-f", "experiment.json", "-n", f"{run.name}-again")
+    # Another run of the same seed is none of the group's.
+    alone = ("--set", "group=null") if run.experiment.get("group") else ()
+    line = page.command("steppe", "train", "-f", "experiment.json", "-n", f"{run.name}-again", *alone)
     return f"<p>With a copy of this run's experiment.json beside you:</p>{line}"
 
 

@@ -91,6 +91,8 @@ class ExperimentSpec(Spec):
     """The experiment's name, and its folder's."""
     description: str = ""
     """What it is about, for people."""
+    group: Annotated[str, AfterValidator(_checked_name)] | None = None
+    """The group that it belongs to: experiments that differ in their seeds, as --seeds makes them."""
     environment: EnvironmentSpec
     """What it learns in."""
     agent: AgentSpec

@@ -1,0 +1,239 @@
+"""A group: one experiment with several seeds, each with a run folder of its own, trained side by side.
+
+Each member is an ordinary experiment called NAME-sSEED, whose field `group` says NAME. It trains in a process of its
+own session, which outlives this one: what is asked of a group is asked of each member, by its request.json.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from steppe.errors import StateError, SteppeError, UserError
+from steppe.experiments import lifecycle
+from steppe.experiments.store import RunFolder, Status, Store
+from steppe.experiments.ways import CALLS, Ways
+
+if TYPE_CHECKING:
+    from steppe.platforms.local import LocalProcess
+    from steppe.specs.experiment import ExperimentSpec
+
+LOOK_SECONDS = 0.2
+"""How often the members are looked at."""
+ASKED_BY = {signal.SIGINT: "pause", signal.SIGHUP: "pause", signal.SIGTERM: "stop"}
+
+
+class Member:
+    """One seed of a group."""
+
+    def __init__(self, folder: RunFolder, seed: int) -> None:
+        self.folder, self.seed = folder, seed
+        self.status = Status()
+        self.error: str | None = None
+        """Why its process could not begin to train."""
+        self.is_over = False
+        self._process: LocalProcess | None = None
+        self._logged = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there."""
+        return self._process is not None and not self.is_over
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended by an error."""
+        return self.error is not None or (self.is_over and self.status.state == "failed")
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, where it has."""
+        return self.error or self.status.reason
+
+    def start(self) -> None:
+        """Starts its process."""
+        from steppe.platforms import LocalPlatform
+
+        self._logged = lifecycle.log_size(self.folder)
+        try:
+            lifecycle.prepare(self.folder)
+            self._process = LocalPlatform().launch(lifecycle.training_command(self.folder), log=self.folder.log)
+        except SteppeError as error:
+            self.error, self.is_over = str(error), True
+
+    def look(self) -> None:
+        """Finds out how far it is."""
+        if self._process is None or self.is_over:
+            return
+        exit_code = self._process.exit_code()
+        # A folder that is moved or damaged meanwhile is its process's to complain about.
+        with contextlib.suppress(SteppeError):
+            self.status = self.folder.read_status() if exit_code is None else self.folder.status()
+        if exit_code is not None:
+            self.is_over = True
+            if exit_code and self.status.state == "created":
+                self.error = lifecycle.last_words(self.folder, self._logged)
+
+    def ask(self, action: str) -> None:
+        """Asks its process to pause or stop; again if that was asked before the process listened."""
+        with contextlib.suppress(SteppeError):
+            if self.is_running and self.status.is_live and self.folder.asked() is None:
+                self.folder.ask(action)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The scores of several seeds."""
+
+    count: int
+    mean: float
+    deviation: float
+    """The sample's standard deviation, 0 of one score."""
+    median: float
+    least: float
+    largest: float
+
+
+class Group:
+    """The members, and their training."""
+
+    def __init__(self, name: str, spec: ExperimentSpec, members: Sequence[Member]) -> None:
+        self.name, self.spec, self.members = name, spec, list(members)
+        self.signal: int | None = None
+        """The signal that ended it, if one did."""
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal that ended it, 1 if a member has failed, else 0."""
+        if self.signal is not None:
+            return 128 + self.signal
+        return 1 if any(member.has_failed for member in self.members) else 0
+
+    def train(self, show: Callable[[Group], None], announce: Callable[[str], None], at_once: int | None = None) -> None:
+        """Trains every member, as many at once as there are cores for, until all are over.
+
+        Ctrl-C pauses those that train and starts no others; a second one leaves them pausing by themselves.
+        """
+        at_once = at_once or processes_at_once(self.spec)
+        with _Asked(announce) as asked:
+            while True:
+                for member in self.members:
+                    member.look()
+                    if asked.action is not None:
+                        member.ask(asked.action)
+                running = sum(member.is_running for member in self.members)
+                waiting = [m for m in self.members if not (m.is_running or m.is_over)] if not asked.action else []
+                for member in waiting[: max(0, at_once - running)]:
+                    member.start()
+                show(self)
+                if not running and not waiting:
+                    break
+                time.sleep(LOOK_SECONDS)
+        self.signal = asked.signal
+
+    def scores(self) -> Spread | None:
+        """The spread of the mean returns of all members that have one."""
+        found = [each.status.mean_return for each in self.members if each.status.mean_return is not None]
+        return spread_of(found)
+
+
+def spread_of(scores: Sequence[float]) -> Spread | None:
+    """Mean, deviation, median, least and largest; None of nothing."""
+    if not scores:
+        return None
+    deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
+    return Spread(len(scores), statistics.fmean(scores), deviation, statistics.median(scores), min(scores), max(scores))
+
+
+def create(
+    spec: ExperimentSpec,
+    store: Store,
+    seeds: Iterable[int],
+    *,
+    name: str | None = None,
+    force: bool = False,
+    ways: Ways | None = None,
+) -> Group:
+    """A group of new experiments in the store, called after `name`, or after what they train and a new number."""
+    check(spec)
+    seeds = tuple(seeds)
+    group = _new_name(store, lifecycle.stem(spec)) if name is None else name
+    folders = {seed: store.folder(f"{group}-s{seed}") for seed in seeds}
+    for folder in folders.values():
+        if folder.exists and not force:
+            raise StateError(
+                f'experiment "{folder.name}" exists already in {store.path}; choose another name, or replace it with '
+                f"{'force=True' if ways is CALLS else '--force'} (its old results are kept beside)"
+            )
+    members = []
+    for seed, folder in folders.items():
+        its_own = spec.model_copy(update={"seed": seed, "group": group})
+        made = lifecycle.create(its_own, store, name=folder.name, path=folder.path, force=force, ways=ways)
+        members.append(Member(made, seed))
+    return Group(group, spec, members)
+
+
+def check(spec: ExperimentSpec) -> None:
+    """Refuses what does not train on this machine."""
+    if spec.platform == "kubernetes":
+        raise UserError(
+            "several seeds are trained side by side on this machine only; for a cluster make an experiment for each of "
+            "them and start it there"
+        )
+
+
+def processes_at_once(spec: ExperimentSpec) -> int:
+    """How many members train at once: one a core, and fewer where each has several workers."""
+    from steppe.envs.cores import available_cores
+
+    each = 1 if spec.run_mode == "single" else spec.num_workers
+    return max(1, available_cores() // each)
+
+
+class _Asked:
+    """What signals have asked for while the block lasts."""
+
+    def __init__(self, announce: Callable[[str], None]) -> None:
+        self.action: str | None = None
+        self.signal: int | None = None
+        self._announce = announce
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> _Asked:
+        if threading.current_thread() is threading.main_thread():
+            for number in ASKED_BY:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._heard)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            if handler is not None:  # one that is not Python's cannot be put back
+                signal.signal(number, handler)
+
+    def _heard(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+        if self.action != "stop":
+            self.action = ASKED_BY[signal.Signals(number)]
+        self._announce(f"asking all seeds to {self.action} (Ctrl-C again leaves them to do so by themselves)")
+
+
+def _new_name(store: Store, stem: str) -> str:
+    """`stem-1`, `stem-2` ...: the first that is neither an experiment nor a group."""
+    try:
+        taken = [entry.name for entry in store.path.iterdir()]
+    except OSError:
+        taken = []
+    number = 1
+    while any(each == f"{stem}-{number}" or each.startswith(f"{stem}-{number}-s") for each in taken):
+        number += 1
+    return f"{stem}-{number}"

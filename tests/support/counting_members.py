@@ -1,0 +1,40 @@
+"""Members of a group that only count, in real processes that need no JAX."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from steppe.experiments import lifecycle
+from steppe.experiments.store import RunFolder
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from conftest import CountingTrainer
+from steppe.errors import SteppeError
+from steppe.experiments.run import run
+from steppe.experiments.store import RunFolder
+folder = RunFolder(Path(sys.argv[1]))
+seed = folder.spec().seed
+if seed == 13:
+    sys.exit("error: no luck today")
+if seed == 14:
+    run(folder, trainer=lambda *_, **__: (_ for _ in ()).throw(SteppeError("the loss is NaN")))
+counting = CountingTrainer(total=10 * seed, hold=sys.argv[3] == "hold")
+sys.exit(run(folder, trainer=counting).exit_code)
+"""
+TRAINER = Path(__file__).parents[1] / "experiments"
+"""Where CountingTrainer is."""
+
+
+def use(monkeypatch: pytest.MonkeyPatch, hold: str = "") -> None:
+    """Members count to ten times their seed; with "hold" until they are asked to end. 13 and 14 are bad luck."""
+
+    def command(folder: RunFolder, *, resume: bool = False) -> list[str]:
+        return [sys.executable, "-c", CHILD, str(folder.path), str(TRAINER), hold]
+
+    monkeypatch.setattr(lifecycle, "training_command", command)
