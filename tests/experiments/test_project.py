@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from steppe import agents, runners
 from steppe.envs.registry import catalogue
-from steppe.errors import ProjectError, StateError
+from steppe.errors import ProjectError, SpecError, StateError
 from steppe.experiments.project import find_experiment, init_project, open_project, templates
 from steppe.experiments.store import Store
 from steppe.records.metrics import read_metrics
@@ -25,7 +26,14 @@ from steppe.specs.network import Layer, NetworkSpec
 from steppe.specs.serving import GraphSpec
 
 TEMPLATES = dict(templates())
-PACKAGES = {"ALE/": "ale_py", "HalfCheetah": "mujoco", "LunarLander": "Box2D", "MiniGrid": "minigrid"}
+PACKAGES = {
+    "ALE/": "ale_py",
+    "HalfCheetah": "mujoco",
+    "Hopper": "mujoco",
+    "MiniGrid": "minigrid",
+    "LunarLander": "Box2D",
+    "BipedalWalker": "Box2D",
+}
 """What the environments whose ids begin so need."""
 
 
@@ -37,7 +45,9 @@ def test_init_writes_every_kind_of_config(tmp_path: Path) -> None:
     assert kinds["agents"] == {*agents.names(), "rainbow"}
     assert kinds["experiments"] == {
         *("cartpole_ppo", "cartpole_dqn", "cartpole_recurrent_ppo", "pendulum_ppo", "pendulum_sac"),
-        *("breakout_ppo", "space_invaders_dqn"),
+        *("pong_dqn", "pong_ppo", "breakout_dqn", "breakout_ppo", "space_invaders_dqn", "lunar_lander_ppo"),
+        *("half_cheetah_ppo", "half_cheetah_sac", "hopper_ppo", "hopper_sac", "minigrid_doorkey_ppo"),
+        "bipedal_walker_ppo",
     }
     assert kinds["clusters"] == {
         *("small_cluster", "large_cluster", "single_node", "single_node_gpu", "single_node_2xgpu"),
@@ -123,6 +133,38 @@ def test_every_shipped_experiment_loads_by_its_name_and_fits_together(path: Path
     engine = make_engine(spec, shards=1)
     assert engine.agent.type == spec.agent.type
     engine.close()
+
+
+PRESETS = [name for name, data in shipped("experiments").items() if data.get("description")]
+"""Those of harder environments, whose descriptions say what to expect."""
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_found_without_a_project_and_means_the_same_in_one(name: str, tmp_path: Path) -> None:
+    alone, project = tmp_path / "alone", tmp_path / "project"
+    alone.mkdir()
+    project.mkdir()
+    init_project(project)
+    spec = load_experiment(name, {}, [], alone)
+    assert spec == load_experiment(name, {}, [], project)
+    assert re.match(r"Expected score: -?[\d,.]+ after \d+[kM] timesteps \((published|measured): ", spec.description)
+    assert "Expected time: " in spec.description
+
+
+def test_there_is_a_preset_for_each_of_the_games_and_robots_that_people_begin_with() -> None:
+    ids = {load_experiment(name, {}, [], Path("/")).environment.id.partition("-v")[0] for name in PRESETS}
+    games = {"ALE/Pong", "ALE/Breakout", "LunarLander", "MiniGrid-DoorKey-5x5"}
+    assert games | {"HalfCheetah", "Hopper", "BipedalWalker"} <= ids
+
+
+def test_a_file_of_the_users_own_comes_before_a_preset_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "pong_dqn.json").write_text('{"environment": "CartPole-v1", "agent": "dqn"}')
+    assert load_experiment("pong_dqn", {}, [], tmp_path).environment.id == "CartPole-v1"
+
+
+def test_a_misspelt_preset_gets_the_hint(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r'no experiment "pong_dqm".*; did you mean "pong_dqn"\?'):
+        load_experiment("pong_dqm", {}, [], tmp_path)
 
 
 def test_the_example_of_the_old_manual_learns_from_frames_of_the_game(tmp_path: Path) -> None:

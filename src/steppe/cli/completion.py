@@ -53,8 +53,9 @@ def networks(incomplete: str) -> list[str]:
 
 
 def experiment_files(incomplete: str) -> list[str]:
-    """The files in configs/experiments/."""
-    return _beginning(incomplete, _configs("experiments"))
+    """The files in configs/experiments/, and those that come with Steppe."""
+    shipped = Path(__file__).parents[1] / "experiments" / "templates" / "experiments"
+    return _beginning(incomplete, [*_configs("experiments"), *(path.stem for path in shipped.glob("*.json"))])
 
 
 def graphs(incomplete: str) -> list[str]:

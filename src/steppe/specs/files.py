@@ -28,6 +28,8 @@ DEEPEST = 100
 """How deeply the values of a spec file may be nested."""
 MOST_YAML_VALUES = 100_000
 """How many values a YAML file may hold once its aliases are written out."""
+SHIPPED = Path(__file__).parents[1] / "experiments" / "templates"
+"""The configs that come with Steppe: what `steppe init` writes."""
 _ENDINGS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 
 
@@ -49,14 +51,21 @@ def read_project(root: Path) -> Any:
 
 
 def find_config(name: str | Path, kind: str, start: Path) -> Path:
-    """The spec file called `name`: a path from `start` or from the project, else a name in configs/<kind>s/.
+    """The spec file called `name`: a path from `start` or from the project, else a name in configs/<kind>s/, else the
+    name of an experiment that comes with Steppe.
 
     The ending (.json, .yaml, .yml or .toml) may be left out.
     """
-    path = locate_config(name, folders_for(kind, start))
+    path = locate_config(name, folders_for(kind, start)) or _shipped(name, kind)
     if path is None:
         raise not_found(name, kind, start)
     return path
+
+
+def _shipped(name: str | Path, kind: str) -> Path | None:
+    """The experiment of this name that `steppe init` would write."""
+    is_name = Path(name).name == str(name)
+    return locate_config(name, [SHIPPED / "experiments"]) if kind == "experiment" and is_name else None
 
 
 def folders_for(kind: str, start: Path) -> list[Path]:
@@ -82,7 +91,10 @@ def not_found(name: str | Path, kind: str, start: Path, place: str = "") -> Spec
         return SpecError(f"{name}{place} is no spec file; its name must end in {_ENDINGS}")
     base, has_ending = Path(name).name, Path(name).suffix in SUFFIXES
     folders = list(dict.fromkeys((folder / name).parent for folder in folders_for(kind, start)))
-    names = [path.name if has_ending else path.stem for folder in reversed(folders) for path in _spec_files(folder)]
+    folders_of_names = [*folders, *([SHIPPED / "experiments"] if kind == "experiment" else [])]
+    names = [
+        path.name if has_ending else path.stem for folder in reversed(folders_of_names) for path in _spec_files(folder)
+    ]
     looked_for = base if has_ending else f"{base}.json (or .yaml, .yml, .toml)"
     where = " and ".join(shown_path(folder) for folder in folders)
     return SpecError(f'no {kind} "{name}"{place}: looked for {looked_for} in {where}{did_you_mean(base, names)}')

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from steppe.specs.files import SUFFIXES, find_project, locate_config, not_found, read_spec_file, shown_path
+from steppe.specs.files import SHIPPED, SUFFIXES, find_project, locate_config, not_found, read_spec_file, shown_path
 from steppe.specs.validation import Origins, Steps
 
 SUB_SPECS = ("environment", "agent", "network", "cluster")
@@ -94,6 +94,9 @@ def _locate(text: str, kind: str, folder: Path, written_in: Path | None) -> Path
     """
     project = find_project(folder)
     configs = [project / "configs" / f"{kind}s"] if project else []
+    if written_in is not None and written_in.is_relative_to(SHIPPED):
+        # Experiments that come with Steppe name others that do.
+        configs.append(SHIPPED / f"{kind}s")
     # A file that happens to lie around must not change what "ppo" means; a path or an ending asks for a file.
     asks_for_file = kind not in MEANT_BY_TEXT or text.endswith(SUFFIXES) or (kind == "agent" and "/" in text)
     folders = configs + ([folder, *([project] if project else [])] if asks_for_file else [])
