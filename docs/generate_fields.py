@@ -22,7 +22,7 @@ from steppe.specs.connections import CONNECTIONS
 from steppe.specs.describing import Row, Word
 from steppe.specs.distributed import TLSSpec
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.experiment import DEFAULT_AGENT, EvaluationSpec, ExperimentSpec
+from steppe.specs.experiment import DEFAULT_AGENT, EvaluationSpec, ExperimentSpec, FinalEvaluationSpec
 from steppe.specs.exploration import Noise
 from steppe.specs.layer_words import Activation
 from steppe.specs.network import Layer
@@ -98,6 +98,7 @@ KINDS: dict[str, Any] = {
 ANCHORS = {
     "activation": "activations",
     "baseline": "baselines",
+    "final evaluation": "final-evaluation",
     "layer": "network",
     "optimizer": "optimizers",
     "preprocessing stage": "preprocessing-stages",
@@ -116,6 +117,7 @@ def page() -> str:
     parts += _section("Experiment", ExperimentSpec)
     parts += _section("TLS", TLSSpec, level=3)
     parts += _section("Evaluation", EvaluationSpec, level=3)
+    parts += _section("Final evaluation", FinalEvaluationSpec, level=3)
     parts += _section("Environment", EnvironmentSpec)
     for title, settings in _environments():
         parts += [f"### Settings of {title}\n", f"{describing.sentence(settings)}\n", _table(settings)]

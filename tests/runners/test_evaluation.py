@@ -9,7 +9,7 @@ from demonstrated import random_policy, steady_policy
 from runs import experiment
 
 from steppe.errors import UserError
-from steppe.runners.evaluation import FIRST_SEED, evaluate, fresh_seed, open_environments
+from steppe.runners.evaluation import FIRST_SEED, NoEpisode, TimeLimit, evaluate, fresh_seed, open_environments
 from steppe.specs.spaces import Box, Discrete
 
 GYMNASIUM = {"id": "CartPole-v1", "backend": "gymnasium"}
@@ -83,16 +83,27 @@ def test_no_training_and_no_other_evaluation_of_a_run_begins_where_it_does():
     assert all(FIRST_SEED <= seed < 2**32 - 100 for seed in seeds)
 
 
-def test_no_more_episodes_begin_once_they_may_not():
-    asked = []
+class Watch:
+    """A clock on which each look takes a second."""
 
-    def may_begin():
-        asked.append(True)
-        return len(asked) < 3
+    def __init__(self):
+        self.now = 0.0
 
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+def test_in_the_second_half_of_its_time_an_evaluation_only_ends_episodes():
     spec = place(GYMNASIUM, max_timesteps_per_episode=4)
-    found = evaluate(steady_policy(), spec, episodes=50, num_envs=1, may_begin=may_begin)
-    assert found.episodes == 3
+    found = evaluate(steady_policy(), spec, episodes=50, num_envs=1, time_limit=TimeLimit(24.0, clock=Watch()))
+    # Five looks at the clock an episode: the third one began within the first 12 s.
+    assert (found.episodes, found.lengths) == (3, (4, 4, 4))
+
+
+def test_without_a_single_episode_there_is_no_evaluation():
+    with pytest.raises(NoEpisode, match="no episode of CartPole-v1 ended within 9 s"):
+        evaluate(steady_policy(), place(GYMNASIUM), time_limit=TimeLimit(9.0, clock=Watch()))
 
 
 def test_a_policy_of_other_spaces_is_refused():

@@ -585,3 +585,10 @@ def test_fields_of_old_files_are_understood():
         {"name": "x", "environment": "CartPole-v1", "agent": "ppo", "timesteps": 9, "max_episode_timesteps": 3},
     )
     assert (spec.total_timesteps, spec.max_timesteps_per_episode) == (9, 3)
+
+
+def test_the_evaluation_at_the_end_is_switched_off_by_null_and_in_python_by_none(project):
+    assert load(project, {"environment": "CartPole-v1"}).final_evaluation.episodes == 20
+    assert load(project, {"environment": "CartPole-v1", "final_evaluation": None}).final_evaluation is None
+    assert load(project, {"environment": "CartPole-v1"}, sets=["final_evaluation=null"]).final_evaluation is None
+    assert load_experiment(None, CARTPOLE | {"final_evaluation": None}, [], project.root).final_evaluation is None

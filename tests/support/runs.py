@@ -20,6 +20,7 @@ def experiment(environment="CartPole-v1", agent=None, **fields) -> ExperimentSpe
         "seed": 1,
         "num_envs": 4,
         "video": False,
+        "final_evaluation": None,
         "environment": environment,
         "agent": agent or TINY_PPO,
         **fields,

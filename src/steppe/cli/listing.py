@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.cli.text import age, count, duration, last_episodes, score, size
+from steppe.cli.text import age, count, duration, score, size, told_scores
 
 if TYPE_CHECKING:
     from steppe.experiments.states import State
@@ -39,21 +39,26 @@ def print_list(start: Path, as_json: bool) -> None:
     if not rows:
         console().print("no experiments yet; make one: steppe experiment new -f cartpole_ppo -n first", markup=False)
         return
+    # A column of its own, where there is anything to stand in it.
+    evaluated = ["EVALUATION"] if any(row.get("evaluation_return") is not None for row in rows) else []
+    columns = ("NAME", "STATE", "RUN MODE", "ENVIRONMENT", "AGENT", "TIMESTEPS", "RETURN", *evaluated, "AGE")
     listing = table(
-        *("NAME", "STATE", "RUN MODE", "ENVIRONMENT", "AGENT", "TIMESTEPS", "RETURN", "AGE"),
-        right=("TIMESTEPS", "RETURN"),
+        *columns,
+        right=("TIMESTEPS", "RETURN", "EVALUATION"),
         drop=("RUN MODE", "AGE", "AGENT", "ENVIRONMENT", "TIMESTEPS"),
     )
     for row in rows:
         if "error" in row:
-            listing.add_row(_shown(row["name"]), "unreadable", "", "", "", "", "", "")
+            listing.add_row(_shown(row["name"]), "unreadable", *[""] * (len(columns) - 2))
             continue
         trained = count(row["timestep"]) if row["timestep"] else "-"
         is_over = row["state"] == "completed" or not row["total_timesteps"]
         limit = "" if is_over else f" of {count(row['total_timesteps'])}"
         listing.add_row(
             *(_shown(row[field]) for field in ("name", "state", "run_mode", "environment", "agent")),
-            *(f"{trained}{limit}", score(row["mean_return"]), age(row["created"]).removesuffix(" ago")),
+            *(f"{trained}{limit}", score(row["mean_return"])),
+            *(score(row["evaluation_return"]) for _ in evaluated),
+            age(row["created"]).removesuffix(" ago"),
         )
     console().print(listing)
     for row in rows:
@@ -170,6 +175,7 @@ def _row(folder: RunFolder) -> dict[str, Any]:
 def _readable_row(folder: RunFolder) -> dict[str, Any]:
     from steppe.errors import ClusterError
     from steppe.experiments import own_cluster
+    from steppe.records.scores import Score
 
     note = ""
     spec = folder.spec_data()
@@ -197,6 +203,7 @@ def _readable_row(folder: RunFolder) -> dict[str, Any]:
         "timestep": status.timestep,
         "episode": status.episode,
         "mean_return": status.mean_return,
+        "evaluation_return": None if (evaluation := Score.read(status.evaluation)) is None else evaluation.mean,
         "created": status.created,
         "started": status.started,
         "finished": status.finished,
@@ -241,7 +248,7 @@ def _facts(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
             ("started", age(status.started)),
             ("trained", f"{status.timestep:,} timesteps, {status.episode:,} episodes, {status.update:,} updates"),
             ("time", duration(status.seconds)),
-            ("return", _mean(status)),
+            *told_scores(status),
         ]
     if status.is_live and status.phase:
         facts.append(("phase", status.phase))
@@ -261,11 +268,6 @@ def _policy(folder: RunFolder) -> dict[str, Any]:
     with contextlib.suppress(SteppeError):
         return read_object(folder.path / "policy" / "policy.json")
     return {}
-
-
-def _mean(status: Status) -> str:
-    of = f" (mean of {last_episodes(status.episode)})" if status.mean_return is not None else ""
-    return f"{score(status.mean_return)}{of}"
 
 
 def _sizes(folder: RunFolder, status: Status) -> tuple[list[tuple[str, int]], str]:

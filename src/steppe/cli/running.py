@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.cli.console import console
-from steppe.cli.text import duration, last_episodes, score
+from steppe.cli.text import duration, last_episodes, score, told_scores
 from steppe.specs.files import shown_path
 
 if TYPE_CHECKING:
@@ -69,10 +69,8 @@ def print_end(folder: RunFolder, status: Status, told: Collection[str] = (), rea
     out = console()
     why = f": {status.reason}" if reason and status.reason else ""
     out.print(f'experiment "{folder.name}" is {status.state}{why}', markup=False, style="bold")
-    if status.mean_return is not None:
-        out.print(
-            f"  score        {score(status.mean_return)} (mean return of {last_episodes(status.episode)})", markup=False
-        )
+    for label, text in told_scores(status):
+        out.print(f"  {label:<12} {text}", markup=False)
     speed = f", {status.timestep / status.seconds:,.0f} timesteps/s" if status.seconds else ""
     out.print(
         f"  trained      {status.timestep:,} timesteps, {status.episode:,} episodes, {status.update:,} updates "
@@ -106,10 +104,14 @@ def _large_size(folder: RunFolder) -> str:
 
 def closing_line(name: str, folder: Path, status: Status) -> str:
     """How a run ended and where its results are, in one sentence for those who called it from Python."""
+    from steppe.records.scores import Score
+
     why = f": {status.reason}" if status.reason else ""
     mean = ""
     if status.mean_return is not None:
         mean = f"; mean return of {last_episodes(status.episode)} {score(status.mean_return)}"
+    if (evaluation := Score.read(status.evaluation)) is not None:
+        mean += f"{',' if mean else '; mean return'} of {evaluation.episodes} in evaluation {score(evaluation.mean)}"
     return f'experiment "{name}" is {status.state}{why}{mean}, in {duration(status.seconds)}; see {shown_path(folder)}'
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from steppe.experiments.store import Status
 
 WINDOW = 100
 """How many episodes a mean return is of, once there are so many."""
@@ -44,6 +48,30 @@ def last_episodes(ended: int) -> str:
     """Which episodes a mean return is of, when so many have ended: `the last 100 episodes`, or all there are."""
     counted = min(ended, WINDOW)
     return "the last episode" if counted == 1 else f"the last {counted} episodes"
+
+
+def told_scores(status: Status) -> list[tuple[str, str]]:
+    """What a run has reached, as (label, text): by its newest evaluation, if there is one, and while learning."""
+    from steppe.records.scores import Score
+
+    evaluation = Score.read(status.evaluation)
+    told = []
+    if evaluation is not None:
+        many = f"{evaluation.episodes:,} episode{'' if evaluation.episodes == 1 else 's'}"
+        if evaluation.policy is None:
+            text = f"{score(evaluation.mean)} (evaluation of {many} at timestep {evaluation.timestep:,})"
+        else:
+            low, high = evaluation.interval or (None, None)
+            within = "" if low is None else f", 95% interval {score(low)} to {score(high)}"
+            text = f"{score(evaluation.mean)} (evaluation of {many}{within})"
+        told.append(("score", text))
+        if evaluation.best is not None:
+            other = f"last {score(evaluation.last)}, best {score(evaluation.best)}"
+            told.append(("policies", f"{other}; policy/ is the {evaluation.policy} one"))
+    if status.mean_return is not None:
+        text = f"{score(status.mean_return)} (mean return of {last_episodes(status.episode)})"
+        told.append(("training" if told else "score", text))
+    return told
 
 
 def duration(seconds: float | None) -> str:

@@ -17,6 +17,7 @@ CHANGEABLE = (
     "episodes",
     "stop_at_return",
     "evaluation",
+    "final_evaluation",
     "saver_frequency",
     "summary_frequency",
     "debug_logging",

@@ -113,6 +113,7 @@ class Owner:
                 mean_return=progress.mean_return,
                 mean_length=progress.mean_length,
                 best_return=progress.best_return,
+                evaluation=None if progress.evaluation is None else dict(progress.evaluation),
                 steps_per_second=progress.steps_per_second or None,
                 seconds=progress.seconds,
             )

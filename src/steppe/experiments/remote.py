@@ -123,6 +123,7 @@ def progress_of(status: Status) -> Progress:
         mean_return=status.mean_return,
         mean_length=status.mean_length,
         best_return=status.best_return,
+        evaluation=status.evaluation,
         steps_per_second=status.steps_per_second or 0.0,
         seconds=status.seconds,
         notices=status.notices,

@@ -208,6 +208,8 @@ def _write_down(owner: Owner, outcome: Outcome) -> None:
         "seconds": outcome.seconds,
         "notices": tuple(outcome.notices),
     }
+    if outcome.evaluation is not None:
+        fields["evaluation"] = outcome.evaluation.to_status()
     if outcome.state == "completed" and owner.status.state == "starting":
         owner.advance("train")
     if outcome.state == "paused" and owner.status.state != "pausing":

@@ -37,6 +37,8 @@ class Status:
     mean_return: float | None = None
     mean_length: float | None = None
     best_return: float | None = None
+    evaluation: dict[str, Any] | None = None
+    """The newest evaluation of the policy; `records.scores` reads it."""
     steps_per_second: float | None = None
     seconds: float = 0.0
     phase: str = ""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
+from steppe.records.durable import write_atomically
+
+FILE = "evaluation.json"
+"""What the evaluation at the end of a run is called in its folder."""
+FORMAT = "steppe-evaluation"
+VERSION = 1
 RESAMPLES = 2000
 """How many times the returns are drawn anew for the interval of their mean."""
 CONFIDENCE = 0.95
@@ -91,6 +99,41 @@ class Evaluation:
             "mean_length": self.mean_length,
             "returns": list(self.returns),
             "lengths": list(self.lengths),
+        }
+
+
+@dataclass(frozen=True)
+class FinalEvaluation:
+    """What a run has found out at its end: what its last and its best policy are worth on the same episodes."""
+
+    last: Evaluation
+    best: Evaluation | None
+    """None where the best policy is the last one, or was not evaluated."""
+    handed_out: Literal["last", "best"]
+    """Which of them is in policy/."""
+
+    def write(self, folder: Path) -> None:
+        """Writes evaluation.json into the run folder."""
+        data = {
+            "format": FORMAT,
+            "version": VERSION,
+            "handed_out": self.handed_out,
+            "last": self.last.to_json(),
+            "best": None if self.best is None else self.best.to_json(),
+        }
+        write_atomically(folder / FILE, json.dumps(data, indent=1) + "\n")
+
+    def to_status(self) -> dict[str, Any]:
+        """What status.json says of it, which is what `records.scores` reads."""
+        shown = self.best if self.handed_out == "best" and self.best is not None else self.last
+        return {
+            "mean": shown.mean,
+            "interval": list(shown.interval),
+            "episodes": shown.episodes,
+            "timestep": shown.timestep,
+            "policy": self.handed_out,
+            "last": self.last.mean,
+            "best": None if self.best is None else self.best.mean,
         }
 
 

@@ -23,6 +23,7 @@ from steppe.errors import StorageError
 from steppe.records import charts, page
 from steppe.records.durable import write_atomically
 from steppe.records.metrics import read_metrics
+from steppe.records.scores import Score
 from steppe.records.settings import Group, Setting, groups_of, knows_defaults
 
 FILE = "report.html"
@@ -38,8 +39,10 @@ _FILES = (
     ("status.json", "the state of the run"),
     ("metrics.jsonl", "every record, one JSON object a line"),
     ("log.txt", "the log"),
-    ("policy", "the policy as it was at the end"),
-    ("policy/best", "the policy that scored best"),
+    ("policy", "the policy that is handed out"),
+    ("policy/best", "the policy that scored best on the way"),
+    ("policy/last", "the policy as it was at the end, where the best one is handed out"),
+    ("evaluation.json", "every episode of the evaluation at the end"),
     ("checkpoints", "what a resume continues from"),
     ("tensorboard", "the same numbers for TensorBoard"),
 )
@@ -126,12 +129,27 @@ def _tiles(run: _Run) -> str:
         f"{page.number(count)} {name}" for count, name in ((episodes, "episodes"), (updates, "updates")) if count
     )
     tiles = [
+        *_evaluation(run),
         page.tile("Mean return, last 100 episodes", page.number(score), about, "score"),
         page.tile("Timesteps", page.number(timesteps), done),
         page.tile("Training time", page.duration(_seconds(run)), _resumes(run)),
         page.tile("Steps per second", page.number(speed), "median of all records" if speed else ""),
     ]
     return f'<dl class="tiles">{"".join(tiles)}</dl>\n'
+
+
+def _evaluation(run: _Run) -> list[str]:
+    """What the policy is worth by the newest evaluation, beside what was reached while learning."""
+    found = Score.read(run.status.get("evaluation"))
+    if found is None:
+        return []
+    about = f"at timestep {page.number(found.timestep)}"
+    if found.interval is not None:
+        about = f"95% interval {page.number(found.interval[0])} to {page.number(found.interval[1])}"
+    if found.best is not None:
+        about += f"; last policy {page.number(found.last)}, best {page.number(found.best)}"
+    plural = "" if found.episodes == 1 else "s"
+    return [page.tile(f"Evaluation, {found.episodes} episode{plural}", page.number(found.mean), about, "score")]
 
 
 def _learning_curve(run: _Run) -> str:

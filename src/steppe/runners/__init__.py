@@ -51,16 +51,24 @@ def run(
 
     `request` is asked between chunks of about a fifth of a second whether to "pause" or "stop".
     """
+    from dataclasses import replace
+
     from steppe.records.checkpoints import load_latest
-    from steppe.runners.leaving import leave_video_and_onnx
+    from steppe.runners.final_evaluation import evaluate_at_end, is_evaluated
+    from steppe.runners.leaving import is_filmed, leave_video_and_onnx
     from steppe.runners.loop import Loop
     from steppe.runners.setup import make_engine
 
     checkpoint = load_latest(folder) if resume else None
     engine = make_engine(spec, shards=None if checkpoint is None else checkpoint.manifest.get("shards"))
     try:
-        outcome = Loop(spec, engine, folder, request, on_progress).run(checkpoint)
+        loop = Loop(spec, engine, folder, request, on_progress)
+        outcome = loop.run(checkpoint)
     finally:
         engine.close()
+    if is_evaluated(spec, outcome.state):
+        loop.tell("evaluating")
+        outcome = replace(outcome, evaluation=evaluate_at_end(spec, Path(folder), outcome, request))
+    loop.tell("filming" if is_filmed(spec, outcome.state) else "exporting")
     outcome.notices.extend(leave_video_and_onnx(spec, Path(folder), outcome.state))
     return outcome

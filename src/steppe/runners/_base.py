@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from steppe.errors import EnvironmentFault
+from steppe.records.evaluation import FinalEvaluation
 from steppe.records.policy import Policy
 
 
@@ -34,6 +35,8 @@ class Progress:
     """What a user should know, since the start."""
     effective: Mapping[str, Any] | None = None
     """The settings that the run really has (`steppe.runners.effective`): told once, when everything is built."""
+    evaluation: Mapping[str, Any] | None = None
+    """The newest evaluation on the way: mean, episodes and timestep."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Outcome:
     mean_return: float | None
     seconds: float
     notices: list[str]
+    evaluation: FinalEvaluation | None = None
+    """Of the policies that it left, where it was played."""
 
 
 @dataclass(frozen=True)

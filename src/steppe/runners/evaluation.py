@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 
 from steppe.envs.in_process import is_instance
 from steppe.envs.registry import DEFAULT_EPISODE_LIMIT, only_runs_compiled
-from steppe.errors import UserError
+from steppe.errors import SteppeError, UserError
 from steppe.records.demonstrations import form
 from steppe.records.evaluation import Evaluation
 from steppe.records.policy import Policy
@@ -23,8 +25,49 @@ EPISODES = 100
 """How many are played where nothing else is said."""
 MOST_ENVS = 8
 """How many environments are stepped together at most: more of them hardly play faster in one process."""
+LOOK_SECONDS = 0.2
+"""How often an evaluation with a time limit looks whether it should end."""
 FIRST_SEED = 2**31
 """Environments of an evaluation are seeded from here on; those of evaluations on the way of a run lie below."""
+
+
+class NoEpisode(SteppeError):
+    """There was no time for a single episode."""
+
+
+class _OutOfTime(Exception):
+    """An episode that is being played takes too long."""
+
+
+class TimeLimit:
+    """How long an evaluation may take: in its first half episodes begin, in its second they end.
+
+    So episodes are not left out because they are long, unless one takes half of the time.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        look: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`look` is called a few times a second, and may raise to end the evaluation."""
+        self.seconds = seconds
+        self._look, self._clock = look, clock
+        self._began = self._looked = clock()
+
+    def may_begin(self) -> bool:
+        """Whether there is time for another episode."""
+        return self._clock() - self._began < self.seconds / 2
+
+    def check(self) -> None:
+        """Called at each timestep; raises when the time is over."""
+        now = self._clock()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._look()
+        if now - self._began >= self.seconds:
+            raise _OutOfTime
 
 
 def evaluate(
@@ -36,12 +79,12 @@ def evaluate(
     greedy: bool = True,
     num_envs: int | None = None,
     show: Callable[[list[Episode]], None] = lambda done: None,
-    may_begin: Callable[[], bool] = lambda: True,
-    tick: Callable[[], None] = lambda: None,
+    time_limit: TimeLimit | None = None,
 ) -> Evaluation:
     """Plays in the experiment's environment, with its time limit and its wrappers; `show` gets all episodes so far.
 
-    The same policy, experiment, seed and `num_envs` give the same returns.
+    The same policy, experiment, seed and `num_envs` give the same returns. With a `time_limit` there may be fewer
+    episodes, but one at least: NoEpisode is raised if none has ended in time.
     """
     if episodes < 1:
         raise UserError(f"an evaluation plays at least 1 episode, not {episodes}")
@@ -56,9 +99,12 @@ def evaluate(
         done.append(episode)
         show(done)
 
-    with open_environments(spec, width, as_gymnasium=True) as envs:
+    limit = time_limit or TimeLimit(np.inf)
+    with open_environments(spec, width, as_gymnasium=True) as envs, contextlib.suppress(_OutOfTime):
         check_fit(policy, envs, spec.environment.id)
-        play_episodes(policy, envs, episodes, greedy, fresh_seed(seed), ended, may_begin, tick)
+        play_episodes(policy, envs, episodes, greedy, fresh_seed(seed), ended, limit.may_begin, limit.check)
+    if not done:
+        raise NoEpisode(f"no episode of {spec.environment.id} ended within {limit.seconds:.3g} s")
     return Evaluation(
         returns=tuple(episode.score for episode in done),
         lengths=tuple(episode.length for episode in done),
@@ -88,8 +134,7 @@ def open_environments(spec: ExperimentSpec, num_envs: int = 1, *, as_gymnasium: 
         return Twin(environment, limit, repeat, DEFAULT_EPISODE_LIMIT, num_envs)
     env = Host(environment, limit, repeat, num_envs)
     if limit is None and env.max_episode_steps is None:
-        env.close()
-        env = Host(environment, DEFAULT_EPISODE_LIMIT, repeat, num_envs)
+        env.play_by(DEFAULT_EPISODE_LIMIT, repeat)
     return env
 
 

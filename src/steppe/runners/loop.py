@@ -25,7 +25,7 @@ from steppe.records.policy import Policy
 from steppe.runners import checkpoint_room
 from steppe.runners._base import Chunk, Engine, Limits, Outcome, Progress
 from steppe.runners.effective import effective
-from steppe.runners.leaving import is_filmed
+from steppe.runners.final_evaluation import forget
 from steppe.runners.schedule import Schedule
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.frequency import Frequency
@@ -67,6 +67,7 @@ class Loop:
         self.mean_length: float | None = None
         self.best_return: float | None = None
         self.best_policy: Policy | None = None
+        self.evaluation: dict[str, Any] | None = None
         self.latest: dict[str, float] = {}
         self.steps_per_second: float | None = None
         self._newest: deque[tuple[int, float]] = deque()
@@ -101,10 +102,13 @@ class Loop:
             if self.written_at != self.timestep:
                 self._write(self.latest)
             self._save()
-        self.show(self._progress("filming" if is_filmed(self.spec, state) else "exporting"))
         return Outcome(
             state, reason, self.timestep, self.episode, self.update, self.mean_return, self.seconds, self.notices
         )
+
+    def tell(self, phase: str) -> None:
+        """Says what is done now that the training is over."""
+        self.show(self._progress(phase))
 
     def _train(self) -> tuple[str, str]:
         iterations = 1
@@ -238,6 +242,7 @@ class Loop:
         with self._away():
             mean_return, mean_length = self.engine.evaluate(evaluation.episodes, evaluation.greedy, seed)
         self._write({"evaluation_return": mean_return, "evaluation_length": mean_length})
+        self.evaluation = {"mean": mean_return, "episodes": evaluation.episodes, "timestep": self.timestep}
         log.info("timestep %d: evaluation return %.1f", self.timestep, mean_return)
         if self._is_best(mean_return):
             self.best_policy = self.engine.policy(self.timestep)
@@ -270,6 +275,7 @@ class Loop:
             "mean_return": self.mean_return,
             "mean_length": self.mean_length,
             "best_return": self.best_return,
+            "evaluation": self.evaluation,
             "seed": self.seed,
             "shards": self.engine.agent.situation.shards,
             "settings": self._settings(),
@@ -278,6 +284,7 @@ class Loop:
         folder = self.folder / "policy"
         with storing(folder):
             folder.mkdir(exist_ok=True)  # never the run folder itself, which may have been moved
+        forget(self.folder)
         self.engine.policy(self.timestep).save(folder)
         if self.best_policy is not None:
             self.best_policy.save(folder / "best")
@@ -321,6 +328,7 @@ class Loop:
         self.engine.restore(checkpoint.arrays, self.seed)
         self.timestep, self.episode, self.update = (manifest[name] for name in ("timestep", "episode", "update"))
         self.seconds, self.best_return = manifest["seconds"], manifest["best_return"]
+        self.evaluation = manifest.get("evaluation")  # earlier versions did not keep it
         self.mean_return, self.mean_length = manifest["mean_return"], manifest["mean_length"]
         self.saved_at = self.written_at = self.timestep
         self._saved_update = self.update
@@ -372,6 +380,7 @@ class Loop:
             self.seconds,
             self.latest,
             tuple(self.notices),
+            evaluation=self.evaluation,
         )
 
 

@@ -172,7 +172,8 @@ def _type(annotation: Any, metadata: Any = (), plural: bool = False) -> list[Wor
     if isinstance(annotation, type) and issubclass(annotation, RootModel):
         return _type_of(annotation.model_fields["root"])
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [_named(annotation.__name__.removesuffix("Spec").lower(), plural)]
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", annotation.__name__.removesuffix("Spec"))
+        return [_named(name.lower(), plural)]
     if annotation is bool:
         return _joined([[Word("true", "value")], [Word("false", "value")]])
     if annotation is type(None):

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ModelWrapValidatorHandler, PrivateAttr, mod
 
 from steppe.errors import SpecError
 from steppe.specs import old_experiments
-from steppe.specs._base import Count, Flag, Natural, Number, Spec
+from steppe.specs._base import Count, Flag, Natural, Number, Positive, Spec
 from steppe.specs.agent import AgentSpec
 from steppe.specs.asynchronous import AsyncSpec
 from steppe.specs.cluster import ClusterSpec
@@ -31,6 +31,8 @@ DEFAULT_LIMITS = (10_000, 1_000_000)
 """How many episodes and timesteps an experiment runs that names neither."""
 DEFAULT_AGENT = "ppo"
 """What learns in an experiment that names no agent."""
+SWITCHED_OFF_BY_NONE = ("final_evaluation",)
+"""Fields for which None means null instead of not given."""
 OLD_FIELDS = {"timesteps": "total_timesteps", "max_episode_timesteps": "max_timesteps_per_episode"}
 """Names of fields in old files and in TensorForce's runner -> today's."""
 _OPTIONS = {"name": "-n/--name", "environment": "-E/--environment"}
@@ -82,6 +84,19 @@ class EvaluationSpec(Spec):
     """How many episodes each evaluation plays."""
     greedy: Flag = True
     """Whether the most likely action is taken instead of a random one."""
+
+
+class FinalEvaluationSpec(Spec):
+    """How the last and the best policy are measured at the end of a run."""
+
+    episodes: Count = 20
+    """How many episodes each of them plays; fewer if the time is over."""
+    greedy: Flag = True
+    """Whether the most likely action is taken instead of a random one."""
+    seconds: Positive | None = None
+    """How long it may take; without it a tenth of the time spent training, at least 20 s and at most 60."""
+    hand_out: Literal["better", "last"] = "better"
+    """Which policy is in policy/ afterwards: the one with the larger mean return, or the last one in any case."""
 
 
 class ExperimentSpec(Spec):
@@ -139,6 +154,8 @@ class ExperimentSpec(Spec):
     """What all randomness follows from; without it each run differs."""
     evaluation: EvaluationSpec | None = None
     """How the policy is measured on the way; not at all without it."""
+    final_evaluation: FinalEvaluationSpec | None = FinalEvaluationSpec()
+    """How the last and the best policy are measured at the end of the run; null: not at all."""
     stop_at_return: Number | None = None
     """The mean return of the last 100 episodes that ends the experiment."""
     video: Flag = True
@@ -220,7 +237,11 @@ def load_experiment(
     """
     data: dict[str, Any] = {}
     origins = Origins()
-    given = {key: copy.deepcopy(value) for key, value in overrides.items() if value is not None}
+    given = {
+        key: copy.deepcopy(value)
+        for key, value in overrides.items()
+        if value is not None or key in SWITCHED_OFF_BY_NONE
+    }
     if file is not None:
         path = find_config(file, "experiment", start)
         data, origins = _read(path)

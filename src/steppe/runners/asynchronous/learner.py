@@ -35,7 +35,7 @@ ENVIRONMENT = "workers"
 """What an experiment's environment is called where only its workers know it."""
 OWN = "own"
 """What the agent of an experiment is called where the policy is the user's own."""
-BASIS = {"name": "learner", "environment": ENVIRONMENT, "video": False, "run_mode": "async"}
+BASIS = {"name": "learner", "environment": ENVIRONMENT, "video": False, "final_evaluation": None, "run_mode": "async"}
 """What its experiment is, where nothing else is said."""
 _STARTS_NOBODY = "it starts no processes, and whoever comes works for it; leave it out"
 NOT_HERE = {
@@ -43,6 +43,7 @@ NOT_HERE = {
         "it has no environment to play in; its workers play greedy episodes, as many as asynchronous.evaluation_share "
         "says"
     ),
+    "final_evaluation": "it has no environment to play in; leave it out, and evaluate the policy that it leaves",
     "video": "it has no environment to film; leave it out, and film with the policy that it leaves",
     "run_mode": 'it knows none but "async"; leave it out',
     "num_workers": "it starts none, and takes in as many as come; leave it out",

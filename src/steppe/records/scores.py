@@ -1,0 +1,50 @@
+"""What status.json says of a run's newest evaluation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+LARGEST = 1e300
+
+
+class Score(NamedTuple):
+    """The newest evaluation of a run, as its status tells it: one on the way, or that at its end."""
+
+    mean: float
+    """Of the policy that is handed out, once the run has ended."""
+    episodes: int
+    timestep: int
+    interval: tuple[float, float] | None = None
+    """Of an evaluation at the end."""
+    policy: str | None = None
+    """ "last" or "best", of an evaluation at the end."""
+    last: float | None = None
+    best: float | None = None
+
+    @classmethod
+    def read(cls, data: Any) -> Score | None:
+        """None where there was no evaluation, or nothing that this version understands."""
+        if not isinstance(data, dict):
+            return None
+        mean, last, best = (_number(data.get(name)) for name in ("mean", "last", "best"))
+        episodes, timestep = (_number(data.get(name)) for name in ("episodes", "timestep"))
+        if mean is None or episodes is None or timestep is None:
+            return None
+        interval = data.get("interval")
+        bounds = [_number(each) for each in interval] if isinstance(interval, list) else []
+        low, high = bounds if len(bounds) == 2 else (None, None)
+        return cls(
+            mean,
+            int(episodes),
+            int(timestep),
+            None if low is None or high is None else (low, high),
+            data["policy"] if data.get("policy") in ("last", "best") else None,
+            last,
+            best,
+        )
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and math.isfinite(value) and abs(value) < LARGEST else None
