@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steppe import errors
-    from steppe.api import check_env, evaluate, train
+    from steppe.api import check_env, evaluate, load_policy, train
     from steppe.errors import StopTraining
     from steppe.experiments.experiment import Experiment
     from steppe.records.evaluation import Evaluation
-    from steppe.records.policy import Policy, load_policy
+    from steppe.records.policy import Policy
     from steppe.runners.asynchronous import AsyncLearner, AsyncWorker, UniformReplay
 
     __version__: str
@@ -45,7 +45,7 @@ _HOMES = {
     "Experiment": "steppe.experiments.experiment",
     "Evaluation": "steppe.records.evaluation",
     "Policy": "steppe.records.policy",
-    "load_policy": "steppe.records.policy",
+    "load_policy": "steppe.api",
     "StopTraining": "steppe.errors",
     "AsyncLearner": "steppe.runners.asynchronous",
     "AsyncWorker": "steppe.runners.asynchronous",

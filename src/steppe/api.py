@@ -141,3 +141,22 @@ def check_env(
     if settings is not None:
         spec = spec.model_copy(update={"settings": spec.settings | settings})
     return check_environment(spec, steps, seed)
+
+
+def load_policy(policy: str | Path, *, allow_modules: str | Iterable[str] = ()) -> Policy:
+    """The policy of an experiment by its name, or in a run folder, a policy folder or a policy.json.
+
+    A policy may have layers that are code of a Python module. Only modules in `allow_modules` are imported; a policy
+    that names another one is refused.
+    """
+    from steppe.errors import ProjectError, StateError, UserError
+    from steppe.experiments.project import find_experiment
+    from steppe.records import policy as policies
+
+    path = Path(policy)
+    if not path.exists() and len(path.parts) == 1:
+        try:
+            path = find_experiment(str(policy), Path.cwd()).path
+        except (ProjectError, StateError) as error:
+            raise UserError(f'there is no policy in "{policy}": {error}') from None
+    return policies.load_policy(path, allow_modules=allow_modules)

@@ -27,7 +27,11 @@ IR_VERSION = 8  # what opset 17 came with, so that runtimes of its time load the
 
 
 def export(policy: Policy, path: Path) -> Path:
-    """Writes the model to `path` and returns it."""
+    """Writes the model to `path`, which ends in .onnx or in nothing, and returns it."""
+    if path.suffix not in ("", ".onnx"):
+        raise UserError(
+            f'policies are exported as ONNX, not as "{path.suffix}"; call the file {path.with_suffix(".onnx")}'
+        )
     try:
         import onnx
     except ImportError as error:

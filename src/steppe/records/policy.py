@@ -65,6 +65,7 @@ class Policy:
         `deterministic` takes the best action instead of drawing one. A random policy has no best: it always draws.
         """
         observations, is_batch = self._coerce(observation)
+        self._check_finite(observations)
         actions, _, state = self._act(observations, self._remembered(len(observations)), deterministic, rng)
         if self.is_recurrent:
             self._state = state
@@ -229,6 +230,20 @@ class Policy:
                     "initial_state, and hand on what comes back"
                 )
 
+    def _check_finite(self, observations: np.ndarray) -> None:
+        """Refuses NaN and infinity, for which any action would come out."""
+        # Not in _coerce: a server looks at the numbers of a request when it reads them.
+        if self._dtype.kind == "f" and 0 in np.isfinite(observations).tobytes():
+            bad = observations[~np.isfinite(observations)][0]
+            raise UserError(f"an observation must hold finite numbers, but this one has {bad} in it")
+
+    def __repr__(self) -> str:
+        about = self.description
+        return (
+            f"<Policy of {about.agent} on {about.environment or 'an unknown environment'} at timestep "
+            f"{about.timestep:,}: {_kind(about.shown)} -> {_kind(about.action)}>"
+        )
+
     def _coerce(self, observation: Any) -> tuple[np.ndarray, bool]:
         """(observations [B, *shape], whether a batch was given)."""
         space = self.description.shown
@@ -283,6 +298,13 @@ def _centred(advantages: np.ndarray, space: Space) -> np.ndarray:
         return advantages - advantages.mean(-1, keepdims=True)
     parts = np.split(advantages, np.cumsum(space.nvec)[:-1], -1)
     return np.concatenate([part - part.mean(-1, keepdims=True) for part in parts], -1)
+
+
+def _kind(space: Space) -> str:
+    """`Box(4,)`, `Discrete(2)`: a space in a word."""
+    if isinstance(space, Discrete):
+        return f"Discrete({space.n})"
+    return f"Box{space.shape}" if isinstance(space, Box) else f"MultiDiscrete{tuple(space.nvec)}"
 
 
 def _one(actions: np.ndarray, space: Space) -> Any:

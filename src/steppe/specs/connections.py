@@ -27,6 +27,17 @@ def split_address(text: str) -> tuple[str, int]:
     return bare, int(port)
 
 
+def written_address(address: object) -> str:
+    """An address as text; (host, port), as sockets have it, becomes "host:port"."""
+    if isinstance(address, str):
+        return address
+    if isinstance(address, tuple | list) and len(address) == 2:
+        host, port = address
+        if isinstance(host, str) and isinstance(port, int) and not isinstance(port, bool):
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    raise ValueError('an address is written "host:port" or (host, port), such as ("127.0.0.1", 5555)')
+
+
 def _checked(text: str) -> str:
     split_address(text)
     return text

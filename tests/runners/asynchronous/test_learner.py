@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -321,3 +322,21 @@ def test_the_uniform_memory_keeps_the_newest_and_draws_from_all():
     assert set(other.sample()["actions"]) == set(range(8, 18))
     other.add({name: array[:1] for name, array in batch.items()})
     assert min(set(other.sample()["actions"]) - {0, 1}) == 10
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", ("127.0.0.1", 0)], ids=["text", "a pair"])
+def test_an_address_may_be_a_pair(address: Any, tmp_path: Path) -> None:
+    learner = AsyncLearner("sac", address=address, folder=tmp_path / "run", total_timesteps=10)
+    assert (learner._host, learner._port) == ("127.0.0.1", 0)
+
+
+@pytest.mark.parametrize("address", [("127.0.0.1",), ("127.0.0.1", "6379"), (6379, "127.0.0.1"), 6379, None])
+def test_what_is_no_address_is_refused_with_how_to_write_one(address: Any) -> None:
+    for make in (lambda: AsyncLearner("sac", address=address), lambda: AsyncWorker(address, "CartPole-v1")):
+        with pytest.raises(UserError, match=r'an address is written "host:port" or \(host, port\)'):
+            make()
+
+
+def test_a_worker_takes_the_address_that_a_learner_gives() -> None:
+    worker = AsyncWorker(("::1", 4444), "CartPole-v1")
+    assert worker._door.address == "[::1]:4444"

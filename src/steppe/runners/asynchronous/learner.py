@@ -28,7 +28,7 @@ from steppe.runners.asynchronous.server import Server
 from steppe.runners.asynchronous.task import LONGEST_EPISODE, TIMESTEPS, Task
 from steppe.runners.asynchronous.telling import Lines
 from steppe.specs.agent import AgentSpec
-from steppe.specs.connections import split_address
+from steppe.specs.connections import split_address, written_address
 from steppe.specs.experiment import ExperimentSpec, load_experiment
 
 ENVIRONMENT = "workers"
@@ -71,11 +71,11 @@ class AsyncLearner:
 
     `policy` is an agent as experiment files have it, or an object of your own with the methods of `OwnPolicy`: act,
     learn, get_weights, set_weights. `replay` is, for an agent, how many timesteps are kept, or its `memory` settings;
-    for a policy of your own an object with `add` and `sample`, such as `UniformReplay`. `address` is where workers
-    reach it; beyond this machine a token is needed, from `asynchronous.token_file` or STEPPE_LEARNER_TOKEN. On a
-    machine with other users it makes one for itself, which workers of the same user find. Checkpoints, metrics and
-    the policy go to `folder`. `fields` are those of an experiment: total_timesteps, network, seed, asynchronous, and so
-    on. What is observed and done is heard from the first worker.
+    for a policy of your own an object with `add` and `sample`, such as `UniformReplay`. `address`, "host:port" or
+    (host, port), is where workers reach it; beyond this machine a token is needed, from `asynchronous.token_file` or
+    STEPPE_LEARNER_TOKEN. On a machine with other users it makes one for itself, which workers of the same user find.
+    Checkpoints, metrics and the policy go to `folder`. `fields` are those of an experiment: total_timesteps, network,
+    seed, asynchronous, and so on. What is observed and done is heard from the first worker.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AsyncLearner:
         policy: Any,
         replay: Any = None,
         *,
-        address: str = "127.0.0.1:6379",
+        address: str | tuple[str, int] = "127.0.0.1:6379",
         folder: str | Path = "steppe-runs/learner",
         **fields: Any,
     ) -> None:
@@ -199,13 +199,14 @@ class _Signals:
             signal.signal(number, handler)
 
 
-def _where(address: str) -> tuple[str, int]:
+def _where(given: str | tuple[str, int]) -> tuple[str, int]:
     """(host, port) to listen at; port 0 is any free one."""
-    is_any = address.endswith(":0")
     try:
+        address = written_address(given)
+        is_any = address.endswith(":0")
         host, port = split_address(f"{address.removesuffix('0')}1" if is_any else address)
     except ValueError as error:
-        raise UserError(f'wrong address "{address}"; {error}') from None
+        raise UserError(f'wrong address "{given}"; {error}') from None
     return host, 0 if is_any else port
 
 

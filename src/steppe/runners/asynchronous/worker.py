@@ -37,7 +37,7 @@ from steppe.runners.asynchronous.words import (
 )
 from steppe.runners.preprocessed_host import PreprocessedHostEnvs
 from steppe.specs.allowed_modules import AllowedModules
-from steppe.specs.connections import split_address
+from steppe.specs.connections import split_address, written_address
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 class AsyncWorker:
     """Collects for an `AsyncLearner`, or for an experiment in run mode async that listens at an address.
 
+    `learner_address` is "host:port" or (host, port).
     `env_wrapper` is what wraps a simulator as a `gymnasium.Env`: such an object, a callable that makes one, or the name
     of an environment. `policy` is only needed where the learner has a policy of its own kind: an object with
     `act(observations, greedy)` and `set_weights(weights)`. The learner's token comes from `token_file` or the variable
@@ -54,7 +55,7 @@ class AsyncWorker:
 
     def __init__(
         self,
-        learner_address: str,
+        learner_address: str | tuple[str, int],
         env_wrapper: Any,
         *,
         num_envs: int = 1,
@@ -65,11 +66,12 @@ class AsyncWorker:
         allow_modules: str | Iterable[str] = (),
     ) -> None:
         try:
-            split_address(learner_address)
+            address = written_address(learner_address)
+            split_address(address)
         except ValueError as error:
             raise UserError(f'wrong learner_address "{learner_address}"; {error}') from None
         token = read_token(token_file, TOKEN_VARIABLE)
-        self._door = Door(learner_address, token, trust_in(tls_ca), reconnect, allowed=AllowedModules.of(allow_modules))
+        self._door = Door(address, token, trust_in(tls_ca), reconnect, allowed=AllowedModules.of(allow_modules))
         self._environment = environment_of(env_wrapper, num_envs)
         self._num_envs, self._policy = num_envs, policy
 
