@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from steppe.records.checkpoints import KEPT
-from steppe.runners.learning import example_of
 from steppe.specs.experiment import ExperimentSpec
 
 LARGE = 100_000_000
@@ -40,6 +39,9 @@ def largest(spec: ExperimentSpec, agent: Any) -> int:
     """The bytes of a replay memory as full as it gets in this run; 0 if the agent has none."""
     if getattr(agent, "experience", None) != "transitions":
         return 0
+    # Here, since a learner with a policy of the user's own needs no JAX.
+    from steppe.runners.learning import example_of
+
     memory = getattr(agent.memory, "own", agent.memory)
     workers = spec.num_workers if spec.run_mode in SHARED_OUT else 1
     full = memory.size(example_of(agent)) * workers
