@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from steppe import errors
     from steppe.api import check_env, evaluate, load_policy, train
     from steppe.errors import StopTraining
+    from steppe.experiments import listed as experiments
+    from steppe.experiments.cluster import Cluster
     from steppe.experiments.experiment import Experiment
+    from steppe.experiments.project import Project
     from steppe.records.evaluation import Evaluation
     from steppe.records.policy import Policy
     from steppe.runners.asynchronous import AsyncLearner, AsyncWorker, UniformReplay
@@ -24,21 +27,26 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncLearner",
     "AsyncWorker",
+    "Cluster",
     "Evaluation",
     "Experiment",
     "Policy",
+    "Project",
     "StopTraining",
     "UniformReplay",
     "__version__",
     "check_env",
     "errors",
     "evaluate",
+    "experiments",
     "load_policy",
     "train",
 ]
 
 # By name and only when asked for: importing steppe stays quick, and nothing below imports what lies above.
 _HOMES = {
+    "Cluster": "steppe.experiments.cluster",
+    "Project": "steppe.experiments.project",
     "check_env": "steppe.api",
     "evaluate": "steppe.api",
     "train": "steppe.api",
@@ -58,8 +66,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("steppe")
-    if name == "errors":
-        return import_module("steppe.errors")
+    if name in ("errors", "experiments"):
+        return import_module(f"steppe.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'steppe' has no attribute {name!r}")

@@ -327,12 +327,10 @@ def _print_notes(record: Record) -> None:
 
 def _row(entry: Entry) -> dict[str, Any]:
     record, seen = entry.record, entry.seen
-    # What Steppe is about to do is known before the provider shows it.
-    state = record.state if record.state == "creating" and seen.state != "broken" else seen.state
     return {
         "name": record.name,
         "provider": record.provider,
-        "state": state,
+        "state": entry.state,
         "num_nodes": seen.num_nodes,
         "version": seen.version,
         "where": entry.where,

@@ -240,20 +240,11 @@ def delete(
 
     Results in object storage (kubernetes.results) stay, and it is told where, unless --stored is given.
     """
-    from steppe.errors import StateError
-    from steppe.experiments import own_cluster, places, remote
-    from steppe.experiments.project import known_stores
+    from steppe.experiments import lifecycle, own_cluster, places
     from steppe.specs.files import shown_path
 
     folder = _find(name, experiment, "delete")
-    stores = [store for store in known_stores(Path.cwd()) if store.path.resolve() == folder.path.parent.resolve()]
-    if not stores:
-        raise StateError(
-            f"{folder.path} is in neither this project's experiments/ nor ./steppe-runs/; "
-            "go to the folder it belongs to, or delete it yourself"
-        )
-    with remote.deleting(folder):
-        folder.advance(folder.status().state, "delete")
+    lifecycle.check_deletable(folder, Path.cwd())
     place = places.place_of(folder)
     there = f', and its results on cluster "{place.cluster}"' if place is not None else ""
     if (own := own_cluster.made_for(folder)) is not None:
@@ -261,10 +252,7 @@ def delete(
     if not force and not typer.confirm(f"Delete {shown_path(folder.path)} and everything in it{there}?"):
         print("nothing was deleted")
         return 1
-    with remote.deleting(folder):
-        left = remote.settle_stored(folder, erase=stored)
-        own_cluster.delete(folder)
-    stores[0].delete(folder)
+    left = lifecycle.delete(folder, Path.cwd(), stored=stored)
     print(f'deleted experiment "{folder.name}"{f"; its results stay in {left}" if left is not None else ""}')
     return 0
 

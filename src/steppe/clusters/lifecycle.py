@@ -40,6 +40,12 @@ class Entry:
         return self.record.where
 
     @property
+    def state(self) -> str:
+        """Its state now; what Steppe is about to do is known before the provider shows it."""
+        is_begun = self.record.state == "creating" and self.seen.state != "broken"
+        return self.record.state if is_begun else self.seen.state
+
+    @property
     def is_own(self) -> bool:
         """Whether this very cluster was made by Steppe from here, or is gone; a namesake without a label is not."""
         is_same = self.seen.state == "gone" or self.seen.id == self.record.id

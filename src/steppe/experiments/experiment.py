@@ -193,6 +193,10 @@ class Experiment:
         """Copies what the run left to a folder of your own, from here or from its cluster."""
         return lifecycle.download(self._folder, Path(to).expanduser(), force=force)
 
+    def delete(self, *, stored: bool = False) -> None:
+        """Deletes it with all its results, here or on its cluster; `stored` also what it keeps in object storage."""
+        lifecycle.delete(self._folder, self.folder.parent.parent, stored=stored)
+
     def pause(self, timeout: float = lifecycle.WAIT_SECONDS) -> Status:
         """Asks the process that trains it to save a checkpoint and pause, and waits until it has."""
         return lifecycle.pause(self._folder, timeout)

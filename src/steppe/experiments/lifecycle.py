@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.errors import EnvironmentAway, MissingEnvironment, StateError, SteppeError, UserError
 from steppe.experiments import changing, idle_nodes, old_client, own_cluster, places, remote
-from steppe.experiments.project import let_user_modules_import
+from steppe.experiments.project import known_stores, let_user_modules_import
 from steppe.experiments.states import State
 from steppe.experiments.store import REQUEST_FILE, RunFolder, Status, Store, is_own
 from steppe.experiments.ways import Ways
@@ -275,6 +275,29 @@ def download(
             copy.unlink()
             copy.parent.rmdir()
     return list(copied.values())
+
+
+def check_deletable(folder: RunFolder, start: Path) -> Store:
+    """The store that an experiment can be deleted from, one of those that are known from the folder `start`."""
+    stores = [store for store in known_stores(start) if store.path.resolve() == folder.path.parent.resolve()]
+    if not stores:
+        raise StateError(
+            f"{folder.path} is in neither this project's experiments/ nor ./steppe-runs/; "
+            "go to the folder it belongs to, or delete it yourself"
+        )
+    with remote.deleting(folder):
+        folder.advance(folder.status().state, "delete")
+    return stores[0]
+
+
+def delete(folder: RunFolder, start: Path, *, stored: bool = False) -> str | None:
+    """Deletes an experiment and its results; where they stay in object storage, unless those are deleted too."""
+    store = check_deletable(folder, start)
+    with remote.deleting(folder):
+        left = remote.settle_stored(folder, erase=stored)
+        own_cluster.delete(folder)
+    store.delete(folder)
+    return left
 
 
 def has_checkpoint(folder: RunFolder) -> bool:

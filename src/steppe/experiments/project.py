@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steppe.errors import ProjectError, SpecError, StateError
 from steppe.experiments.store import SPEC_FILE, RunFolder, Store
@@ -21,14 +21,66 @@ from steppe.specs.allowed_modules import AllowedModules
 from steppe.specs.files import OLD_PROJECT_FILE, PROJECT_FILE, find_project, read_project, read_spec_file
 from steppe.specs.words import did_you_mean
 
+if TYPE_CHECKING:
+    from steppe.experiments.experiment import Experiment
+
 EXPERIMENTS, LOOSE_RUNS = "experiments", "steppe-runs"
 
 
 @dataclass(frozen=True)
 class Project:
-    """A project on disk."""
+    """A project on disk: `Project.create(folder)` makes one, `Project.open()` finds the one around a folder."""
 
     root: Path
+
+    @classmethod
+    def create(
+        cls, root: str | Path = ".", name: str | None = None, *, remote_id: str | None = None, force: bool = False
+    ) -> Project:
+        """Writes steppe.json and configs/ to copy from into the folder, as `steppe init` does.
+
+        `remote_id` is a cloud project that it belongs to. Files that are there are refused, or written over by `force`.
+        """
+        init_project(Path(root), name, remote_id, force)
+        return cls(Path(root).absolute())
+
+    @classmethod
+    def open(cls, start: str | Path = ".") -> Project:
+        """The project that the folder lies in; a ProjectError if there is none."""
+        return open_project(Path(start).absolute())
+
+    @property
+    def name(self) -> str:
+        """What it is called in steppe.json."""
+        return str(_known(self.root).get("name", self.root.name))
+
+    @property
+    def remote_id(self) -> str | None:
+        """The cloud project that it belongs to."""
+        found = _known(self.root).get("remote_id")
+        return None if found is None else str(found)
+
+    def experiments(self) -> list[Experiment]:
+        """Its experiments, by name."""
+        from steppe.experiments.experiment import Experiment
+
+        return [Experiment.open(folder.path) for folder in self.store.folders()]
+
+    def experiment(self, name: str) -> Experiment:
+        """One of its experiments."""
+        from steppe.experiments.experiment import Experiment
+
+        folder = self.store.folder(name)
+        if not folder.exists:
+            names = [each.name for each in self.store.folders()]
+            raise StateError(f'no experiment "{name}" in {self.store.path}{did_you_mean(name, names)}')
+        return Experiment.open(folder.path)
+
+    def new(self, spec: str | Path | None = None, *, name: str, force: bool = False, **fields: Any) -> Experiment:
+        """Makes an experiment in it, from a file's name or from fields; `start` trains it."""
+        from steppe.experiments.experiment import Experiment
+
+        return Experiment(spec, folder=self.store.folder(name).path, force=force, **fields)
 
     @property
     def store(self) -> Store:

@@ -1,0 +1,130 @@
+"""The Python API of one cluster: `steppe.Cluster.create("small-cluster", name="first", provider="gke")`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steppe.clusters import lifecycle, loading, registry
+from steppe.errors import ClusterError, SteppeError, UserError
+
+if TYPE_CHECKING:
+    from steppe.clusters.lifecycle import Entry
+    from steppe.platforms.kubernetes.checking import Finding
+
+Tell = Callable[[str], None]
+log = logging.getLogger("steppe.clusters")
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """A cluster as its provider shows it now."""
+
+    state: str
+    """Such as "creating", "ready", "broken", "unknown" or "gone"."""
+    provider: str
+    where: str
+    """Its region, zone or context."""
+    num_nodes: int | None
+    version: str
+    is_own: bool
+    """Whether Steppe made it from here."""
+    reason: str
+    """What is wrong with it, if anything is."""
+
+
+class Cluster:
+    """A cluster by its name, known here or seen at a provider."""
+
+    def __init__(self, name: str) -> None:
+        """The cluster called `name`, which may not be there yet; `open` asks for it."""
+        self.name = registry.valid_name(name)
+
+    @classmethod
+    def create(
+        cls, file: str | Path | None = None, *, name: str | None = None, tell: Tell = log.info, **fields: Any
+    ) -> Cluster:
+        """Makes a cluster, or registers one that is there (`context=...`), and waits until it is ready.
+
+        `file` is a name in configs/clusters/ or a path, and `fields` are those of a cluster file, which come before it:
+        provider, num_nodes, machine_type and so on. `tell` gets a sentence on each step. What was interrupted goes on
+        when it is called again with the same name.
+        """
+        if fields.get("kubeconfig") is not None:
+            fields["kubeconfig"] = str(Path(fields["kubeconfig"]).expanduser().absolute())
+        if file is None and not fields and name is not None and registry.knows(name):
+            record = registry.read(name)
+        else:
+            record = lifecycle.plan(loading.load(file, fields, [], Path.cwd()), name)
+        return cls(lifecycle.create(record, tell).name)
+
+    @classmethod
+    def open(cls, name: str) -> Cluster:
+        """The cluster of that name; a UserError if there is none, here or at a provider that can be asked."""
+        return cls(name if registry.knows(name) else lifecycle.entry(name).record.name)
+
+    @classmethod
+    def list(cls) -> list[Cluster]:
+        """All clusters that are known here or seen at a provider; providers that cannot be asked are logged."""
+        entries, notes = lifecycle.entries()
+        for note in notes:
+            log.warning(note)
+        return [cls(entry.record.name) for entry in entries]
+
+    def status(self) -> ClusterStatus:
+        """Asks its provider."""
+        entry = self._entry()
+        seen, record = entry.seen, entry.record
+        return ClusterStatus(
+            entry.state, record.provider, entry.where, seen.num_nodes, seen.version, entry.is_own, seen.reason
+        )
+
+    def check(self, *, trial: bool = True, timeout: float = 300.0, tell: Tell = log.info) -> tuple[Finding, ...]:
+        """Whether it can run experiments: each `.what`, `.outcome` ("ok", "failed", "unknown"), `.sentence`, `.fix`.
+
+        With `trial` a Pod with Steppe's image is run on it and removed again, which may take up to `timeout` seconds.
+        """
+        from steppe.platforms.kubernetes import checking
+        from steppe.platforms.kubernetes.kubeapi import Kube
+
+        reachable = registry.find(self.name)
+        with Kube(reachable.kubeconfig, reachable.context, reachable.namespace, reachable.name) as kube:
+            return tuple(checking.check(kube, reachable, tell, has_trial=trial, seconds=timeout))
+
+    def delete(self, *, force: bool = False, tell: Tell = log.info) -> str:
+        """Deletes it with all that is on it; one that was only registered is forgotten. Returns what is left, if any.
+
+        Without `force` it is refused if Steppe did not make it, and if experiments would be lost with it.
+        """
+        from steppe.platforms.kubernetes.emptying import delete_cluster, experiments_on
+
+        entry = self._entry()
+        if entry.is_deletable:
+            lifecycle.check_deletable(entry, force)
+        if not force:
+            try:
+                lost = experiments_on(entry)
+            except SteppeError as error:
+                raise ClusterError(
+                    f'cluster "{self.name}" was not deleted, since it is not known whether experiments are on it: '
+                    f"{error}; to delete it all the same, give force=True"
+                ) from error
+            if lost:
+                raise UserError(
+                    f'cluster "{self.name}" was not deleted, since experiments on it would be lost: {", ".join(lost)}; '
+                    "download them first, or give them up with force=True"
+                )
+        return delete_cluster(entry, tell, force=force)
+
+    def forget(self) -> None:
+        """Removes it from what is known here; nothing is asked or changed at its provider."""
+        lifecycle.forget(self.name)
+
+    def _entry(self) -> Entry:
+        return lifecycle.entry(self.name)
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.name!r})"
