@@ -159,6 +159,19 @@ def test_ctrl_c_ends_it_with_a_summary(shell: Steppe) -> None:
     assert json.loads((shell.folder / "mine" / "play.json").read_text())["stopped"]
 
 
+def test_a_machine_that_nobody_knows_is_not_waited_for(steppe: Callable, here: Path) -> None:
+    for url in ("banana", "http://" + "a" * 70):
+        answer = steppe("play", "--url", url, *SHORT)
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.startswith("error: no machine is known by the name ")
+
+
+def test_the_endpoint_that_serve_starts_is_the_default(steppe: Callable, here: Path) -> None:
+    answer = steppe("play", *SHORT, "--protocol", "nonsense")
+    assert 'unknown protocol "nonsense"' in answer.err
+    assert "http://127.0.0.1:8000 without it" in " ".join(steppe("play", "--help").out.split())
+
+
 def test_an_endpoint_that_is_not_there_is_waited_for_and_then_named(shell: Steppe) -> None:
     answer = shell("play", "--url", "http://127.0.0.1:1", *SHORT, "--patience", "0.2")
     assert answer.code == 1
@@ -201,7 +214,6 @@ def test_mistakes_are_told_in_one_sentence(steppe: Callable, here: Path) -> None
         ((*url, "-E", "CartPole-v1", "--out", "file"), "file is a file; give --out a folder"),
         ((*url, "-E", "CartPole-v1", "--token", "a", "--token-file", "b"), "two tokens are given"),
         ((*url, "--feedback", "steps"), 'unknown --feedback "steps"'),
-        (("--protocol", "v2"), "missing option '--url'"),
         (("--url", "x:y", "-E", "CartPole-v1"), "is no address of an endpoint"),
     ):
         answer = steppe("play", *words)

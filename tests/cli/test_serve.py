@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,9 +26,10 @@ def test_a_policy_is_served_until_a_signal_comes(shell: Steppe, number: signal.S
     served.command.send(number)
     answer = served.command.answer()
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out == (
-        f"serving walk at {served.url}; play with: steppe play --url {served.url} --environment CartPole-v1\n"
-    )
+    first, second, last = answer.out.splitlines()
+    assert first == f"serving walk at {served.url}; play with: steppe play --url {served.url} --environment CartPole-v1"
+    assert second == f"watch it at {served.url}/ or by Prometheus at {served.url}/metrics; Ctrl-C ends it"
+    assert re.fullmatch(r"ended after 0 answers in \d+ s; what was decided and rewarded is kept", last)
 
 
 def test_the_serving_process_never_imports_jax(tmp_path: Path) -> None:
@@ -141,6 +143,11 @@ def test_mistakes_are_told_in_one_sentence(steppe: Callable, here: Path, monkeyp
         (("walk", "--tls-cert", "cert.pem"), "TLS needs both the certificate and its key"),
         (("walk", "--token-file", "nowhere"), "cannot read the token in nowhere"),
         (("-f", "nowhere"), 'no graph "nowhere"'),
+        (("list",), 'no policy, experiment or command "list" (commands: pin, reload, report, rollback, start, '),
+        (("stop",), 'no policy, experiment or command "stop"'),
+        (("reprot",), 'did you mean "report"?'),
+        (("status", "--url", "banana"), 'no machine is known by the name "banana"'),
+        (("walk", "--port", "0", "--database", "postgresql://127.0.0.1:1/x"), "cannot be used"),
         (("walk", "--database", "mysql://x"), 'a ledger cannot be kept in "mysql"'),
         (("status", "--url", "http://127.0.0.1:1"), "cannot reach the endpoint at http://127.0.0.1:1"),
         (("status", "--url", "nonsense://x"), "is no address of an endpoint"),
@@ -150,6 +157,7 @@ def test_mistakes_are_told_in_one_sentence(steppe: Callable, here: Path, monkeyp
         assert sentence in answer.err, answer
         assert answer.code in (1, 2)
         assert answer.err.count("\n") == 1
+        assert "rewards are refused" not in answer.err
 
 
 def test_what_is_not_used_of_a_seldon_deployment_is_told(steppe: Callable, here: Path) -> None:

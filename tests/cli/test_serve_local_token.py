@@ -77,7 +77,7 @@ def test_commands_of_the_same_user_are_let_in_and_others_are_not(shell, tmp_path
 def test_it_says_where_the_token_is_and_how_curl_shows_it(shell):
     save_policy(shell.folder / "walk")
     served = serve(shell, "walk")
-    wait_until(lambda: served.command.out.count("\n") == 2, "it has said so")
+    wait_until(lambda: served.command.out.count("\n") == 3, "it has said so")
     note = served.command.out.splitlines()[1]
     assert note.startswith("note: others use this machine, so a token was made that only you can read: ")
     curl = note[note.index("curl ") :]

@@ -33,6 +33,12 @@ def learned(mean, count=5):
     return Arm(count, count, count, mean, 0.0, mean, mean)
 
 
+def test_a_branch_that_is_gone_has_no_index():
+    graph = build(GraphSpec.model_validate(NESTED), lambda spec: None)
+    names = [branch.name for branch in graph.root.branches]
+    assert graph.indexed((("top", names[1]), ("top", "gone"), ("no", "a"))) == (("top", 1), ("top", -1), ("no", -1))
+
+
 def test_propensities_match_how_often_each_way_is_taken():
     graph = graph_of(NESTED)
     graph.learn({("top", "a"): learned(1.0), ("top", "half"): learned(3.0), ("top", "compared"): learned(2.0)})

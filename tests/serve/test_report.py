@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 from served_graphs import question, run, serving
@@ -81,6 +83,53 @@ def test_too_little_is_said_and_never_divided_by_zero():
     assert (one.self_normalised.value, one.self_normalised.low, one.inverse_propensity.high) == (2.0, None, None)
     certain = [Logged(name, "1", 1.0, True, True, 1, 2.0) for name in "ab"]
     assert any("for certain" in notice for notice in estimate(certain).notices)
+
+
+def returns_of(**returns):
+    return [Logged(name, "1", 0.5, True, True, 1, each) for name, several in returns.items() for each in several]
+
+
+@pytest.mark.parametrize(
+    ("returns", "sentence"),
+    [
+        ({"a": [1.0] * 20}, None),
+        (
+            {"a": [10.0, 12.0] * 10, "b": [1.0, 2.0] * 10},
+            '"a" is best, with more than 99.9% confidence: 11 against 1.5 of "b"',
+        ),
+        (
+            {"a": [10.0, 0.0] * 10, "b": [9.0, 0.0] * 10},
+            'it is not decided which is best: "a" leads "b", 5 against 4.5, with',
+        ),
+        (
+            {"a": [9.0] * 20, "b": [9.0] * 9},
+            'it is too early to say which policy is best: "b" has only 9 rewarded decisions',
+        ),
+        (
+            {"a": [9.0] * 20, "b": [99.0]},
+            'it is too early to say which policy is best: "b" has only 1 rewarded decision',
+        ),
+        ({"a": [0.1] * 20, "b": [0.1] * 30}, '"b" and "a" are equally good so far: 0.1 against 0.1'),
+        ({"a": [3.0] * 20, "b": [2.0] * 30}, '"a" is best, with more than 99.9% confidence'),
+    ],
+    ids=["one policy", "clear", "open", "few", "one decision", "a tie", "no spread"],
+)
+def test_the_verdict_says_which_is_best_and_how_sure_that_is(returns, sentence):
+    verdict = estimate(returns_of(**returns)).verdict
+    assert verdict == sentence if sentence is None else verdict.startswith(sentence)
+
+
+def test_the_confidence_of_a_verdict_is_that_of_two_normal_estimates():
+    rng = np.random.default_rng(5)
+    first, second = rng.normal(1.0, 1.0, 50), rng.normal(0.7, 1.0, 50)
+    errors = first.var() / 50 + second.var() / 50
+    expected = NormalDist().cdf((first.mean() - second.mean()) / np.sqrt(errors))
+    assert 0.6 < expected < 0.95
+    assert f"with {expected:.0%} confidence" in estimate(returns_of(a=first, b=second)).verdict
+
+
+def test_of_equal_policies_the_one_that_is_known_better_comes_first():
+    assert [each.policy for each in estimate(returns_of(a=[0.3], b=[0.3] * 3)).policies] == ["b", "a"]
 
 
 def test_a_served_router_s_own_log_gives_the_truth(tmp_path):

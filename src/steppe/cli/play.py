@@ -21,7 +21,8 @@ PLAYS = "steppe-plays"
 SUMMARY = "play.json"
 INTERRUPTED = 130
 
-URL = Annotated[str, typer.Option("--url", metavar="URL", help="The endpoint, such as http://127.0.0.1:8000.")]
+DEFAULT_URL = "http://127.0.0.1:8000"
+ENDPOINT_URL = Annotated[str, typer.Option("--url", metavar="URL", help=f"The endpoint; {DEFAULT_URL} without it.")]
 TOKEN = Annotated[
     str | None,
     typer.Option("--token", metavar="TOKEN", help="The endpoint's token; better in a file, or in STEPPE_SERVE_TOKEN."),
@@ -38,7 +39,7 @@ AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def play(
-    url: URL,
+    url: ENDPOINT_URL = DEFAULT_URL,
     environment: Annotated[
         str | None,
         typer.Option(
@@ -97,7 +98,7 @@ def play(
 ) -> int:
     """Play an environment through an endpoint, tell it the rewards, and show the scores of each route.
 
-    For example: steppe play --url http://127.0.0.1:8000 --runners 5 --episodes 200
+    For example: steppe play --runners 5 --episodes 200
 
     Ctrl-C ends it with a summary of what was played.
     """
@@ -156,6 +157,7 @@ def access_to(url: str, token: str | None, token_file: Path | None, tls_ca: Path
 
     access = Access(url, given_token(token, token_file), None if tls_ca is None else str(tls_ca), **more)
     access.tls()
+    access.check_host()
     return access
 
 

@@ -13,9 +13,10 @@ from typer.core import TyperGroup
 from steppe.cli import completion
 from steppe.cli.flags import ALLOW_MODULES
 from steppe.cli.parsing import EXPERIMENT_OPTION, App
-from steppe.cli.play import AS_JSON, TLS_CA, TOKEN, TOKEN_FILE
+from steppe.cli.play import AS_JSON, DEFAULT_URL, ENDPOINT_URL, TLS_CA, TOKEN, TOKEN_FILE
 
 if TYPE_CHECKING:
+    from steppe.errors import UserError
     from steppe.serve.clients.operating import Operator
     from steppe.serve.endpoint import Endpoint
     from steppe.serve.ledger import Ledger
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 DATABASE_VARIABLE = "STEPPE_SERVE_DATABASE"
 WATCH_SECONDS = 2.0
 START = "start"
-ENDPOINT_URL = Annotated[
-    str, typer.Option("--url", metavar="URL", help="The endpoint; http://127.0.0.1:8000 without it.")
-]
-DEFAULT_URL = "http://127.0.0.1:8000"
 POLICY_NAME = Annotated[
     str | None, typer.Option("--policy", metavar="NAME", help="Which policy; needed if it serves several.")
 ]
@@ -313,7 +310,7 @@ def _endpoint(
     allow_modules: list[str],
 ) -> Endpoint:
     """The endpoint of one of: a policy's folder, an experiment, a graph's file."""
-    from steppe.errors import UserError
+    from steppe.errors import ProjectError, StateError, UserError
     from steppe.serve.loading import load_endpoint
     from steppe.specs.serving import load_graph
 
@@ -325,7 +322,24 @@ def _endpoint(
         spec, graph = load_graph(file, Path.cwd())
         for notice in spec.notices:
             print(f"note: {notice}", flush=True)
-    return load_endpoint(graph, name=name, ledger=database, limits=limits, seed=seed, allow_modules=allow_modules)
+    try:
+        return load_endpoint(graph, name=name, ledger=database, limits=limits, seed=seed, allow_modules=allow_modules)
+    except (StateError, ProjectError):
+        if policy is None or "/" in policy:
+            raise
+        raise _nothing_to_serve(policy) from None
+
+
+def _nothing_to_serve(word: str) -> UserError:
+    """What is said of a word that may have been meant as a policy, an experiment or a command."""
+    from steppe.errors import UserError
+    from steppe.experiments.project import known_stores
+    from steppe.specs.words import did_you_mean
+
+    commands = sorted(each.name or getattr(each.callback, "__name__", "") for each in app.registered_commands)
+    experiments = [folder.name for store in known_stores(Path.cwd()) for folder in store.folders()]
+    hint = did_you_mean(word, [*experiments, *commands])
+    return UserError(f'no policy, experiment or command "{word}" (commands: {", ".join(commands)}){hint}')
 
 
 def _listening(
@@ -349,8 +363,10 @@ def _limited(
 
 def _run(endpoint: Endpoint, listening: Listening, token_file: Path | None, tls_cert: Path | None) -> int:
     import logging
+    import time
     from importlib.metadata import version
 
+    from steppe.cli.text import duration
     from steppe.envs.remote.listening import is_loopback
     from steppe.envs.remote.local_tokens import token_sentence
     from steppe.serve.server import Server
@@ -369,8 +385,13 @@ def _run(endpoint: Endpoint, listening: Listening, token_file: Path | None, tls_
             print(f"note: {token_sentence(server.token_file)}; your own steppe commands find it; {curl}", flush=True)
         if tls_cert is None and not is_loopback(listening.host):
             print("note: nothing is encrypted, the token neither; use --tls-cert and --tls-key", flush=True)
+        print(f"watch it at {server.url}/ or by Prometheus at {server.url}/metrics; Ctrl-C ends it", flush=True)
 
-    Server(endpoint, listening, version("steppe")).run(say)
+    server = Server(endpoint, listening, version("steppe"))
+    started = time.monotonic()
+    server.run(say)
+    answers = f"{server.answers:,} answer{'' if server.answers == 1 else 's'}"
+    print(f"ended after {answers} in {duration(time.monotonic() - started)}; what was decided and rewarded is kept")
     return 0
 
 

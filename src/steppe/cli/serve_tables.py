@@ -52,17 +52,20 @@ def print_comparison(comparison: Comparison, confidence: float) -> None:
     if comparison.decisions:
         mean = f", mean return {score(comparison.mean)}" if comparison.mean is not None else ""
         out.print(f"{comparison.decisions:,} decisions, {comparison.rewarded:,} rewarded{mean}", style="bold")
-        columns = ("POLICY", "VERSION", "DECISIONS", "REWARDED", "MEAN RETURN", "ON ALL TRAFFIC", f"{confidence:.0%}")
-        right, drop = (
-            (*columns[2:6], "UNBIASED", "WORTH"),
-            ("REWARDED", "UNBIASED", f"{confidence:.0%} ", "MEAN RETURN"),
+        columns = ("POLICY", "VERSION", "DECISIONS", "REWARDED", "MEAN RETURN", "ON ALL TRAFFIC")
+        unbiased = ("UNBIASED", "UNBIASED INTERVAL")
+        rows = table(
+            *(*columns, f"{confidence:.0%} INTERVAL", *unbiased, "EFFECTIVE"),
+            right=(*columns[2:], "UNBIASED", "EFFECTIVE"),
+            drop=("REWARDED", *unbiased, "MEAN RETURN"),
         )
-        rows = table(*columns, "UNBIASED", f"{confidence:.0%} ", "WORTH", right=right, drop=drop)
         for estimate in (*comparison.policies, *comparison.versions):
             rows.add_row(*_estimated(estimate))
         out.print(rows)
     for notice in comparison.notices:
         out.print(f"note: {notice}", markup=False)
+    if comparison.verdict is not None:
+        out.print(comparison.verdict, markup=False)
 
 
 def _print_policies(policies: list[dict[str, Any]]) -> None:

@@ -145,6 +145,11 @@ class Graph:
         candidates.append(self._paths.get((self.root.name, policy)))
         return next((path for path in candidates if path is not None and path.steps == steps), None)
 
+    def indexed(self, route: tuple[Step, ...]) -> tuple[tuple[str, int], ...]:
+        """A route with the index of each branch in place of its name; -1 for one that the graph has no longer."""
+        known = {step: index for choice in self.choices for index, step in enumerate(choice.steps)}
+        return tuple((router, known.get((router, branch), -1)) for router, branch in route)
+
     def learn(self, arms: Arms) -> None:
         """Takes in what is now known of all branches."""
         for choice in self.choices:

@@ -13,6 +13,11 @@ from statistics import NormalDist
 
 from steppe.serve.ledger._base import Ledger, Logged
 
+ENOUGH = 10
+"""How many returns of a policy a verdict needs: of fewer, the spread is not known."""
+DECIDED = 0.95
+"""How sure a verdict must be of the best policy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -57,6 +62,8 @@ class Comparison:
     """Of all returns, as the traffic was."""
     notices: tuple[str, ...]
     """What makes the figures doubtful."""
+    verdict: str | None
+    """A sentence: which policy is best, and how sure that is; None with fewer than two policies."""
 
 
 def compare(ledger: Ledger, confidence: float = 0.95) -> Comparison:
@@ -85,13 +92,15 @@ def estimate(decisions: Iterable[Logged], confidence: float = 0.95) -> Compariso
         for (name, version), sums in versions.items()
         if sum(other == name for other, _ in versions) > 1
     ]
+    ranked = sorted(estimates, key=_rank)
     return Comparison(
-        tuple(sorted(estimates, key=_rank)),
+        tuple(ranked),
         tuple(by_version),
         everything.decisions,
         everything.rewarded,
         everything.mean,
         tuple(_notices(policies, everything)),
+        _verdict(ranked, reach),
     )
 
 
@@ -152,8 +161,48 @@ def _interval(value: float, error: float | None, reach: float) -> Interval:
     )
 
 
-def _rank(estimate: PolicyEstimate) -> float:
-    return -estimate.self_normalised.value if estimate.self_normalised is not None else math.inf
+def _rank(estimate: PolicyEstimate) -> tuple[float, int]:
+    """The best estimate first; of equal ones that which is known from more returns."""
+    value = estimate.self_normalised.value if estimate.self_normalised is not None else -math.inf
+    # Sums of weights leave differences in the last digits.
+    return -float(f"{value:.9g}"), -estimate.rewarded
+
+
+def _verdict(ranked: list[PolicyEstimate], reach: float) -> str | None:
+    """Whether the first policy is better than the second: of two normal estimates, as the intervals are."""
+    known = [each for each in ranked if each.self_normalised is not None]
+    if len(known) < 2:
+        return None
+    best, other = known[:2]
+    for each in (best, other):
+        if each.rewarded < ENOUGH:
+            decisions = f"{each.rewarded} rewarded decision{'' if each.rewarded == 1 else 's'}"
+            return f'it is too early to say which policy is best: "{each.policy}" has only {decisions}'
+    first, second = best.self_normalised, other.self_normalised
+    assert first is not None
+    assert second is not None
+    lead = first.value - second.value
+    figures = f"{first.value:.4g} against {second.value:.4g}"
+    if _rank(best)[0] == _rank(other)[0]:
+        return f'"{best.policy}" and "{other.policy}" are equally good so far: {figures}'
+    error = math.hypot(_half(first), _half(second)) / reach
+    probability = NormalDist().cdf(lead / error) if error else 1.0
+    sure = (
+        "more than 99.9%"
+        if probability > 0.999
+        else f"{probability:.0%}"
+        if probability < 0.99
+        else f"{probability:.1%}"
+    )
+    if probability < DECIDED:
+        lead_so_far = f'"{best.policy}" leads "{other.policy}", {figures}, with {sure} confidence'
+        return f"it is not decided which is best: {lead_so_far}"
+    return f'"{best.policy}" is best, with {sure} confidence: {figures} of "{other.policy}"'
+
+
+def _half(interval: Interval) -> float:
+    """Half the width of an interval of several returns."""
+    return 0.0 if interval.high is None else interval.high - interval.value
 
 
 def _notices(policies: dict[str, _Sums], everything: _Sums) -> Iterable[str]:

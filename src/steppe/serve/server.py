@@ -24,7 +24,7 @@ from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
 
 if TYPE_CHECKING:
-    from steppe.serve.http.observing import AccessLog
+    from steppe.serve.http.observing import AccessLog, Observer
 
 LINGER_SECONDS = 0.3
 """After a signal, for how long requests still come in on open connections before those that are idle are closed."""
@@ -76,6 +76,7 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
         self._http: Any = None
+        self._observer: Observer | None = None
 
     @property
     def port(self) -> int:
@@ -87,6 +88,11 @@ class Server:
         """The address as a client writes it."""
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://{_shown(self._listening.host)}:{self.port}"
+
+    @property
+    def answers(self) -> int:
+        """How many questions it has answered."""
+        return 0 if self._observer is None else self._observer.answers
 
     @property
     def token_file(self) -> Path | None:
@@ -123,7 +129,7 @@ class Server:
         listening, endpoint = self._listening, self._endpoint
         gate, batcher = Gate(listening.limits, listening.token), Batcher(endpoint)
         access_log = None if listening.access_log is None else AccessLog(listening.access_log)
-        observer = Observer(access_log)
+        self._observer = observer = Observer(access_log)
         app = App(endpoint, gate, batcher, observer, self._version, listening.host)
         try:
             await endpoint.start(self.url)

@@ -34,11 +34,29 @@ def test_metrics_count_requests_by_route_and_rewards(tmp_path):
     pole = ("router", "pole")
     assert sum(values["steppe_serve_route_requests_total", route, pole] for route in routes) == 20
     assert sum(values["steppe_serve_route_feedback_total", route, pole] for route in routes) == 20
-    assert sum(values["steppe_serve_route_reward_sum", route, pole] for route in routes) == pytest.approx(10)
+    assert sum(values["steppe_serve_route_reward", route, pole] for route in routes) == pytest.approx(10)
     assert sum(values["steppe_serve_route_probability", route, pole] for route in routes) == pytest.approx(1)
     assert max(values["steppe_serve_route_best", route, pole] for route in routes) == 1
     assert values["steppe_serve_ledger_up",] == 1
     assert "steppe_serve_open_episodes" in {name for name, *_ in values}
+
+
+def test_the_metrics_keep_promtools_rules(two):
+    two.infer()
+    families = list(text_string_to_metric_families(two.get("/metrics").body.decode()))
+    own = [family for family in families if family.name.startswith("steppe_")]
+    assert len(own) > 15
+    for family in own:
+        assert family.documentation
+        assert all(character.islower() or character == "_" for character in family.name)
+        names = {sample.name for sample in family.samples}
+        # The endings belong to certain types; the parser has taken them off the name of a counter.
+        if family.type == "counter":
+            assert names == {f"{family.name}_total"} or not names
+        elif family.type != "histogram":
+            assert not family.name.endswith(("_total", "_sum", "_count", "_bucket")), family.name
+        assert not {"gauge", "counter", "histogram"} & set(family.name.split("_"))
+        assert not {"ms", "milliseconds", "minutes", "mb", "kb"} & set(family.name.split("_"))
 
 
 def test_every_metric_of_the_dashboard_exists(two):

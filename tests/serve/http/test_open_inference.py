@@ -51,6 +51,13 @@ def test_the_answer_says_who_gave_it(two):
     assert reply["model_version"]
 
 
+def test_a_route_is_written_in_one_way(two):
+    answer = two.infer(id="routed").json
+    receipt = two.post("/v2/models/pole/feedback", {"id": "routed", "reward": 1.0}).json
+    assert receipt["route"] == answer["parameters"]["route"]
+    assert receipt["route"] in ("pole=0", "pole=1")
+
+
 def test_an_id_is_made_where_none_is_given(one):
     assert one.infer().json["id"] != one.infer().json["id"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -75,6 +76,20 @@ class Access:
             return ssl.create_default_context(cafile=self.tls_ca)
         except (OSError, ssl.SSLError) as error:
             raise UserError(f"cannot read the certificates in {self.tls_ca}: {reason_of(error)}") from None
+
+    def check_host(self) -> None:
+        """Refuses a name that no machine has: waiting for it would not help. Sends nothing to the endpoint."""
+        try:
+            socket.getaddrinfo(self.host, self.port)
+        except socket.gaierror as error:
+            if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
+                raise self._unknown_host() from None
+        except UnicodeError:
+            raise self._unknown_host() from None
+
+    def _unknown_host(self) -> UserError:
+        shown = self.host[:100]
+        return UserError(f'no machine is known by the name "{shown}"; check the address, such as http://127.0.0.1:8000')
 
     def _split(self) -> tuple[str, str, int, str]:
         """(scheme, host, port, prefix)."""

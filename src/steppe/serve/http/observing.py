@@ -26,6 +26,7 @@ RECENT = 4096
 MOST_LINES = 100_000
 """How many lines of the access log may wait for the disk."""
 WRITE_SECONDS = 0.2
+_ANSWERED = ("infer", 200)
 
 
 class Observer:
@@ -54,6 +55,11 @@ class Observer:
             self.recent.append(seconds)
         if self._log is not None:
             self._log.lines.append((time.time(), client, operation, path, status, seconds, reply.label))
+
+    @property
+    def answers(self) -> int:
+        """How many questions were answered."""
+        return sum(count for (operation, _, status), count in self.requests.items() if (operation, status) == _ANSWERED)
 
     def latency(self) -> dict[str, float | None]:
         """Of the last few thousand answers, in seconds."""
@@ -180,7 +186,7 @@ class Metrics:
         requests = CounterMetricFamily("steppe_serve_route_requests", "Requests by route", labels=names)
         decisions = CounterMetricFamily("steppe_serve_route_decisions", "Episodes and lone requests", labels=names)
         feedback = CounterMetricFamily("steppe_serve_route_feedback", "Decisions that were rewarded", labels=names)
-        rewards = GaugeMetricFamily("steppe_serve_route_reward_sum", "Sum of all rewards by route", labels=names)
+        rewards = GaugeMetricFamily("steppe_serve_route_reward", "All rewards by route, added up", labels=names)
         mean = GaugeMetricFamily("steppe_serve_route_mean_reward", "Mean return by route", labels=names)
         chance = GaugeMetricFamily(
             "steppe_serve_route_probability", "Probability that the next episode goes there", labels=names

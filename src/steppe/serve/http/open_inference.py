@@ -6,7 +6,7 @@ an answer (`route`, written as `router=1/inner=0`, `policy`, `propensity`), and 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from steppe.serve.admission import Gate, Refused
 from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.exchange import Answer, Feedback, Metadata, Question, Receipt
+from steppe.serve.graph import Graph
 from steppe.serve.http import binary_tensors
 from steppe.serve.http.replies import (
     Reply,
@@ -118,7 +119,7 @@ class OpenInference:
         feedback = read_feedback(parsed(request.body))
         self._form_of(request.model)
         receipt = await self._endpoint.feedback(feedback)
-        return as_json(receipted(receipt), label=receipt.policy)
+        return as_json(receipted(receipt, self._endpoint.graph), label=receipt.policy)
 
     async def _infer_later(self, question: Question, wanted: dict[str, bool]) -> Reply:
         if self._endpoint.is_shared:
@@ -231,8 +232,7 @@ def described(metadata: Metadata) -> dict[str, Any]:
 
 def labels(answer: Answer) -> dict[str, Any]:
     """Who answered and why, as parameters, which hold no lists."""
-    route = "/".join([f"{name}={branch}" for name, branch in answer.route])
-    return {"route": route, "policy": answer.policy, "propensity": answer.propensity}
+    return {"route": written(answer.route), "policy": answer.policy, "propensity": answer.propensity}
 
 
 def read_feedback(message: dict[str, Any]) -> Feedback:
@@ -247,13 +247,18 @@ def read_feedback(message: dict[str, Any]) -> Feedback:
     )
 
 
-def receipted(receipt: Receipt) -> dict[str, Any]:
+def written(route: Iterable[tuple[str, int]]) -> str:
+    """A route as text: the index of the branch that each router on the way took."""
+    return "/".join([f"{name}={branch}" for name, branch in route])
+
+
+def receipted(receipt: Receipt, graph: Graph) -> dict[str, Any]:
     """What a client hears of its reward."""
     return {
         "applied": receipt.applied,
         "id": receipt.id,
         "policy": receipt.policy,
-        "route": "/".join(f"{name}={branch}" for name, branch in receipt.route),
+        "route": written(graph.indexed(receipt.route)),
         "episode_return": receipt.episode_return,
     }
 

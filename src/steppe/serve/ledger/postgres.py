@@ -62,10 +62,7 @@ class PostgresLedger(SqlLedger):
         errors = self._psycopg
         if isinstance(error, (errors.OperationalError, errors.InterfaceError, errors.errors.InsufficientPrivilege)):
             words = " ".join(str(error).split()) or type(error).__name__
-            sentence = (
-                f"the ledger in PostgreSQL on {self._shown} cannot be used: {words}; rewards are refused until it can"
-            )
-            return LedgerAway(sentence)
+            return LedgerAway(f"the ledger in PostgreSQL on {self._shown} cannot be used: {words}")
         return None
 
 

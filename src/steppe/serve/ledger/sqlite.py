@@ -86,7 +86,7 @@ class SqliteLedger(SqlLedger):
         if isinstance(error, (sqlite3.OperationalError, sqlite3.DatabaseError)) and not isinstance(
             error, (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
         ):
-            return LedgerAway(f"the ledger {self.path} cannot be used: {error}; rewards are refused until it can")
+            return LedgerAway(f"the ledger {self.path} cannot be used: {error}")
         return None
 
     def _identity(self) -> tuple[int, int] | None:

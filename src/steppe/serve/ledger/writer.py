@@ -167,8 +167,8 @@ class Writer:
             results, arms = self._write(records, wishes)
         except LedgerAway as error:
             if self._problem is None:
-                log.error("%s", error)
-            self._problem = str(error)
+                log.error("%s; rewards are refused until it can", error)
+            self._problem = f"{error}; rewards are refused until it can"
             self._refuse(wishes, self._problem)
             return False
         except Exception as error:
