@@ -100,3 +100,10 @@ def test_a_picture_shows_agent_goal_and_walls_in_their_cells() -> None:
     assert picture[15, 5].tolist() == [50, 100, 210]
     assert picture[15, 25].tolist() == [60, 170, 90]
     assert picture[5, 15].tolist() == [90, 90, 90]
+
+
+@pytest.mark.parametrize("side", [2, 4, 6, 50, 256])
+def test_a_picture_is_large_enough_to_be_looked_at(side: int) -> None:
+    env = GridWorld(width=side, height=max(1, side // 2), walls=())
+    picture = env.render(GridWorldState(jnp.int32(0), jnp.int32(0)))
+    assert 300 <= picture.shape[1] <= 1024

@@ -86,7 +86,7 @@ def test_a_grid_draws_itself() -> None:
     assert len(recording.frames) == 4
     assert recording.length == 3
     assert recording.episode_return == pytest.approx(0.98)
-    assert recording.frames[0].shape == (48, 72, 3)
+    assert recording.frames[0].shape == (256, 384, 3)
 
 
 def test_an_environment_that_draws_into_one_array_again_and_again_is_seen_to_move() -> None:

@@ -124,6 +124,27 @@ def test_the_settings_come_first_and_only_those_that_apply_outside_of_the_fold(t
         assert name in fold
 
 
+@pytest.mark.parametrize(
+    ("episodes", "title", "counted"),
+    [
+        (1, "Mean return, last episode", "1 episode, 1 update"),
+        (7, "Mean return, last 7 episodes", "7 episodes, 1 update"),
+        (350, "Mean return, last 100 episodes", "350 episodes, 1 update"),
+    ],
+)
+def test_the_score_says_of_which_episodes_it_is(tmp_path: Path, episodes: int, title: str, counted: str) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        writer.write({"timestep": 1000, "episode": episodes, "update": 1, "mean_return": -18.0})
+    text = read(write_report(tmp_path)).text
+    assert title in text
+    assert counted in text
+
+
+def test_lists_in_lists_keep_their_brackets() -> None:
+    assert page.setting([[1, 1], [1, 2]]) == "(1, 1), (1, 2)"
+    assert page.setting([8, 4]) == "8, 4"
+
+
 def test_the_page_asks_the_network_for_nothing_and_runs_no_script(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     (run / "videos").mkdir()

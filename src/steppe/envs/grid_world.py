@@ -20,6 +20,8 @@ from steppe.specs.spaces import Box, Discrete, Space
 
 Side = Annotated[int, Field(ge=1, le=256)]
 Cell = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+SIDE = 384
+"""How many pixels the longer side of a picture has, about."""
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
 
 
@@ -132,8 +134,12 @@ class GridWorld(JaxEnv):
         layers.append(jnp.asarray(_is_wall(self)))
         return jnp.stack(layers, axis=-1).reshape(self.height, self.width, 3).astype(jnp.uint8) * jnp.uint8(255)
 
-    def render(self, state: GridWorldState, pixels: int = 24) -> np.ndarray:
-        """A picture with `pixels` for each cell's side, uint8 [..., 3]: grey walls, green goal, blue agent."""
+    def render(self, state: GridWorldState, pixels: int | None = None) -> np.ndarray:
+        """A picture with `pixels` for each cell's side, uint8 [..., 3]: grey walls, green goal, blue agent.
+
+        Without `pixels` its longer side has about SIDE of them.
+        """
+        pixels = pixels or max(4, SIDE // max(self.height, self.width))
         picture = np.full((self.height * self.width, 3), 255, np.uint8)
         picture[_is_wall(self)] = (90, 90, 90)
         picture[int(state.goal)] = (60, 170, 90)

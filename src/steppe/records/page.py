@@ -170,7 +170,8 @@ def setting(value: Any) -> str:
         ]
         return ", ".join(first + rest) or "none"
     if isinstance(value, list | tuple):
-        return ", ".join(setting(item) for item in value) or "none"
+        items = (f"({setting(item)})" if isinstance(item, list | tuple) else setting(item) for item in value)
+        return ", ".join(items) or "none"
     return str(value)
 
 
@@ -186,6 +187,11 @@ def number(value: float | None) -> str:
     if size >= 0.01:
         return f"{value:,.{max(0, 3 - math.floor(math.log10(size)) - 1)}f}" if size < 100 else f"{value:,.1f}"
     return f"{value:.3g}"
+
+
+def counted(count: float, what: str) -> str:
+    """A number of things: 1 episode, 350 episodes."""
+    return f"{number(count)} {what}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float | None) -> str:

@@ -29,6 +29,8 @@ from steppe.records.settings import Group, Setting, groups_of, knows_defaults
 FILE = "report.html"
 _MOST_VIDEO_BYTES = 5_000_000
 _TABLE_ROWS = 60
+_WINDOW = 100
+"""How many episodes a mean return is of, once there are so many."""
 
 # Drawn small, in this order, before the rest in the order of its first appearance.
 _FIRST = ("loss", "policy_loss", "value_loss", "entropy", "steps_per_second", "mean_length", "evaluation_length")
@@ -125,12 +127,10 @@ def _tiles(run: _Run) -> str:
         about = f"highest {page.number(best)}"
     timesteps, speed = _timesteps(run), _speed(run)
     episodes, updates = run.last("episode"), run.last("update")
-    done = ", ".join(
-        f"{page.number(count)} {name}" for count, name in ((episodes, "episodes"), (updates, "updates")) if count
-    )
+    done = ", ".join(page.counted(count, name) for count, name in ((episodes, "episode"), (updates, "update")) if count)
     tiles = [
         *_evaluation(run),
-        page.tile("Mean return, last 100 episodes", page.number(score), about, "score"),
+        page.tile(f"Mean return{_window(episodes)}", page.number(score), about, "score"),
         page.tile("Timesteps", page.number(timesteps), done),
         page.tile("Training time", page.duration(_seconds(run)), _resumes(run)),
         page.tile("Steps per second", page.number(speed), "median of all records" if speed else ""),
@@ -150,6 +150,13 @@ def _evaluation(run: _Run) -> list[str]:
         about += f"; last policy {page.number(found.last)}, best {page.number(found.best)}"
     plural = "" if found.episodes == 1 else "s"
     return [page.tile(f"Evaluation, {found.episodes} episode{plural}", page.number(found.mean), about, "score")]
+
+
+def _window(episodes: float | None) -> str:
+    """Which episodes a mean return is of, once so many have ended."""
+    if not episodes:
+        return ""
+    return ", last episode" if episodes == 1 else f", last {min(int(episodes), _WINDOW)} episodes"
 
 
 def _learning_curve(run: _Run) -> str:

@@ -326,7 +326,8 @@ class Loop:
                 'of this version?); write it into the "agent" of its experiment.json to train on as before'
             )
         self.engine.restore(checkpoint.arrays, self.seed)
-        self.timestep, self.episode, self.update = (manifest[name] for name in ("timestep", "episode", "update"))
+        # Earlier versions wrote counts such as 24.0.
+        self.timestep, self.episode, self.update = (int(manifest[name]) for name in ("timestep", "episode", "update"))
         self.seconds, self.best_return = manifest["seconds"], manifest["best_return"]
         self.evaluation = manifest.get("evaluation")  # earlier versions did not keep it
         self.mean_return, self.mean_length = manifest["mean_return"], manifest["mean_length"]
