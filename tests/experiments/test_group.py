@@ -13,7 +13,7 @@ import pytest
 from steppe.errors import SpecError, StateError, UserError
 from steppe.experiments import group, lifecycle
 from steppe.experiments.group import Group, Member, processes_at_once, spread_of
-from steppe.experiments.store import Store
+from steppe.experiments.store import Status, Store
 from steppe.specs.experiment import ExperimentSpec
 
 
@@ -110,6 +110,18 @@ def test_a_member_is_resumed_like_any_experiment(store: Store, spec: ExperimentS
     run(member.folder, resume=True, trainer=trainer(total=60))
     assert member.folder.status().timestep == 60
     assert json.loads((member.folder.path / "experiment.json").read_text())["group"] == "walk"
+
+
+def test_the_score_of_a_seed_is_its_evaluation_once_all_have_one(store: Store, spec: ExperimentSpec) -> None:
+    made = group.create(spec, store, (1, 2, 3), name="walk")
+    first, second = made.members[:2]
+    evaluated = {"mean": 200.0, "episodes": 20, "timestep": 30}
+    first.status = Status("completed", mean_return=100.0, evaluation=evaluated)
+    second.status = Status("failed", mean_return=50.0)
+    assert [made.score_of(each) for each in made.members] == [100.0, 50.0, None]
+    second.status = Status("completed", mean_return=50.0, evaluation=evaluated | {"mean": 300.0})
+    assert [made.score_of(each) for each in made.members] == [200.0, 300.0, None]
+    assert made.scores() == spread_of([200.0, 300.0])
 
 
 def test_a_process_for_each_core_and_fewer_where_each_has_workers(

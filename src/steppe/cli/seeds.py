@@ -43,10 +43,11 @@ def print_group(group: Group) -> None:
     out.print(_table(group, is_over=True))
     spread = group.scores()
     if spread is not None:
+        what = "the evaluations" if group.is_evaluated else "the mean return of the last 100 episodes"
         out.print(
             f"  mean {score(spread.mean)}, deviation {score(spread.deviation)}, median {score(spread.median)}, "
             f"min {score(spread.least)}, max {score(spread.largest)}\n"
-            f"  (scores: the mean return of the last 100 episodes of {spread.count} of {len(group.members)} seeds)",
+            f"  (scores: {what} of {spread.count} of {len(group.members)} seeds)",
             markup=False,
         )
     say([f"seed {each.seed}: {each.reason}" for each in group.members if each.has_failed])
@@ -140,7 +141,7 @@ def _table(group: Group, *, is_over: bool) -> Any:
         status = member.status
         speed = count(status.steps_per_second) if member.is_running and status.steps_per_second else "-"
         rows.add_row(
-            *(str(member.seed), member.folder.name, _state(member), score(status.mean_return)),
+            *(str(member.seed), member.folder.name, _state(member), score(group.score_of(member))),
             *(f"{status.timestep:,}", duration(status.seconds) if is_over else speed),
         )
     return rows

@@ -20,6 +20,7 @@ from steppe.errors import StateError, SteppeError, UserError
 from steppe.experiments import lifecycle
 from steppe.experiments.store import RunFolder, Status, Store
 from steppe.experiments.ways import CALLS, Ways
+from steppe.records.scores import Score
 
 if TYPE_CHECKING:
     from steppe.platforms.local import LocalProcess
@@ -56,6 +57,11 @@ class Member:
     def reason(self) -> str:
         """Why it ended, where it has."""
         return self.error or self.status.reason
+
+    @property
+    def evaluation(self) -> Score | None:
+        """The newest evaluation of its policy."""
+        return Score.read(self.status.evaluation)
 
     def start(self) -> None:
         """Starts its process."""
@@ -138,10 +144,21 @@ class Group:
                 time.sleep(LOOK_SECONDS)
         self.signal = asked.signal
 
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether each member that has a score has an evaluation: then scores are of these."""
+        scored = [each for each in self.members if each.status.mean_return is not None]
+        return bool(scored) and all(each.evaluation is not None for each in scored)
+
+    def score_of(self, member: Member) -> float | None:
+        """What counts of a member: its newest evaluation if all have one, else its mean return while learning."""
+        if self.is_evaluated and member.evaluation is not None:
+            return member.evaluation.mean
+        return member.status.mean_return
+
     def scores(self) -> Spread | None:
-        """The spread of the mean returns of all members that have one."""
-        found = [each.status.mean_return for each in self.members if each.status.mean_return is not None]
-        return spread_of(found)
+        """The spread of the scores of all members that have one."""
+        return spread_of([found for each in self.members if (found := self.score_of(each)) is not None])
 
 
 def spread_of(scores: Sequence[float]) -> Spread | None:
