@@ -62,6 +62,16 @@ def usable_program(asked: str | None = None) -> str:
     raise SteppeError(f"{'; '.join(complaints)}; {way_out}")
 
 
+def program_for(asked: str | None, dry_run: bool) -> str:
+    """As `usable_program`; for a dry run it need not work, nor be here."""
+    if not dry_run or (asked is not None and asked not in PROGRAMS):
+        return usable_program(asked)
+    try:
+        return usable_program(asked)
+    except SteppeError:
+        return asked or next((program for program in PROGRAMS if shutil.which(program)), PROGRAMS[0])
+
+
 def build(recipe: Recipe, program: str, dry_run: bool = False) -> str:
     """Builds an image of the Steppe that runs this, and returns the command that did it."""
     _check_name(recipe.name)

@@ -308,3 +308,13 @@ def test_without_credentials_the_way_out_is_told(
     assert "run: aws configure" in answer.err
     # Nor does a list complain about a cloud that is not used.
     assert json.loads(steppe("cluster", "list", "--json").out) == {"clusters": [], "notes": []}
+
+
+def test_a_dry_run_needs_no_credentials(steppe: Steppe, amazon: AmazonCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    answer = steppe(*CREATE, "--dry-run")
+    assert answer.code == 0, answer.err
+    assert "arn:aws:iam::ACCOUNT-ID:role/steppe-first-" in answer.out
+    assert "note: ACCOUNT-ID and SUBNET stand for what Amazon says with credentials" in answer.out
+    assert registry.names() == []

@@ -349,3 +349,11 @@ def test_a_kind_of_gpu_without_gpus_is_told(steppe: Steppe, project: Path) -> No
     assert answer.code == 0, answer.err
     assert answer.out.endswith("note: gpu_type has no effect without GPUs; give gpus_per_node too (--gpus-per-node)\n")
     assert "note" not in steppe(*words[:5]).out
+
+
+def test_a_dry_run_needs_no_cloud_project(steppe: Steppe, here: Path) -> None:
+    answer = steppe("cluster", "create", "-n", "team", "--provider", "gke", "--dry-run")
+    assert answer.code == 0, answer.err
+    assert "projects/PROJECT-ID/locations/" in answer.out
+    assert "note: PROJECT-ID stands for the cloud project; steppe init -r" in answer.out
+    assert steppe("cluster", "create", "-n", "team", "--provider", "gke").code == 2

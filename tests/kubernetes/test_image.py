@@ -165,6 +165,16 @@ def test_dry_run_prints_the_command_and_runs_nothing(programs, steppe):
     assert called(calls) == []
 
 
+def test_a_dry_run_needs_no_program_that_works(programs, steppe, monkeypatch):
+    monkeypatch.setenv("COMPLAINT_OF_docker", "no daemon")
+    programs("docker")
+    assert steppe("image", "build", "--dry-run").out.startswith("docker build --tag steppe:")
+    assert steppe("image", "build").code == 1
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert steppe("image", "push", "example.com/a:1", "--dry-run").out == "docker push example.com/a:1\n"
+    assert steppe("image", "push", "example.com/a:1", "--program", "dokcer", "--dry-run").code == 2
+
+
 def test_an_installed_wheel_builds_from_a_copy_of_itself(programs, tmp_path):
     """Nothing but the wheel's own files: a package folder, and share/steppe as pip unpacks it."""
     site, shared = tmp_path / "site-packages", tmp_path / "share" / "steppe"

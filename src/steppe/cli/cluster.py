@@ -114,7 +114,7 @@ def create(
     if is_bare and name is not None and registry.knows(name):
         record = registry.read(name)
     else:
-        record = lifecycle.plan(loading.load(file, fields, sets or [], Path.cwd()), name)
+        record = lifecycle.plan(loading.load(file, fields, sets or [], Path.cwd()), name, dry_run=dry_run)
     if dry_run:
         _print_requests(record)
         _print_notes(record)
@@ -307,12 +307,18 @@ def _print_requests(record: Record) -> None:
     import json
 
     from steppe.clusters import lifecycle, registry
+    from steppe.clusters._base import ACCOUNT, PROJECT
 
     requests = lifecycle.requests(record)
     for request in requests:
         print(request.call)
         if request.body is not None:
             print(json.dumps(request.body, indent=2))
+    printed = f"{requests}"
+    if PROJECT in printed:
+        print(f"note: {PROJECT} stands for the cloud project; steppe init -r links this project to one")
+    if ACCOUNT in printed:
+        print(f"note: {ACCOUNT} and SUBNET stand for what Amazon says with credentials (run: aws configure)")
     if not requests:
         print(f"nothing is sent; {registry.folder() / record.name}.json would say:")
         print(json.dumps(record.place, indent=2))

@@ -50,12 +50,12 @@ def build(
     For example: steppe image build -t registry.example.com/team/steppe:1 --extras atari
     """
     from steppe.cli.text import duration
-    from steppe.images import Recipe, standard_name, usable_program
+    from steppe.images import Recipe, program_for, standard_name
     from steppe.images import build as build_image
 
     names = tuple(name.strip() for given in extras or () for name in given.split(",") if name.strip())
     recipe = Recipe(tag or standard_name(gpu), gpu, names, tuple(package or ()), base)
-    used = usable_program(program)
+    used = program_for(program, dry_run)
     began = time.monotonic()
     command = build_image(recipe, used, dry_run)
     if dry_run:
@@ -77,9 +77,9 @@ def push(
 
     For example: steppe image push registry.example.com/team/steppe:1
     """
+    from steppe.images import program_for
     from steppe.images import push as push_image
-    from steppe.images import usable_program
 
-    used = usable_program(program)
+    used = program_for(program, dry_run)
     command = push_image(name, used, dry_run)
     print(command if dry_run else f"pushed {name} with {used}")

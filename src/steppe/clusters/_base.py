@@ -22,6 +22,8 @@ MANAGED = ("managed-by", "steppe")
 """The label that every cluster has which Steppe made."""
 PATIENCE = 45 * 60.0
 """How many seconds a cloud gets for one step; the slowest of them, an EKS control plane, takes about 15 minutes."""
+PROJECT, ACCOUNT = "PROJECT-ID", "ACCOUNT-ID"
+"""What a dry run writes where it is not known which cloud project or account a cluster would be made in."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,10 @@ class Eks:
         }
 
     def requests(self, record: Record) -> list[Request]:
-        """The roles, the control plane, the nodes and the disks' driver; asks Amazon only where they would be."""
+        """The roles, control plane, nodes and the disks' driver; only asks Amazon, if it may, where they would be."""
+        if _session(record.place).get_credentials() is None:
+            steps = eks_steps.steps_unasked(record)
+            return [Request(f"{step.service}:{step.operation}", step.parameters) for step in steps]
         with _in_sentences(f'plan cluster "{record.name}"'):
             steps = eks_steps.steps(record, self._clients(record.place))
         return [Request(f"{step.service}:{step.operation}", step.parameters) for step in steps]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from steppe.clusters._base import ID_LABEL, MANAGED, Record
+from steppe.clusters._base import ACCOUNT, ID_LABEL, MANAGED, Record
 from steppe.clusters.machines import amazon_machine
 from steppe.errors import UserError
 
@@ -56,8 +56,15 @@ class Step:
 def steps(record: Record, client: Client) -> list[Step]:
     """All steps for a cluster; only asks, such as which subnets there are."""
     arn = client("sts").get_caller_identity()["Arn"]
-    partition, account = arn.split(":")[1], arn.split(":")[4]
-    subnets = _subnets(record, client("ec2"))
+    return _steps(record, arn.split(":")[1], arn.split(":")[4], _subnets(record, client("ec2")))
+
+
+def steps_unasked(record: Record) -> list[Step]:
+    """The same for a dry run without credentials, with words in capitals for what only Amazon can say."""
+    return _steps(record, "aws", ACCOUNT, record.spec.subnets or ["SUBNET-1", "SUBNET-2"])
+
+
+def _steps(record: Record, partition: str, account: str, subnets: list[str]) -> list[Step]:
     tags = dict([MANAGED, (ID_LABEL, record.id)])
     cluster_role, node_role = role_names(record)
     roles = f"arn:{partition}:iam::{account}:role/"

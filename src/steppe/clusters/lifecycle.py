@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steppe.clusters import registry
-from steppe.clusters._base import Reachable, Record, Request, Seen, Tell
+from steppe.clusters._base import PROJECT, Reachable, Record, Request, Seen, Tell
 from steppe.clusters.settings import linked
 from steppe.errors import ClusterError, SteppeError, UserError
 from steppe.specs.cluster import ClusterSpec
@@ -52,13 +52,16 @@ class Entry:
         return self.is_known and self.record.is_owned and is_same
 
 
-def plan(spec: ClusterSpec, name: str | None = None, made_for: str = "") -> Record:
-    """What would be made of a spec; nothing is made or remembered."""
+def plan(spec: ClusterSpec, name: str | None = None, made_for: str = "", *, dry_run: bool = False) -> Record:
+    """What would be made of a spec; nothing is made or remembered. A dry run needs no cloud project."""
     if name is None and spec.name is None:
         raise UserError("the cluster has no name; give one with -n")
     name = name or registry.hyphenated(spec.name or "")
     registry.valid_name(name)
     spec = spec.model_copy(update={"name": name, "provider": _provider_of(spec)})
+    assert spec.provider is not None
+    if dry_run and spec.provider == "gke" and spec.project is None and linked(Path.cwd()).project is None:
+        spec = spec.model_copy(update={"project": PROJECT})
     assert spec.provider is not None
     if spec.subnets and spec.provider != "eks":
         raise UserError(f'subnets are a setting of provider "eks"; leave them out for "{spec.provider}"')
