@@ -34,6 +34,8 @@ DQN = {
         "target_sync_frequency": 125,
         "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.02, "timesteps": 10_000},
         "double": False,
+        "n_step": 3,
+        "huber": True,
     },
     "network": [{"type": "dense", "size": 64, "activation": "relu"}] * 2,
     "num_envs": 1,
@@ -70,13 +72,22 @@ ATARI_DQN = {
         "target_sync_frequency": 250,
         "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.01, "timesteps": 10_000},
         "double": False,
+        "huber": True,
     },
     "environment": "ALE/Breakout-v5",
     "num_envs": 1,
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "a2c": {
-        "agent": {"type": "a2c", "horizon": 5, "learning_rate": 7e-4, "gae_lambda": 1.0},
+        "agent": {
+            "type": "a2c",
+            "horizon": 5,
+            "learning_rate": 7e-4,
+            "gae_lambda": 1.0,
+            "entropy_coefficient": 0.01,
+            "normalize_advantages": False,
+            "optimizer": "rmsprop",
+        },
         "network": [{"type": "dense", "size": 64, "activation": "tanh"}] * 2,
         "num_envs": 8,
     },
@@ -84,6 +95,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "agent": {
             "type": "trpo",
             "horizon": 256,
+            "learning_rate": 0.01,
             "cg_max_iterations": 15,
             "ls_max_iterations": 10,
             "baseline_optimizer": {"type": "multi_step", "num_steps": 10, "optimizer": "adam"},

@@ -17,6 +17,19 @@ SHAPES = {"": (8, 32), ", 16 x 5": (16, 5)}
 """(environments, horizon) of a worker, by what is added to the names. With the first PyTorch and Steppe's threads do
 what the bars were set by; the second is the paper's horizon, at which everybody spends more on each update."""
 
+A3C = {
+    "type": "a3c",
+    "optimizer": "rmsprop",
+    "learning_rate": 7e-4,
+    "discount": 0.99,
+    "gae_lambda": 1.0,
+    "entropy_coefficient": 0.01,
+    "value_coefficient": 0.5,
+    "normalize_advantages": False,
+    "max_gradient_norm": 0.5,
+}
+"""The peer's settings too."""
+
 
 def main() -> int:
     quick = is_quick(__doc__)
@@ -32,8 +45,7 @@ def contestants_of(suffix: str, timesteps: int, warm_up: int) -> list[Contestant
     if suffix:
         timesteps, warm_up = timesteps // 4, warm_up // 4  # no bar depends on it
     settings = {
-        # The rest is default, and the peer's too: RMSProp 7e-4, discount 0.99, entropy 0.01, value 0.5, norm 0.5.
-        "agent": {"type": "a3c", "horizon": horizon},
+        "agent": A3C | {"horizon": horizon},
         "network": [{"type": "dense", "size": 64, "activation": "tanh"}] * 2,
         "num_envs": envs,
         "run_mode": "multi-threaded",
