@@ -157,6 +157,14 @@ def test_list_tells_when_a_context_is_gone(steppe: Steppe, config: Path) -> None
     assert 'has no context "lab" any more' in answer.out
 
 
+def test_list_does_not_call_a_server_ready_that_it_does_not_ask(steppe: Steppe, config: Path) -> None:
+    register(steppe, config)
+    row = next(line for line in steppe("cluster", "list").out.splitlines() if line.startswith("lab"))
+    assert row.split()[1:3] == ["kubeconfig", "unknown"]
+    (entry,) = json.loads(steppe("cluster", "list", "--json").out)["clusters"]
+    assert not entry["is_asked"]
+
+
 def test_list_without_clusters_says_how_to_make_one(steppe: Steppe) -> None:
     assert "make one: steppe cluster create" in steppe("cluster", "list").out
     assert json.loads(steppe("cluster", "list", "--json").out) == {"clusters": [], "notes": []}

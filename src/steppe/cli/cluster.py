@@ -152,6 +152,8 @@ def list_clusters(as_json: AS_JSON = False) -> None:
         listing = table(*columns, right=("NODES",), drop=drop)
         for row in map(_row, entries):
             nodes = "" if row["num_nodes"] is None else str(row["num_nodes"])
+            # A context that is in its file says nothing of a server that may be gone.
+            row["state"] = "unknown" if row["state"] == "ready" and not row["is_asked"] else row["state"]
             listing.add_row(
                 *(row["name"], row["provider"], row["state"], nodes, row["version"], row["where"], row["made_by"]),
                 age(row["created"]).removesuffix(" ago"),
@@ -332,11 +334,14 @@ def _print_notes(record: Record) -> None:
 
 
 def _row(entry: Entry) -> dict[str, Any]:
+    from steppe.clusters.kubeconfig import NAME as KUBECONFIG
+
     record, seen = entry.record, entry.seen
     return {
         "name": record.name,
         "provider": record.provider,
         "state": entry.state,
+        "is_asked": record.provider != KUBECONFIG,
         "num_nodes": seen.num_nodes,
         "version": seen.version,
         "where": entry.where,
