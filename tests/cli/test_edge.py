@@ -26,6 +26,12 @@ from steppe.experiments import project as project_module
             ["experiment", "start", "-e"],
             "option '-e' requires an argument (\"steppe experiment start --help\" lists what there is)",
         ),
+        (["record", "x", "--episodes", "-5"], "invalid value for '--episodes': it must be at least 1"),
+        (["serve", "x", "--port", "99999"], "invalid value for '--port': it must be at most 65535"),
+        (["experiment", "pause", "x", "--timeout", "-1"], "invalid value for '--timeout': it must be at least 0"),
+        (["train", "CartPole-v1", "--set", "agent.lr=0.1"], 'at agent.lr; did you mean "learning_rate"?'),
+        (["train", "CartPole-v1", "--set", "learning_rate=0.1"], 'did you mean "agent.learning_rate"?'),
+        (["train", "CartPole-v1", "--agent", "PPO"], 'unknown agent "PPO" in --agent; did you mean "ppo"?'),
         (["schema", "agnt"], 'unknown kind of spec "agnt"; did you mean "agent"?'),
         (["experiment", "list"], '"steppe init" makes a project'),
         (["train"], "no environment is given; try: steppe train CartPole-v1"),
@@ -109,6 +115,25 @@ def test_help_is_given_for_everything(steppe: Any, words: list[str]) -> None:
     answer = steppe(*words)
     assert answer.code == 0
     assert "Usage: steppe" in answer.out
+
+
+def test_help_shows_the_whole_first_sentence_of_each_command(steppe: Any) -> None:
+    for words in ([], ["experiment"], ["serve"], ["cluster"]):
+        text = steppe(*words, "--help").out
+        assert "Commands:" in text
+        assert "..." not in text.partition("Commands:")[2]
+
+
+def test_help_names_fields_that_the_command_takes(steppe: Any) -> None:
+    assert "total_timesteps=2e6" in steppe("experiment", "resume", "--help").out
+    assert "location=" in steppe("cluster", "create", "--help").out
+    assert "Train on this cluster" not in steppe("experiment", "manifest", "--help").out
+
+
+def test_a_folder_is_no_file(steppe: Any, project: Path) -> None:
+    (project / "dir.json").mkdir()
+    answer = steppe("experiment", "new", "-f", "dir.json")
+    assert (answer.code, "dir.json" in answer.err, "is a folder, no experiment file" in answer.err) == (2, True, True)
 
 
 def test_no_command_at_all_shows_the_help(steppe: Any) -> None:

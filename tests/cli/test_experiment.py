@@ -161,7 +161,7 @@ def test_a_failed_run_tells_what_it_left_and_how_to_go_on(steppe: Any, first: Ru
     assert (answer.code, answer.err) == (1, "error: the loss became NaN\n")
     lines = answer.out.splitlines()
     assert lines[-9:] == [
-        'experiment "first" is failed',
+        'experiment "first" has failed',
         "  score        12.5 (mean return of the last episode)",
         "  trained      40 timesteps, 1 episodes, 4 updates in 0 s, 80 timesteps/s",
         "  checkpoints  experiments/first/checkpoints/",
@@ -194,7 +194,7 @@ def test_what_another_process_left_is_not_told_as_ones_own(steppe: Any, first: R
         raise TrainingDiverged("the loss became NaN")
 
     monkeypatch.setattr("steppe.experiments.run.run", overtaken)
-    assert "is failed" not in steppe("experiment", "start", "-e", "first").out
+    assert "has failed" not in steppe("experiment", "start", "-e", "first").out
 
 
 def test_a_resume_that_cannot_begin_leaves_the_experiment_completed(
@@ -208,7 +208,7 @@ def test_a_resume_that_cannot_begin_leaves_the_experiment_completed(
     monkeypatch.setattr(runners, "run", fail)
     answer = steppe("experiment", "resume", "-e", "first", "--set", "total_timesteps=1e6")
     assert (answer.code, answer.err) == (1, "error: no checkpoint can be used\n")
-    assert "is failed" not in answer.out
+    assert "has failed" not in answer.out
     assert first.status().state == "completed"
     shown = steppe("experiment", "show", "-e", "first").out
     assert "the last resume could not begin: no checkpoint can be used" in shown

@@ -89,6 +89,19 @@ def test_resume_and_force_exclude_each_other(ended: Any) -> None:
         lifecycle.prepare(ended("paused"), resume=True, force=True)
 
 
+def test_a_limit_below_what_is_trained_is_refused_on_resume(ended: Any) -> None:
+    folder = ended("paused", timestep=20)
+    with pytest.raises(UserError, match=r"total_timesteps=10 leaves nothing .* had 20 already.*total_timesteps=40"):
+        lifecycle.prepare(folder, resume=True, sets=["total_timesteps=10"])
+    assert folder.spec().total_timesteps == 30
+
+
+def test_the_limit_that_is_proposed_is_above_what_is_trained(ended: Any) -> None:
+    folder = ended("completed", timestep=100)
+    with pytest.raises(StateError, match="--set total_timesteps=200"):
+        lifecycle.prepare(folder, resume=True)
+
+
 def test_a_completed_experiment_is_resumed_with_more_to_do(ended: Any) -> None:
     folder = ended("completed", timestep=30)
     with pytest.raises(StateError, match=r"completed \(30 timesteps\).*--set total_timesteps=60"):
@@ -300,9 +313,9 @@ def test_a_pause_that_takes_too_long_says_so(folder: RunFolder, wait: Any, in_ba
 @pytest.mark.parametrize("state", ["created", "completed", "failed", "stopped"])
 def test_what_does_not_run_cannot_be_paused_or_stopped(ended: Any, state: str) -> None:
     folder = ended(state)
-    with pytest.raises(StateError, match=f"is {state} and cannot be paused"):
+    with pytest.raises(StateError, match=rf"(is|has) {state} and cannot be paused"):
         lifecycle.pause(folder)
-    with pytest.raises(StateError, match=rf"is {state} (and cannot be stopped|already)"):
+    with pytest.raises(StateError, match=rf"(is|has) {state} (and cannot be stopped|already)"):
         lifecycle.stop(folder)
 
 

@@ -61,9 +61,9 @@ def test_a_trained_experiment_without_a_readable_status_has_failed_and_can_be_re
     status = trained.status()
     assert (status.state, status.timestep) == ("failed", 30)
     assert status.reason.startswith("its status cannot be read: ")
-    with pytest.raises(StateError, match="is failed and cannot be started; to train on use: steppe experiment resume"):
+    with pytest.raises(StateError, match="has failed and cannot be started; to train on use: steppe experiment resume"):
         lifecycle.prepare(trained)
-    with pytest.raises(StateError, match="is failed and cannot be stopped"):
+    with pytest.raises(StateError, match="has failed and cannot be stopped"):
         lifecycle.stop(trained)
     lifecycle.prepare(trained, resume=True)
     run(trained, resume=True, trainer=trainer(total=60))

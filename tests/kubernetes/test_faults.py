@@ -155,7 +155,7 @@ def test_an_image_that_cannot_be_pulled_ends_in_a_sentence(workplace: Workplace)
     said = workplace.steppe("experiment", "start", "-e", "image", "-c", "testbed", exit_code=1, before=HASTY)
     assert "the image localhost/no-such-image:1 of Pod" in said
     assert "cannot be pulled" in said
-    assert 'experiment "image" is failed' in said
+    assert 'experiment "image" has failed' in said
     wait_until(lambda: not workplace.pods_of("driver"), "its Pod to end", seconds=300, pause=1.0)
 
 
@@ -164,7 +164,7 @@ def test_workers_that_cannot_be_pulled_end_in_a_sentence(workplace: Workplace):
     workplace.new("crew", run_mode="async", agent="dqn", num_workers=2, kubernetes=kubernetes)
     said = workplace.steppe("experiment", "start", "-e", "crew", "-c", "testbed", exit_code=1, before=HASTY)
     assert "0 of 2 workers are ready: the image localhost/no-such-image:1 of Pod" in said
-    assert 'experiment "crew" is failed' in said
+    assert 'experiment "crew" has failed' in said
     wait_until(lambda: not workplace.pods_of("driver"), "its Pods to end", seconds=300, pause=1.0)
     assert "cannot be pulled" in workplace.status("crew")["reason"]
 

@@ -300,7 +300,7 @@ def test_ticks_cover_any_range_and_are_few(low: float, span: float, about: int) 
 
 def test_numbers_are_said_as_people_say_them() -> None:
     assert [charts.short(x) for x in (0, 50_000, 1.5e6, 0.25, -0.005, 1e-5, 2.5e-4, 3e9)] == [
-        *("0", "50k", "1.5M", "0.25", "-0.005", "1e-5", "2.5e-4", "3G")
+        *("0", "50k", "1.5M", "0.25", "-0.005", "1e-5", "2.5e-4", "3B")
     ]
     assert [page.number(x) for x in (None, 487.23, 12345.6, 0.01234, 3, 1.5, 0)] == [
         *("–", "487.2", "12,346", "0.0123", "3", "1.50", "0")

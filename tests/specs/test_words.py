@@ -1,6 +1,6 @@
 import pytest
 
-from steppe.specs.words import did_you_mean, nearest, quoted
+from steppe.specs.words import OF_AGENTS, did_you_mean, misplaced, nearest, quoted
 
 AGENTS = ["ppo", "dqn", "vpg", "random", "constant"]
 
@@ -32,6 +32,20 @@ def test_no_choices_have_no_nearest():
 def test_did_you_mean_ends_a_sentence_or_says_nothing():
     assert did_you_mean("pppo", AGENTS) == '; did you mean "ppo"?'
     assert did_you_mean("xyzzy", AGENTS) == ""
+
+
+def test_names_of_other_libraries_lead_to_ours():
+    assert misplaced("lr", ["learning_rate", "discount"]) == '; did you mean "learning_rate"?'
+    assert misplaced("lr", ["name", "agent"]) == '; did you mean "agent.learning_rate"?'
+    assert misplaced("learning_rate", ["name", "agent"]) == '; did you mean "agent.learning_rate"?'
+    assert misplaced("seeed", ["name", "agent"]) == ""
+
+
+def test_every_setting_that_is_proposed_exists():
+    from steppe import agents
+
+    settings = {name for agent in agents.names() for name in agents.settings_class(agent).model_fields}
+    assert set(OF_AGENTS) <= settings
 
 
 def test_words_are_listed_as_people_do():

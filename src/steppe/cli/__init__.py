@@ -12,6 +12,13 @@ from typing import Any
 __all__ = ["main"]
 
 PROGRAMS = ("steppe", "tfcli")
+BOUNDS = {
+    "Input should be greater than or equal to": "it must be at least",
+    "Input should be less than or equal to": "it must be at most",
+    "Input should be greater than": "it must be more than",
+    "Input should be less than": "it must be less than",
+}
+"""What Typer says of a number out of bounds, and what Steppe says everywhere else."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,6 +80,8 @@ def _usage(error: Exception) -> str:
     context: Any = getattr(error, "ctx", None)
     command = context.command_path if context is not None else PROGRAMS[0]
     words = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
+    for theirs, ours in BOUNDS.items():
+        words = words.replace(theirs, ours)
     unknown = re.match(r"No such command '(.*?)'", words)
     if unknown is not None:
         sentence = f'unknown command "{unknown[1]}"{did_you_mean(unknown[1], getattr(context.command, "commands", ()))}'

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steppe.cli import completion
-from steppe.cli.flags import SETS
+from steppe.cli.flags import CLUSTER_SETS
 from steppe.cli.parsing import App
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def create(
     namespace: Annotated[
         str | None, typer.Option("--namespace", metavar="NAMESPACE", help="Where experiments run in it.")
     ] = None,
-    sets: SETS = None,
+    sets: CLUSTER_SETS = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be sent to the provider.")] = False,
 ) -> None:
     """Make a cluster, or register one that is there already.

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steppe.cli import completion, listing
-from steppe.cli.flags import SEEDS, SETS, with_experiment_flags
+from steppe.cli.flags import RESUME_SETS, SEEDS, SETS, with_experiment_flags
 from steppe.cli.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, App, experiment_name
 from steppe.cli.train import DETACH, QUIET
 
 if TYPE_CHECKING:
     from steppe.experiments.store import RunFolder
 
-TIMEOUT = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for it.")]
+TIMEOUT = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait for it.")]
 RESTART = Annotated[bool, typer.Option("--force", help="Start anew; the old results are kept beside.")]
 
 CLUSTER = Annotated[
@@ -137,7 +137,7 @@ def resume(
     name: EXPERIMENT_ARGUMENT = None,
     experiment: EXPERIMENT_OPTION = None,
     detach: DETACH = False,
-    sets: SETS = None,
+    sets: RESUME_SETS = None,
     quiet: QUIET = False,
 ) -> int:
     """Train on from the last checkpoint.
@@ -212,7 +212,16 @@ def logs(
 def manifest(
     name: EXPERIMENT_ARGUMENT = None,
     experiment: EXPERIMENT_OPTION = None,
-    cluster: CLUSTER = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "-c",
+            "--cluster",
+            metavar="CLUSTER",
+            help="The cluster that it is for; else the experiment's own.",
+            autocompletion=completion.clusters,
+        ),
+    ] = None,
     namespace: Annotated[
         str | None, typer.Option("--namespace", metavar="NAMESPACE", help="Where it would run; else the cluster's.")
     ] = None,

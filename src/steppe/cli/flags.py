@@ -161,6 +161,20 @@ SETS = Annotated[
 ]
 
 
+RESUME_SETS = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="K=V", help="Change some fields first, such as total_timesteps=2e6; may be repeated."
+    ),
+]
+CLUSTER_SETS = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="K=V", help="Set any field of the cluster, such as location=europe-west4; may be repeated."
+    ),
+]
+
+
 def with_experiment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a command all FLAGS and --set; it receives them as `fields` (those that were given) and `sets`."""
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name not in ("fields", "sets")]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.cli.text import age, count, duration, score, size, told_scores
+from steppe.experiments.states import stands
 
 if TYPE_CHECKING:
     from steppe.experiments.states import State
@@ -86,7 +87,7 @@ def print_experiment(folder: RunFolder, as_json: bool, everything: bool = False)
         return
     out = console()
     reason = f": {status.reason}" if status.reason else ""
-    out.print(f'experiment "{folder.name}" is {status.state}{reason}', markup=False, style="bold")
+    out.print(f'experiment "{folder.name}" {stands(status.state)}{reason}', markup=False, style="bold")
     for label, text in _facts(folder, status):
         out.print(f"  {label:<12} {text}", markup=False)
     for line, is_heading in setting_lines(spec, _policy(folder), everything=everything):
@@ -155,7 +156,7 @@ def print_ended(folder: RunFolder, status: Status, wanted: State) -> int:
         console().print(f"  {folder.ways.resume}", markup=False)
         return 0
     reason = f": {status.reason}" if status.reason else ""
-    console().print(f'experiment "{folder.name}" was not {wanted} but is {status.state}{reason}', markup=False)
+    console().print(f'experiment "{folder.name}" was not {wanted} but {stands(status.state)}{reason}', markup=False)
     return 0 if status.state == "completed" else 1
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from steppe.cli import completion
 from steppe.errors import UserError
 
+UNCUT = 1000
 EXPERIMENT_ARGUMENT = Annotated[
     str | None,
     typer.Argument(
@@ -28,7 +29,15 @@ EXPERIMENT_OPTION = Annotated[
 ]
 
 
-class Command(TyperCommand):
+class _InFull:
+    """Shows its whole first sentence in the list of commands; Typer cuts it."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first sentence."""
+        return str(super().get_short_help_str(UNCUT))  # type: ignore[misc]
+
+
+class Command(_InFull, TyperCommand):
     """A command of Steppe."""
 
     def make_parser(self, ctx: Any) -> Any:
@@ -52,8 +61,15 @@ class Command(TyperCommand):
         return parser
 
 
-class App(typer.Typer):
+class Group(_InFull, TyperGroup):
     """A group of such commands."""
+
+
+class App(typer.Typer):
+    """What a group is made with."""
+
+    def __init__(self, *, cls: type[TyperGroup] = Group, **options: Any) -> None:
+        super().__init__(cls=cls, **options)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:  # type: ignore[override]
         """Registers a command."""

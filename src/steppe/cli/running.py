@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.cli.console import console
 from steppe.cli.text import duration, last_episodes, score, told_scores
+from steppe.experiments.states import stands
 from steppe.specs.files import shown_path
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def print_end(folder: RunFolder, status: Status, told: Collection[str] = (), rea
     """How it ended, where everything is, and what to do next; notices that were `told` already are left out."""
     out = console()
     why = f": {status.reason}" if reason and status.reason else ""
-    out.print(f'experiment "{folder.name}" is {status.state}{why}', markup=False, style="bold")
+    out.print(f'experiment "{folder.name}" {stands(status.state)}{why}', markup=False, style="bold")
     for label, text in told_scores(status):
         out.print(f"  {label:<12} {text}", markup=False)
     speed = f", {status.timestep / status.seconds:,.0f} timesteps/s" if status.seconds else ""
@@ -112,7 +113,8 @@ def closing_line(name: str, folder: Path, status: Status) -> str:
         mean = f"; mean return of {last_episodes(status.episode)} {score(status.mean_return)}"
     if (evaluation := Score.read(status.evaluation)) is not None:
         mean += f"{',' if mean else '; mean return'} of {evaluation.episodes} in evaluation {score(evaluation.mean)}"
-    return f'experiment "{name}" is {status.state}{why}{mean}, in {duration(status.seconds)}; see {shown_path(folder)}'
+    ended = f'experiment "{name}" {stands(status.state)}{why}{mean}'
+    return f"{ended}, in {duration(status.seconds)}; see {shown_path(folder)}"
 
 
 def next_commands(folder: RunFolder, status: Status) -> list[str]:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from steppe.cli import completion
 from steppe.cli.flags import ALLOW_MODULES
-from steppe.cli.parsing import EXPERIMENT_OPTION, App
+from steppe.cli.parsing import EXPERIMENT_OPTION, App, Group
 from steppe.cli.play import AS_JSON, DEFAULT_URL, ENDPOINT_URL, TLS_CA, TOKEN, TOKEN_FILE
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ DATABASE = Annotated[
 ]
 
 
-class ServeGroup(TyperGroup):
+class ServeGroup(Group):
     """`steppe serve X` is short for `steppe serve start X`, and the help shows what both take."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -30,7 +30,7 @@ def count(number: float | None) -> str:
     """A count in three digits or fewer: `950`, `12.3k`, `1.2M`; nothing for None."""
     if number is None:
         return ""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         # 999,950 would be rounded to 1000.0k.
         if abs(number) >= size * 0.99995:
             return f"{number / size:.1f}".removesuffix(".0") + letter

@@ -87,7 +87,7 @@ class CartPoleV1(JaxEnv):
 
 
 class CartPoleV0(CartPoleV1):
-    """The same with a shorter episode."""
+    """CartPole-v1 with episodes of 200 timesteps at most."""
 
     id: ClassVar[str] = "CartPole-v0"
     reward_threshold: ClassVar[float | None] = 195.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from steppe.errors import EnvironmentAway, MissingEnvironment, StateError, SteppeError, UserError
 from steppe.experiments import changing, idle_nodes, old_client, own_cluster, places, remote
 from steppe.experiments.project import known_stores, let_user_modules_import
-from steppe.experiments.states import State
+from steppe.experiments.states import State, stands
 from steppe.experiments.store import REQUEST_FILE, RunFolder, Status, Store, is_own
 from steppe.experiments.ways import Ways
 from steppe.records.durable import storing
@@ -121,6 +121,7 @@ def prepare(
     if is_old:
         notices = [f"experiment.json is the old tfcli's; it is kept as {old_client.OLD_SPEC_FILE}", *notices]
     if resume:
+        _check_leaves_more(folder, before, spec, status)
         _check_resumable(folder, spec, status, is_here=place is None)
         notices += changing.moved_decay(folder, before, spec) if place is None else []
     elif not force:
@@ -310,7 +311,7 @@ def has_checkpoint(folder: RunFolder) -> bool:
 def _check_startable(folder: RunFolder, status: Status) -> None:
     if status.state in ("failed", "stopped") and places.place_of(folder) is None and not has_checkpoint(folder):
         raise StateError(
-            f'experiment "{folder.name}" is {status.state} and left no checkpoint; start it anew with: '
+            f'experiment "{folder.name}" {stands(status.state)} and left no checkpoint; start it anew with: '
             f"{folder.ways.restart} (what it left is kept beside)"
         )
     folder.advance(status.state, "start")
@@ -335,11 +336,29 @@ def _check_resumable(folder: RunFolder, spec: ExperimentSpec, status: Status, is
         )
 
 
+def _check_leaves_more(folder: RunFolder, before: ExperimentSpec, spec: ExperimentSpec, status: Status) -> None:
+    """Refuses new limits that the training is beyond already."""
+    (old_episodes, old_timesteps), (episodes, timesteps) = before.limits, spec.limits
+    for field, trained, old, limit in (
+        ("episodes", status.episode, old_episodes, episodes),
+        ("total_timesteps", status.timestep, old_timesteps, timesteps),
+    ):
+        if limit is not None and limit != old and 0 < limit <= trained:
+            raise UserError(
+                f'{field}={limit:,} leaves nothing to train: experiment "{folder.name}" has had {trained:,} already; '
+                f"give it more: {folder.ways.resume_with(field, 2 * trained)}"
+            )
+
+
 def _reached(spec: ExperimentSpec, status: Status) -> tuple[str, str, Any] | None:
     """(the limit that was reached, its field, a value that leaves more to do), or None when there is more to do."""
     episodes, timesteps = spec.limits
     if timesteps is not None and status.timestep >= timesteps:
-        return f"{timesteps:,} timesteps", "total_timesteps", 2 * timesteps
+        return (
+            f"{timesteps:,} timesteps",
+            "total_timesteps",
+            2 * (timesteps if 2 * timesteps > status.timestep else status.timestep),
+        )
     if episodes is not None and status.episode >= episodes:
         return f"{episodes:,} episodes", "episodes", 2 * episodes
     goal = spec.stop_at_return

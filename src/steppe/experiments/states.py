@@ -77,15 +77,20 @@ _ASKED: dict[Event, str] = {
 }
 
 
+def stands(state: str) -> str:
+    """The state in a sentence: `is running`, `has failed`."""
+    return "has failed" if state == "failed" else f"is {state}"
+
+
 def advance(state: State, event: Event, name: str = "", ways: Ways | None = None) -> State:
     """The state that follows `event`; StateError where the table has no such edge."""
     following = TRANSITIONS.get((state, event))
     if following is None:
         called = f'experiment "{name}"' if name else "the experiment"
         if state == _ASKED[event]:
-            raise StateError(f"{called} is {state} already")
+            raise StateError(f"{called} {stands(state)} already")
         way_out = _way_out(state, event, ways or commands(name or "NAME"))
-        raise StateError(f"{called} is {state} and cannot be {_ASKED[event]}{way_out}")
+        raise StateError(f"{called} {stands(state)} and cannot be {_ASKED[event]}{way_out}")
     return following
 
 

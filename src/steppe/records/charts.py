@@ -88,7 +88,7 @@ def short(value: float) -> str:
     if value == 0:
         return "0"
     size = abs(value)
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if limit <= size < 1e12:
             return f"{value / limit:.4g}{unit}"
     if 1e-3 <= size < 1e3:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -87,6 +88,9 @@ def locate_config(name: str | Path, folders: Iterable[Path]) -> Path | None:
 
 def not_found(name: str | Path, kind: str, start: Path, place: str = "") -> SpecError:
     """The error that says where a file was looked for and which existing name is nearest."""
+    # pathlib raises where a name is too long; a plain word such as "demo" is a name, whatever folders there are.
+    if Path(name).suffix in SUFFIXES and os.path.isdir(start / name):  # noqa: PTH112
+        return SpecError(f"{name}{place} is a folder, no {kind} file; give a file in it, or a name")
     if _is_file(start / name):
         return SpecError(f"{name}{place} is no spec file; its name must end in {_ENDINGS}")
     base, has_ending = Path(name).name, Path(name).suffix in SUFFIXES

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from steppe.errors import SpecError
-from steppe.specs.words import did_you_mean, quoted
+from steppe.specs.words import did_you_mean, misplaced, quoted
 
 Model = TypeVar("Model", bound=BaseModel)
 Steps = tuple[str | int, ...]
@@ -144,7 +144,11 @@ def _sentence(
     if kind == "extra_forbidden":
         word = str(detail["loc"][-1])
         names = list(_field_names(_descend(model, detail["loc"][:-1])))
-        way_out = did_you_mean(word, names) or (f"; the fields are {', '.join(names)}" if names else "")
+        way_out = (
+            misplaced(word, names)
+            or did_you_mean(word, names)
+            or (f"; the fields are {', '.join(names)}" if names else "")
+        )
         return f'unknown field "{word}"{origins.place(*steps)}{way_out}'
     if kind in ("missing", "union_tag_not_found"):
         word = str(steps[-1]) if kind == "missing" else context["discriminator"].strip("'")

@@ -3,7 +3,43 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+OTHER_LIBRARIES = {
+    "lr": "learning_rate",
+    "step_size": "learning_rate",
+    "gamma": "discount",
+    "lambda": "gae_lambda",
+    "gae": "gae_lambda",
+    "ent_coef": "entropy_coefficient",
+    "vf_coef": "value_coefficient",
+    "clip_range": "clip",
+    "clip_coef": "clip",
+    "n_steps": "horizon",
+    "n_epochs": "epochs",
+    "update_epochs": "epochs",
+    "num_minibatches": "minibatches",
+    "max_grad_norm": "max_gradient_norm",
+}
+"""What other libraries call a setting -> what it is called here."""
+OF_AGENTS = (
+    *OTHER_LIBRARIES.values(),
+    "batch_size",
+    "learning_rate_decay",
+    "optimizer",
+    "memory",
+    "exploration",
+    "n_step",
+)
+"""Settings of agents that are looked for among the fields of an experiment."""
+
+
+def misplaced(word: str, fields: Collection[str]) -> str:
+    """As `did_you_mean`, for a setting by another library's name or of the agent; nothing for any other word."""
+    ours = OTHER_LIBRARIES.get(word, word)
+    if ours in fields:
+        return f'; did you mean "{ours}"?'
+    return f'; did you mean "agent.{ours}"?' if "agent" in fields and ours in OF_AGENTS else ""
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

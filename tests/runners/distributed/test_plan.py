@@ -14,7 +14,8 @@ from runs import experiment
 
 from steppe import agents, runners
 from steppe.agents import agent_class
-from steppe.errors import UserError
+from steppe.errors import MissingExtra, UserError
+from steppe.runners import distributed
 from steppe.runners.distributed import check
 from steppe.runners.distributed.plan import rollouts_per_push, worker_engine, worker_spec
 from steppe.runners.distributed.tape import parts_of
@@ -205,3 +206,9 @@ def test_a_worker_gets_a_part_of_one_gpu_or_whole_ones():
     assert spec_of("ppo", ray={"gpus_per_worker": 0.33}).ray.gpus_per_worker == 0.33
     with pytest.raises(UserError, match="nothing in between"):
         spec_of("ppo", ray={"gpus_per_worker": 1.5})
+
+
+def test_without_ray_the_extra_is_named_before_anything_is_made(monkeypatch):
+    monkeypatch.setattr(distributed, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r'pip install "steppe\[cluster\]"'):
+        check(spec_of("ppo"))

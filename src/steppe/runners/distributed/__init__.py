@@ -6,8 +6,10 @@ them; `exchange` is how a worker sees the servers; `tape` and `work` are how an 
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from steppe.errors import MissingExtra
 from steppe.specs.experiment import ExperimentSpec
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ def check(spec: ExperimentSpec) -> list[str]:
     from steppe.runners.placing import check_sharing
     from steppe.runners.ray_session import has_token
 
+    if spec.platform != "kubernetes" and find_spec("ray") is None:
+        raise MissingExtra('run mode "distributed"', "cluster")
     check_sharing(spec)
     make_engine(spec).close()
     notices = []
