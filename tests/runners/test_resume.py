@@ -133,7 +133,7 @@ def test_a_checkpoint_that_does_not_say_its_settings_is_resumed(tmp_path, monkey
     save = checkpoints.save
 
     def as_before(folder, timestep, arrays, manifest):
-        save(folder, timestep, arrays, {name: manifest[name] for name in manifest if name != "settings"})
+        return save(folder, timestep, arrays, {name: manifest[name] for name in manifest if name != "settings"})
 
     with monkeypatch.context() as patched:
         patched.setattr(checkpoints, "save", as_before)
