@@ -75,7 +75,7 @@ class Threads(NoCrew):
 def async_engine(spec) -> AsyncEngine:
     """The engine of a spec, with its workers in threads."""
     prepare_jax()
-    rules, spaces, limit = asynchronous._explored(spec)
+    rules, spaces, limit, _ = asynchronous._explored(spec)
     num_envs = num_envs_of(spec)
     core = make_core(spec, spaces, limit)
     return AsyncEngine(core, opener(spec.asynchronous), Threads(rules, num_envs, spec.num_workers), rules, num_envs)
