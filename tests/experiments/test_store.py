@@ -26,8 +26,27 @@ def test_a_new_experiment_has_its_spec_and_is_created(folder: RunFolder, spec: E
 
 
 def test_a_status_is_read_as_it_was_written(folder: RunFolder) -> None:
+    evaluation = {"mean": 9.0}
     status = Status(
-        "paused", "asked to", 12, "host", 1.0, 2.0, 3.0, 4.0, 5, 6, 7, 8.5, 9.5, 10.5, 11.5, 12.5, "", ("a",)
+        "paused",
+        "asked to",
+        12,
+        "host",
+        1.0,
+        2.0,
+        3.0,
+        4.0,
+        5,
+        6,
+        7,
+        8.5,
+        9.5,
+        10.5,
+        evaluation,
+        11.5,
+        12.5,
+        "",
+        ("a",),
     )
     folder.write_status(status)
     assert folder.status() == status
