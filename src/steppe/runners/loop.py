@@ -280,11 +280,11 @@ class Loop:
             "shards": self.engine.agent.situation.shards,
             "settings": self._settings(),
         }
+        forget(self.folder)
         # The checkpoint comes last: a resumed run must not take a best policy for saved that was not.
         folder = self.folder / "policy"
         with storing(folder):
             folder.mkdir(exist_ok=True)  # never the run folder itself, which may have been moved
-        forget(self.folder)
         self.engine.policy(self.timestep).save(folder)
         if self.best_policy is not None:
             self.best_policy.save(folder / "best")
