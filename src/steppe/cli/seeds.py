@@ -93,12 +93,14 @@ class GroupLines(Silent):
 
     def update(self, group: Group) -> None:
         """Tells what has changed."""
+        from steppe.experiments.states import stands
+
         for member in group.members:
             state = _state(member)
             if state != self._told.get(member.seed, "waiting"):
                 reason = f": {member.reason}" if member.is_over and member.reason else ""
                 got = f", mean return {score(member.status.mean_return)}" if member.is_over else ""
-                print_line(f"seed {member.seed} ({member.folder.name}) is {state}{reason}{got}")
+                print_line(f"seed {member.seed} ({member.folder.name}) {stands(state)}{reason}{got}")
             self._told[member.seed] = state
         if time.monotonic() >= self._next:
             self._pause = min(2 * self._pause, LONGEST_LINE_SECONDS)
