@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -9,12 +10,15 @@ import socket
 import time
 
 import pytest
+import uvicorn
+import uvloop
 from processes import wait_until
 from served import let_no_time_pass, one_policy, serving
+from uvicorn.server import ServerState
 
 from steppe.serve import batching
 from steppe.serve.admission import TrafficLimits
-from steppe.serve.http.connections import LONGEST_HEAD, MOST_HEADS
+from steppe.serve.http.connections import LONGEST_HEAD, MOST_HEADS, connection_class
 
 
 @pytest.fixture
@@ -69,6 +73,48 @@ def test_a_client_that_never_reads_is_hung_up_on(hasty):
     still_answers(hasty)
     standing = wait_until(lambda: (reply := hasty.get("/standing")).status == 200 and reply.json, "it tells")
     assert standing["server"]["under_way"] == 1
+
+
+@pytest.mark.parametrize("loops", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_client_that_never_takes_its_last_answer_is_hung_up_on(loops):
+    async def check():
+        loop, connections = asyncio.get_running_loop(), []
+        kind = connection_class(None, TrafficLimits(request_seconds=5.0))
+        config = uvicorn.Config(None, log_config=None)
+        config.load()
+
+        def connect():
+            connections.append(kind(config, ServerState(), {}))
+            return connections[-1]
+
+        server = await loop.create_server(connect, "127.0.0.1", 0)
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, server.sockets[0].getsockname())
+            while not connections or connections[0].transport is None:
+                await asyncio.sleep(0)
+            connection = connections[0]
+            connection.transport.write(bytes(64 << 20))
+            connection.transport.close()
+            begun = loop.time()
+            connection.check(begun)
+            received = await loop.sock_recv(sock, 1 << 16)
+            while connection.transport.get_write_buffer_size() == connection._left:
+                received += await loop.sock_recv(sock, 1 << 16)
+            # It took a part of the answer, so that its time begins anew.
+            connection.check(begun + 6.0)
+            assert connection.open_connections._addresses
+            connection.check(begun + 10.0)
+            await asyncio.sleep(0.01)
+            assert connection.open_connections._addresses
+            connection.check(begun + 12.0)
+            while connection.open_connections._addresses:
+                await asyncio.sleep(0.01)
+        server.close()
+
+    with asyncio.Runner(loop_factory=loops) as runner:
+        runner.run(check())
 
 
 def wait_for_reset(sock):

@@ -56,6 +56,10 @@ class Connection(HttpToolsProtocol):
     """When the first byte came of a request that is not whole yet."""
     _stuck_since: float | None = None
     """When an answer was first not taken."""
+    _closing_since: float | None = None
+    """When the client of a connection that is being closed last took a part of the last answer."""
+    _left = 0
+    """How many bytes of the last answer it had not taken then."""
     _idle_since: float | None = None
     """When the last question was answered by the short cut; uvicorn itself times what went its own way."""
     _head = 0
@@ -191,6 +195,7 @@ class Connection(HttpToolsProtocol):
     def check(self, now: float) -> None:
         """Ends the connection where its client takes too long; called now and then."""
         if self.transport.is_closing():
+            self._end_closing(now)
             return
         if self._idle_since is not None and now - self._idle_since > IDLE_SECONDS:
             self.transport.close()
@@ -207,6 +212,14 @@ class Connection(HttpToolsProtocol):
             return
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
             self._hang_up(408, f"the request did not arrive within {patience:g} s")
+
+    def _end_closing(self, now: float) -> None:
+        """Ends a connection that stays open only because its client takes nothing of the last answer."""
+        left = self.transport.get_write_buffer_size()
+        if self._closing_since is None or left != self._left:
+            self._closing_since, self._left = now, left
+        elif now - self._closing_since > self.limits.request_seconds:
+            self.transport.abort()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """uvicorn begins to answer a request by the common way."""
