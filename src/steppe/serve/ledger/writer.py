@@ -222,15 +222,9 @@ class Writer:
     def _refuse(self, wishes: list[_Wish], problem: str) -> None:
         """Refuses these wishes, and those that came while the attempt to write was under way: nothing takes them out
         of the queue before the ledger is back."""
-
-        def refuse() -> None:
-            later = [each for each in tuple(self._queue) if isinstance(each, _Wish)]
-            for wish in (*wishes, *later):
-                if not wish.future.done():
-                    wish.future.set_exception(Unavailable(problem))
-
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(refuse)
+        # Seen here and not when the event loop comes to it: by then the ledger may be back for whoever asks.
+        later = [each for each in tuple(self._queue) if isinstance(each, _Wish)]
+        self._answer([*wishes, *later], [Unavailable(problem)] * (len(wishes) + len(later)), None)
 
     def _answer(self, wishes: list[_Wish], results: list[Any], arms: Arms | None) -> None:
         def answer() -> None:
