@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import worlds
 from demonstrated import steady_policy
 from runs import experiment, train
 
@@ -119,6 +120,29 @@ def test_too_little_time_is_told(tmp_path):
     folder, ended = trained(tmp_path, last=steady_policy(), best=None), outcome()
     assert evaluate_at_end(place(seconds=1e-9), folder, ended, NEVER) is None
     assert ended.notices == ["no evaluation at the end: no episode of CartPole-v1 ended within 1e-09 s"]
+
+
+def test_an_environment_that_hangs_keeps_no_run_of_workers_from_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("steppe.runners.final_evaluation.PATIENCE_SECONDS", 0.2)
+    folder, ended = trained(tmp_path, last=leaning(100), best=None), outcome()
+    spec = place("worlds:hanging", seconds=0.1).model_copy(update={"run_mode": "async"})
+    try:
+        assert evaluate_at_end(spec, folder, ended, NEVER) is None
+    finally:
+        worlds.MAY_ANSWER.set()
+    assert ended.notices == ["no evaluation at the end: the environment did not answer within 0 s"]
+    assert actions_of(folder / "policy") == "leaning"
+
+
+def test_workers_runs_are_evaluated_as_others(tmp_path):
+    folder, ended = trained(tmp_path, last=leaning(100), best=steady_policy()), outcome()
+    found = evaluate_at_end(place().model_copy(update={"run_mode": "async"}), folder, ended, NEVER)
+    assert (found.handed_out, found.best.returns, ended.notices) == ("best", (50.0,) * 3, [])
+    asked = outcome()
+    assert (
+        evaluate_at_end(place("not_there:make").model_copy(update={"run_mode": "async"}), folder, asked, NEVER) is None
+    )
+    assert "not_there" in asked.notices[0]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -106,3 +108,20 @@ class Recalled(World):
 
     def _observation(self):
         return np.zeros(3, np.float32)
+
+
+MAY_ANSWER = threading.Event()
+"""Set when `hanging` environments may answer."""
+
+
+class Hanging(gymnasium.Wrapper):
+    """Does not answer for as long as the test likes."""
+
+    def step(self, action):
+        MAY_ANSWER.wait()
+        return super().step(action)
+
+
+def hanging():
+    """A CartPole-v1 that hangs."""
+    return Hanging(gymnasium.make("CartPole-v1"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import queue
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +24,10 @@ from steppe.specs.experiment import ExperimentSpec, FinalEvaluationSpec
 
 SHARE_OF_TRAINING = 0.1
 LEAST_SECONDS, MOST_SECONDS = 20.0, 60.0
+PATIENCE_SECONDS = 60.0
+"""How much longer than planned an evaluation may take before its environment is taken to hang."""
+WORKERS_PLAY = ("async", "distributed")
+"""Run modes whose environments are the workers', so that one that hangs does not keep the run from its end."""
 ONE_PLAYER = "ue4"
 """The id of environments that play with one learner at a time, which may not have left yet."""
 
@@ -49,7 +55,12 @@ def evaluate_at_end(
     notices = outcome.notices
     try:
         last, best = _policies(spec, folder)
-        found = _evaluated(spec, wishes, last, best, _seconds(wishes, outcome), request, notices)
+        seconds = _seconds(wishes, outcome)
+
+        def evaluated() -> FinalEvaluation:
+            return _evaluated(spec, wishes, last, best, seconds, request, notices)
+
+        found = _unless_it_hangs(evaluated, seconds) if spec.run_mode in WORKERS_PLAY else evaluated()
         _hand_out(folder, found.handed_out, last, best)
         found.write(folder)
     except SteppeError as error:
@@ -125,6 +136,27 @@ def _evaluated(
         return FinalEvaluation(of_last, None, "last")
     is_better = of_best.episodes == of_last.episodes and of_best.mean > of_last.mean
     return FinalEvaluation(of_last, of_best, "best" if is_better and wishes.hand_out == "better" else "last")
+
+
+def _unless_it_hangs(evaluated: Callable[[], FinalEvaluation], seconds: float) -> FinalEvaluation:
+    """What `evaluated` returns or raises; an error if that takes far longer than `seconds`."""
+    answers: queue.SimpleQueue[FinalEvaluation | BaseException] = queue.SimpleQueue()
+
+    def answer() -> None:
+        try:
+            answers.put(evaluated())
+        except BaseException as error:
+            answers.put(error)
+
+    # Nothing can end a thread that hangs; as a daemon it does not outlive the process.
+    threading.Thread(target=answer, name="steppe-final-evaluation", daemon=True).start()
+    try:
+        found = answers.get(timeout=seconds + PATIENCE_SECONDS)
+    except queue.Empty:
+        raise SteppeError(f"the environment did not answer within {seconds + PATIENCE_SECONDS:.0f} s") from None
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 def _hand_out(folder: Path, which: str, last: Policy, best: Policy | None) -> None:
