@@ -111,7 +111,8 @@ def test_check_names_a_missing_namespace(steppe: Steppe, testbed: Testbed) -> No
 
 
 def test_check_names_each_missing_permission(steppe: Steppe, testbed: Testbed, namespace: str, tmp_path: Path) -> None:
-    rules = [rule for rule in permissions.RULES if "secrets" not in rule["resources"]]
+    allowed = [*permissions.RULES, *permissions.NETWORK_RULES]
+    rules = [rule for rule in allowed if "secrets" not in rule["resources"]]
     limited = testbed.account(namespace, rules, tmp_path)
     register(steppe, limited, namespace)
     found = findings(steppe)["permissions"]
