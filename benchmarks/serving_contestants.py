@@ -30,7 +30,8 @@ HELLO, STEPPE, ROUTER = "ASGI hello on uvicorn", "Steppe, one policy", "Steppe, 
 MLSERVER, BENTOML, RAY = "MLServer", "BentoML", "Ray Serve"
 OBSERVATION = [[0.01, -0.02, 0.03, 0.04]]
 TENSOR = {"name": "observation", "shape": [1, 4], "datatype": "FP32", "data": OBSERVATION[0]}
-QUESTION = Request("/v2/models/policy/infer", {"inputs": [TENSOR]})
+# The output is named, since the peers compute nothing but the action; without a name Steppe answers all outputs.
+QUESTION = Request("/v2/models/policy/infer", {"inputs": [TENSOR], "outputs": [{"name": "action"}]})
 START_SECONDS = 120
 SERVE = """
 import sys

@@ -7,12 +7,14 @@ import itertools
 import json
 import threading
 
+import orjson
 import pytest
 
 from steppe.errors import UserError
 from steppe.serve.exchange import NotFound
+from steppe.serve.ledger import _base as base
 from steppe.serve.ledger import make_ledger
-from steppe.serve.ledger._base import Batch, Decision, Difference, Ended, LedgerAway, Named, Reward
+from steppe.serve.ledger._base import Batch, Decision, Difference, Ended, LedgerAway, Named, Reward, line_of
 
 STEPS = (("top", "a"), ("a", ""))
 OTHER = (("top", "b"), ("b", ""))
@@ -55,8 +57,17 @@ def reward(value, **fields):
     return Reward(value, 2.0, **fields)
 
 
+def batch_with(writer="", number=0, decisions=(), named=(), **parts):
+    batch = Batch(writer, number, **parts)
+    for index, each in enumerate(decisions):
+        batch.decide(each, line_of(index, each, orjson.dumps))
+    for index, each in enumerate(named):
+        batch.named.add(line_of(index, each, orjson.dumps))
+    return batch
+
+
 def write(ledger, **parts):
-    return ledger.write(Batch(**parts))
+    return ledger.write(batch_with(**parts))
 
 
 def test_a_request_s_reward_teaches_every_arm_on_its_way_at_once(ledger, reopen):
@@ -230,6 +241,29 @@ def test_endpoints_do_not_see_each_other(ledger, place):
     other.close()
 
 
+def test_decisions_that_several_statements_read_are_written_as_they_are_and_in_order(ledger, monkeypatch):
+    monkeypatch.setattr(base, "PIECE_BYTES", 300)
+    names = ["plain", 'quo"te', "back\\slash", "comma],[", "Größe", "🎮", "it's", "%s", "?", None] * 3
+    made = [
+        Decision(f"k{index}", name, 1e9 / (index + 1), "a", "1-abc", 1 / (index + 1), STEPS, bool(index % 2))
+        for index, name in enumerate(names)
+    ]
+    batch = batch_with("me", 1, decisions=made, named=[Named(f"r{each.key}", each.key) for each in made])
+    assert len(batch.decisions.pieces) > 5
+    ledger.write(batch)
+    columns = "key, sequence, made, policy, version, propensity, steps, is_routed, ended"
+    with ledger._answering() as cursor:
+        statement = f"SELECT {columns} FROM steppe_decisions WHERE endpoint = ? ORDER BY number"
+        rows = ledger._rows(cursor, statement, (ledger.endpoint,))
+        statement = "SELECT request, key FROM steppe_requests WHERE endpoint = ? ORDER BY number"
+        requests = ledger._rows(cursor, statement, (ledger.endpoint,))
+    assert [row[:6] for row in rows] == [each[:6] for each in made]
+    assert [json.loads(row[6]) for row in rows] == [[list(step) for step in STEPS]] * len(made)
+    assert [row[7] for row in rows] == [int(each.is_routed) for each in made]
+    assert [row[8] for row in rows] == [None if each.sequence else each.made for each in made]
+    assert [tuple(row) for row in requests] == [(f"r{each.key}", each.key) for each in made]
+
+
 def test_two_writers_at_once_lose_and_repeat_nothing(ledger, reopen):
     """The same rewards from both, as when a client sends again to another replica."""
     write(ledger, decisions=[decision(f"k{index}") for index in range(60)])
@@ -255,7 +289,9 @@ def test_two_writers_at_once_lose_and_repeat_nothing(ledger, reopen):
 
 
 def test_a_batch_that_was_written_though_nobody_was_told_is_not_written_again(ledger):
-    batch = Batch("me", 7, decisions=[decision("k")], requests={STEPS: 3}, differences=[Difference(("s", "c"), 1.0)])
+    batch = batch_with(
+        "me", 7, decisions=[decision("k")], requests={STEPS: 3}, differences=[Difference(("s", "c"), 1.0)]
+    )
     ledger.write(batch)
     written = ledger.write(batch)
     assert [arm.chosen for step, arm in written.arms.items() if step in STEPS] == [1, 1]

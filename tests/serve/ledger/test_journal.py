@@ -7,6 +7,7 @@ import logging
 import random
 import stat
 
+import orjson
 import pytest
 from served import ServedProcess, question, router
 from served_graphs import question as asked
@@ -15,7 +16,7 @@ from served_graphs import serving
 from steppe.serve import Feedback
 from steppe.serve.ledger import journal as journal_module
 from steppe.serve.ledger import make_ledger
-from steppe.serve.ledger._base import Decision, Difference, Ended, Named, batch_of
+from steppe.serve.ledger._base import Decision, Difference, Ended, Named, batch_of, line_of
 from steppe.serve.ledger.journal import Journals
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -84,11 +85,16 @@ def ledger(tmp_path):
     made.close()
 
 
+def add(journal, some):
+    """Keeps records in a journal, numbered from 1."""
+    for number, record in enumerate(some, 1):
+        journal.add(number, line_of(number, record, orjson.dumps))
+
+
 def abandoned(journals, number=0):
     """A journal of all records as a killed process leaves it: the ledger has the first `number` of them."""
     made = journals.begin("w")
-    for record in records():
-        made.add(record)
+    add(made, records())
     made.close(number)
 
 
@@ -104,7 +110,7 @@ def test_records_come_back_as_they_were(journals, tmp_path):
 
 @pytest.mark.parametrize("number", range(8))
 def test_each_record_is_written_once_wherever_the_process_was_killed(journals, ledger, tmp_path, number):
-    ledger.write(batch_of(records()[:number], [], "w", number))
+    ledger.write(batch_of([*enumerate(records(), 1)][:number], "w"))
     abandoned(journals, number)
     assert journals.replay(ledger) == 7 - number
     arms = ledger.arms()
@@ -126,8 +132,7 @@ def test_a_line_that_was_cut_off_is_left_out(journals, ledger, tmp_path):
 
 def test_a_damaged_journal_is_set_aside_and_the_endpoint_starts(journals, ledger, tmp_path, caplog):
     made = journals.begin("w")
-    made.add(records()[0])
-    made.add(records()[0])
+    add(made, [records()[0]] * 2)
     made.close(0)
     assert journals.replay(ledger) == 0
     assert [file.name for file in (tmp_path / "journal").iterdir()] == ["w-0.journal.refused"]
@@ -138,7 +143,7 @@ def test_a_damaged_journal_is_set_aside_and_the_endpoint_starts(journals, ledger
 def test_journals_of_others_are_left_alone(journals, ledger, tmp_path):
     abandoned(Journals(tmp_path / "journal", "other", "ledger.sqlite"))
     living = Journals(tmp_path / "journal", "best", "ledger.sqlite").begin("x")
-    living.add(records()[0])
+    add(living, records()[:1])
     assert journals.replay(ledger) == 0
     assert len(list((tmp_path / "journal").iterdir())) == 2
     living.close(0)
@@ -148,9 +153,7 @@ def test_journals_of_others_are_left_alone(journals, ledger, tmp_path):
 def test_files_are_deleted_when_the_ledger_has_all_of_them(journals, tmp_path, monkeypatch):
     monkeypatch.setattr(journal_module, "LONGEST_FILE", 500)
     made, folder = journals.begin("w"), tmp_path / "journal"
-    for _ in range(5):
-        for record in records():
-            made.add(record)
+    add(made, records() * 5)
     assert len(list(folder.iterdir())) > 3
     made.written(30)
     left = sorted(folder.iterdir())
@@ -165,8 +168,7 @@ def test_many_files_are_replayed_in_order(journals, ledger, tmp_path, monkeypatc
     monkeypatch.setattr(journal_module, "LONGEST_FILE", 200)
     monkeypatch.setattr(journal_module, "MOST_AT_ONCE", 7)
     made = journals.begin("w")
-    for number in range(40):
-        made.add(records()[0]._replace(key=f"k{number}", sequence="again"))
+    add(made, [records()[0]._replace(key=f"k{number}", sequence="again") for number in range(40)])
     made.close(0)
     assert len(list((tmp_path / "journal").iterdir())) > 16
     assert journals.replay(ledger) == 40

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import sys
 import threading
+import time
 
 import pytest
 from postgres_server import PostgresServer, missing_postgres
@@ -103,7 +104,7 @@ def test_a_commit_whose_answer_is_lost_is_not_counted_twice(tmp_path, monkeypatc
 
     def write_and_lose(self, batch):
         written = write(self, batch)
-        if batch.decisions and len(lost) < 3:
+        if batch.chosen and len(lost) < 3:
             lost.append(batch)
             raise LedgerAway("the answer was lost; rewards are refused until it can")
         return written
@@ -125,6 +126,46 @@ def test_a_commit_whose_answer_is_lost_is_not_counted_twice(tmp_path, monkeypatc
             assert sum(policy.feedback for policy in policies) == 60
             assert sum(branch.decisions for branch in endpoint.standing().routers[0].branches) == 60
             assert endpoint.standing().dropped == 0
+
+    run(check())
+
+
+def test_the_ledger_is_written_a_few_times_a_second_however_many_answers_there_are(tmp_path, monkeypatch):
+    write, sizes = SqliteLedger.write, []
+
+    def note(self, batch):
+        sizes.append(sum(batch.requests.values()))
+        return write(self, batch)
+
+    async def check():
+        monkeypatch.setattr(SqliteLedger, "write", note)
+        async with serving(tmp_path, TWO) as endpoint:
+            began, answered = time.monotonic(), 0
+            while time.monotonic() < began + 4 * writer.GATHERING_SECONDS:
+                endpoint.answer(question())
+                answered += 1
+                # As between two requests: the ledger's thread gets its turn.
+                await asyncio.sleep(1e-4)
+            most = (time.monotonic() - began) / writer.GATHERING_SECONDS + 1
+            assert 1 <= len(sizes) <= most
+            await endpoint.settle()
+            assert sum(sizes) == answered
+
+    run(check())
+
+
+def test_records_that_came_before_a_round_are_written_in_it_however_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "MOST_AT_ONCE", 7)
+    monkeypatch.setattr(writer, "GATHERING_SECONDS", 3600.0)
+
+    async def check():
+        async with serving(tmp_path, TWO) as endpoint:
+            for number in range(100):
+                endpoint.answer(question(sequence_id=str(number)))
+            # The reward comes after all of them, so it is written when they are.
+            assert (await endpoint.feedback(Feedback(1.0, sequence_id="99"))).applied
+            assert endpoint.standing().queued == 0
+            assert len(endpoint._ledger.open_episodes(1000)) == 100
 
     run(check())
 
@@ -226,7 +267,7 @@ def test_a_reward_that_comes_while_a_write_fails_is_refused_at_once(tmp_path, mo
             answer = endpoint.answer(question())
             assert await asyncio.to_thread(begun.wait, SECONDS)
             waiting = asyncio.create_task(endpoint.feedback(Feedback(1.0, id=answer.id)))
-            await until(lambda: len(endpoint._writer._queue) == 1)
+            await until(lambda: endpoint.standing().queued == 2)
             may_fail.set()
             # The endpoint itself waits for the ledger far longer before it gives up, with another sentence.
             with pytest.raises(Unavailable, match="away; rewards are refused until it can"):

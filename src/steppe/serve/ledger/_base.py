@@ -5,14 +5,19 @@ One thread writes, in batches that are on the disk as a whole or not at all.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from steppe.errors import UserError
 from steppe.serve.bandits import Arm
 from steppe.serve.exchange import Unavailable
+
+PIECE_BYTES = 1 << 19
+"""How long the lines may be that one statement reads. They are copied while it holds the interpreter, but around each
+statement the interpreter changes hands several times, which costs answers more."""
 
 Step = tuple[str, str]
 """(a node's name, the name of the branch that was taken there); a policy's own step has no branch: (name, "")."""
@@ -88,26 +93,79 @@ class Outcome(NamedTuple):
     """The decision's return so far."""
 
 
+Record = Decision | Named | Ended | Difference | tuple[Step, ...]
+"""What an answer leaves; the last one says only on which way a request was answered."""
+_KINDS: dict[type, str] = {Decision: "decision", Named: "named", Ended: "ended", Difference: "difference"}
+_ANSWERED = "answered"
+"""The kind of a record that only says on which way a request was answered."""
+FIRST_FIELD = 2
+"""Where the fields of a record begin in its line."""
+
+
+class Lines:
+    """Many records of one kind, each as the array that `line_of` made of it: the database reads them by itself."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self) -> None:
+        self.pieces: list[bytearray] = []
+        """JSON arrays of lines, each without its closing bracket."""
+
+    def add(self, line: bytes) -> None:
+        """Copies one more line: to keep the object that orjson returned would take ten times as long, since orjson
+        reserves more bytes than it needs and memory is slow to take back the rest of each."""
+        if not self.pieces or len(self.pieces[-1]) > PIECE_BYTES:
+            self.pieces.append(bytearray(b"["))
+        else:
+            self.pieces[-1] += b","
+        self.pieces[-1] += line
+
+
 @dataclass(slots=True)
 class Batch:
-    """What is written together."""
+    """What is written together.
+
+    It is made record by record as answers are given, so that nothing is left to do for each of thousands of records
+    when it is written: the thread that writes would hold the interpreter meanwhile, and answers would wait for it.
+    """
 
     writer: str = ""
     """Who writes it, in this life."""
     number: int = 0
     """How many records its writer had with this batch: what was written already, though nobody was told, is not
     written again."""
-    decisions: list[Decision] = field(default_factory=list)
-    named: list[Named] = field(default_factory=list)
+    size: int = 0
+    """How many records it has."""
+    decisions: Lines = field(default_factory=Lines)
+    chosen: dict[tuple[Step, ...], int] = field(default_factory=dict)
+    """How many of the decisions were for each way."""
+    named: Lines = field(default_factory=Lines)
     requests: dict[tuple[Step, ...], int] = field(default_factory=dict)
     """How many requests were answered on which way."""
     differences: list[Difference] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
 
+    def add(self, number: int, record: Record, line: bytes) -> None:
+        """Takes the next record of the writer, which has that number, and its line."""
+        self.number = number
+        self.size += 1
+        if isinstance(record, Decision):
+            self.decide(record, line)
+            self.requests[record.steps] = self.requests.get(record.steps, 0) + 1
+        elif isinstance(record, Named):
+            self.named.add(line)
+        elif isinstance(record, Ended):
+            self.ended.append(record)
+        elif isinstance(record, Difference):
+            self.differences.append(record)
+        else:
+            self.requests[record] = self.requests.get(record, 0) + 1
 
-Record = Decision | Named | Ended | Difference | tuple[Step, ...]
-"""What an answer leaves; the last one says only on which way a request was answered."""
+    def decide(self, decision: Decision, line: bytes) -> None:
+        """Takes a decision without counting a request."""
+        self.decisions.add(line)
+        self.chosen[decision.steps] = self.chosen.get(decision.steps, 0) + 1
 
 
 class Written(NamedTuple):
@@ -206,20 +264,15 @@ class Ledger(ABC):
         """Everything that was ever decided, in order."""
 
 
-def batch_of(records: list[Record], rewards: list[Reward], writer: str, number: int) -> Batch:
-    """What is written together, sorted by what it is; `number` counts all records of the writer up to here."""
-    batch = Batch(writer, number, rewards=rewards)
-    for record in records:
-        match record:
-            case Decision():
-                batch.decisions.append(record)
-                batch.requests[record.steps] = batch.requests.get(record.steps, 0) + 1
-            case Named():
-                batch.named.append(record)
-            case Ended():
-                batch.ended.append(record)
-            case Difference():
-                batch.differences.append(record)
-            case _:
-                batch.requests[record] = batch.requests.get(record, 0) + 1
+def line_of(number: int, record: Record, dumps: Callable[[Any], bytes]) -> bytes:
+    """A record as JSON in one line: [its number, its kind, its fields]."""
+    kind = _KINDS.get(type(record))
+    return dumps((number, _ANSWERED, record) if kind is None else (number, kind, *record))
+
+
+def batch_of(records: list[tuple[int, Record]], writer: str) -> Batch:
+    """What a writer had numbered, to be written together."""
+    batch = Batch(writer)
+    for number, record in records:
+        batch.add(number, record, line_of(number, record, lambda values: json.dumps(values).encode()))
     return batch

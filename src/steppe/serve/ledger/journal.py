@@ -30,9 +30,6 @@ RETRY_SECONDS = 1.0
 """How long after a failure the next file is begun."""
 MOST_AT_ONCE = 5000
 ENDING, REFUSED = ".journal", ".refused"
-_KINDS: dict[type, str] = {Decision: "decision", Named: "named", Ended: "ended", Difference: "difference"}
-_ANSWERED = "answered"
-"""The kind of a record that only says on which way a request was answered."""
 
 
 class _File(NamedTuple):
@@ -105,9 +102,7 @@ class Journal:
     """The records of one writer; `add` is for the thread of the event loop and never fails."""
 
     def __init__(self, folder: Path, writer: str, head: bytes) -> None:
-        import orjson
-
-        self._folder, self._writer, self._head, self._dumps = folder, writer, head, orjson.dumps
+        self._folder, self._writer, self._head = folder, writer, head
         self._count = self._size = self._files = 0
         self._file: _File | None = None
         self._full: deque[tuple[int, _File]] = deque()
@@ -117,13 +112,11 @@ class Journal:
         self.missing = 0
         """How many records could not be kept here."""
 
-    def add(self, record: Record) -> None:
-        """Keeps the next record."""
-        self._count += 1
+    def add(self, number: int, line: bytes) -> None:
+        """Keeps the next record, which has that number, as `line_of` made it."""
+        self._count = number
         try:
-            kind = _KINDS.get(type(record))
-            values = (self._count, _ANSWERED, record) if kind is None else (self._count, kind, *record)
-            line = self._dumps(values) + b"\n"
+            line += b"\n"
             if self._file is None or self._size + len(line) > LONGEST_FILE:
                 self._next_file()
             assert self._file is not None
@@ -197,7 +190,7 @@ def _write(ledger: Ledger, writer: str, lines: list[tuple[int, Record]]) -> int:
     rest = [(number, record) for number, record in lines if number > done]
     for start in range(0, len(rest), MOST_AT_ONCE):
         some = rest[start : start + MOST_AT_ONCE]
-        ledger.write(batch_of([record for _, record in some], [], writer, some[-1][0]))
+        ledger.write(batch_of(some, writer))
     return len(rest)
 
 

@@ -17,6 +17,7 @@ class PostgresLedger(SqlLedger):
     is_shared = True
     number = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
     mark = "%s"
+    lines = "json_array_elements((convert_from(%s, 'UTF8') || ']')::json) AS lines (value)"
 
     def __init__(self, url: str, endpoint: str) -> None:
         super().__init__(endpoint)
@@ -57,6 +58,9 @@ class PostgresLedger(SqlLedger):
         cursor.execute("BEGIN")
         # Replicas write one after the other: what one reads of an arm nobody changes until it has written it back.
         cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", (7_837_706, _signed(zlib.crc32(self.endpoint.encode()))))
+
+    def _field(self, index: int, sql_type: str) -> str:
+        return f"(value ->> {index})::{sql_type}"
 
     def _away(self, error: Exception) -> LedgerAway | None:
         errors = self._psycopg

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +18,7 @@ class SqliteLedger(SqlLedger):
     """SQLite, with a write-ahead log so that a report can be made while an endpoint writes."""
 
     number = "INTEGER PRIMARY KEY AUTOINCREMENT"
+    lines = "json_each(CAST(? AS TEXT) || ']')"
 
     def __init__(self, path: Path | str, endpoint: str) -> None:
         super().__init__(endpoint)
@@ -72,15 +72,8 @@ class SqliteLedger(SqlLedger):
             raise sqlite3.OperationalError("its file was moved or deleted; put it back")
         cursor.execute("BEGIN IMMEDIATE")
 
-    def _insert(self, cursor: Any, table: str, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> None:
-        # Around every step the driver lets go of the interpreter, and a thread that is busy with answers hands it back
-        # late, each time: many rows are one step, in which SQLite reads them by itself.
-        if rows:
-            import orjson
-
-            values = ", ".join(f"json_extract(value, '$[{index}]')" for index in range(len(columns)))
-            statement = f"INSERT INTO {table} ({', '.join(columns)}) SELECT {values} FROM json_each(?)"
-            cursor.execute(statement, (orjson.dumps(rows).decode(),))
+    def _field(self, index: int, sql_type: str) -> str:
+        return f"json_extract(value, '$[{index}]')"
 
     def _away(self, error: Exception) -> LedgerAway | None:
         if isinstance(error, (sqlite3.OperationalError, sqlite3.DatabaseError)) and not isinstance(

@@ -13,12 +13,16 @@ from steppe.errors import UserError
 from steppe.serve.bandits import Arm
 from steppe.serve.exchange import NotFound
 from steppe.serve.ledger._base import (
+    FIRST_FIELD,
     Arms,
     Batch,
+    Decision,
     Ended,
     Ledger,
     LedgerAway,
+    Lines,
     Logged,
+    Named,
     OpenEpisode,
     Outcome,
     Reward,
@@ -27,6 +31,8 @@ from steppe.serve.ledger._base import (
 )
 from steppe.serve.ledger.layout import SCHEMA, TABLES
 
+_TYPES = {"made": "DOUBLE PRECISION", "propensity": "DOUBLE PRECISION", "is_routed": "BOOLEAN::INTEGER"}
+"""The types of columns that do not hold text."""
 _EPISODE = "key, sequence, policy, version, propensity, steps, is_routed"
 _MANY = 500
 """How many values one statement compares with; SQLite allows no more than 999 in old versions."""
@@ -39,6 +45,8 @@ class SqlLedger(Ledger):
     """How a column that counts by itself is declared."""
     mark = "?"
     """What stands for a value in a statement."""
+    lines: str
+    """A table with each element of a piece of lines in the column `value`."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -51,6 +59,10 @@ class SqlLedger(Ledger):
     @abstractmethod
     def _begin(self, cursor: Any) -> None:
         """Begins a transaction that no other writer of this endpoint can interrupt."""
+
+    @abstractmethod
+    def _field(self, index: int, sql_type: str) -> str:
+        """How SQL reads an element of the JSON array `value` as that type."""
 
     @abstractmethod
     def _away(self, error: Exception) -> LedgerAway | None:
@@ -151,9 +163,10 @@ class SqlLedger(Ledger):
         self._insert_decisions(cursor, batch)
         arms = self._arms(cursor)
         changed: set[Step] = set()
-        for decision in batch.decisions:
-            for step in decision.steps:
-                arms.setdefault(step, Arm()).chosen += 1
+        for steps, number in batch.chosen.items():
+            for step in steps:
+                arms.setdefault(step, Arm()).chosen += number
+                changed.add(step)
         for steps, number in batch.requests.items():
             for step in steps:
                 arms.setdefault(step, Arm()).requests += number
@@ -164,7 +177,6 @@ class SqlLedger(Ledger):
             if difference.value is not None:
                 arm.learn(difference.value)
             changed.add(difference.step)
-        changed.update(step for decision in batch.decisions for step in decision.steps)
         found = _Found(self, cursor, batch)
         for ended in batch.ended:
             if (row := found.rows.get(ended.key)) is not None and row.ended is None:
@@ -179,30 +191,37 @@ class SqlLedger(Ledger):
         """Whether it was written before; it is from now on."""
         if not batch.writer:
             return False
-        writer = (self.endpoint, batch.writer)
-        rows = self._rows(cursor, "SELECT number FROM steppe_writers WHERE endpoint = ? AND writer = ?", writer)
-        if rows and rows[0][0] >= batch.number:
-            return True
-        statement = "INSERT INTO steppe_writers (endpoint, writer, number) VALUES (?, ?, ?)"
-        update = "ON CONFLICT (endpoint, writer) DO UPDATE SET number = excluded.number"
-        self._all(cursor, f"{statement} {update}", [(*writer, batch.number)])
-        return False
+        statement = (
+            "INSERT INTO steppe_writers (endpoint, writer, number) VALUES (?, ?, ?) ON CONFLICT (endpoint, writer) "
+            "DO UPDATE SET number = excluded.number WHERE steppe_writers.number < excluded.number"
+        )
+        cursor.execute(statement.replace("?", self.mark), (self.endpoint, batch.writer, batch.number))
+        return cursor.rowcount == 0
 
     def _insert_decisions(self, cursor: Any, batch: Batch) -> None:
-        texts = {steps: json.dumps(steps) for steps in {decision.steps for decision in batch.decisions}}
-        self._insert(
-            cursor,
-            "steppe_decisions",
-            ("endpoint", "key", "sequence", "made", "policy", "version", "propensity", "steps", "is_routed", "ended"),
-            [
-                (self.endpoint, d.key, d.sequence, d.made, d.policy, d.version, d.propensity, texts[d.steps])
-                # A request without an episode is over as soon as it is answered.
-                + (int(d.is_routed), d.made if d.sequence is None else None)
-                for d in batch.decisions
-            ],
-        )
-        rows = [(self.endpoint, named.request, named.key) for named in batch.named]
-        self._insert(cursor, "steppe_requests", ("endpoint", "request", "key"), rows)
+        fields = self._fields(Decision)
+        # A request without an episode is over as soon as it is answered.
+        fields["ended"] = f"CASE WHEN {fields['sequence']} IS NULL THEN {fields['made']} END"
+        self._insert(cursor, "steppe_decisions", fields, batch.decisions)
+        self._insert(cursor, "steppe_requests", self._fields(Named), batch.named)
+
+    def _fields(self, record: type[Decision | Named]) -> dict[str, str]:
+        """For each field of a record, which is also a column, how SQL reads it from a line."""
+        return {
+            name: self._field(FIRST_FIELD + index, _TYPES.get(name, "TEXT"))
+            for index, name in enumerate(record._fields)
+        }
+
+    def _insert(self, cursor: Any, table: str, fields: dict[str, str], lines: Lines) -> None:
+        """Puts new rows into a table.
+
+        The database reads the lines by itself, many in one step. Rows made in Python, or a step for each, would take
+        the interpreter from the thread that answers, again and again.
+        """
+        into, values = ", ".join(["endpoint", *fields]), ", ".join(["?", *fields.values()])
+        statement = f"INSERT INTO {table} ({into}) SELECT {values} FROM".replace("?", self.mark)
+        for piece in lines.pieces:
+            cursor.execute(f"{statement} {self.lines}", (self.endpoint, piece))
 
     def _apply(self, found: _Found, reward: Reward) -> Outcome | UserError:
         """Adds a reward to its decision, unless it was added before."""
@@ -255,11 +274,6 @@ class SqlLedger(Ledger):
         for start in range(0, len(every), _MANY):
             some = every[start : start + _MANY]
             yield from self._rows(cursor, f"{statement} ({', '.join('?' * len(some))})", (self.endpoint, *some))
-
-    def _insert(self, cursor: Any, table: str, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> None:
-        """Puts many new rows into a table."""
-        marks = ", ".join("?" * len(columns))
-        self._all(cursor, f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
 
     def _all(self, cursor: Any, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:

@@ -9,17 +9,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from steppe.serve.exchange import Unavailable
-from steppe.serve.ledger._base import Arms, Ledger, LedgerAway, OpenEpisode, Outcome, Record, Reward, batch_of
+from steppe.serve.ledger._base import Arms, Batch, Ledger, LedgerAway, OpenEpisode, Outcome, Record, Reward, line_of
 from steppe.serve.ledger.journal import MOST_AT_ONCE, Journals
 
 log = logging.getLogger("steppe.serve")
 
 GATHERING_SECONDS = 0.25
 """How long a decision waits for others before it is written; a reward does not wait. Each writing takes the interpreter
-from the event loop a dozen times, so that few and large ones hold fewer requests up."""
+from the event loop a few dozen times, so that few and large ones hold fewer requests up."""
 REFRESH_SECONDS = 0.5
 """How often a replica looks at what others have learned."""
 CLOSE_SECONDS = 20.0
@@ -39,6 +40,14 @@ class _Wish(NamedTuple):
     future: asyncio.Future[Any]
 
 
+@dataclass(slots=True)
+class _Round:
+    """What is written at once, and the wishes that wait for it."""
+
+    batch: Batch
+    wishes: list[_Wish] = field(default_factory=list)
+
+
 class Writer:
     """Takes records at once and writes them soon; while the ledger is away it keeps so many of them, and no rewards."""
 
@@ -47,13 +56,23 @@ class Writer:
     ) -> None:
         self.dropped = 0
         """Records that there was no room for."""
+        import orjson
+
+        self._dumps = orjson.dumps
         self._ledger = ledger
         self._limit = limit
         self._learned = learned
-        self._name, self._number = secrets.token_hex(8), 0
+        self._name = secrets.token_hex(8)
+        self._number = self._written = 0
+        """How many records there were, and the number of the last one that is in the ledger."""
         self._journal = None if journals is None else journals.begin(self._name)
-        self._queue: deque[Record | _Wish] = deque()
-        self._kept: list[Record] = []
+        self._lock = threading.Lock()
+        """Held for a moment by whoever changes the next three."""
+        self._rounds = deque([_Round(Batch(self._name))])
+        """The last one is being gathered."""
+        self._kept: _Round | None = None
+        """What is being written; after a failure the same is tried again."""
+        self._queued = 0
         self._is_awake = threading.Event()
         self._is_closing = False
         self._loop = asyncio.get_running_loop()
@@ -75,16 +94,20 @@ class Writer:
     @property
     def queued(self) -> int:
         """How many records are not on the disk yet."""
-        return len(self._queue) + len(self._kept)
+        return self._queued
 
     def put(self, record: Record) -> None:
         """Has a record written soon."""
-        if len(self._queue) + len(self._kept) >= self._limit:
+        if self._queued >= self._limit:
             self.dropped += 1
-        else:
-            self._queue.append(record)
-            if self._journal is not None:
-                self._journal.add(record)
+            return
+        self._number = number = self._number + 1
+        line = line_of(number, record, self._dumps)
+        with self._lock:
+            self._gathering().batch.add(number, record, line)
+            self._queued += 1
+        if self._journal is not None:
+            self._journal.add(number, line)
 
     async def reward(self, reward: Reward) -> Outcome:
         """Returns when a reward is on the disk."""
@@ -116,12 +139,21 @@ class Writer:
             raise Unavailable("the endpoint is closing; ask again when it is back")
         if (problem := self.problem) is not None:
             raise Unavailable(problem)
-        if len(self._queue) >= self._limit:
+        if self._queued >= self._limit:
             raise Unavailable("more rewards wait than can be written; send them again later")
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._queue.append(_Wish(what, future))
+        with self._lock:
+            self._gathering().wishes.append(_Wish(what, future))
+            self._queued += 1
         self._is_awake.set()
         return await future
+
+    def _gathering(self) -> _Round:
+        """Where the next record or wish goes."""
+        last = self._rounds[-1]
+        if last.batch.size + len(last.wishes) >= MOST_AT_ONCE:
+            self._rounds.append(last := _Round(Batch(self._name)))
+        return last
 
     def _run(self) -> None:
         failures = 0
@@ -129,82 +161,100 @@ class Writer:
             self._is_awake.wait(GATHERING_SECONDS if not failures else _PAUSES[min(failures, len(_PAUSES)) - 1])
             is_last = self._is_closing
             self._is_awake.clear()
-            while True:
-                done = self._round()
-                failures = 0 if done else failures + 1
-                if not done or not self._queue:
-                    break
+            # What comes meanwhile gathers until the next time: where answers never pause there would be no end.
+            left, done = len(self._rounds) + (self._kept is not None), True
+            while done and (left > 0 or (is_last and self._queued)):
+                done, left = self._round(), left - 1
+            failures = 0 if done else failures + 1
             if is_last:
                 self._give_up()
                 return
 
     def _give_up(self) -> None:
         """Closes the ledger, whatever could not be written."""
-        rest = [*self._kept, *self._queue]
-        wishes = [each for each in rest if isinstance(each, _Wish)]
-        if lost := len(rest) - len(wishes):
+        wishes, lost = self._take_wishes(), self._queued
+        if lost:
             if self._journal is not None and not self._journal.missing:
                 log.error("%d records will be written into the ledger at the next start: %s", lost, self._problem)
             else:
                 self.dropped += lost
                 log.error("%d records were never written down: %s", lost, self._problem)
         if self._journal is not None:
-            self._journal.close(self._number - len(self._kept))
+            self._journal.close(self._written)
         self._answer(wishes, [Unavailable(self._problem or "the endpoint is closed")] * len(wishes), None)
         self._ledger.close()
 
     def _round(self) -> bool:
         """Writes one batch; False when the ledger is away."""
-        records, wishes = self._take()
+        taken = self._take()
+        batch, wishes = taken.batch, [wish for wish in taken.wishes if not wish.future.done()]
         must_refresh = self._problem is not None or (
             self._ledger.is_shared and time.monotonic() - self._refreshed > REFRESH_SECONDS
         )
-        if not records and not wishes and not must_refresh:
+        if not batch.size and not wishes and not must_refresh:
+            self._done(taken)
             return True
         results: list[Any]
         self._began = time.monotonic()
         try:
-            results, arms = self._write(records, wishes)
+            results, arms = self._write(batch, wishes)
         except LedgerAway as error:
             if self._problem is None:
                 log.error("%s; rewards are refused until it can", error)
             self._problem = f"{error}; rewards are refused until it can"
-            self._refuse(wishes, self._problem)
+            # Those that came while the attempt to write was under way are refused too: nothing takes them out of the
+            # queue before the ledger is back. Seen here and not when the event loop comes to it: by then the ledger
+            # may be back for whoever asks.
+            wishes = self._take_wishes()
+            self._answer(wishes, [Unavailable(self._problem)] * len(wishes), None)
             return False
         except Exception as error:
             # Nothing known can bring this about; one batch that cannot be written must not stop all that follow.
-            log.exception("the ledger refused %d records", len(records))
-            self.dropped += len(records)
+            log.exception("the ledger refused %d records", batch.size)
+            self.dropped += batch.size
             results, arms = [Unavailable(f"the ledger refused this: {error}")] * len(wishes), None
         else:
             if self._problem is not None:
-                log.warning("the ledger is back; %d records that had waited are written", len(records))
+                log.warning("the ledger is back; %d records that had waited are written", batch.size)
             self._problem = None
         finally:
             self._began = None
-        self._kept = []
+        self._written = max(self._written, batch.number)
+        self._done(taken)
         if self._journal is not None:
-            self._journal.written(self._number)
+            self._journal.written(self._written)
         self._refreshed = time.monotonic()
         self._answer(wishes, results, arms)
         return True
 
-    def _take(self) -> tuple[list[Record], list[_Wish]]:
+    def _take(self) -> _Round:
         """What is written next: after a failure the same records and nothing else, for they may have been written."""
-        wishes: list[_Wish] = []
-        if not self._kept:
-            while self._queue and len(self._kept) + len(wishes) < MOST_AT_ONCE:
-                each = self._queue.popleft()
-                if not isinstance(each, _Wish):
-                    self._kept.append(each)
-                elif not each.future.done():
-                    wishes.append(each)
-            self._number += len(self._kept)
-        return self._kept, wishes
+        with self._lock:
+            if self._kept is None:
+                self._kept = self._rounds.popleft()
+                if not self._rounds:
+                    self._rounds.append(_Round(Batch(self._name)))
+            return self._kept
 
-    def _write(self, records: list[Record], wishes: list[_Wish]) -> tuple[list[Any], Arms]:
-        rewards = [wish.what for wish in wishes if isinstance(wish.what, Reward)]
-        written = self._ledger.write(batch_of(records, rewards, self._name, self._number))
+    def _done(self, taken: _Round) -> None:
+        """Nothing of it has to be written any more."""
+        with self._lock:
+            self._kept = None
+            self._queued -= taken.batch.size + len(taken.wishes)
+
+    def _take_wishes(self) -> list[_Wish]:
+        """All wishes, which nobody will look at any more."""
+        with self._lock:
+            rounds = [*([] if self._kept is None else [self._kept]), *self._rounds]
+            wishes = [wish for each in rounds for wish in each.wishes]
+            for each in rounds:
+                each.wishes = []
+            self._queued -= len(wishes)
+        return wishes
+
+    def _write(self, batch: Batch, wishes: list[_Wish]) -> tuple[list[Any], Arms]:
+        batch.rewards = [wish.what for wish in wishes if isinstance(wish.what, Reward)]
+        written = self._ledger.write(batch)
         outcomes = iter(written.outcomes)
         results: list[Any] = []
         for wish in wishes:
@@ -218,13 +268,6 @@ class Writer:
                 case None:
                     results.append(None)
         return results, written.arms
-
-    def _refuse(self, wishes: list[_Wish], problem: str) -> None:
-        """Refuses these wishes, and those that came while the attempt to write was under way: nothing takes them out
-        of the queue before the ledger is back."""
-        # Seen here and not when the event loop comes to it: by then the ledger may be back for whoever asks.
-        later = [each for each in tuple(self._queue) if isinstance(each, _Wish)]
-        self._answer([*wishes, *later], [Unavailable(problem)] * (len(wishes) + len(later)), None)
 
     def _answer(self, wishes: list[_Wish], results: list[Any], arms: Arms | None) -> None:
         def answer() -> None:
