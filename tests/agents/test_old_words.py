@@ -300,7 +300,7 @@ def test_n_step_learning_from_the_latest_episodes_becomes_a_replay_memory(checke
     (notice,) = settings.notices
     assert notice == (
         'update_mode in episodes and memory "latest": this agent has a replay memory instead, and learns from 128 '
-        "timesteps of it every 4 timesteps"
+        "timesteps of it every 2 timesteps"
     )
     (notice,) = checked("dqn_nstep", memory="latest", update_mode={"batch_size": 16, "frequency": 2}).notices
     assert notice.endswith("learns from 16 timesteps of it every 2 timesteps")
@@ -461,7 +461,8 @@ def test_words_that_say_nothing_may_stand_anywhere(checked, agent):
         ("sac", {"entropy_regularization": 0.1}, "use temperature or target_entropy"),
         ("dqn", {"entropy_regularization": 0.1}, "no random policy whose entropy could count; use exploration"),
         ("sac", {"actions_exploration": "constant"}, "by drawing from its policy; use temperature or target_entropy"),
-        ("vpg", {"likelihood_ratio_clipping": 0.2}, '"likelihood_ratio_clipping" has no meaning here: only ppo clips'),
+        ("vpg", {"likelihood_ratio_clipping": 0.2}, 'only ppo clips ratios; write "type": "ppo", or leave it out'),
+        ("vpg", {"optimization_steps": 5}, 'it is for ppo; write "type": "ppo", or use {"type": "multi_step"}'),
         ("trpo", {"likelihood_ratio_clipping": 0.2}, "only ppo clips ratios; learning_rate bounds the steps here"),
         ("dqn", {"distributions": "beta"}, '"distributions" has no meaning here'),
         ("td3", {"double_q_model": True}, "two critics, of which the lower counts, serve the same end"),

@@ -6,6 +6,7 @@ import pytest
 
 from steppe import agents
 from steppe.errors import SpecError
+from steppe.runners.setup import notices_for
 from steppe.specs.agent import AgentSpec
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.validation import Origins
@@ -150,10 +151,36 @@ def test_an_agent_may_be_named_as_its_old_class(written, name):
     assert AgentSpec.model_validate(written).type == name
 
 
-@pytest.mark.parametrize(
-    "written", ["rainbow", "c51", "categorical_dqn_agent", "double_dqn", "reinforce", "acktr_agent"]
-)
+@pytest.mark.parametrize("written", ["rainbow", "c51", "categorical_dqn_agent", "double_dqn", "reinforce", "acktr"])
 def test_names_that_others_use_are_explained(written):
     name = written.removesuffix("_agent")
     with pytest.raises(SpecError, match=f'^there is no agent "{name}" at type; .*(dqn|vpg|trpo)"'):
         agents.settings_class(written)
+
+
+@pytest.mark.parametrize("written", ["acktr_agent", "ACKTRAgent", "tensorforce.agents.ACKTRAgent"])
+def test_acktr_of_an_old_file_is_trained_as_trpo_and_is_told(written):
+    old = {"type": written, "update_mode": {"unit": "episodes", "batch_size": 20}, "learning_rate": 0.01}
+    spec = ExperimentSpec.model_validate({"name": "a", "environment": "CartPole-v1", "agent": old})
+    assert (spec.agent.type, spec.agent.is_for_tensorforce) == ("trpo", True)
+    settings = spec.agent.settings_as(agents.settings_class("trpo"))
+    assert (settings.learning_rate, settings.rollout_episodes, settings.cg_damping) == (0.01, 20, 0.001)
+    (notice,) = [each for each in agents.notices(spec, 1) if "acktr" in each]
+    assert notice.startswith('agent "acktr" of TensorForce is trained as "trpo"')
+    same = ExperimentSpec.model_validate(
+        {"name": "a", "environment": "CartPole-v1", "agent": old | {"type": "trpo_agent"}}
+    )
+    assert spec.agent == same.agent
+    assert not [each for each in agents.notices(same, 1) if "acktr" in each]
+
+
+@pytest.mark.parametrize("agent", ["ddpg", "ppo"])
+def test_batch_normalization_of_networks_in_the_agent_is_told(agent):
+    layers = [{"type": "dense", "size": 8}, {"type": "tf_layer", "layer": "batch_normalization"}]
+    own = {"critic_network": layers} if agent == "ddpg" else {"baseline": {"type": "custom", "network": layers}}
+    written = {"type": agent, **own}
+    spec = ExperimentSpec.model_validate(
+        {"name": "a", "environment": "Pendulum-v1", "agent": written, "network": layers}
+    )
+    assert len([each for each in notices_for(spec) if "layer_norm" in each]) == 1
+    assert [each for each in agents.notices(spec, 1) if "layer_norm" in each]

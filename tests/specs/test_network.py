@@ -84,7 +84,8 @@ def test_a_dueling_last_layer_is_told_and_taken_off():
 def test_the_schema_allows_what_files_may_hold():
     one, several = schema_of("network")["items"]["anyOf"]
     assert several == {"type": "array", "items": one}
-    named, own = one["anyOf"]
+    named, own, old = one["anyOf"]
+    assert old["properties"]["layer"] == {"const": "batch_normalization"}
     assert own["properties"]["type"]["pattern"] == "[:.]"
     assert len(named["oneOf"]) == 17
 
@@ -127,10 +128,20 @@ DENSE = {"type": "dense", "size": 8}
             "[height, width]",
         ),
         (
-            [{"type": "tf_layer", "layer": "batch_normalization"}],
+            [{"type": "batch_normalization"}],
             'wrong settings in n.json at [0]; there is no layer "batch_normalization"; a policy also acts on one '
             'observation alone; write {"type": "layer_norm"} in its place, with no other options, which sees each by '
             "itself",
+        ),
+        (
+            [{"type": "tf_layer", "layer": "batch_normalization", "center": False}],
+            'wrong settings in n.json at [0]; "center" of batch_normalization can only be true, as it is in '
+            "layer_norm, which takes its place; leave it out",
+        ),
+        (
+            [{"type": "tf_layer", "layer": "batch_normalization", "renorm": True}],
+            'wrong settings in n.json at [0]; "renorm" of batch_normalization is not known; the options are center, '
+            "scale, axis, momentum, epsilon",
         ),
         (
             [{"type": "global_pooling"}],
@@ -209,12 +220,21 @@ def test_no_activation_may_be_written_as_null(kind):
 
 
 def test_the_advice_on_batch_normalization_works():
-    old = [
-        {"type": "linear", "size": 64},
-        {"type": "tf_layer", "layer": "batch_normalization", "center": True, "scale": True},
-        {"type": "nonlinearity", "name": "relu"},
-    ]
     with pytest.raises(SpecError) as refusal:
-        validate(NetworkSpec, old)
+        validate(NetworkSpec, [DENSE, {"type": "batch_normalization"}])
     (advice,) = re.findall(r"write (\{.*?\}) in its place", str(refusal.value))
-    plan(validate(NetworkSpec, [old[0], json.loads(advice), old[2]]), Box((3,), (-1.0,) * 3, (1.0,) * 3))
+    plan(validate(NetworkSpec, [DENSE, json.loads(advice)]), Box((3,), (-1.0,) * 3, (1.0,) * 3))
+
+
+@pytest.mark.parametrize("options", [{}, {"center": True, "scale": True, "axis": -1, "momentum": 0.9, "epsilon": 0.01}])
+def test_batch_normalization_of_an_old_file_is_layer_norm_and_is_told(options):
+    old = {"type": "tf_layer", "layer": "batch_normalization"} | options
+    network = validate(NetworkSpec, [DENSE, old])
+    assert network == NetworkSpec([DENSE, {"type": "layer_norm"}])
+    (notice,) = network.notices
+    assert notice.startswith("batch_normalization is trained as layer_norm")
+    branched = validate(NetworkSpec, [[{"type": "input", "names": ["a"]}, old], [{"type": "input", "names": ["b"]}]])
+    assert branched.notices == (notice,)
+    assert NetworkSpec([DENSE]).notices == ()
+    # What a run's own experiment.json holds is read without it.
+    assert NetworkSpec.model_validate(network.model_dump()).notices == ()

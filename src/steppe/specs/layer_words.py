@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from steppe.specs._base import NonNegative
+from steppe.specs.validation import shown
 
 Activation = Literal[
     "relu",
@@ -91,12 +92,37 @@ _NOT_HERE = {
 }
 
 
+LAYER_NORM_INSTEAD = (
+    "batch_normalization is trained as layer_norm, which normalises each observation by itself, since a policy also "
+    "acts on one alone"
+)
+"""What a user of an old network is told."""
+_LAYER_NORM_HAS = {"center": True, "scale": True, "axis": -1}
+_WITHOUT_EFFECT = ("momentum", "epsilon")
+BATCH_NORMALIZATION: dict[str, Any] = {
+    "type": "object",
+    "properties": {"type": {"const": "tf_layer"}, "layer": {"const": "batch_normalization"}}
+    | {name: {"enum": [value, None]} for name, value in _LAYER_NORM_HAS.items()}
+    | {name: {} for name in _WITHOUT_EFFECT},
+    "required": ["type", "layer"],
+    "additionalProperties": False,
+}
+"""The old layer as JSON Schema."""
+
+
+def is_batch_normalization(data: Any) -> bool:
+    """Whether a layer is TensorFlow's batch normalisation, as TensorForce's files name it."""
+    return isinstance(data, dict) and (data.get("type"), data.get("layer")) == ("tf_layer", "batch_normalization")
+
+
 def in_present_words(data: Any) -> Any:
-    """A layer of one's own by its path alone; what cannot be honoured is refused with the reason."""
+    """A layer in today's words, and one's own by its path alone; a ValueError says why one cannot be had."""
     if not isinstance(data, dict) or not isinstance(kind := data.get("type"), str):
         return data
-    if kind in _NOT_HERE or (kind == "tf_layer" and data.get("layer") == "batch_normalization"):
-        raise ValueError(f'there is no layer "{data.get("layer", kind)}"; {_NOT_HERE[data.get("layer", kind)]}')
+    if is_batch_normalization(data):
+        return _as_layer_norm(data)
+    if kind in _NOT_HERE:
+        raise ValueError(f'there is no layer "{kind}"; {_NOT_HERE[kind]}')
     if kind == "tf_layer":
         raise ValueError(
             "layers of TensorFlow do not exist here; use one of Steppe's, or write your own as a flax module "
@@ -110,3 +136,19 @@ def in_present_words(data: Any) -> Any:
     if old := next((option for option in _OLD_OPTIONS if kind != "custom" and option in data), None):
         raise ValueError(f'"{old}" cannot be honoured: {_OLD_OPTIONS[old]}; leave it out')
     return data
+
+
+def _as_layer_norm(data: dict[str, Any]) -> dict[str, Any]:
+    """The layer that takes the place of batch normalisation; a ValueError if it cannot do what an option asks for."""
+    for name, value in data.items():
+        if name in ("type", "layer", *_WITHOUT_EFFECT) or value is None:
+            continue
+        if name not in _LAYER_NORM_HAS:
+            known = ", ".join((*_LAYER_NORM_HAS, *_WITHOUT_EFFECT))
+            raise ValueError(f'"{name}" of batch_normalization is not known; the options are {known}')
+        if value != _LAYER_NORM_HAS[name]:
+            raise ValueError(
+                f'"{name}" of batch_normalization can only be {shown(_LAYER_NORM_HAS[name])}, as it is in layer_norm, '
+                "which takes its place; leave it out"
+            )
+    return {"type": "layer_norm"}

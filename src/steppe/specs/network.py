@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, RootModel, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
 
 from steppe.errors import SpecError
-from steppe.specs._base import Count, Flag, Number, Spec, Unit
+from steppe.specs._base import Count, Flag, ListSpec, Number, Spec, Unit
 from steppe.specs.layer_words import (
+    BATCH_NORMALIZATION,
     L1,
     L2,
+    LAYER_NORM_INSTEAD,
     ActivationWord,
     Aggregation,
     OneOrTwo,
@@ -19,8 +30,10 @@ from steppe.specs.layer_words import (
     PoolingWord,
     checked_path,
     in_present_words,
+    is_batch_normalization,
     listed_names,
 )
+from steppe.specs.old_environments import Notices
 from steppe.specs.validation import validate
 
 
@@ -273,7 +286,7 @@ RECURRENT = ("lstm", "internal_lstm", "gru")
 """The layers that keep a state from timestep to timestep."""
 
 
-class _Branch(RootModel[list[Layer]]):
+class _Branch(ListSpec[list[Layer]]):
     """One of several lists of layers."""
 
 
@@ -306,13 +319,34 @@ def _layers_of(data: Any) -> Any:
     return data[names.pop()] if len(names) == 1 and len(data.keys() - {"type"}) == 1 else data
 
 
-class NetworkSpec(RootModel[list[Layer]]):
+def _written_layers(data: Any) -> Iterator[Any]:
+    """Each layer as it was written, of every branch."""
+    layers = _layers_of(data)
+    for each in layers if isinstance(layers, list) else ():
+        yield from each if isinstance(each, list) else (each,)
+
+
+class NetworkSpec(ListSpec[list[Layer]]):
     """The layers between the observation and the agent's output, first to last; the agent adds its own output layer.
 
     A list of lists is a network with branches, each from an `input` to an `output`; the last one ends the network.
     """
 
     root: Annotated[list[Layer], Field(min_length=1), BeforeValidator(_as_one_list)]
+    _notices: Notices = PrivateAttr(default_factory=Notices)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know of how the layers were understood; no part of the value."""
+        return self._notices.sentences
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _tell_of_other_layers(cls, data: Any, handler: ModelWrapValidatorHandler[NetworkSpec]) -> NetworkSpec:
+        spec = handler(data)
+        if not isinstance(data, NetworkSpec) and any(is_batch_normalization(layer) for layer in _written_layers(data)):
+            spec._notices = Notices((LAYER_NORM_INSTEAD,))
+        return spec
 
     @property
     def is_recurrent(self) -> bool:
@@ -335,6 +369,6 @@ class NetworkSpec(RootModel[list[Layer]]):
         """The schema also allows branches, and layers of one's own by their path alone."""
         schema = handler.resolve_ref_schema(handler(core_schema))
         own = {"type": "object", "properties": {"type": {"type": "string", "pattern": "[:.]"}}, "required": ["type"]}
-        layer = {"title": "layer", "anyOf": [schema["items"], own]}
+        layer = {"title": "layer", "anyOf": [schema["items"], own, BATCH_NORMALIZATION]}
         schema["items"] = {"anyOf": [layer, {"type": "array", "items": layer}]}
         return schema

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from steppe.specs.old_words.names import is_tensorforces
 from steppe.specs.old_words.rollouts import steps_of
 
 FIELD = "defaults_of"
@@ -51,8 +52,7 @@ def is_for_tensorforce(name: str, written: str, settings: Mapping[str, Any]) -> 
     """
     if name not in AGENTS:
         return False
-    is_its_name = written.startswith("tensorforce.") or written.endswith(("_agent", "-agent", "Agent"))
-    return is_its_name or sum(bool(settings.get(word)) for word in _WORDS) >= 2
+    return is_tensorforces(written) or sum(bool(settings.get(word)) for word in _WORDS) >= 2
 
 
 def defaults(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,8 @@ def _drawing(reading: Reading) -> str:
 
 def _clipping(reading: Reading) -> str:
     is_trpo = "cg_damping" in reading.fields
-    return "only ppo clips ratios; " + ("learning_rate bounds the steps here" if is_trpo else "leave it out")
+    instead = "learning_rate bounds the steps here" if is_trpo else 'write "type": "ppo", or leave it out'
+    return f"only ppo clips ratios; {instead}"
 
 
 def _double(reading: Reading) -> str:
@@ -93,10 +94,12 @@ REASONS: dict[str, Any] = {
     "gae_lambda": _advantages,
     "huber_loss": _always("errors count squared here; max_gradient_norm bounds what large ones do"),
     "likelihood_ratio_clipping": _clipping,
-    "optimization_steps": _always('it is for ppo; use {"type": "multi_step"} as optimizer'),
+    "optimization_steps": _always('it is for ppo; write "type": "ppo", or use {"type": "multi_step"} as optimizer'),
     "repeat_update": _repeated,
     "step_optimizer": _always("this agent has no optimizer; leave it out"),
-    "subsampling_fraction": _always('it is for ppo; use {"type": "subsampling_step"} as optimizer'),
+    "subsampling_fraction": _always(
+        'it is for ppo; write "type": "ppo", or use {"type": "subsampling_step"} as optimizer'
+    ),
     "target_sync_frequency": _TARGET,
     "target_update_weight": _TARGET,
     "variable_noise": _noise,
