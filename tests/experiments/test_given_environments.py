@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import steppe
-from steppe.envs import in_process
+from steppe.envs import given_wrappers, in_process
 from steppe.errors import EnvironmentFault, UserError
 from steppe.experiments.store import RunFolder
 
@@ -55,6 +55,7 @@ def make_walk() -> gymnasium.Env:
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(in_process, "_given", {})
+    monkeypatch.setattr(given_wrappers, "_given", {})
 
 
 def _recorded(experiment: steppe.Experiment) -> dict[str, Any]:
@@ -184,6 +185,70 @@ def test_an_environment_of_another_kind_is_told_what_it_lacks() -> None:
         steppe.Experiment(environment=Alike())
 
 
+class Doubled(gymnasium.RewardWrapper):
+    def __init__(self, env: gymnasium.Env, factor: float = 2.0) -> None:
+        super().__init__(env)
+        self.factor = factor
+
+    def reward(self, reward: Any) -> float:
+        return self.factor * float(reward)
+
+
+def test_wrappers_may_be_classes_and_functions() -> None:
+    class Local(Doubled):
+        pass
+
+    wrappers = [gymnasium.wrappers.FlattenObservation, Doubled, {"type": Local, "factor": 3.0}, lambda env: env]
+    experiment = steppe.train({"id": Walk, "wrappers": wrappers}, **SETTINGS)
+    assert experiment.status.state == "completed"
+    assert [each["type"] for each in _recorded(experiment)["environment"]["wrappers"]] == [
+        "gymnasium.wrappers:FlattenObservation",
+        f"{__name__}:Doubled",
+        "in-process:Local",
+        "in-process:lambda",
+    ]
+    always = steppe.evaluate(experiment, {"id": Walk, "wrappers": wrappers}, episodes=1).mean
+    assert always == pytest.approx(6 * steppe.evaluate(experiment, Walk, episodes=1).mean)
+
+
+def test_a_wrapper_without_a_name_is_refused_where_other_processes_need_one() -> None:
+    class Local(Doubled):
+        pass
+
+    environment: dict[str, Any] = {"id": f"{__name__}:Walk", "wrappers": [Local]}
+    for fields, what in (
+        ({"run_mode": "distributed"}, 'run mode "distributed"'),
+        ({"environment": environment | {"vectorization": "processes"}}, 'vectorization "processes"'),
+    ):
+        with pytest.raises(UserError, match=f'^wrapper "in-process:Local" of .*, and {what} .* "my_module:MyWrapper"$'):
+            steppe.Experiment(**{"environment": environment, **fields})
+    with pytest.raises(UserError, match="a group of seeds makes environments in other processes, which import wrapp"):
+        steppe.train(environment, seeds=2)
+    experiment = steppe.Experiment(environment=environment, agent="random")
+    with pytest.raises(UserError, match="a process of its own makes environments in other processes"):
+        experiment.start_detached()
+
+
+def test_a_wrapper_is_handed_over_again_to_resume_in_another_process() -> None:
+    class Local(Doubled):
+        pass
+
+    environment = {"id": f"{__name__}:Walk", "wrappers": [Local]}
+    steppe.train(environment, name="first", **SETTINGS)
+    given_wrappers._given.clear()  # as in a new process
+    again = steppe.Experiment.open("first")
+    with pytest.raises(UserError, match=r'"wrappers": \[MyWrapper\]'):
+        again.start(resume=True, total_timesteps=128)
+    assert again.status.state == "completed"
+    assert again.start(resume=True, total_timesteps=128, environment=environment).timestep >= 128
+
+
+def test_what_is_no_wrapper_is_refused() -> None:
+    for wrapper, what in ((Doubled(Walk()), "an instance of Doubled"), (3, "3")):
+        with pytest.raises(UserError, match=f"wrong wrapper {what}; give its class"):
+            steppe.Experiment(environment={"id": Walk, "wrappers": [wrapper]})
+
+
 class Broken(Walk):
     def step(self, action: Any) -> Any:
         if self.steps == 3:
@@ -199,7 +264,8 @@ def test_an_error_of_the_environment_names_the_line_and_leaves_its_traceback_in_
         n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if 'raise ValueError("no' in text
     )
     assert f"raised ValueError: no such room ({__file__}, line {line}, in step)" in str(error.value)
-    assert "--debug" in str(error.value)
+    assert "--debug" not in str(error.value)
+    assert experiment.status.reason == str(error.value)
     log = RunFolder(experiment.folder).log.read_text()
     assert "Traceback (most recent call last)" in log
     assert f'line {line}, in step\n    raise ValueError("no such room")' in log

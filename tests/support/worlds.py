@@ -43,6 +43,36 @@ class Pictures(World):
         return np.full((12, 12, 3), 255 * self._wanted, np.uint8)
 
 
+class GreyPictures(World):
+    """A bright or a dark picture without an axis for colours."""
+
+    observation_space = spaces.Box(0, 255, (12, 12), np.uint8)
+
+    def _observation(self):
+        self._wanted = int(self.np_random.integers(2))
+        return np.full((12, 12), 255 * self._wanted, np.uint8)
+
+
+class Board(World):
+    """Numbers on a board of four by four, as in the game 2048, each in one of sixteen channels."""
+
+    observation_space = spaces.Box(0.0, 1.0, (4, 4, 16), np.float32)
+
+    def _observation(self):
+        self._wanted = int(self.np_random.integers(2))
+        return np.full((4, 4, 16), self._wanted, np.float32)
+
+
+class Tokens(World):
+    """Four words out of five, all the same."""
+
+    observation_space = spaces.MultiDiscrete([5, 5, 5, 5])
+
+    def _observation(self):
+        self._wanted = int(self.np_random.integers(2))
+        return np.full(4, self._wanted, np.int64)
+
+
 class Dictionary(World):
     """What is wanted, among other things."""
 

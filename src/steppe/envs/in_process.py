@@ -11,6 +11,7 @@ import contextlib
 import re
 import sys
 import weakref
+from collections.abc import Collection
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -51,16 +52,21 @@ _borrowed: weakref.WeakValueDictionary[int, Borrowed] = weakref.WeakValueDiction
 def id_of(environment: Any) -> str:
     """What an experiment calls an environment that is given as an object: "module:Name", or an id of this process."""
     _check_kind(environment)
-    if (name := _importable_name(environment)) is not None:
+    if (name := importable_name(environment)) is not None:
         return name
     known = next((id for id, given in _given.items() if given.source is environment), None)
     if known is not None:
         return known
-    stem = IN_PROCESS + _word_for(environment)
-    choices = (stem if number == 1 else f"{stem}-{number}" for number in range(1, len(_given) + 2))
-    new = next(choice for choice in choices if choice not in _given)
+    new = new_id(environment, _given)
     keep(new, environment)
     return new
+
+
+def new_id(thing: Any, taken: Collection[str]) -> str:
+    """`in-process:Name` of a class, function or environment; with a number behind it if that is taken."""
+    stem = IN_PROCESS + _word_for(thing)
+    choices = (stem if number == 1 else f"{stem}-{number}" for number in range(1, len(taken) + 2))
+    return next(choice for choice in choices if choice not in taken)
 
 
 def keep(id: str, environment: Any) -> None:
@@ -141,7 +147,7 @@ def _check_kind(environment: Any) -> None:
     )
 
 
-def _importable_name(environment: Any) -> str | None:
+def importable_name(environment: Any) -> str | None:
     """ "module:Name" of a class or function that another process finds under it."""
     if not isinstance(environment, type | FunctionType) or environment.__module__ == "__main__":
         return None

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 
 from steppe.envs import in_process
+from steppe.envs.extras import extra_for
 from steppe.envs.registry import EXTRAS, extra_of, has_twin, known_ids, plays_atari
 from steppe.envs.wrapping import find_in, import_module, not_in, without_text, wrapped
 from steppe.errors import EnvironmentFault, MissingEnvironment, MissingEnvironmentExtra, SteppeError, UserError
@@ -60,10 +61,13 @@ def make_env(
     except SteppeError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
-        if ":" not in spec.id and (extra := extra_of(find_spec(spec.id))):
+        extra = (None if ":" in spec.id else extra_of(find_spec(spec.id))) or extra_for(error)
+        if extra is not None:
             raise MissingEnvironmentExtra(f'environment "{spec.id}"', extra) from error
         raise MissingEnvironment(f'environment "{spec.id}" needs an optional package: {error}') from error
     except ModuleNotFoundError as error:
+        if (extra := extra_for(error)) is not None:
+            raise MissingEnvironmentExtra(f'environment "{spec.id}"', extra) from error
         raise MissingEnvironment(
             f'environment "{spec.id}" needs the Python module "{error.name}", which is not installed; add it with pip'
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from steppe.errors import EnvironmentFault, MissingEnvironment, SteppeError, UserError
-from steppe.specs.environment import EnvironmentSpec
+from steppe.envs.extras import extra_for
+from steppe.errors import EnvironmentFault, MissingEnvironment, MissingExtra, SteppeError, UserError
+from steppe.specs.environment import IN_PROCESS, EnvironmentSpec
 from steppe.specs.user_code import DEBUG, told
 from steppe.specs.words import did_you_mean
 
@@ -100,6 +102,31 @@ def _texts(space: spaces.Dict) -> list[str]:
 
 
 def _wrap(env: gymnasium.Env, path: str, settings: dict[str, Any], what: str) -> gymnasium.Env:
+    wrapper = _find_wrapper(path, what)
+    _check_arguments(wrapper, settings, what)
+    try:
+        outer = wrapper(env, **settings)
+    except SteppeError:
+        raise
+    except gymnasium.error.DependencyNotInstalled as error:
+        if (extra := extra_for(error)) is not None:
+            raise MissingExtra(what, extra) from error
+        raise UserError(f"{what} needs an optional package: {error}") from error
+    except Exception as error:
+        raise EnvironmentFault(
+            f"{what} could not be made: {told(error)}; check its settings {settings} ({DEBUG})"
+        ) from error
+    if not isinstance(outer, gymnasium.Env):
+        raise UserError(f"{what} returned {type(outer).__name__}, not a gymnasium.Env; name one that does")
+    return outer
+
+
+def _find_wrapper(path: str, what: str) -> Callable[..., Any]:
+    """The class or function that is called so, in a module or in this process."""
+    if path.startswith(IN_PROCESS):
+        from steppe.envs import given_wrappers
+
+        return given_wrappers.find(path, what)
     module_name, colon, name = path.partition(":")
     if not colon:
         module_name, _, name = path.rpartition(".")
@@ -109,20 +136,7 @@ def _wrap(env: gymnasium.Env, path: str, settings: dict[str, Any], what: str) ->
     wrapper = find_in(module, name)
     if not callable(wrapper):
         raise not_in(module, name, what)
-    _check_arguments(wrapper, settings, what)
-    try:
-        outer = wrapper(env, **settings)
-    except SteppeError:
-        raise
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise UserError(f"{what} needs an optional package: {error}") from error
-    except Exception as error:
-        raise EnvironmentFault(
-            f"{what} could not be made: {told(error)}; check its settings {settings} ({DEBUG})"
-        ) from error
-    if not isinstance(outer, gymnasium.Env):
-        raise UserError(f"{what} returned {type(outer).__name__}, not a gymnasium.Env; name one that does")
-    return outer
+    return wrapper  # type: ignore[no-any-return]
 
 
 def _check_arguments(wrapper: Any, settings: dict[str, Any], what: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from steppe.errors import StopTraining, UserError
 from steppe.experiments import group, lifecycle, own_cluster, remote, watcher
 from steppe.experiments.callback import OnProgress, says_stop
-from steppe.experiments.given import for_instance, named_environment
+from steppe.experiments.given import check_has_name, for_instance, is_same, named_environment
 from steppe.experiments.project import find_experiment, store_for_new_runs
 from steppe.experiments.run import run
 from steppe.experiments.store import RunFolder, Status, Store
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from steppe.records.evaluation import Evaluation
     from steppe.records.policy import Policy
     from steppe.specs.experiment import ExperimentSpec
-
-WITHOUT_NAME = "run"
-"""What a spec is called until its run folder gives it a name."""
 
 log = logging.getLogger("steppe.experiments")
 
@@ -101,10 +98,7 @@ class Experiment:
         here, chosen = Path.cwd(), read_seeds(seeds)
         _check_words(fields)
         spec = load(None, fields | {"environment": named_environment(fields["environment"])}, here)
-        if spec.environment.id.startswith(IN_PROCESS):
-            from steppe.envs.in_process import check_kind_of_run
-
-            check_kind_of_run(spec.environment.id, "a group of seeds", None)
+        check_has_name(spec.environment, "a group of seeds")
         group.check(spec)
         _tell(lifecycle.check(spec, here))
         path = None if folder is None else Path(folder).expanduser().absolute()
@@ -278,17 +272,17 @@ class Experiment:
 
             keep(known, fields["environment"])
             return {name: value for name, value in fields.items() if name != "environment"}
-        return fields | {"environment": named_environment(fields["environment"])}
+        named = named_environment(fields["environment"])
+        rest = {name: value for name, value in fields.items() if name != "environment"}
+        return rest if is_same(named, self.spec.environment) else fields | {"environment": named}
 
     def _environment_id(self) -> str:
         environment = self._folder.spec_data().get("environment")
         return str(environment.get("id", "")) if isinstance(environment, dict) else str(environment)
 
     def _check_object(self, needs_name: str | None) -> None:
-        if needs_name is not None and (id := self._environment_id()).startswith(IN_PROCESS):
-            from steppe.envs.in_process import check_kind_of_run
-
-            check_kind_of_run(id, needs_name, None)
+        if needs_name is not None:
+            check_has_name(self.spec.environment, needs_name)
 
     def _follow(self, on_progress: OnProgress | None) -> Status:
         """Watches it on its cluster, where `on_progress` may stop it."""
@@ -310,7 +304,7 @@ def load(file: str | Path | None, fields: dict[str, Any], start: Path) -> Experi
     """A spec from a file and fields; without a name it gets one with its folder."""
     from steppe.specs.experiment import load_experiment
 
-    named = fields if fields.get("name") else fields | {"name": WITHOUT_NAME}
+    named = fields if fields.get("name") else fields | {"name": lifecycle.WITHOUT_NAME}
     return load_experiment(file, named, [], start, options=False)
 
 
