@@ -114,6 +114,7 @@ class Results:
             "timesteps": row.timesteps,
             "set": [*row.sets, *sets],
             "settings": settings,
+            "normalizes": [spec.environment.normalize_observations, spec.environment.normalize_rewards],
             "network": None if spec.network is None else spec.network.model_dump(mode="json"),
             "num_envs": num_envs,
         }

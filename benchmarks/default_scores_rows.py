@@ -52,6 +52,7 @@ ROWS = (
     Row("ppo", "LunarLander-v3", 1_000_000, 200),
     Row("ppo", "HalfCheetah-v5", 1_000_000, 1_500),
     Row("ppo", "MiniGrid-DoorKey-5x5-v0", 200_000, 0.95),
+    Row("ppo", "MountainCar-v0", 1_000_000),
     Row("dqn", "CartPole-v1", 100_000, 475),
     Row("dqn", "CartPole-v1", 500_000, 475, seeds_of_ten=8),
     Row("dqn", "MountainCar-v0", 120_000, -115),

@@ -283,6 +283,15 @@ def test_huber_is_true_false_or_a_positive_number(checked, wrong):
     assert checked("dqn", huber=False).huber is False
 
 
+def test_errors_are_squared_by_default_and_those_of_quantiles_huber(checked):
+    assert checked("dqn").huber is False
+    assert checked("dqn", quantiles=1).huber is False
+    assert checked("dqn", quantiles=2).huber is True
+    assert checked("qr_dqn").huber is True
+    for word in ("huber", "huber_loss"):
+        assert checked("dqn", quantiles=2, **{word: False}).huber is False
+
+
 def test_quantiles_without_huber_are_those_of_absolute_errors(make_agent):
     agent = make_agent("qr_dqn", Discrete(2), quantiles=3, huber_loss=None)
     np.testing.assert_array_equal(agent._cost(jnp.array([-2.0, 0.5])), [2.0, 0.5])

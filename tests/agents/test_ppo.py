@@ -14,6 +14,7 @@ from scipy import special, stats
 from steppe.agents._base import Trajectory
 from steppe.agents.ppo import shuffled
 from steppe.errors import SpecError, UserError
+from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 BOUNDED = Box((2,), (-1.0,), (1.0,))
@@ -277,6 +278,27 @@ def test_timesteps_that_cannot_be_cut_into_equal_minibatches_are_refused(make_ag
     )
     with pytest.raises(SpecError, match=sentence):
         make_agent("ppo", Discrete(3), num_envs=3, horizon=10, minibatches=4)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "horizon", "layer", "minibatches"),
+    [
+        (8, 128, "dense", 16),
+        (3, 128, "dense", 12),  # 16 would hold 24 timesteps each
+        (1, 128, "dense", 4),
+        (1, 16, "dense", 1),
+        (1, 1021, "dense", 1),  # a prime number has no equal parts
+        (8, 128, "lstm", 4),  # whole sequences
+        (6, 8, "lstm", 1),
+        (6, 128, "lstm", 3),
+    ],
+)
+def test_a_trajectory_is_cut_into_at_most_16_minibatches_by_itself(make_agent, num_envs, horizon, layer, minibatches):
+    network = NetworkSpec([{"type": layer, "size": 3}])
+    agent = make_agent("ppo", Discrete(3), network=network, num_envs=num_envs, horizon=horizon)
+    samples = num_envs if layer == "lstm" else num_envs * horizon
+    assert agent.batches_of_experience == minibatches
+    assert agent.minibatches(jax.random.key(0), samples).shape == (10 * minibatches, samples // minibatches)
 
 
 def test_steps_on_random_parts_take_the_place_of_epochs(make_agent):

@@ -64,7 +64,9 @@ def bandit(agent, state, key):
 
 
 def test_an_update_is_one_optimiser_step(make_agent, shaken):
-    agent = make_agent("vpg", Discrete(3), horizon=5, optimizer="gradient_descent", max_gradient_norm=None)
+    agent = make_agent(
+        "vpg", Discrete(3), horizon=5, learning_rate=1e-3, optimizer="gradient_descent", max_gradient_norm=None
+    )
     state = shaken(agent)
     trajectory = jax.jit(bandit, static_argnums=0)(agent, state, jax.random.key(0))
     after, _ = jax.jit(agent.update)(state, trajectory)

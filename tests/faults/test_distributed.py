@@ -32,7 +32,8 @@ GOOD = 400.0
 
 def spec_of(**fields: Any) -> ExperimentSpec:
     common: dict[str, Any] = {"run_mode": "distributed", "num_workers": 2, "num_parameter_servers": 2}
-    return experiment(agent="ppo", num_envs=8, total_timesteps=20_000_000, **(common | fields))
+    agent = {"type": "ppo", "epochs": 4, "minibatches": 4}
+    return experiment(agent=agent, num_envs=8, total_timesteps=20_000_000, **(common | fields))
 
 
 def processes(kind: str) -> list[int]:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.learning
 
 SMALL = [{"type": "dense", "size": 32, "activation": "tanh"}]
 GRU = [{"type": "gru", "size": 16}]
-QUICK_PPO = {"type": "ppo", "horizon": 32, "learning_rate": 3e-3, "discount": 0.9}
+QUICK_PPO = {"type": "ppo", "horizon": 32, "epochs": 4, "minibatches": 4, "learning_rate": 3e-3, "discount": 0.9}
 QUICK_DQN = {
     "type": "dqn",
     # Sums of several rewards would be those of the random actions that the memory begins with.

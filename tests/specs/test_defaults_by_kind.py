@@ -29,12 +29,14 @@ def settings_of(spec: ExperimentSpec) -> Any:
     [
         ("ALE/Pong-v5", "pictures"),
         ({"id": "ALE/Pong-v5", "backend": "gymnasium", "settings": {"obs_type": "ram"}}, "other"),
-        ("HalfCheetah-v5", "continuous"),
-        ("Humanoid-v5", "continuous"),
-        ("BipedalWalker-v3", "continuous"),
-        ("Pendulum-v1", "continuous"),
-        ("LunarLander-v3", "other"),
-        ({"id": "LunarLander-v3", "settings": {"continuous": True}}, "continuous"),
+        ("HalfCheetah-v5", "control"),
+        ("Humanoid-v5", "control"),
+        ("BipedalWalker-v3", "control"),
+        ("Pendulum-v1", "control"),
+        ("LunarLander-v3", "control"),
+        ("MountainCar-v0", "control"),
+        ("MountainCarContinuous-v0", "control"),
+        ({"id": "LunarLander-v3", "settings": {"continuous": True}}, "control"),
         ("CartPole-v1", "other"),
         ("MiniGrid-DoorKey-5x5-v0", "other"),
         ("my_module:Pong", "other"),
@@ -76,7 +78,7 @@ def test_workers_elsewhere_have_the_same_defaults() -> None:
 
 def test_fields_of_the_environment_and_the_number_of_environments_may_differ_too(monkeypatch: Any) -> None:
     defaults = Defaults({}, num_envs=3, environment={"normalize_observations": True, "normalize_rewards": True})
-    monkeypatch.setitem(TABLE, "ppo", {"continuous": defaults})  # type: ignore[arg-type]
+    monkeypatch.setitem(TABLE, "ppo", {"control": defaults})  # type: ignore[arg-type]
     spec = spec_of({"id": "Hopper-v5", "normalize_rewards": False}, "ppo")
     assert num_envs_of(spec) == 3
     assert num_envs_of(spec_of("Hopper-v5", "ppo", num_envs=2)) == 2
@@ -92,5 +94,14 @@ def test_the_table_holds_what_the_agent_understands(agent: str, kind: str) -> No
     assert settings.model_fields_set == set()
     given = model.model_validate(defaults.settings)
     assert settings.model_dump() == given.model_dump()
-    assert settings.model_dump() != model().model_dump()
+    # A row changes something: the agent's settings, or at least those of its environment.
+    assert settings.model_dump() != model().model_dump() or any(defaults.environment.values())
     assert set(defaults.environment) <= {"normalize_observations", "normalize_rewards"}
+
+
+def test_ppo_normalises_control_and_nothing_else() -> None:
+    normalized = {"Pendulum-v1": True, "HalfCheetah-v5": True, "LunarLander-v3": True, "MountainCar-v0": True}
+    for id, is_normalized in (normalized | {"CartPole-v1": False, "ALE/Pong-v5": False}).items():
+        environment = spec_of(id, "ppo").environment
+        assert (environment.normalize_observations, environment.normalize_rewards) == (is_normalized, is_normalized)
+    assert not spec_of("Pendulum-v1", "sac").environment.normalize_observations

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.errors import SpecError
 from steppe.specs.agent import AgentSpec
+from steppe.specs.docstrings import sentence_of_class
 from steppe.specs.old_words.defaults import NOTICE
 from steppe.specs.validation import unknown_word
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from steppe.specs._base import Settings
     from steppe.specs.experiment import ExperimentSpec
 
-__all__ = ["agent_class", "make", "names", "notices", "settings_class"]
+__all__ = ["agent_class", "make", "names", "notices", "sentence", "settings_class"]
 
 _AGENTS = {
     "random": ("steppe.agents.idle", "Random"),
@@ -57,6 +58,11 @@ def names() -> list[str]:
     return list(_AGENTS)
 
 
+def sentence(name: str) -> str:
+    """What an agent does; read from its file, since importing that would import JAX."""
+    return sentence_of_class(*_AGENTS[name])
+
+
 def agent_class(spec: AgentSpec) -> type[Agent[Any]]:
     """The algorithm that a spec names."""
     if spec.type in _OTHER_NAMES:
@@ -77,13 +83,24 @@ def notices(spec: ExperimentSpec, num_envs: int) -> list[str]:
     """What a user should know of how the agent of an experiment with so many environments was understood."""
     algorithm = agent_class(spec.agent)
     settings = spec.agent.settings_as(algorithm.Settings)
-    found = [*([NOTICE] if spec.agent.is_for_tensorforce else []), *settings.notices]
+    found = [*spec.agent.notices, *([NOTICE] if spec.agent.is_for_tensorforce else []), *settings.notices]
     if spec.network is not None and algorithm.experience == "none":
         found.append(f'the network has no effect: agent "{spec.agent.type}" does not learn')
     timesteps = getattr(settings, "rollout_timesteps", None)
     if timesteps is not None and settings.rollout_episodes is None and timesteps % num_envs:
         full = -(-timesteps // num_envs) * num_envs
         found.append(f"rollout_timesteps {timesteps} is rounded up to {full}, a multiple of num_envs {num_envs}")
+    episodes = getattr(settings, "rollout_episodes", None)
+    if (
+        spec.agent.is_for_tensorforce
+        and episodes is not None
+        and spec.network is not None
+        and spec.network.is_recurrent
+    ):
+        found.append(
+            f"the network remembers, so each update learns from {episodes} whole episodes; memory.capacity "
+            f"({timesteps:,}) is raised if they need more"
+        )
     return found
 
 

@@ -123,6 +123,8 @@ class Situation:
     """After how many timesteps every episode is over, where that is known."""
     stacked_frames: tuple[int, int] | None = None
     """(how many, along which axis) where observations are the last frames together, as far as that is known."""
+    is_for_tensorforce: bool = False
+    """Whether the agent is of a file for TensorForce."""
 
 
 class Agent(ABC, Generic[S]):

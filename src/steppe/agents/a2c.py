@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from steppe.agents.vpg import VPG, VPGSettings
-from steppe.specs._base import Count, Flag, Positive, Unit
-from steppe.specs.optimizer import OptimizerSpec, RMSProp
+from steppe.specs._base import Count, Positive, Unit
 
 
 class A2CSettings(VPGSettings):
@@ -18,10 +17,6 @@ class A2CSettings(VPGSettings):
     """How many timesteps each environment takes between two updates."""
     learning_rate: Positive = 7e-4
     """The optimiser's step size; may also be written inside `optimizer`."""
-    optimizer: OptimizerSpec = RMSProp()
-    """How gradients become steps: a word such as "adam", or an object with its options."""
-    normalize_advantages: Flag = False
-    """Whether advantages are shifted and scaled to mean 0 and variance 1 in each minibatch."""
 
 
 class A2C(VPG):

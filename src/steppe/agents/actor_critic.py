@@ -29,7 +29,7 @@ from steppe.agents.distributions import distribution_for
 from steppe.agents.layout import Layout
 from steppe.agents.optimizers import step, steps_of
 from steppe.agents.part_of_loss import PartOfLoss
-from steppe.agents.rollouts import check_sequences, horizon_of
+from steppe.agents.rollouts import horizon_of, horizon_of_sequences
 from steppe.errors import UserError
 from steppe.networks import Network, apply_head, default_layers, head
 from steppe.specs.spaces import Box
@@ -91,7 +91,7 @@ class ActorCritic(Agent[S], Generic[S]):
         for part in self.parts:
             part.check()
         if self.rollout_episodes is not None and self.is_recurrent:
-            check_sequences(self.rollout_episodes, self.horizon, situation)
+            self.horizon = horizon_of_sequences(self.rollout_episodes, self.horizon, situation)
         if settings.normalize_advantages and self.horizon * situation.num_envs == self.batches_of_experience:
             raise UserError(
                 "a single advantage minus its own mean is zero, so nothing would be learned from it; raise "

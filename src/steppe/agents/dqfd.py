@@ -21,7 +21,7 @@ from steppe.agents.optimizers import steps_of
 from steppe.memories import DemonstratedReplay, Timesteps
 from steppe.records import demonstrations
 from steppe.records.demonstrations import Demonstrations
-from steppe.specs._base import Count, Natural, NonNegative
+from steppe.specs._base import Count, Flag, Natural, NonNegative, Positive
 from steppe.specs.exploration import ConstantExploration, RandomActions
 from steppe.specs.spaces import Discrete
 
@@ -37,6 +37,8 @@ class DQfDSettings(DQNSettings):
     """How much that margin counts, beside the errors of the estimates."""
     n_step_weight: NonNegative = 1.0
     """How much the errors of n-step returns count, beside those of single timesteps."""
+    huber: Flag | Positive = True
+    """Whether large errors count linearly instead of squared; a number says from which error on. Also huber_loss."""
     n_step: Count = 10
     """How many rewards are summed before the target network's estimate."""
     pretraining_updates: Natural = 1_000

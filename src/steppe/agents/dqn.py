@@ -32,7 +32,7 @@ class DQNSettings(OffPolicySettings):
 
     batch_size: Count = 128
     """How many transitions each update learns from; also update_mode.batch_size."""
-    update_frequency: Count = 4
+    update_frequency: Count = 2
     """How many timesteps each environment takes between two updates; also update_mode.frequency."""
     learning_rate: Positive = 1e-3
     """The optimiser's step size; may also be written inside `optimizer`."""
@@ -48,9 +48,10 @@ class DQNSettings(OffPolicySettings):
     """How many quantiles of the return are learned for each action; 1 learns its mean."""
     noisy: Flag = False
     """Whether exploration comes from learned noise in the last layer instead of random actions."""
-    huber: Flag | Positive = True
-    """Whether large errors count linearly instead of squared; a number says from which error on. Also huber_loss."""
-    target_sync_frequency: Count = 250
+    huber: Flag | Positive = False
+    """Whether large errors count linearly instead of squared; a number says from which error on. True by default where
+    quantiles are learned. Also huber_loss."""
+    target_sync_frequency: Count = 500
     """How many updates pass between two moves of the target network."""
     target_update_weight: Unit = 1.0
     """How far the target network moves each time: 1 is a copy."""
@@ -64,6 +65,14 @@ class DQNSettings(OffPolicySettings):
             return data
         explores = {"exploration", "actions_exploration"} & set(data)
         return data if explores else data | {"exploration": {"type": "constant"}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _quantiles_take_huber(cls, data: Any) -> Any:
+        """Squared errors would find expectiles instead."""
+        if not isinstance(data, dict) or data.get("quantiles", 1) == 1 or {"huber", "huber_loss"} & set(data):
+            return data
+        return data | {"huber": True}
 
 
 class DQN(OffPolicy[DQNSettings]):
@@ -208,6 +217,12 @@ def _described(space: Space) -> str:
 class QRDQNSettings(DQNSettings):
     """Settings of `qr_dqn`."""
 
+    update_frequency: Count = 4
+    """How many timesteps each environment takes between two updates; also update_mode.frequency."""
+    target_sync_frequency: Count = 250
+    """How many updates pass between two moves of the target network."""
+    huber: Flag | Positive = True
+    """Whether large errors count linearly instead of absolutely; a number says from which error on. Also huber_loss."""
     quantiles: Count = 50
     """How many quantiles of the return are learned for each action; 1 learns its mean."""
 

@@ -12,7 +12,7 @@ from steppe.agents._base import TrainState, Trajectory
 from steppe.agents.actor_critic import Batch
 from steppe.agents.advantages import vtrace
 from steppe.agents.vpg import VPG, VPGSettings
-from steppe.specs._base import Count, Flag, Positive, Unit
+from steppe.specs._base import Count, Positive, Unit
 
 
 class IMPALASettings(VPGSettings):
@@ -24,8 +24,6 @@ class IMPALASettings(VPGSettings):
     """How far corrections look ahead: 0 is one step, 1 is the whole trajectory."""
     ratio_clip: Positive = 1.0
     """The most that an action counts which the newer policy prefers (rho bar)."""
-    normalize_advantages: Flag = False
-    """Whether advantages are shifted and scaled to mean 0 and variance 1 in each minibatch."""
 
 
 class IMPALA(VPG):

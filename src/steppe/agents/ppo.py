@@ -15,16 +15,23 @@ from steppe.agents.actor_critic_settings import ActorCriticSettings
 from steppe.errors import SpecError
 from steppe.specs._base import Count, Positive
 
+MOST_MINIBATCHES = 16
+"""Into how many minibatches a trajectory is cut if the settings do not say it and it is long enough."""
+MOST_OF_SEQUENCES = 4
+"""The same for a recurrent network, whose minibatches are of whole sequences, one of each environment."""
+SMALLEST_MINIBATCH = 32
+"""How many timesteps each of these has at least."""
+
 
 class PPOSettings(ActorCriticSettings):
     """Settings of `ppo`."""
 
     clip: Positive = 0.2
     """The new policy's probability ratio is held within 1 +- clip; also spelled likelihood_ratio_clipping."""
-    epochs: Count = 4
+    epochs: Count = 10
     """How often each trajectory is gone through."""
-    minibatches: Count = 4
-    """Into how many minibatches each trajectory is cut."""
+    minibatches: Count | None = None
+    """Into how many minibatches each trajectory is cut; null: 16, for recurrent networks 4, or fewer if it is short."""
     optimization_steps: Count | None = None
     """How many steps each trajectory gets, each on a random part of it: TensorForce's way instead of epochs."""
     subsampling_fraction: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = 0.1
@@ -48,28 +55,41 @@ class PPO(ActorCritic[PPOSettings]):
 
     def __init__(self, settings: PPOSettings, situation: Situation) -> None:
         super().__init__(settings, situation)
-        envs = situation.num_envs // situation.shards
-        samples = envs if self.is_recurrent else self.horizon * envs
-        if settings.optimization_steps is None and samples % settings.minibatches:
+        samples, parts = self.samples, self.minibatches_per_epoch
+        if settings.optimization_steps is None and samples % parts:
             length, what = "horizon", f"horizon x num_envs = {samples} timesteps"
             if settings.rollout_timesteps is not None:
                 length, what = "rollout_timesteps (update_mode.batch_size)", f"{samples} timesteps"
             if self.is_recurrent:
                 what = f"{samples} sequences"
             raise SpecError(
-                f"{what} cannot be cut into {settings.minibatches} equal minibatches; change agent.{length}, "
-                "agent.minibatches or num_envs"
+                f"{what} cannot be cut into {parts} equal minibatches; change agent.{length}, agent.minibatches or "
+                "num_envs"
             )
+
+    @property
+    def samples(self) -> int:
+        """How many timesteps, or sequences for a recurrent network, a device shuffles."""
+        envs = self.situation.num_envs // self.situation.shards
+        return envs if self.is_recurrent else self.horizon * envs
+
+    @property
+    def minibatches_per_epoch(self) -> int:
+        """As set, else as many as the trajectory has room for."""
+        if self.settings.minibatches is not None:
+            return self.settings.minibatches
+        most, length = (MOST_OF_SEQUENCES, self.horizon) if self.is_recurrent else (MOST_MINIBATCHES, 1)
+        return _equal_parts(self.samples, min(most, max(1, self.samples * length // SMALLEST_MINIBATCH)))
 
     @property
     def batches_of_experience(self) -> int:
         """Its minibatches."""
-        return self.settings.minibatches if self.settings.optimization_steps is None else 1
+        return self.minibatches_per_epoch if self.settings.optimization_steps is None else 1
 
     @property
     def batches_per_experience(self) -> int:
         """One for each minibatch of each epoch."""
-        return self.settings.optimization_steps or self.settings.epochs * self.settings.minibatches
+        return self.settings.optimization_steps or self.settings.epochs * self.minibatches_per_epoch
 
     def policy_loss(self, log_probs: Array, old_log_probs: Array, advantages: Array) -> tuple[Array, Metrics]:
         """The clipped surrogate (eq. 7), negated to be minimised."""
@@ -106,6 +126,11 @@ class PPO(ActorCritic[PPOSettings]):
             return shuffled(key, settings.epochs, samples).reshape(self.batches_per_experience, -1)
         size = max(1, round(samples * settings.subsampling_fraction))
         return shuffled(key, settings.optimization_steps, samples)[:, :size]
+
+
+def _equal_parts(samples: int, most: int) -> int:
+    """The most parts of one size that so many samples can be cut into."""
+    return next(parts for parts in range(most, 0, -1) if samples % parts == 0)
 
 
 def shuffled(key: Array, rows: int, length: int) -> Array:

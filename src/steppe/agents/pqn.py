@@ -61,7 +61,7 @@ class PQNSettings(OptimizerSettings):
     """How often each trajectory is gone through."""
     minibatches: Count = 8
     """Into how many minibatches each trajectory is cut."""
-    learning_rate: Positive = 5e-4
+    learning_rate: Positive = 2.5e-4
     """The optimiser's step size; may also be written inside `optimizer`."""
     max_gradient_norm: Positive | None = 10.0
     """Longer gradients are shortened to this length; null leaves them as they are."""

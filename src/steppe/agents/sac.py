@@ -69,7 +69,7 @@ class SAC(ActorAndCritics[SACSettings]):
         entropy = -jax.lax.stop_gradient(log_probs).mean()
         temperature_loss = jnp.float32(0.0)
         if self.settings.temperature == "auto":
-            temperature_loss = split["temperature"]["log"][0] * (entropy - self._target_entropy())
+            temperature_loss = split["temperature"]["log"][0] * (entropy - self.target_entropy)
         metrics = {
             "critic_loss": critic_loss,
             "actor_loss": actor_loss,
@@ -96,7 +96,9 @@ class SAC(ActorAndCritics[SACSettings]):
             return jnp.exp(params["temperature"]["log"][0])
         return jnp.float32(self.settings.temperature)
 
-    def _target_entropy(self) -> float:
+    @property
+    def target_entropy(self) -> float:
+        """The entropy that a learned temperature keeps."""
         given = self.settings.target_entropy
         return -float(self.action_size) if given == "auto" else given
 

@@ -11,7 +11,8 @@ from jax import Array
 from steppe.agents._base import Metrics, TrainState, Trajectory
 from steppe.agents.actor_critic import ActorCritic
 from steppe.agents.actor_critic_settings import ActorCriticSettings
-from steppe.specs._base import Count, NonNegative, Positive, Unit
+from steppe.specs._base import Count, Flag, NonNegative, Positive, Unit
+from steppe.specs.optimizer import OptimizerSpec, RMSProp
 
 
 class VPGSettings(ActorCriticSettings):
@@ -21,8 +22,12 @@ class VPGSettings(ActorCriticSettings):
     """How far advantages look ahead: 0 is one step, 1 is the whole episode."""
     horizon: Count = 16
     """How many timesteps each environment takes between two updates."""
-    learning_rate: Positive = 1e-3
-    """The optimiser's step size."""
+    learning_rate: Positive = 2e-3
+    """The optimiser's step size; may also be written inside `optimizer`."""
+    optimizer: OptimizerSpec = RMSProp()
+    """How gradients become steps: a word such as "adam", or an object with its options."""
+    normalize_advantages: Flag = False
+    """Whether advantages are shifted and scaled to mean 0 and variance 1 in each minibatch."""
     entropy_coefficient: NonNegative = 0.01
     """The weight of the entropy bonus that keeps the policy exploring."""
 

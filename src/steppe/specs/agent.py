@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 from steppe.errors import SpecError
 from steppe.specs import old_words
 from steppe.specs._base import Spec
 from steppe.specs.agent_settings import AgentSettings
 from steppe.specs.defaults_by_kind import Defaults, with_defaults
+from steppe.specs.old_environments import Notices
 from steppe.specs.old_words.defaults import AGENTS, OWNERS, is_for_tensorforce, with_optimizers
 from steppe.specs.old_words.defaults import FIELD as DEFAULTS_OF
 from steppe.specs.old_words.defaults import defaults as tensorforces_defaults
+from steppe.specs.old_words.names import present_name, stand_in_notice
 from steppe.specs.validation import Origins, shown, validate
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -29,6 +39,12 @@ class AgentSpec(Spec):
     """Which algorithm; `steppe agents` lists them."""
     _origins: Origins = PrivateAttr(default_factory=Origins)
     _defaults: Defaults = PrivateAttr(default_factory=Defaults)
+    _notices: Notices = PrivateAttr(default_factory=Notices)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know of how the agent's name was understood; no part of the value."""
+        return self._notices.sentences
 
     @property
     def defaults(self) -> Defaults:
@@ -78,6 +94,15 @@ class AgentSpec(Spec):
         """Remember where the parts were written."""
         self._origins = origins
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _tell_of_a_stand_in(cls, data: Any, handler: ModelWrapValidatorHandler[AgentSpec]) -> AgentSpec:
+        spec = handler(data)
+        notice = stand_in_notice(data.get("type") if isinstance(data, dict) else data)
+        if notice is not None:
+            spec._notices = Notices((notice,))
+        return spec
+
     @model_validator(mode="before")
     @classmethod
     def _understand_string(cls, data: Any) -> Any:
@@ -86,18 +111,18 @@ class AgentSpec(Spec):
             return data
         settings = {name: value for name, value in data.items() if name not in ("type", DEFAULTS_OF)}
         if (owner := data.get(DEFAULTS_OF)) is None:
-            is_old = is_for_tensorforce(_present_name(word), word, settings)
+            is_old = is_for_tensorforce(present_name(word), word, settings)
             return {"type": word} | ({DEFAULTS_OF: "tensorforce"} if is_old else {}) | settings
         if owner not in OWNERS:
             raise ValueError(f'{DEFAULTS_OF} must be "steppe" or "tensorforce", not {shown(owner)}')
-        if owner == "tensorforce" and _present_name(word) not in AGENTS:
-            raise ValueError(f'{DEFAULTS_OF} cannot be "tensorforce": TensorForce had no agent "{_present_name(word)}"')
+        if owner == "tensorforce" and present_name(word) not in AGENTS:
+            raise ValueError(f'{DEFAULTS_OF} cannot be "tensorforce": TensorForce had no agent "{present_name(word)}"')
         return data
 
     @field_validator("type")
     @classmethod
     def _has_present_name(cls, word: str) -> str:
-        return _present_name(word)
+        return present_name(word)
 
     @model_validator(mode="after")
     def _has_tensorforces_defaults(self) -> AgentSpec:
@@ -114,12 +139,3 @@ class AgentSpec(Spec):
             value = value.get(step) if isinstance(value, dict) else None
         what = f"value {shown(value)}" if error.steps else "settings"
         return f"wrong {what}{self._origins.place(*error.steps)}; {error}"
-
-
-def _present_name(word: str) -> str:
-    # TensorForce registered each agent as "ppo_agent" too, and its class could be named by its path.
-    name = word.rpartition(".")[2] if word.startswith("tensorforce.") else word
-    if name.endswith("Agent"):
-        name = name.removesuffix("Agent").lower()
-    name = name.replace("-", "_").removesuffix("_agent")
-    return {"dqnnstep": "dqn_nstep", "qrdqn": "qr_dqn"}.get(name, name) or word

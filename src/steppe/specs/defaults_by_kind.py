@@ -18,11 +18,11 @@ from pydantic import BaseModel, create_model
 if TYPE_CHECKING:
     from steppe.specs.environment import EnvironmentSpec
 
-Kind = Literal["pictures", "continuous", "other"]
-"""`pictures` are Atari games, `continuous` is the control of robots and the like, with continuous actions."""
+Kind = Literal["pictures", "control", "other"]
+"""`pictures` are Atari games, `control` is that of robots and vehicles, observed as numbers of very different sizes."""
 Model = TypeVar("Model", bound=BaseModel)
 
-_CONTINUOUS = (
+_CONTROL = (
     "Ant-",
     "BipedalWalker",
     "HalfCheetah-",
@@ -30,7 +30,9 @@ _CONTINUOUS = (
     "Humanoid",
     "InvertedDoublePendulum-",
     "InvertedPendulum-",
+    "LunarLander-",
     "LunarLanderContinuous-",
+    "MountainCar-",
     "MountainCarContinuous-",
     "Pendulum-",
     "Pusher-",
@@ -38,11 +40,11 @@ _CONTINUOUS = (
     "Swimmer-",
     "Walker2d-",
 )
-"""How the ids of gymnasium's environments with continuous actions begin."""
+"""How the ids of these environments of gymnasium's begin."""
 _PICTURES = ("ALE/",)
 _WORDS: dict[Kind, str] = {
     "pictures": "Atari games",
-    "continuous": "continuous control (MuJoCo's robots, BipedalWalker, Pendulum and the like)",
+    "control": "robots and vehicles (MuJoCo, BipedalWalker, LunarLander, MountainCar, Pendulum and the like)",
     "other": "all other environments",
 }
 
@@ -65,18 +67,20 @@ _ATARI_DQN = {
     "learning_rate": 1e-4,
     "learning_starts": 20_000,
     "n_step": 1,
+    "huber": True,
     "target_sync_frequency": 2_000,
     "memory": {"capacity": 100_000},
     "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.01, "timesteps": 250_000},
 }
-_ATARI_PPO = {"learning_rate": 2.5e-4, "clip": 0.1, "entropy_coefficient": 0.01}
+_ATARI_PPO = {"epochs": 4, "minibatches": 4, "learning_rate": 2.5e-4, "clip": 0.1, "entropy_coefficient": 0.01}
+_NORMALIZED = {"normalize_observations": True, "normalize_rewards": True}
 
 TABLE: dict[str, dict[Kind, Defaults]] = {
     "dqn": {"pictures": Defaults(_ATARI_DQN)},
     "ddqn": {"pictures": Defaults(_ATARI_DQN)},
     "dqn_nstep": {"pictures": Defaults({name: value for name, value in _ATARI_DQN.items() if name != "n_step"})},
     "qr_dqn": {"pictures": Defaults(_ATARI_DQN | {"quantiles": 200, "learning_rate": 5e-5})},
-    "ppo": {"pictures": Defaults(_ATARI_PPO)},
+    "ppo": {"pictures": Defaults(_ATARI_PPO), "control": Defaults(environment=_NORMALIZED)},
 }
 """Agent -> kind of environment -> its defaults there."""
 
@@ -86,8 +90,8 @@ def kind_of(environment: EnvironmentSpec) -> Kind:
     id = environment.id.rpartition(":")[2]
     if id.startswith(_PICTURES) and environment.settings.get("obs_type") != "ram":
         return "pictures"
-    if id.startswith(_CONTINUOUS) or (id.startswith("LunarLander-") and environment.settings.get("continuous")):
-        return "continuous"
+    if id.startswith(_CONTROL):
+        return "control"
     return "other"
 
 

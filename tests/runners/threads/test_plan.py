@@ -21,7 +21,7 @@ def make(type, action=DISCRETE, total_timesteps=None, **settings):
     return agents.make(AgentSpec.model_validate({"type": type, **settings}), situation)
 
 
-@pytest.mark.parametrize(("agent", "batches"), [("vpg", 1), ("a2c", 1), ("a3c", 1), ("impala", 1), ("ppo", 16)])
+@pytest.mark.parametrize(("agent", "batches"), [("vpg", 1), ("a2c", 1), ("a3c", 1), ("impala", 1), ("ppo", 160)])
 def test_policy_gradient_agents_take_one_gradient_of_each_batch(agent, batches):
     agent = make(agent)
     plan = plan_for(agent, 3)
@@ -70,7 +70,13 @@ def test_a_falling_learning_rate_ends_with_the_last_update_of_all_workers():
     rate = plan_for(agent, 3).phases[0].blocks[0].rate
     assert [rate(taken) for taken in (0, 50, 100)] == [1.0, 0.5, 0.0]
     agent = make(
-        "dqn", total_timesteps=1600, learning_starts=160, batch_size=16, learning_rate=1.0, learning_rate_decay="linear"
+        "dqn",
+        total_timesteps=1600,
+        learning_starts=160,
+        update_frequency=4,
+        batch_size=16,
+        learning_rate=1.0,
+        learning_rate_decay="linear",
     )
     # Each of two workers waits for 80 timesteps, five batches of 16, of which the last one learns already.
     rate = plan_for(agent, 2).phases[0].blocks[0].rate
