@@ -32,6 +32,28 @@ def test_what_was_left_to_the_agent_is_told_as_it_was_decided():
     assert (agent["distribution"], agent["share_network"], agent["horizon"]) == ("gaussian", False, 64)
 
 
+@pytest.mark.parametrize(
+    ("fields", "num_envs", "expected"), [({}, 8, 16), ({"minibatches": 2}, 8, 2), ({"horizon": 32}, 2, 2)]
+)
+def test_the_minibatches_that_ppo_chose_are_told(fields, num_envs, expected):
+    noted = told("CartPole-v1", {"type": "ppo"} | fields, num_envs=num_envs)
+    assert noted["agent"]["minibatches"] == expected
+    assert ("agent.minibatches" in noted["given"]) == ("minibatches" in fields)
+
+
+def test_epochs_and_minibatches_have_no_effect_beside_optimization_steps():
+    noted = told("CartPole-v1", {"type": "ppo", "optimization_steps": 5})
+    assert {"agent.epochs", "agent.minibatches"} <= set(noted["without_effect"])
+
+
+def test_settings_that_are_null_for_those_of_the_actor_are_told_as_they_are_used():
+    agent = told("Pendulum-v1", {"type": "sac", "learning_rate": 0.002})["agent"]
+    assert (agent["critic_learning_rate"], agent["critic_optimizer"]) == (0.002, agent["optimizer"])
+    assert agent["target_entropy"] == -1.0
+    apart = told("Pendulum-v1", {"type": "sac", "critic_learning_rate": 0.004, "critic_optimizer": "adagrad"})["agent"]
+    assert (apart["critic_learning_rate"], apart["critic_optimizer"]["type"]) == (0.004, "adagrad")
+
+
 def test_settings_that_only_explain_others_have_no_effect_without_them():
     assert "agent.final_learning_rate" in told("CartPole-v1", "ppo")["without_effect"]
     assert "agent.initial_log_std" in told("CartPole-v1", "ppo")["without_effect"]

@@ -87,6 +87,7 @@ def test_dqns_learning_rate_reaches_zero_with_the_last_timestep():
         total_timesteps=64,
         batch_size=8,
         learning_starts=32,
+        update_frequency=4,
         learning_rate_decay="linear",
         optimizer="gradient_descent",
     )

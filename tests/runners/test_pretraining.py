@@ -106,7 +106,7 @@ def test_no_pretraining_where_none_is_asked_for(make):
 def test_later_batches_mix_demonstrations_with_the_agents_own_timesteps(make, memory):
     from steppe.agents._base import Trajectory
 
-    agent = make(memory={"type": memory}, demo_batch_size=3, updates=2)
+    agent = make(memory={"type": memory}, demo_batch_size=3, update_frequency=4, updates=2)
     rng, lead = np.random.default_rng(0), (agent.horizon, 2)
     flags = np.zeros(lead, bool)
     numbers = rng.normal(size=(2, *lead, 3)).astype(np.float32)

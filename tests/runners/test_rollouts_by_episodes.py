@@ -11,6 +11,7 @@ from steppe.agents._base import Trajectory
 from steppe.errors import UserError
 from steppe.records.metrics import read_metrics
 from steppe.runners.learning import Learner, learn
+from steppe.runners.setup import notices_for
 
 BY_EPISODES = {"type": "vpg", "update_mode": {"unit": "episodes", "batch_size": 3}, "normalize_advantages": False}
 LSTM = [{"type": "dense", "size": 8}, {"type": "lstm", "size": 4}]
@@ -70,6 +71,20 @@ def test_a_full_memory_ends_the_rollout_too(episodic):
     )
     _, taken, ended = collect(engine)
     assert (taken, ended) == (64, 6)
+
+
+def test_the_memory_of_an_old_file_is_raised_for_a_network_that_remembers(tmp_path):
+    old = {"type": "vpg_agent", "memory": {"type": "latest", "capacity": 10}}
+    old["update_mode"] = {"unit": "episodes", "batch_size": 3, "frequency": 3}
+    spec = experiment("worlds:World", old, num_envs=1, network=LSTM, max_timesteps_per_episode=20, total_timesteps=90)
+    (notice,) = [notice for notice in notices_for(spec) if "remembers" in notice]
+    assert notice == (
+        "the network remembers, so each update learns from 3 whole episodes; memory.capacity (10) is raised if they "
+        "need more"
+    )
+    outcome = train(tmp_path, spec)
+    assert (outcome.timestep, outcome.episode, outcome.update) == (90, 9, 3)
+    assert not [notice for notice in notices_for(experiment("worlds:World", old, num_envs=1)) if "remembers" in notice]
 
 
 def test_timesteps_are_counted_as_they_were_taken(tmp_path):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from steppe.records.held_folder import HeldFolder
 from steppe.runners._base import Outcome, Progress
@@ -16,15 +17,19 @@ __all__ = ["Outcome", "Progress", "check", "run"]
 log = logging.getLogger(__name__)
 
 
-def check(spec: ExperimentSpec) -> list[str]:
+def check(spec: ExperimentSpec, resumed: Path | None = None) -> list[str]:
     """Builds everything that the experiment needs and throws it away; notices of what will have no effect.
+
+    `resumed` is the folder of the run that trains on: it may do so in this process, where JAX is set up once.
 
     Raises a UserError for whatever cannot work: unknown agents and settings, networks that do not fit the
     observations, actions that the algorithm cannot take.
     """
+    from steppe.records.checkpoints import latest_manifest
     from steppe.runners.compilation import keep_off_gpus, let_threads_compute
     from steppe.runners.setup import PARALLEL, check_object, make_engine, notices_for
 
+    manifest = {} if resumed is None else latest_manifest(resumed)
     check_object(spec)
     if spec.run_mode == "multi-threaded":
         # JAX is set up once in a process, and the run may be in this one.
@@ -32,7 +37,8 @@ def check(spec: ExperimentSpec) -> list[str]:
     elif spec.run_mode == "distributed" and spec.ray.gpus_per_worker:
         keep_off_gpus()
     # The other run modes and platforms are made of the same agents and environments.
-    make_engine(spec.model_copy(update={"run_mode": "single"})).close()
+    shards = manifest.get("shards") if spec.run_mode == "single" else 1
+    make_engine(spec.model_copy(update={"run_mode": "single"}), shards).close()
     notices = notices_for(spec)
     if spec.run_mode != "single":
         notices += import_module(PARALLEL[spec.run_mode]).check(spec)
@@ -60,7 +66,8 @@ def run(
     from steppe.runners.setup import make_engine
 
     checkpoint = load_latest(folder) if resume else None
-    engine = make_engine(spec, shards=None if checkpoint is None else checkpoint.manifest.get("shards"))
+    manifest: dict[str, Any] = {} if checkpoint is None else checkpoint.manifest
+    engine = make_engine(spec, manifest.get("shards"))
     try:
         loop = Loop(spec, engine, folder, request, on_progress)
         outcome = loop.run(checkpoint)

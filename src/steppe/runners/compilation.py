@@ -53,7 +53,7 @@ def keep_off_gpus() -> None:
 
 def prepare_jax(shards: int = 1) -> int:
     """Sets JAX up for training on this many host devices; how many there really are (JAX may be in use already)."""
-    # One XLA worker thread a device: small programs lose more by handing work over than they gain.
+    # One XLA worker thread a device: handing parts of a small program over costs more than it saves.
     os.environ.setdefault("NPROC", str(shards))
     _share_heaps()
     import jax

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec as P
 
 from steppe.agents._base import Acting, Agent
 from steppe.envs._base import JaxEnv
@@ -20,8 +20,7 @@ from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.episodes import Window, empty_window
 from steppe.runners.learning import LARGEST_TIMESTEP, Learner, begin, is_healthy, learn
 from steppe.runners.rollout import Envs, Finished, Rollout
-
-AXIS = "shards"
+from steppe.runners.spreading import AXIS, EVERYWHERE, Spread
 
 
 class Run(NamedTuple):
@@ -55,7 +54,11 @@ class CompiledEngine:
         self.timesteps_per_iteration = agent.horizon * self.num_envs
         self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, 1, 1024))
         self.rollout = Rollout(agent, env, max_timesteps)
-        self._program = jax.jit(self._sharded(self._chunk), donate_argnums=0)
+        self._spread = Spread(agent)
+        places: Any = Run(EVERYWHERE, P(AXIS), EVERYWHERE)  # type: ignore[arg-type]
+        scalars, columns = (EVERYWHERE,) * 4, (EVERYWHERE,) * 4
+        chunk = self._spread.over_devices(self._chunk, (places, *scalars), (places, *columns))
+        self._program = jax.jit(chunk, donate_argnums=0)
         self._begin = jax.jit(self._begun)
         self._play = jax.jit(self.rollout.play, static_argnums=(2, 3))
         self._run: Run | None = None
@@ -76,10 +79,11 @@ class CompiledEngine:
         """One call of the compiled program."""
         self._run, done, reached, healthy, columns = self._program(
             self._run,
-            jnp.int32(iterations),
-            jnp.int32(min(timestep, LARGEST_TIMESTEP)),
-            jnp.int32(min(limits.episodes, 2**31 - 1) if limits.episodes is not None else 2**31 - 1),
-            jnp.float32(np.inf if limits.stop_at_return is None else limits.stop_at_return),
+            # NumPy's numbers: each of JAX's own would be a small program.
+            np.int32(iterations),
+            np.int32(min(timestep, LARGEST_TIMESTEP)),
+            np.int32(min(limits.episodes, 2**31 - 1) if limits.episodes is not None else 2**31 - 1),
+            np.float32(np.inf if limits.stop_at_return is None else limits.stop_at_return),
         )
         count = int(done)
         named = {"timesteps": np.full(len(columns.episodes), self.timesteps_per_iteration)}
@@ -97,9 +101,7 @@ class CompiledEngine:
         assert self._run is not None
         # As the saved policy acts: without the noise that some agents explore with.
         state = self._run.learner.agent
-        acting = Acting(state.params, state.observations)
-        if self.shards > 1:
-            acting = jax.device_put(jax.tree.map(np.asarray, acting), jax.devices()[0])
+        acting = self._spread.one_copy(Acting(state.params, state.observations))
         returns, lengths = self._play(acting, keys.make(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
         return float(np.mean(returns)), float(np.mean(lengths))
 
@@ -124,7 +126,9 @@ class CompiledEngine:
         self, run: Run, iterations: Array, timestep: Array, episodes: Array, stop_at_return: Array
     ) -> tuple[Run, Array, Array, Array, Columns]:
         """(run, iterations done, return reached, healthy, columns [most_iterations])."""
-        shapes = jax.eval_shape(self._iteration, run, timestep)[1]
+        # Traced once, for the shapes and for the loop.
+        one_iteration = jax.jit(self._iteration, inline=True)
+        shapes = jax.eval_shape(one_iteration, run, timestep)[1]
         columns = jax.tree.map(lambda leaf: jnp.zeros((self.most_iterations,), leaf.dtype), shapes)
 
         def is_going(carry: tuple[Run, Columns, Array, Array, Array, Array]) -> Array:
@@ -133,7 +137,7 @@ class CompiledEngine:
 
         def iteration(carry: tuple[Run, Columns, Array, Array, Array, Array]) -> Any:
             run, columns, done, finished, _, _ = carry
-            run, row = self._iteration(run, timestep + done * self.timesteps_per_iteration)
+            run, row = one_iteration(run, timestep + done * self.timesteps_per_iteration)
             columns = jax.tree.map(lambda column, value: column.at[done].set(value), columns, row)
             reached = episode_window.has_reached(run.window, stop_at_return)
             return run, columns, done + 1, finished + row.episodes, reached, is_healthy(run.learner, row.metrics)
@@ -148,42 +152,16 @@ class CompiledEngine:
         learner, metrics = learn(self.agent, run.learner, trajectory)
         if self.shards > 1:
             finished = Finished(*(jax.lax.all_gather(leaf, AXIS, axis=1, tiled=True) for leaf in finished))
-            metrics = {name: jax.lax.pmean(value, AXIS) for name, value in metrics.items()}
         window = episode_window.record(run.window, *finished)
         row = Columns(
             episodes=finished.ended.sum(dtype=jnp.int32),
             mean_return=episode_window.mean_return(window),
             mean_length=episode_window.mean_length(window),
-            metrics=metrics,
+            metrics=self._spread.averaged(metrics),
         )
         return Run(learner, envs, window), row
 
-    def _sharded(self, chunk: Any) -> Any:
-        """Spreads the environments over the devices; every device learns the same from all of them."""
-        if self.shards == 1:
-            return chunk
-        self.agent.axis = AXIS
-        scalar = PartitionSpec()
-        run = Run(scalar, PartitionSpec(AXIS), scalar)  # type: ignore[arg-type]
-        return jax.shard_map(
-            chunk,
-            mesh=self._mesh(),
-            in_specs=(run, scalar, scalar, scalar, scalar),
-            out_specs=(run, scalar, scalar, scalar, scalar),
-            check_vma=False,
-        )
-
     def _placed(self, run: Run) -> Run:
         """On the devices where the program wants it."""
-        if self.shards == 1:
-            return run
-        everywhere = NamedSharding(self._mesh(), PartitionSpec())
-        spread = NamedSharding(self._mesh(), PartitionSpec(AXIS))
-        return Run(
-            jax.device_put(run.learner, everywhere),
-            jax.device_put(run.envs, spread),
-            jax.device_put(run.window, everywhere),
-        )
-
-    def _mesh(self) -> Mesh:
-        return Mesh(np.array(jax.devices()[: self.shards]), (AXIS,))
+        learner, window = (self._spread.placed(tree, EVERYWHERE) for tree in (run.learner, run.window))
+        return Run(learner, self._spread.placed(run.envs, P(AXIS)), window)

@@ -40,8 +40,24 @@ def effective(spec: ExperimentSpec, agent: Any) -> dict[str, Any]:
 def _settled(agent: Any, settings: Any) -> dict[str, Any]:
     """All settings of the agent, with what "auto" and null have come to."""
     values = settings.model_dump(mode="json")
-    chosen = {"distribution": "kind", "share_network": "shares_network", "horizon": "horizon"}
-    return values | {name: getattr(agent, own, values[name]) for name, own in chosen.items() if name in values}
+    chosen = {
+        "distribution": "kind",
+        "share_network": "shares_network",
+        "horizon": "horizon",
+        "target_entropy": "target_entropy",
+    }
+    if values.get("optimization_steps") is None:
+        chosen["minibatches"] = "minibatches_per_epoch"
+    values |= {name: getattr(agent, own, values[name]) for name, own in chosen.items() if name in values}
+    # null of these means another setting.
+    for name, source in (
+        ("critic_learning_rate", values.get("learning_rate")),
+        ("critic_optimizer", values.get("optimizer")),
+        ("demo_batch_size", getattr(settings, "demonstrated", None)),
+    ):
+        if name in values and values[name] is None:
+            values[name] = source
+    return values
 
 
 def _network(agent: Any) -> dict[str, Any] | None:
@@ -150,6 +166,8 @@ def _without_effect(agent: Any, settings: Any) -> Iterator[str]:
     depends = {
         "final_learning_rate": value("learning_rate_decay") != "none",
         "subsampling_fraction": value("optimization_steps") is not None,
+        "epochs": value("optimization_steps") is None,
+        "minibatches": value("optimization_steps") is None,
         "baseline_learning_rate": value("baseline_optimizer") is not None,
         "initial_log_std": getattr(agent, "kind", "") == "gaussian",
         "initial_temperature": value("temperature") == "auto",

@@ -18,7 +18,6 @@ from steppe.records.held_folder import HeldFolder
 from steppe.records.policy import Policy, load_policy
 from steppe.records.policy_files import TENSORS_FILE
 from steppe.runners._base import Outcome
-from steppe.runners.evaluation import TimeLimit, evaluate
 from steppe.specs.allowed_modules import named_by
 from steppe.specs.experiment import ExperimentSpec, FinalEvaluationSpec
 
@@ -106,6 +105,8 @@ def _evaluated(
     request: Callable[[], str | None],
     notices: list[str],
 ) -> FinalEvaluation:
+    from steppe.runners.evaluation import TimeLimit, evaluate  # with gymnasium, which the start of a run can do without
+
     if spec.environment.id == ONE_PLAYER:
         raise SteppeError("a game plays with one learner at a time")
 

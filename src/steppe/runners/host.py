@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec as P
 
-from steppe.agents._base import Agent, Metrics, Trajectory
+from steppe.agents._base import Agent, Metrics, TrainState, Trajectory
 from steppe.envs.host import HostEnvs
 from steppe.errors import EnvironmentFault
 from steppe.records.policy import Policy
@@ -19,10 +20,15 @@ from steppe.runners import keys
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.collecting import Collector
+from steppe.runners.compilation import jit_for_threads
 from steppe.runners.episodes import WINDOW
 from steppe.runners.learning import Learner, begin, is_healthy, learn
 from steppe.runners.playing import Rules, play
+from steppe.runners.spreading import AXIS, EVERYWHERE, Spread
 from steppe.specs.environment import EnvironmentSpec
+
+BY_ENVIRONMENT = P(None, AXIS)
+"""How trajectories [T, N, ...] are cut."""
 
 
 class HostEngine:
@@ -45,15 +51,19 @@ class HostEngine:
         self._environment = environment
         self._episode_rules = (max_timesteps, repeat_actions)
         self.timesteps_per_iteration = agent.horizon * envs.num_envs
-        self._learn = jax.jit(self._learned, donate_argnums=0)
+        self._spread = Spread(agent)
+        learned = self._spread.over_devices(self._learned, (EVERYWHERE, BY_ENVIRONMENT), (EVERYWHERE, EVERYWHERE))
+        # Each device has a core of its own; none hands a part of its products over to another's.
+        jitted = jax.jit if agent.situation.shards == 1 else jit_for_threads
+        self._learn = jitted(learned, donate_argnums=0)
         self._metric_names: list[str] = []
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[int] = deque(maxlen=WINDOW)
 
     def begin(self, seed: int) -> None:
         """Fresh parameters and fresh episodes."""
-        self._learner = begin(self.agent, keys.make(seed))
-        self._collector = Collector(self.agent, self.envs, self._learner.agent, np.random.default_rng(seed))
+        self._learner = self._spread.placed(begin(self.agent, keys.make(seed)), EVERYWHERE)
+        self._collector = Collector(self.agent, self.envs, self._state, np.random.default_rng(seed))
         self._collector.start(seed)
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
@@ -64,8 +74,8 @@ class HostEngine:
         self._returns.extend(arrays.pop("host/returns").tolist())
         self._lengths.extend(arrays.pop("host/lengths").tolist())
         template = begin(self.agent, keys.make(seed), pretrains=False)
-        self._learner = self._cut_off(from_arrays(template, arrays))
-        self._collector = Collector(self.agent, self.envs, self._learner.agent, rng)
+        self._learner = self._cut_off(self._spread.placed(from_arrays(template, arrays), EVERYWHERE))
+        self._collector = Collector(self.agent, self.envs, self._state, rng)
         self._collector.start(int(rng.integers(2**31)))
 
     def snapshot(self) -> dict[str, np.ndarray]:
@@ -85,15 +95,16 @@ class HostEngine:
             if limits.episodes is not None and finished >= limits.episodes:
                 break
             try:
-                collected = self._collector.collect(self._learner.agent, timestep)
+                collected = self._collector.collect(self._state, timestep)
             except EnvironmentFault as error:
                 fault = error
                 break
             if collected.is_cut_off:
                 self._learner = self._cut_off(self._learner)
-            self._learner, values = self._learn(self._learner, collected.trajectory)
+            trajectory = self._spread.placed(collected.trajectory, BY_ENVIRONMENT)
+            self._learner, values = self._learn(self._learner, trajectory)
             metrics = dict(zip(self._metric_names, np.asarray(values).tolist(), strict=True))
-            healthy = bool(metrics.pop("is_healthy"))
+            healthy = metrics.pop("is_healthy") == 1.0
             self._returns.extend(collected.returns)
             self._lengths.extend(collected.lengths)
             counts = {"timesteps": collected.timesteps, "episodes": len(collected.returns)}
@@ -118,6 +129,11 @@ class HostEngine:
         """Ends the environments and their processes."""
         self.envs.close()
 
+    @property
+    def _state(self) -> TrainState:
+        """The agent's, to act with."""
+        return self._spread.one_copy(self._learner.agent)
+
     def _cut_off(self, learner: Learner) -> Learner:
         """What comes next does not follow from the newest timesteps of the memory."""
         if self.agent.experience != "transitions":
@@ -130,7 +146,7 @@ class HostEngine:
         learner, metrics = learn(self.agent, learner, trajectory)
         metrics["is_healthy"] = is_healthy(learner, metrics)
         self._metric_names = list(metrics)
-        return learner, jnp.stack([jnp.float32(value) for value in metrics.values()])
+        return learner, self._spread.averaged(jnp.stack([jnp.float32(value) for value in metrics.values()]))
 
 
 def _mean(values: deque[Any]) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.extend.random import define_prng_impl
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -37,22 +37,28 @@ def is_key(leaf: Any) -> bool:
 
 
 def _threefry(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
-    """The hash of counters (high, low) under a key [2]."""
-    schedule = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
-    high, low = high + schedule[0], low + schedule[1]
+    """The hash of counters (high, low), of one shape, under a key [2].
+
+    Written in `lax`: every operator of `jnp` is a small traced function of its own, and there are a hundred of them.
+    """
+    words = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
+    schedule = [word if high.ndim == 0 else lax.broadcast(word, high.shape) for word in words]
+    high, low = lax.add(high, schedule[0]), lax.add(low, schedule[1])
     for group in range(5):
         for distance in ROTATIONS[group % 2]:
-            high = high + low
-            low = high ^ ((low << np.uint32(distance)) | (low >> np.uint32(32 - distance)))
-        high = high + schedule[(group + 1) % 3]
-        low = low + schedule[(group + 2) % 3] + np.uint32(group + 1)
+            high = lax.add(high, low)
+            left = lax.shift_left(low, np.uint32(distance))
+            right = lax.shift_right_logical(low, np.uint32(32 - distance))
+            low = lax.bitwise_xor(high, lax.bitwise_or(left, right))
+        high = lax.add(high, schedule[(group + 1) % 3])
+        low = lax.add(lax.add(low, schedule[(group + 2) % 3]), np.uint32(group + 1))
     return high, low
 
 
 def _counted(key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
     size = math.prod(shape)
     assert size < 2**32, "more numbers than one key can draw here"
-    low = jax.lax.iota(jnp.uint32, size).reshape(shape)
+    low = lax.iota(jnp.uint32, size).reshape(shape)
     return _threefry(key, jnp.zeros_like(low), low)
 
 
@@ -75,12 +81,13 @@ def _bits(key: Array, width: int, shape: tuple[int, ...]) -> Array:
 
 @partial(jax.jit, inline=True)
 def _fold_in(key: Array, number: Any) -> Array:
-    return _once(jnp.stack(_threefry(key, jnp.uint32(0), jnp.asarray(number).astype(jnp.uint32))))
+    low = jnp.asarray(number).astype(jnp.uint32)
+    return _once(jnp.stack(_threefry(key, jnp.zeros_like(low), low)))
 
 
 def _once(drawn: Array) -> Array:
     """Keeps the compiler from computing the hash again in every place that uses it."""
-    return jax.lax.optimization_barrier(drawn)
+    return lax.optimization_barrier(drawn)
 
 
 WRITTEN_OUT = define_prng_impl(

@@ -102,6 +102,7 @@ def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learn
     enough = kept.filled * memory.num_envs >= agent.first_update
     enough &= kept.filled >= memory.n_step
 
+    @partial(jax.jit, inline=True)  # traced once, for the shapes and for the loop
     def once(state: TrainState, kept: Any) -> tuple[TrainState, Any, Metrics]:
         sample_key, key = jax.random.split(state.key)
         drawn = memory.sample(kept, sample_key, settings.batch_size)

@@ -37,6 +37,7 @@ def notices_for(spec: ExperimentSpec) -> list[str]:
         *spec.notices,
         *_unused_cluster(spec),
         *spec.environment.notices,
+        *(spec.network.notices if spec.network is not None else ()),
         *agents.notices(spec, num_envs_of(spec)),
         *unused(spec),
     ]
@@ -53,7 +54,7 @@ def notices_for(spec: ExperimentSpec) -> list[str]:
     notices += _too_short_to_learn(spec)
     if spec.deterministic:
         notices.append("deterministic is on: the agent acts without exploring while it learns")
-    return notices
+    return list(dict.fromkeys(notices))
 
 
 def _unused_cluster(spec: ExperimentSpec) -> list[str]:
@@ -107,12 +108,14 @@ def num_envs_of(spec: ExperimentSpec) -> int:
 
 
 def check_object(spec: ExperimentSpec) -> None:
-    """Refuses an environment that is an object of this process where others make it, or an instance for several."""
-    if not spec.environment.id.startswith(IN_PROCESS):
+    """Refuses what is an object of this process where others make environments, or an instance for several."""
+    environment = spec.environment
+    if not any(id.startswith(IN_PROCESS) for id in (environment.id, *(each["type"] for each in environment.wrappers))):
         return
+    from steppe.envs.given_wrappers import check_named
     from steppe.envs.in_process import check_kind_of_run
 
-    mode, vectorization, num_envs = spec.run_mode, spec.environment.vectorization, num_envs_of(spec)
+    mode, vectorization, num_envs = spec.run_mode, environment.vectorization, num_envs_of(spec)
     by_name = {
         f'run mode "{mode}"': mode in ("distributed", "async"),
         f'platform "{spec.platform}"': spec.platform != "local",
@@ -126,23 +129,40 @@ def check_object(spec: ExperimentSpec) -> None:
     needs_name, needs_several = (
         next((what for what, is_so in reasons.items() if is_so), None) for reasons in (by_name, several)
     )
-    check_kind_of_run(spec.environment.id, needs_name, needs_several)
+    check_kind_of_run(environment.id, needs_name, needs_several)
+    check_named(environment, needs_name)
+
+
+def shards_of(spec: ExperimentSpec, cores: int | None = None) -> int:
+    """Over how many host devices the environments are best spread; one if the agent or the environment rules it out."""
+    if not _can_spread(spec):
+        return 1
+    if runs_compiled(spec):
+        return shards_for(num_envs_of(spec), cores)
+    from steppe.runners.large_updates import devices_for
+
+    return devices_for(spec, cores)
+
+
+def _can_spread(spec: ExperimentSpec) -> bool:
+    return agent_class(spec.agent).experience == "trajectories"
 
 
 def make_engine(spec: ExperimentSpec, shards: int | None = None) -> Engine:
-    """Environments, agent and engine; everything that can be wrong with a spec is found here."""
+    """Environments, agent and engine; everything that can be wrong with a spec is found here.
+
+    `shards` is the number of host devices that a checkpoint keeps; None chooses for this machine.
+    """
     check_object(spec)
     if spec.run_mode != "single":
         return import_module(PARALLEL[spec.run_mode]).make_engine(spec)
-    compiled = runs_compiled(spec)
-    num_envs = num_envs_of(spec)
-    can_spread = compiled and agent_class(spec.agent).experience == "trajectories"
-    shards = prepare_jax((shards or shards_for(num_envs)) if can_spread else 1)
+    compiled, num_envs = runs_compiled(spec), num_envs_of(spec)
+    shards = prepare_jax((shards or shards_of(spec)) if _can_spread(spec) else 1)
     if num_envs % shards:
         shards = 1
     if compiled:
         return _compiled_engine(spec, num_envs, shards)
-    return _host_engine(spec, num_envs)
+    return _host_engine(spec, num_envs, shards)
 
 
 def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine:
@@ -167,7 +187,7 @@ def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine
     return engine
 
 
-def _host_engine(spec: ExperimentSpec, num_envs: int) -> Engine:
+def _host_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine:
     from steppe.envs.host import HostEnvs
     from steppe.runners.host import HostEngine
 
@@ -183,7 +203,7 @@ def _host_engine(spec: ExperimentSpec, num_envs: int) -> Engine:
             from steppe.runners.preprocessed import PreprocessedHostEnvs
 
             envs = PreprocessedHostEnvs(envs, preprocessing)
-        agent = make_agent(spec, envs, num_envs, 1, preprocessing)
+        agent = make_agent(spec, envs, num_envs, shards, preprocessing)
         return HostEngine(agent, envs, spec.environment, spec.repeat_actions, limit)
     except BaseException:
         envs.close()
@@ -252,6 +272,7 @@ def situation_of(
             (limit for limit in (spec.max_timesteps_per_episode, envs.max_episode_steps) if limit), default=None
         ),
         stacked_frames=_stacked_frames(spec, preprocessing),
+        is_for_tensorforce=spec.agent.is_for_tensorforce,
     )
 
 

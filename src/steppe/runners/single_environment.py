@@ -16,10 +16,15 @@ class Host(HostEnvs):
     """Gymnasium environments, whose actions otherwise count from 0."""
 
     def __init__(
-        self, environment: EnvironmentSpec, limit: int | None = None, repeat: int = 1, num_envs: int = 1
+        self,
+        environment: EnvironmentSpec,
+        limit: int | None = None,
+        repeat: int = 1,
+        num_envs: int = 1,
+        render_mode: str | None = None,
     ) -> None:
         """`limit`: timesteps after which an episode is cut; `repeat`: how many steps each action lasts."""
-        super().__init__(environment, num_envs, limit, repeat)
+        super().__init__(environment, num_envs, limit, repeat, render_mode)
 
     def step(self, actions: np.ndarray) -> Step:
         """One decision in each environment; actions: [N, ...]."""

@@ -29,6 +29,7 @@ DQN = {
     "type": "dqn",
     "batch_size": 16,
     "learning_starts": 200,
+    "update_frequency": 4,
     "n_step": 1,
     "memory": {"capacity": 2000},
     "exploration": {"type": "epsilon_anneal", "timesteps": 1000},

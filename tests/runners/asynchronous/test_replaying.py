@@ -18,7 +18,14 @@ from steppe.runners.compilation import prepare_jax
 from steppe.specs.spaces import Box, Discrete
 
 OBSERVED, CHOICE = Box((2,)), Discrete(3)
-DQN = {"type": "dqn", "batch_size": 16, "learning_starts": 100, "memory": {"capacity": 512}, "n_step": 3}
+DQN = {
+    "type": "dqn",
+    "batch_size": 16,
+    "learning_starts": 100,
+    "update_frequency": 4,
+    "memory": {"capacity": 512},
+    "n_step": 3,
+}
 
 
 def core_of(agent=DQN, asynchronous=None, environment="CartPole-v1", **fields):

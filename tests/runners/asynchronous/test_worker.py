@@ -25,6 +25,7 @@ from steppe.runners.asynchronous import AsyncWorker, link
 from steppe.runners.asynchronous.environments import environment_of
 from steppe.runners.asynchronous.link import Door, LearnerLost
 from steppe.runners.asynchronous.task import Task
+from steppe.runners.asynchronous.words import MOST_LINES
 from steppe.runners.asynchronous.worker import work
 
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -108,18 +109,17 @@ def test_what_was_printed_is_handed_on_when_it_begins_and_before_it_fails():
         greet(line)
         line.read()
         line.write(news("news", 0, 1.0))
-        for _ in range(3):
-            messages.append(line.read())
+        while (message := line.read())["op"] != "leave":
+            messages.append(message)
             line.write({"op": "noted"})
-        line.read()
 
     printed = iter([[(20, "the simulator loads")], [(99, "the wing has \udc80 fallen off")]])
     failing = HostEnvs(environment_of(Falling, 1), 1)
     with scripted(script) as address, pytest.raises(EnvironmentFault):
         work(Door(address, reconnect=10.0), lambda: failing, Zeros(), heard=lambda: next(printed))
     assert messages[0] == {"op": "said", "lines": [[20, "the simulator loads"]]}
-    assert messages[1] == {"op": "said", "lines": [[50, "the wing has ? fallen off"]]}
-    assert messages[2]["op"] == "fault"
+    assert (messages[1]["op"], messages[1]["lines"][0]) == ("said", [50, "the wing has ? fallen off"])
+    assert messages[-1]["op"] == "fault"
 
 
 def test_a_broken_connection_is_made_again_and_the_batch_sent_again():
@@ -307,15 +307,21 @@ def test_an_environment_that_fails_is_told_to_the_learner_and_raised():
         greet(line)
         line.read()
         line.write(news("news", 0, 1.0))
-        told.append(line.read())
-        line.write({"op": "noted"})
-        told.append(line.read())
+        while (message := line.read())["op"] != "leave":
+            told.append(message)
+            line.write({"op": "noted"})
         line.write({"op": "bye"})
 
     with scripted(script) as address, pytest.raises(EnvironmentFault, match="the simulator has crashed"):
         AsyncWorker(address, Fails, policy=Zeros()).work()
-    assert (told[0]["op"], "the simulator has crashed" in told[0]["message"]) == ("fault", True)
-    assert told[1]["op"] == "leave"
+    *said, fault = told
+    assert (fault["op"], "the simulator has crashed" in fault["message"]) == ("fault", True)
+    assert {message["op"] for message in said} == {"said"}
+    assert all(len(message["lines"]) <= MOST_LINES for message in said)
+    lines = [text for message in said for _, text in message["lines"]]
+    assert lines[0] == "Traceback (most recent call last):"
+    assert 'raise ValueError("the simulator has crashed")' in lines[-2]
+    assert lines[-1] == "ValueError: the simulator has crashed"
 
 
 def test_a_learner_with_a_policy_of_its_own_kind_needs_one_here_too():

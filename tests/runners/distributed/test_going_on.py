@@ -169,7 +169,7 @@ def test_a_run_that_goes_on_from_its_beginning_has_the_same_workers(tmp_path):
 @pytest.mark.learning
 @pytest.mark.usefixtures("ray")
 def test_one_worker_that_overlaps_is_never_stale_and_its_memory_and_targets_go_on(tmp_path):
-    agent = TINY_DQN | {"target_sync_frequency": 50}
+    agent = TINY_DQN | {"target_sync_frequency": 50, "update_frequency": 4}
     spec = spec_of(agent, total_timesteps=2_000, num_workers=1, distributed={"overlap": True})
     train(tmp_path, spec, **pausing_after(500, []))
     paused = load_latest(tmp_path).arrays

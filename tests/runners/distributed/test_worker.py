@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from one_process_ray import RayError, RayTaskError
 
-from steppe.errors import UserError
+from steppe.errors import EnvironmentFault, UserError
 from steppe.runners import setup, simulators
 from steppe.runners.distributed import worker
 from steppe.runners.distributed.words import Posting
@@ -35,6 +36,28 @@ def test_the_simulator_in_its_own_pod_is_waited_for(monkeypatch, platform, came)
     posting = Posting(1, 1, spec.model_dump(mode="json"), [0, 1], 1, False, 1.0, None, ())
     assert worker.Worker(posting).begin().mistake == "enough"
     assert happened == came
+
+
+def test_the_traceback_of_the_users_code_is_told_to_the_driver(monkeypatch):
+    pytest.importorskip("ray")
+
+    def opened(*_, **__):
+        try:
+            raise ValueError("no such room")
+        except ValueError as error:
+            raise EnvironmentFault("it raised") from error
+
+    monkeypatch.setattr(worker, "die_with_parent", lambda: None)
+    monkeypatch.setattr(worker, "_share_gpu", lambda: None)
+    monkeypatch.setattr(setup, "make_engine", opened)
+    spec = ExperimentSpec.model_validate(
+        {"name": "x", "environment": BESIDE, "agent": "ppo", "run_mode": "distributed"}
+    )
+    report = worker.Worker(Posting(1, 1, spec.model_dump(mode="json"), [0, 1], 1, False, 1.0, None, ())).begin()
+    assert report.fault == "it raised"
+    [(level, text)] = report.log
+    assert level == logging.ERROR
+    assert 'in opened\n    raise ValueError("no such room")\nValueError: no such room\n' in text
 
 
 class SlowRay:

@@ -31,7 +31,15 @@ from steppe.records.policy_description import PolicyDescription
 from steppe.runners.asynchronous.board import Spaces
 from steppe.runners.asynchronous.inbox import Over
 from steppe.runners.asynchronous.task import Task
-from steppe.runners.asynchronous.words import LONGEST_LINE, LONGEST_SENTENCE, NAME, TOKEN_VARIABLE, VERSION, Lines
+from steppe.runners.asynchronous.words import (
+    LONGEST_LINE,
+    LONGEST_SENTENCE,
+    MOST_LINES,
+    NAME,
+    TOKEN_VARIABLE,
+    VERSION,
+    Lines,
+)
 from steppe.specs.allowed_modules import NO_MODULES, AllowedModules
 from steppe.specs.connections import split_address
 from steppe.specs.spaces import to_json
@@ -148,8 +156,8 @@ class Link:
     def complain(self, sentence: str, lines: Lines) -> None:
         """Tells the learner what ends this worker, and what it last printed, if it can still be told."""
         with contextlib.suppress(Disconnected, TooSlow, Over, SteppeError):
-            if lines:
-                self._ask(said(lines), LEAVE_SECONDS)
+            for start in range(0, len(lines), MOST_LINES):
+                self._ask(said(lines[start : start + MOST_LINES]), LEAVE_SECONDS)
             self._ask({"op": "fault", "message": sentence}, LEAVE_SECONDS)
 
     def close(self) -> None:

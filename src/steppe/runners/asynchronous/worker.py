@@ -38,8 +38,12 @@ from steppe.runners.asynchronous.words import (
 from steppe.runners.preprocessed_host import PreprocessedHostEnvs
 from steppe.specs.allowed_modules import AllowedModules
 from steppe.specs.connections import split_address, written_address
+from steppe.specs.user_code import has_traceback, traceback_of
 
 log = logging.getLogger(__name__)
+
+TRACEBACK_LINES = 60
+"""As many lines of a traceback are told to the learner: the last ones, where the user's code is."""
 
 
 class AsyncWorker:
@@ -116,10 +120,19 @@ def work(
                 f"the learner at {door.address} {error}; install the same version of Steppe on both sides"
             ) from None
         except Exception as error:
-            link.complain((str(error) or type(error).__name__)[:LONGEST_SENTENCE], heard())
+            sentence = (str(error) or type(error).__name__)[:LONGEST_SENTENCE]
+            link.complain(sentence, [*heard(), *_traceback_lines(error)])
             raise
         finally:
             link.close()
+
+
+def _traceback_lines(error: Exception) -> Lines:
+    """The end of its traceback for the learner's log, if the user's code raised it."""
+    if isinstance(error, SteppeError) and not has_traceback(error):
+        return []
+    lines = traceback_of(error.__cause__ or error).splitlines()
+    return [(logging.ERROR, line) for line in lines[-TRACEBACK_LINES:]]
 
 
 def _made(door: Door, make_envs: Callable[[], HostEnvs]) -> HostEnvs:

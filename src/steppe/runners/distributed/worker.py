@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -14,9 +15,13 @@ from steppe.runners.distributed.exchange import Exchange, ServersLost
 from steppe.runners.distributed.words import Order, Posting, Report
 from steppe.runners.listening import Listening
 from steppe.runners.ray_session import die_with_parent
+from steppe.specs.user_code import has_traceback, traceback_of
 
 if TYPE_CHECKING:
     from steppe.runners.distributed.work import Base, Done
+
+
+log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -178,9 +183,17 @@ def _telling(report: Report) -> Iterator[None]:
     except ServersLost as lost:
         report.lost_servers = lost.indices
     except UserError as error:
+        _log_traceback(error)
         report.mistake = str(error)
     except SteppeError as error:
+        _log_traceback(error)
         report.fault = str(error)
+
+
+def _log_traceback(error: SteppeError) -> None:
+    """Into what the driver hears of this worker, and so into log.txt, if the user's code raised it."""
+    if has_traceback(error):
+        log.error("the whole traceback:\n%s", traceback_of(error))
 
 
 def received(ray: Any, sent: Sequence[Any], seconds: float) -> list[Any]:

@@ -1,0 +1,86 @@
+"""How many host devices share a large update: decided from the spec, since JAX must know it before it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steppe.agents import agent_class
+from steppe.agents.ppo import MOST_MINIBATCHES
+from steppe.envs.cores import available_cores
+from steppe.runners.setup import num_envs_of
+from steppe.specs.defaults_by_kind import kind_of
+from steppe.specs.experiment import ExperimentSpec
+
+WORK_PER_DEVICE = 2**26
+"""How many multiplications of one convolution over a minibatch pay for a device: Nature's network has as many over 37
+pictures. Dense layers are left to one device: two that share 256 rows of 256 x 256 take as long as one."""
+POSITIONS = 49
+"""At how many places a convolution is applied at least, for all that a spec tells: Nature's last one."""
+
+
+def devices_for(spec: ExperimentSpec, cores: int | None = None) -> int:
+    """How many host devices share the environments of a host run, and the minibatches of what is seen there."""
+    cores = available_cores() if cores is None else cores
+    most = min(cores, _work_of_minibatch(spec) // WORK_PER_DEVICE)
+    devices = 1
+    while devices * 2 <= most and _is_even(spec, devices * 2):
+        devices *= 2
+    return devices
+
+
+def _is_even(spec: ExperimentSpec, devices: int) -> bool:
+    """Whether each device gets as many environments, whose timesteps make up the minibatches that are asked for."""
+    settings, num_envs = _settings(spec), num_envs_of(spec)
+    is_recurrent = spec.network is not None and spec.network.is_recurrent
+    if is_recurrent or getattr(settings, "rollout_episodes", None) is not None or num_envs % devices:
+        return False
+    return _timesteps(spec) // devices % (getattr(settings, "minibatches", None) or 1) == 0
+
+
+def _work_of_minibatch(spec: ExperimentSpec) -> int:
+    """Multiplications of the largest convolution over one minibatch, 0 without any."""
+    settings = _settings(spec)
+    if getattr(settings, "optimization_steps", None) is not None:
+        rows = round(_timesteps(spec) * settings.subsampling_fraction)
+    else:
+        minibatches = getattr(settings, "minibatches", 1)
+        rows = _timesteps(spec) // (MOST_MINIBATCHES if minibatches is None else minibatches)
+    return rows * POSITIONS * _filter_weights(_layers(spec))
+
+
+def _timesteps(spec: ExperimentSpec) -> int:
+    """How many timesteps of all environments an update learns from."""
+    settings, num_envs = _settings(spec), num_envs_of(spec)
+    total = getattr(settings, "rollout_timesteps", None)
+    return settings.horizon * num_envs if total is None else -(-total // num_envs) * num_envs
+
+
+def _settings(spec: ExperimentSpec) -> Any:
+    return spec.agent.settings_as(agent_class(spec.agent).Settings)
+
+
+def _layers(spec: ExperimentSpec) -> list[Any]:
+    """Those of the network, or those that pictures get by default as far as the environment's id tells of them."""
+    from steppe.networks import default_layers
+    from steppe.specs.spaces import Box
+
+    if spec.network is not None:
+        return list(spec.network.root)
+    if kind_of(spec.environment) != "pictures":
+        return []
+    return list(default_layers(Box((84, 84, 4), (0.0,), (255.0,), "uint8")).root)
+
+
+def _filter_weights(layers: list[Any]) -> int:
+    """Weights of the largest convolution, but of the first one, whose inputs a spec does not tell."""
+    most, inputs = 0, 0
+    for layer in layers:
+        if layer.type in ("conv1d", "conv2d"):
+            window = layer.window if isinstance(layer.window, list | tuple) else [layer.window] * int(layer.type[4])
+            weights = inputs * layer.size
+            for length in window:
+                weights *= length
+            most, inputs = max(most, weights), layer.size
+        elif layer.type in ("dense", "linear", "input", "flatten"):
+            inputs = 0
+    return most
