@@ -75,5 +75,5 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ExperimentSpec, bool]
         return Outcome("completed", f"all {timesteps} timesteps were run", timesteps, 9, 4, 12.5, 0.5, ["mind the gap"])
 
     monkeypatch.setattr(runners, "run", run)
-    monkeypatch.setattr(runners, "check", lambda spec: [])
+    monkeypatch.setattr(runners, "check", lambda spec, resumed=None: [])
     return calls

@@ -22,6 +22,12 @@ def test_agents_lists_every_agent_with_a_sentence(steppe: Any) -> None:
     assert all(sentence.strip().endswith(".") for _, sentence in rows)
 
 
+def test_agents_are_listed_without_importing_jax() -> None:
+    code = "import sys; from steppe.cli import main; main(['agents']); print('jax' in sys.modules, file=sys.stderr)"
+    child = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert child.stderr.strip() == "False"
+
+
 def test_agents_spells_out_what_the_letters_stand_for(steppe: Any) -> None:
     sentences = json.loads(steppe("agents", "--json").out)
     assert set(sentences) - {"random", "constant"} == set(catalogue.FULL_NAMES)
@@ -197,6 +203,14 @@ def test_settings_are_shown_with_the_names_they_had(steppe: Any) -> None:
     assert "Also spelled `step_optimizer`." in rows["optimizer"]
     assert "Also spelled `baseline_mode`." in rows["share_network"]
     assert rows["entropy_coefficient"].count("entropy_regularization") == 1
+    rows = {row.split()[0]: row for row in steppe("agents", "dqn").out.splitlines()[2:] if row.strip()}
+    assert "quantiles are learned. Also spelled `huber_loss`." in rows["huber"]
+    assert "over time. Also spelled `actions_exploration`, `explorations_spec`." in rows["exploration"]
+
+
+def test_the_newest_version_of_an_environment_comes_first(steppe: Any) -> None:
+    names = [row.split()[0] for row in steppe("environments").out.splitlines()[1:]]
+    assert names[:3] == ["Acrobot-v1", "CartPole-v1", "CartPole-v0"]
 
 
 @pytest.mark.parametrize(

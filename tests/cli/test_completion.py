@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from typer.main import get_command
 
 from steppe import agents
 from steppe.cli import completion
+from steppe.cli.app import app_for
 from steppe.envs import registry
 from steppe.experiments import project as projects
 from steppe.specs import files
@@ -111,11 +113,22 @@ def test_fish_is_answered_with_the_experiments(run_names: Path) -> None:
     assert asked("fish", **words).split() == ["first", "fishing"]
 
 
+@pytest.mark.parametrize("program", ["steppe", "tfcli"])
+def test_fish_gets_one_line_for_each_command(run_names: Path, program: str) -> None:
+    fish = {"_TYPER_COMPLETE_ARGS": f"{program} ", "_TYPER_COMPLETE_FISH_ACTION": "get-args", "COLUMNS": "40"}
+    code = f"import sys; sys.argv = ['{program}']; from steppe.cli import main; main([])"
+    env = dict(os.environ) | {f"_{program.upper()}_COMPLETE": "complete_fish"} | fish
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    commands = [line.partition("\t")[0] for line in done.stdout.splitlines()]
+    assert set(commands) == set(get_command(app_for([])).commands)
+    assert len(commands) == len(set(commands))
+
+
 def test_completing_imports_nothing_heavy(run_names: Path) -> None:
     heavy = ("jax", "numpy", "gymnasium", "pydantic", "rich.table", "yaml")
     code = (
-        "import sys; from steppe.cli import completion, app; completion.experiments(''); completion.agents(''); "
-        f"completion.environments(''); print([name for name in {heavy} if name in sys.modules])"
+        "import sys; from steppe.cli import completion, app; app.app_for([]); completion.experiments(''); "
+        f"completion.agents(''); completion.environments(''); print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from steppe.cli import running
+from steppe import agents
+from steppe.cli import catalogue, running
 from steppe.cli.console import Console, table, wrapped
+from steppe.specs import old_settings
 
 NAME = "CartPole-v1-ppo-with-a-tuned-learning-rate-1"
 
@@ -63,6 +65,32 @@ def test_prose_in_a_table_is_wrapped_between_words(terminal: Console) -> None:
     )
 
 
+def test_prose_stands_below_its_row_if_there_is_no_room_beside_it(terminal: Console) -> None:
+    listing = table("SETTING", "TYPE", "DEFAULT", "WHAT IT DOES", drop=("TYPE",))
+    sentence = "How much of it counts, beside what `the_name_of_another_setting` says of the same thing."
+    listing.add_row("memory.the_longest_name_of_a_setting", "number", '"a_word_of_20_letters"', sentence)
+    listing.add_row("short", "number", "0.5", "Short.")
+    terminal.print(listing)
+    lines = printed(terminal)
+    assert max(map(len, lines)) <= 80
+    assert [line.split() for line in lines[:2]] == [
+        ["SETTING", "DEFAULT"],
+        ["memory.the_longest_name_of_a_setting", '"a_word_of_20_letters"'],
+    ]
+    assert " ".join(" ".join(lines[2:4]).split()) == sentence
+    assert [line.rstrip() for line in lines[2:]][-1] == "not shown, as the terminal is too narrow: TYPE"
+    assert [line.split() for line in lines[4:6]] == [["short", "0.5"], ["Short."]]
+
+
+@pytest.mark.parametrize("agent", ["dqn", "ddpg", "td3", "naf"])
+def test_the_settings_of_an_agent_fit_the_terminal(terminal: Console, agent: str) -> None:
+    settings = agents.settings_class(agent)
+    terminal.print(catalogue._settings_table(settings, old_settings.spelled(settings)))
+    lines = printed(terminal)
+    assert max(map(len, lines)) <= 80
+    assert "  learning_rate" in {line.partition("   ")[0] or line[:15] for line in lines}
+
+
 def test_commands_to_copy_are_one_line_each(terminal: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "console", lambda: terminal)
     command = f"steppe policy export steppe-runs/{NAME}/policy --to policy-of-the-first-evening.onnx"
@@ -76,6 +104,14 @@ def test_commands_to_copy_are_one_line_each(terminal: Console, monkeypatch: pyte
         ("short", ["short"]),
         ("  folder       /" + "a" * 90, ["  folder       /" + "a" * 90]),
         ("note: " + "word " * 16, ["note: " + "word " * 14 + "word", "  word"]),
+        (
+            "  trained      3,072 timesteps, 102 episodes, 480 updates in 1 s, 1,649 timesteps/s",
+            ["  trained      3,072 timesteps, 102 episodes, 480 updates in 1 s,", "    1,649 timesteps/s"],
+        ),
+        (
+            "    layer 2        dense, size 64, activation tanh, output 64, parameters 4,160 *",
+            ["    layer 2        dense, size 64, activation tanh, output 64, parameters", "      4,160 *"],
+        ),
         (
             'note: what it left is on cluster "lab"; fetch it with: steppe experiment download -e first; then go on',
             [

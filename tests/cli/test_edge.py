@@ -3,14 +3,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from steppe.cli import main
+from steppe.cli.app import app_for
 from steppe.errors import SteppeError
 from steppe.experiments import project as project_module
 
@@ -20,6 +22,8 @@ from steppe.experiments import project as project_module
     [
         (["trian"], 'unknown command "trian"; did you mean "train"?'),
         (["experiment", "strat"], 'unknown command "strat"; did you mean "start"?'),
+        (["experiment", "evaluate"], 'unknown command "evaluate"; did you mean "steppe evaluate"?'),
+        (["play", "CartPole-v1"], 'unexpected argument "CartPole-v1" ("steppe play --help" lists what there is)'),
         (["train", "--agnet", "ppo"], 'unknown option "--agnet"; did you mean "--agent"?'),
         (["experiment", "start"], "no experiment is named; try: steppe experiment start first"),
         (
@@ -48,6 +52,10 @@ from steppe.experiments import project as project_module
         (["train", "CartPole-v1", "-m", "async", "--platform", "ray", "--address", "far"], '"10.0.0.1:6379"'),
         (["agents", "pppo"], 'error: unknown agent "pppo"; did you mean "ppo"? ("steppe agents" lists them)'),
         (["train", "CartPole-v1", "--stop-at-return", "null"], 'wrong value "null" in --stop-at-return'),
+        (
+            ["train", "CartPole-v1", "--seed", "1,2,3"],
+            'wrong value "1,2,3" in --seed, which takes one seed; for several give --seeds 1,2,3',
+        ),
         (["train", "CartPole-v1", "--seed", "true"], 'wrong value "true" in --seed; it must be a whole number'),
         (["policy", "export", "nowhere"], 'no experiment "nowhere"'),
         (["cluster", "creat"], 'unknown command "creat"; did you mean "create"?'),
@@ -130,6 +138,35 @@ def test_help_names_fields_that_the_command_takes(steppe: Any) -> None:
     assert "Train on this cluster" not in steppe("experiment", "manifest", "--help").out
 
 
+def _pages(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every command that has a help page."""
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _pages(inner, (*words, name))
+
+
+def test_help_breaks_no_word_and_no_command(steppe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in _pages(get_command(app_for([]))):
+        usage, *lines = steppe(*words, "--help").out.splitlines()
+        assert usage.startswith("Usage:")
+        assert [line for line in lines if line.endswith(("-", "..."))] == []
+        examples = [number for number, line in enumerate(lines) if line.startswith("  For example: ")]
+        assert [lines[number + 1] for number in examples] == [""] * len(examples)
+
+
+def test_a_letter_with_two_meanings_is_explained(steppe: Any) -> None:
+    for words in (("train",), ("experiment", "new")):
+        assert "in other commands -e names an experiment" in " ".join(steppe(*words, "--help").out.split())
+    assert "in other commands -f names a file" in " ".join(steppe("init", "--help").out.split())
+    answer = steppe("train", "CartPole-v1", "-e", "first")
+    assert (answer.code, answer.err) == (
+        2,
+        'error: wrong value "first" in --episodes; it must be a whole number (-e is short for --episodes here; in '
+        "other commands it names an experiment)\n",
+    )
+
+
 def test_a_folder_is_no_file(steppe: Any, project: Path) -> None:
     (project / "dir.json").mkdir()
     answer = steppe("experiment", "new", "-f", "dir.json")
@@ -178,6 +215,41 @@ def test_list_imports_nothing_heavy(project: Path) -> None:
         f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_only_the_command_that_is_called_is_put_together() -> None:
+    assert list(get_command(app_for(["train", "CartPole-v1"])).commands) == ["train"]
+    assert list(get_command(app_for(["experiment", "list"])).commands) == ["experiment"]
+    everything = list(get_command(app_for([])).commands)
+    assert {"train", "experiment", "serve"} < set(everything)
+    for words in (["--help"], ["trian"], ["--version", "train"]):
+        assert list(get_command(app_for(words)).commands) == everything
+
+
+def test_only_the_command_that_is_called_is_imported() -> None:
+    code = (
+        "import sys; from steppe.cli import main; main(['version']); "
+        "print([name for name in ('serve', 'cluster', 'train') if f'steppe.cli.{name}' in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[1:] == ["[]"]
+
+
+def test_training_imports_neither_gymnasium_nor_export_before_the_first_timestep(tmp_path: Path) -> None:
+    code = (
+        "import sys; from steppe.runners.loop import Loop; from steppe.cli import main; late = "
+        "['gymnasium', 'onnx', 'PIL', 'flax', 'tensorboardX', 'boto3', 'steppe.specs.serving', "
+        "'steppe.runners.evaluation']; advance = Loop._take_in\n"
+        "def told(*arguments):\n"
+        "    print([name for name in late if name in sys.modules], file=sys.stderr)\n"
+        "    advance(*arguments)\n"
+        "Loop._take_in = told\n"
+        "main('train CartPole-v1 --agent ppo -q -t 1024 --set video=false --set final_evaluation=null'.split())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True, cwd=tmp_path
+    )
     assert done.stderr.strip() == "[]"
 
 

@@ -205,6 +205,48 @@ def test_a_token_and_tls_are_passed_on(shell: Steppe) -> None:
     assert "does not let us in" in without.err
 
 
+SHOWN = """
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Shown(CartPoleEnv):
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode=render_mode)
+        with open("made.txt", "a") as file:
+            print(render_mode, file=file)
+
+    def close(self):
+        with open("made.txt", "a") as file:
+            print("a window" if self.screen is not None else "no window", file=file)
+        super().close()
+"""
+
+
+def test_the_first_runner_plays_in_a_window(shell: Steppe) -> None:
+    pytest.importorskip("pygame")
+    shell.environment["SDL_VIDEODRIVER"] = "dummy"
+    (shell.folder / "shown.py").write_text(SHOWN)
+    save_policy(shell.folder / "walk")
+    served = serve(shell, "walk")
+    words = ("-E", "shown:Shown", "--max-timesteps-per-episode", "20", "--episodes", "4", "--runners", "2", "-q")
+    answer = shell("play", "--url", served.url, *words, "--render")
+    assert answer.code == 0, answer.err
+    # One to look at its spaces, and one for each runner.
+    assert sorted((shell.folder / "made.txt").read_text().splitlines()) == [
+        *["None", "None", "a window", "human", "no window", "no window"]
+    ]
+
+
+def test_without_a_screen_nothing_can_be_shown(shell: Steppe) -> None:
+    for variable in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        shell.environment.pop(variable, None)
+    answer = shell("play", "--url", "http://127.0.0.1:1", *SHORT, "--render", "--patience", "0")
+    assert answer.code == 2
+    assert answer.err.startswith("error: --render shows a window, and this machine has no screen"), answer.err
+    shell.environment["DISPLAY"] = ":0"
+    answer = shell("play", "--url", "http://127.0.0.1:1", "-E", "GridWorld", "--render", "--patience", "0")
+    assert 'environment "GridWorld" only runs compiled and has no window; leave out --render' in answer.err
+
+
 def test_mistakes_are_told_in_one_sentence(steppe: Callable, here: Path) -> None:
     (here / "file").write_text("")
     url = ("--url", "http://127.0.0.1:1", "--patience", "0")

@@ -3,13 +3,14 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import io
+import re
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from steppe.cli import progress
+from steppe.cli import live, progress
 from steppe.runners import Progress
 from steppe.specs.experiment import ExperimentSpec
 
@@ -236,3 +237,41 @@ def test_training_survives_a_ctrl_c_while_a_line_is_printed(monkeypatch: pytest.
     monkeypatch.setattr("builtins.print", reentrant)
     lines.announce("pausing")
     assert len(tried) == 1
+
+
+def _screen(written: str, width: int) -> list[str]:
+    """The lines of a terminal after so many characters and control codes, without the empty ones at its end."""
+    lines: list[list[str]] = [[]]
+    row = column = 0
+    for code, character in re.findall(r"\x1b\[([?0-9;]*[A-Za-z])|([^\x1b])", written.replace("\n", "\r\n")):
+        if code == "2K":
+            lines[row] = []
+        elif code.endswith("A"):
+            row -= int(code[:-1])
+        elif character == "\r":
+            column = 0
+        elif character:
+            # A terminal goes to the next line when a character has no room, not before.
+            if character == "\n" or column == width:
+                row, column = row + 1, 0 if column == width else column
+                lines += [[]] if row == len(lines) else []
+            if character != "\n":
+                lines[row] = [*lines[row][:column], *" " * (column - len(lines[row])), character]
+                column += 1
+    screen = ["".join(line) for line in lines]
+    while screen and not screen[-1].strip():
+        screen.pop()
+    return screen
+
+
+@pytest.mark.parametrize("keys", ["", "^C", "^C^C"])
+def test_nothing_of_the_panel_stays_when_keys_were_pressed(monkeypatch: pytest.MonkeyPatch, keys: str) -> None:
+    terminal = io.StringIO()
+    out = Console(file=terminal, force_terminal=True, width=60, height=20, color_system=None)
+    monkeypatch.setattr(live, "console", lambda: out)
+    panel = progress.Panel(_spec(total_timesteps=500_000))
+    with panel:
+        assert _screen(terminal.getvalue(), 60)[0].startswith("╭─ first: ppo on CartPole-v1")
+        terminal.write(keys)
+        panel.announce("pausing: saving a checkpoint (Ctrl-C again ends at once)")
+    assert _screen(terminal.getvalue(), 60) == []

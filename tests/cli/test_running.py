@@ -54,9 +54,10 @@ def test_a_run_that_has_saved_a_policy_can_be_served_next(tmp_path: Path, state:
     pytest.importorskip("uvicorn", reason="the extra serve is not installed")
     run = RunFolder(tmp_path / "steppe-runs" / "first")
     run.create(ExperimentSpec(name="first", environment="CartPole-v1", agent="ppo"))
-    assert not any("serve" in command for command in next_commands(run, Status(state=state)))
+    assert not any("serve" in command for command in next_commands(run, Status(state=state, timestep=100)))
     save_policy(run.path / "policy")
-    (command,) = (each for each in next_commands(run, Status(state=state)) if "serve" in each)
+    assert not any("serve" in command for command in next_commands(run, Status(state=state)))  # nothing is learned yet
+    (command,) = (each for each in next_commands(run, Status(state=state, timestep=100)) if "serve" in each)
     assert command.startswith("steppe serve -e ")
     endpoint = load_endpoint(shlex.split(command)[-1], start=tmp_path)
     assert endpoint.models() == ("first",)

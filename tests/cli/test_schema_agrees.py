@@ -101,6 +101,8 @@ AGENTS: list[Any] = [
     {"type": "tensorforce.agents.DQNNstepAgent"},
     "tensorforce.agents.dqn_nstep_agent",
     "dqn-nstep",
+    "acktr_agent",
+    {"type": "tensorforce.agents.ACKTRAgent", "learning_rate": 0.01},
     {"type": "dqn", "optimizer": "adam"},
     {"type": "dqn", "optimizer": {"type": "adam", "learning_rate": 1e-3}},
     {"type": "dqn", "optimizer": {"type": "multi_step", "optimizer": {"type": "adam", "learning_rate": 1e-3}}},
@@ -170,6 +172,7 @@ NETWORKS: list[Any] = [
     [{"type": "input", "names": "state"}, {"type": "output", "output": "x"}, {"type": "input", "inputs": ["x"]}],
     [[{"type": "input", "inputs": ["a"]}, {"type": "output", "name": "b"}], [{"type": "input", "names": ["b"]}]],
     [{"type": "my_layers:Mine", "width": 3}],
+    [{"type": "flatten"}, {"type": "tf_layer", "layer": "batch_normalization", "center": True, "momentum": 0.9}],
     {"layers": [{"type": "dense", "size": 1e2}]},
     {"$schema": "network.schema.json", "layers": [{"type": "flatten"}]},
 ]

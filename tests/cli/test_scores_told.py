@@ -34,7 +34,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Any:
             return Outcome("completed", "done", 500_000, 9, 4, 12.5, 0.5, [], found)
 
         monkeypatch.setattr(runners, "run", run)
-        monkeypatch.setattr(runners, "check", lambda spec: [])
+        monkeypatch.setattr(runners, "check", lambda spec, resumed=None: [])
 
     return ends_with
 

@@ -17,7 +17,7 @@ from steppe.errors import UserError
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> None:
     counting_members.use(monkeypatch)
-    monkeypatch.setattr(runners, "check", lambda spec: [])
+    monkeypatch.setattr(runners, "check", lambda spec, resumed=None: [])
 
 
 def test_train_makes_a_group_and_ends_with_one_table(steppe: Any, counting: None, here: Path) -> None:
@@ -65,7 +65,7 @@ def test_an_experiment_of_a_project_is_started_with_several_seeds(steppe: Any, c
     [
         (("--seeds", "2", "--seed", "1"), "seed and --seeds are both given"),
         (("--seeds", "2", "--set", "seed=1"), "seed and --seeds are both given"),
-        (("--seeds", "2", "--detach"), "leave out --detach"),
+        (("--seeds", "2", "--detach"), "leave out --detach, and to close the terminal meanwhile begin it with nohup"),
         (("--seeds", "0"), "wrong number of seeds 0"),
         (("--seeds", "1,1"), "the seed 1 is given twice"),
     ],

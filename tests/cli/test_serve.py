@@ -34,7 +34,7 @@ def test_a_policy_is_served_until_a_signal_comes(shell: Steppe, number: signal.S
 
 def test_the_serving_process_never_imports_jax(tmp_path: Path) -> None:
     program = (
-        "import sys; import steppe.cli.app, steppe.serve.server, steppe.serve.http.app, steppe.serve.loading; "
+        "import sys; import steppe.cli.serve, steppe.serve.server, steppe.serve.http.app, steppe.serve.loading; "
         "steppe.serve.loading.load_endpoint(sys.argv[1], start=sys.argv[2]); print('jax' in sys.modules)"
     )
     folder = save_policy(tmp_path / "walk")
@@ -119,7 +119,7 @@ def test_a_database_can_be_named_by_the_environment(shell: Steppe) -> None:
     served.command.answer()
     assert (shell.folder / "kept.sqlite").is_file()
     assert shell("serve", "report").err == "error: give the endpoint's name\n"
-    assert shell("serve", "report", "walk").out.startswith("1 decisions, 1 rewarded")
+    assert shell("serve", "report", "walk").out.startswith("1 decision, 1 rewarded")
 
 
 def test_others_need_a_token_and_are_told_that_nothing_is_encrypted(shell: Steppe) -> None:

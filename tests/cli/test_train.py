@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import steppe as package
 from steppe.experiments.store import RunFolder
 from steppe.records.checkpoints import list_checkpoints
+from steppe.runners import distributed
 
 
 def test_train_needs_no_project(steppe: Any, here: Path, trained: Any) -> None:
@@ -33,6 +35,27 @@ def test_each_run_without_a_name_is_a_new_one(steppe: Any, here: Path, trained: 
     for _ in range(2):
         steppe("train", "CartPole-v1", "-q")
     assert [spec.name for spec, _ in trained] == ["CartPole-v1-ppo-1", "CartPole-v1-ppo-2"]
+
+
+def test_distributed_without_ray_is_refused_before_a_run_folder_is_made(
+    steppe: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = distributed.find_spec
+    monkeypatch.setattr(distributed, "find_spec", lambda name: None if name == "ray" else found(name))
+    answer = steppe("train", "CartPole-v1", "-m", "distributed", "-w", "2")
+    assert answer.code == 2
+    assert 'pip install "steppe[cluster]"' in answer.err
+    assert not (here / "steppe-runs").exists()
+
+
+def test_updates_in_gymnasium_environments_are_whole_numbers(steppe: Any, here: Path) -> None:
+    answer = steppe("train", "CartPole-v1", "-n", "mine", "-t", "600", "--set", "environment.backend=gymnasium", "-q")
+    assert answer.code == 0, answer.err
+    lines = [json.loads(line) for line in (here / "steppe-runs" / "mine" / "metrics.jsonl").read_text().splitlines()]
+    updates = [line["update"] for line in lines if "update" in line]
+    assert updates
+    assert all(type(update) is int for update in updates)
+    assert type(json.loads((here / "steppe-runs" / "mine" / "status.json").read_text())["update"]) is int
 
 
 def test_a_run_with_a_name_is_not_overwritten(steppe: Any, here: Path, trained: Any) -> None:

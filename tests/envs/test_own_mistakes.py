@@ -42,6 +42,11 @@ class NeedsRoom(Old):
         int("room")
 
 
+class Verbose(Old):
+    def step(self, action: Any) -> Any:
+        raise ValueError("no such joint:\n    elbow\n")
+
+
 def _said(name: str) -> str:
     with HostEnvs(EnvironmentSpec(id=name), 1) as envs:
         try:
@@ -50,6 +55,12 @@ def _said(name: str) -> str:
         except EnvironmentFault as error:
             return str(error)
     return ""
+
+
+def test_an_error_of_several_lines_is_told_in_one() -> None:
+    said = _said(f"{__name__}:Verbose")
+    assert "raised ValueError: no such joint: elbow (" in said
+    assert "\n" not in said
 
 
 def test_the_old_gym_api_is_told_as_such() -> None:

@@ -11,8 +11,10 @@ import gymnasium
 import numpy as np
 import pytest
 
+from steppe.envs.env_check import check_environment
 from steppe.envs.host import HostEnvs
-from steppe.errors import MissingExtra
+from steppe.envs.rendering import record_episode
+from steppe.errors import EnvironmentFault, MissingExtra, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box
 
@@ -94,6 +96,55 @@ def test_mujoco_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(builtins, "__import__", without_mujoco)
     with pytest.raises(MissingExtra, match=r'environment "Hopper-v5" needs .*pip install "steppe\[mujoco\]"'):
         HostEnvs(EnvironmentSpec(id="Hopper-v5"), 1)
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "FrozenLake-v1"])
+def test_pictures_without_pygame_name_the_extra(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    reason = record_episode(EnvironmentSpec(id=id), lambda observation: 0).reason
+    assert reason == f'showing environment "{id}" needs an optional package; run: pip install "steppe[video]"'
+    found = check_environment(EnvironmentSpec(id=id, backend="gymnasium"), steps=20)
+    told = [each for each in found.findings if each.part == "rendering"]
+    assert [each.fix for each in told] == ['pip install "steppe[video]"']
+    assert not any("gymnasium[" in each.found for each in found.findings)
+
+
+def test_a_game_that_draws_itself_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    spec = EnvironmentSpec(id="CartPole-v1", backend="gymnasium", settings={"render_mode": "human"})
+    with (
+        HostEnvs(spec, 1) as envs,
+        pytest.raises(EnvironmentFault, match=r'run `pip install "steppe\[video\]"`') as raised,
+    ):
+        envs.reset(0)
+    assert "gymnasium[" not in str(raised.value)
+
+
+def needs_toys(env: gymnasium.Env | None = None) -> gymnasium.Env:
+    raise gymnasium.error.DependencyNotInstalled('pygame is not installed, run `pip install "gymnasium[toy-text]"`')
+
+
+def needs_moviepy(env: gymnasium.Env) -> gymnasium.Env:
+    raise gymnasium.error.DependencyNotInstalled('MoviePy is not installed, run `pip install "gymnasium[other]"`')
+
+
+def imports_pygame() -> gymnasium.Env:
+    raise ModuleNotFoundError("No module named 'pygame'", name="pygame")
+
+
+@pytest.mark.parametrize("maker", ["needs_toys", "imports_pygame"])
+def test_an_environment_of_ones_own_names_the_extra_for_what_it_misses(maker: str) -> None:
+    with pytest.raises(MissingExtra, match=r'needs an optional package; run: pip install "steppe\[video\]"'):
+        HostEnvs(EnvironmentSpec(id=f"{__name__}:{maker}"), 1)
+
+
+def test_a_wrapper_names_the_extra_for_what_it_misses() -> None:
+    spec = {"id": "CartPole-v1", "backend": "gymnasium"}
+    with pytest.raises(MissingExtra, match=r'^wrapper ".*" of environment "CartPole-v1" needs .*"steppe\[video\]"'):
+        HostEnvs(EnvironmentSpec.model_validate(spec | {"wrappers": [f"{__name__}:needs_toys"]}), 1)
+    # Steppe has no extra for this one, so gymnasium's sentence stays.
+    with pytest.raises(UserError, match=r'MoviePy is not installed, run `pip install "gymnasium\[other\]"`'):
+        HostEnvs(EnvironmentSpec.model_validate(spec | {"wrappers": [f"{__name__}:needs_moviepy"]}), 1)
 
 
 def _is_installed(module: str) -> bool:

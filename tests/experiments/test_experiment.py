@@ -23,7 +23,7 @@ from steppe.specs.experiment import ExperimentSpec
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runners, "check", lambda spec: [])
+    monkeypatch.setattr(runners, "check", lambda spec, resumed=None: [])
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_an_opened_experiment_speaks_of_calls_too(experiment: steppe.Experiment,
 
 
 def test_what_has_no_effect_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(runners, "check", lambda spec: ["num_workers has no effect"])
+    monkeypatch.setattr(runners, "check", lambda spec, resumed=None: ["num_workers has no effect"])
     with caplog.at_level(logging.WARNING, "steppe"):
         steppe.Experiment(environment="CartPole-v1", num_workers=2)
     assert [record.message for record in caplog.records] == ["num_workers has no effect"]

@@ -55,7 +55,7 @@ def test_what_cannot_be_a_group_is_refused(store: Store, spec: ExperimentSpec) -
     with pytest.raises(SpecError, match="wrong name"):
         group.create(spec, store, (1,), name="../evil")
     elsewhere = spec.model_copy(update={"platform": "kubernetes"})
-    with pytest.raises(UserError, match="on this machine only"):
+    with pytest.raises(UserError, match=r"on this machine only; .* --set group=walk, and start each there$"):
         group.create(elsewhere, store, (1,), name="walk")
 
 
@@ -99,6 +99,18 @@ def test_a_signal_ends_all_that_train_and_starts_no_others(
     assert (made.signal, made.exit_code) == (number, 128 + number)
     assert len(told) == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_closed_terminal_ends_nothing_after_nohup(store: Store, spec: ExperimentSpec, counting: Any) -> None:
+    counting("")
+    made, told = group.create(spec, store, (1, 2), name="walk"), []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
+    try:
+        made.train(lambda _: signal.raise_signal(signal.SIGHUP), told.append, at_once=1)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert [member.status.state for member in made.members] == ["completed", "completed"]
+    assert (made.exit_code, told) == (0, [])
 
 
 def test_a_member_is_resumed_like_any_experiment(store: Store, spec: ExperimentSpec, trainer: Any) -> None:

@@ -20,7 +20,7 @@ from steppe.specs.experiment import ExperimentSpec
 
 @pytest.fixture(autouse=True)
 def _no_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "check", lambda spec, start: [])
+    monkeypatch.setattr(lifecycle, "check", lambda spec, start, resumed=None: [])
 
 
 @pytest.fixture
@@ -94,6 +94,15 @@ def test_a_limit_below_what_is_trained_is_refused_on_resume(ended: Any) -> None:
     with pytest.raises(UserError, match=r"total_timesteps=10 leaves nothing .* had 20 already.*total_timesteps=40"):
         lifecycle.prepare(folder, resume=True, sets=["total_timesteps=10"])
     assert folder.spec().total_timesteps == 30
+
+
+def test_a_run_that_was_killed_may_repeat_what_came_after_its_checkpoint(folder: RunFolder) -> None:
+    folder.write_status(Status(state="failed", timestep=20, episode=4))
+    checkpoints.save(folder.path, 10, {"a": np.zeros(1)}, {"timestep": 10, "episode": 2})
+    with pytest.raises(UserError, match=r"total_timesteps=10 leaves nothing .* had 10 already.*total_timesteps=20"):
+        lifecycle.prepare(folder, resume=True, sets=["total_timesteps=10"])
+    lifecycle.prepare(folder, resume=True, sets=["total_timesteps=15", "episodes=3"])
+    assert folder.spec().limits == (3, 15)
 
 
 def test_the_limit_that_is_proposed_is_above_what_is_trained(ended: Any) -> None:

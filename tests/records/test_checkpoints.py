@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from steppe.errors import CheckpointError, StorageError
 from steppe.records import checkpoints
-from steppe.records.checkpoints import list_checkpoints, load_latest, save
+from steppe.records.checkpoints import latest_manifest, list_checkpoints, load_latest, save
 
 
 def state(seed: int) -> dict[str, np.ndarray]:
@@ -381,3 +381,12 @@ def test_a_run_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="it may have been moved or deleted"):
         save(tmp_path / "gone", 5, state(0), {})
     assert not (tmp_path / "gone").exists()
+
+
+def test_the_newest_manifest_that_can_be_read_is_told_without_its_arrays(tmp_path: Path) -> None:
+    assert latest_manifest(tmp_path) == {}
+    save(tmp_path, 10, state(1), {"threads": 1})
+    newest = save(tmp_path, 20, state(2), {"threads": 2})
+    assert latest_manifest(tmp_path) == {"threads": 2}
+    (newest / "state.json").write_text("{")
+    assert latest_manifest(tmp_path) == {"threads": 1}

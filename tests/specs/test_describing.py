@@ -114,7 +114,7 @@ def test_a_shown_default_means_the_default(name: str) -> None:
 
 
 def test_other_spellings_are_named_once() -> None:
-    assert ROWS["must"].sentence == "Never left out; also spelled has_to. Also spelled `ought`."
+    assert ROWS["must"].sentence == "Never left out. Also spelled `has_to`, `ought`."
 
 
 def test_what_follows_from_other_settings_is_not_shown() -> None:

@@ -127,3 +127,13 @@ def test_specs_are_light_to_import():
     code = f"import sys, steppe.specs; print(sorted({heavy} & set(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def test_importing_specs_builds_no_lists_by_themselves():
+    code = (
+        "import steppe.specs.agent_settings; from steppe.specs.network import NetworkSpec; "
+        "from steppe.specs.preprocessing import PreprocessingSpec, RewardPreprocessingSpec; "
+        "print([kind.__pydantic_complete__ for kind in (NetworkSpec, PreprocessingSpec, RewardPreprocessingSpec)])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[False, False, False]"

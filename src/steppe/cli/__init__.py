@@ -19,13 +19,17 @@ BOUNDS = {
     "Input should be less than": "it must be less than",
 }
 """What Typer says of a number out of bounds, and what Steppe says everywhere else."""
+UNBROKEN = 10_000
+"""Columns, where nothing is to be broken into lines."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; 0, or the exit code of what went wrong."""
-    # Start-up makes hundreds of thousands of objects that stay: looking for garbage among them takes a tenth of it.
-    gc.set_threshold(100_000, 20, 50)
-    from steppe.cli.app import app
+    _look_for_garbage_later()
+    if any(f"_{program.upper()}_COMPLETE" in os.environ for program in PROGRAMS):
+        # Typer breaks what commands do into lines of the terminal's width, and fish takes each line for a command.
+        os.environ["COLUMNS"] = str(UNBROKEN)
+    from steppe.cli.app import app_for
 
     words, debug = _without_debug(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["help"]:
@@ -33,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         words = [*words[1:], "--help"]
     program = Path(sys.argv[0]).name
     try:
-        result = app(words, prog_name=program if program in PROGRAMS else PROGRAMS[0], standalone_mode=False)
+        result = app_for(words)(words, prog_name=program if program in PROGRAMS else PROGRAMS[0], standalone_mode=False)
     except Exception as error:
         if debug:
             import traceback
@@ -41,6 +45,18 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
         return _tell(error)
     return result if isinstance(result, int) else 0
+
+
+def _look_for_garbage_later() -> None:
+    """Start-up makes hundreds of thousands of objects that stay: looking for garbage among them takes a tenth of it."""
+    gc.set_threshold(500_000, 20, 50)
+    if _as_usual not in gc.callbacks:
+        gc.callbacks.append(_as_usual)
+
+
+def _as_usual(phase: str, info: dict[str, int]) -> None:
+    """After the first collection the next ones come sooner."""
+    gc.set_threshold(100_000, 20, 50)
 
 
 def _without_debug(words: list[str]) -> tuple[list[str], bool]:
@@ -73,6 +89,17 @@ def _say(sentence: str, exit_code: int) -> int:
     return exit_code
 
 
+def _instead(word: str, context: Any) -> str:
+    """What may be meant by an unknown command: one of the same group, or one of the same name that is in no group."""
+    from steppe.cli.app import COMMANDS, GROUPS
+    from steppe.specs.words import did_you_mean
+
+    # Not of the context: its app has no other commands than the one that was called.
+    if context.parent is not None and word in {*COMMANDS, *GROUPS}:
+        return f'; did you mean "{PROGRAMS[0]} {word}"?'
+    return did_you_mean(word, getattr(context.command, "commands", ()))
+
+
 def _usage(error: Exception) -> str:
     """Typer's complaint as one of our sentences, with the command that explains."""
     from steppe.specs.words import did_you_mean
@@ -84,11 +111,13 @@ def _usage(error: Exception) -> str:
         words = words.replace(theirs, ours)
     unknown = re.match(r"No such command '(.*?)'", words)
     if unknown is not None:
-        sentence = f'unknown command "{unknown[1]}"{did_you_mean(unknown[1], getattr(context.command, "commands", ()))}'
+        sentence = f'unknown command "{unknown[1]}"{_instead(unknown[1], context)}'
     elif type(error).__name__ == "NoSuchOption":
         option = error.option_name  # type: ignore[attr-defined]
         options = [name for parameter in context.command.params for name in parameter.opts] if context else []
         sentence = f'unknown option "{option}"{did_you_mean(option, options)}'
+    elif extra := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", words):
+        sentence = f'unexpected argument "{extra[1]}"'
     else:
         sentence = words[:1].lower() + words[1:].replace(". ", "; ")
     return f'{sentence} ("{command} --help" lists what there is)'

@@ -2,47 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
-from steppe.cli import catalogue, cluster, env, experiment, image, policy, project, serve
-from steppe.cli.evaluate import evaluate
 from steppe.cli.parsing import App
-from steppe.cli.play import play
-from steppe.cli.record import record
-from steppe.cli.train import train
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
-
-app = App(
-    name="steppe",
-    help="Runs reinforcement-learning experiments: one file, from a laptop to a cluster.",
-    epilog="Begin with: steppe train CartPole-v1",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help is as readable, and takes half the time
-    context_settings=SETTINGS,
-)
-app.command()(train)
-app.command()(project.init)
-app.add_typer(experiment.app, name="experiment", help="Make, start, watch and end the experiments of a project.")
-app.add_typer(image.app, name="image", help="Build and push the images that experiments run in on a cluster.")
-app.add_typer(cluster.app, name="cluster", help="Make, list, check and delete clusters.")
-app.add_typer(policy.app, name="policy", help="Use trained policies.")
-app.command()(policy.report)
-app.command()(evaluate)
-app.command()(record)
-app.add_typer(serve.app, name="serve")
-app.command()(play)
-app.add_typer(env.app, name="env", help="Check environments, and serve them to learners elsewhere.")
-app.command()(catalogue.agents)
-app.command()(catalogue.environments)
-app.command()(catalogue.layers)
-app.command()(catalogue.schema)
+COMMANDS = {
+    "train": ("train", "train"),
+    "init": ("project", "init"),
+    "report": ("policy", "report"),
+    "evaluate": ("evaluate", "evaluate"),
+    "record": ("record", "record"),
+    "play": ("play", "play"),
+    "agents": ("catalogue", "agents"),
+    "environments": ("catalogue", "environments"),
+    "layers": ("catalogue", "layers"),
+    "schema": ("catalogue", "schema"),
+    "version": ("app", "version"),
+}
+"""Command -> the module and the function that it is, in the order of the help."""
+GROUPS = {
+    "experiment": "Make, start, watch and end the experiments of a project.",
+    "image": "Build and push the images that experiments run in on a cluster.",
+    "cluster": "Make, list, check and delete clusters.",
+    "policy": "Use trained policies.",
+    "serve": None,
+    "env": "Check environments, and serve them to learners elsewhere.",
+}
+"""Group of commands, which is the `app` of a module of that name -> its help, None if the module has it."""
 
 
-@app.command()
+def app_for(words: list[str]) -> App:
+    """The app, with no other command or group than the one that the first word names, if it names one.
+
+    Importing all of them, and making the options of each, takes longer than reading a spec.
+    """
+    app = App(
+        name="steppe",
+        help="Runs reinforcement-learning experiments: one file, from a laptop to a cluster.",
+        epilog="Begin with: steppe train CartPole-v1",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help is as readable, and takes half the time
+        context_settings=SETTINGS,
+    )
+    app.callback()(everywhere)
+    named = set(words[:1]) & (COMMANDS.keys() | GROUPS.keys())
+    for name, (module, function) in COMMANDS.items():
+        if not named or name in named:
+            app.command(name)(_part(module, function))
+    for name, told in GROUPS.items():
+        if not named or name in named:
+            group = _part(name, "app")
+            app.add_typer(group, name=name) if told is None else app.add_typer(group, name=name, help=told)
+    return app
+
+
+def _part(module: str, name: str) -> Any:
+    return getattr(import_module(f"steppe.cli.{module}"), name)
+
+
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as installed
@@ -56,7 +78,6 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def everywhere(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")

@@ -184,10 +184,8 @@ def full_schema(kind: str) -> dict[str, Any]:
 def agent_sentence(name: str) -> str:
     """What an agent does, after its algorithm's full name."""
     from steppe import agents
-    from steppe.specs.agent import AgentSpec
-    from steppe.specs.describing import sentence
 
-    does = _SENTENCES.get(name) or sentence(agents.agent_class(AgentSpec(type=name)))
+    does = _SENTENCES.get(name) or agents.sentence(name)
     if name not in FULL_NAMES:
         return does
     is_word = does[1:2].isspace() or does[1:2].islower()

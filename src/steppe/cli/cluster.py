@@ -54,10 +54,10 @@ def create(
         typer.Option("-m", "--machine-type", metavar="TYPE", help="The provider's name for the kind of machine."),
     ] = None,
     cpus_per_node: Annotated[
-        int | None, typer.Option("--cpus-per-node", metavar="N", help="In place of a machine type: its CPUs ...")
+        int | None, typer.Option("--cpus-per-node", metavar="N", help="In place of a machine type: its CPUs.")
     ] = None,
     memory_per_node: Annotated[
-        float | None, typer.Option("--memory-per-node", metavar="GB", help="... and its memory.")
+        float | None, typer.Option("--memory-per-node", metavar="GB", help="In place of a machine type: its memory.")
     ] = None,
     gpus_per_node: Annotated[
         int | None, typer.Option("--gpus-per-node", metavar="N", help="How many GPUs each node has.")

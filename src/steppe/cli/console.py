@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console as RichConsole
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -22,7 +23,13 @@ PROSE = {"WHAT IT DOES", "WHAT IT IS", "OPTIONS", "TYPE", "DEFAULT"}
 GAP = 2
 LONGEST_WORD = 28
 """A column of prose is at least as wide as its longest word, or this."""
+BELOW = 6
+"""How far the prose of a last column is indented where it stands below its row."""
 KEPT_SPACE = "\0"
+UNIT = re.compile(r"(?<=\d) (?=[A-Za-z])")
+"""Between a number and its unit."""
+STAR = re.compile(r" (?=\*$)")
+"""Before the star of a setting that was given."""
 
 
 class Console(RichConsole):
@@ -39,7 +46,11 @@ class Console(RichConsole):
 
 
 class FittingTable:
-    """A table of strings without lines. It leaves out columns if the terminal is too narrow for all of them."""
+    """A table of strings without lines.
+
+    If the terminal is too narrow it leaves out columns, and if that is not enough the prose of its last column stands
+    below each row.
+    """
 
     def __init__(self, columns: tuple[str, ...], right: tuple[str, ...], drop: tuple[str, ...]) -> None:
         self._columns, self._right, self._drop = columns, right, drop
@@ -54,16 +65,34 @@ class FittingTable:
         shown, drop = list(range(len(self._columns))), [self._columns.index(column) for column in self._drop]
         while drop and self._narrowest(shown) > options.max_width:
             shown.remove(drop.pop(0))
-        made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
-        for number, width in self._widths(shown, options.max_width).items():
+        below = shown.pop() if self._is_prose_below(shown, options.max_width) else None
+        # If even this is too wide the terminal breaks the lines; the table cuts no name.
+        room = options.update(width=max(options.max_width, self._narrowest(shown)))
+        widths = self._widths(shown, options.max_width)
+        if below is None:
+            yield from console.render(self._made(widths, self._rows), room)
+        else:
+            yield from console.render(self._made(widths, []), room)
+            for row in self._rows:
+                yield from console.render(self._made(widths, [row], show_header=False), room)
+                prose = Text.from_markup(row[below])
+                yield from console.render(Padding(prose, (0, 0, 0, BELOW), expand=False), options)
+        if left_out := [name for number, name in enumerate(self._columns) if number not in (*shown, below)]:
+            yield Text(f"not shown, as the terminal is too narrow: {', '.join(left_out)}", style="dim")
+
+    def _is_prose_below(self, shown: list[int], room: int) -> bool:
+        """Whether the last column has no room beside the others, and may stand below them."""
+        return len(shown) > 1 and self._columns[shown[-1]] in PROSE and self._narrowest(shown) > room
+
+    def _made(self, widths: dict[int, int], rows: list[tuple[str, ...]], *, show_header: bool = True) -> Table:
+        """These rows as Rich draws them."""
+        made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0), show_header=show_header)
+        for number, width in widths.items():
             name = self._columns[number]
             made.add_column(name, justify="right" if name in self._right else "left", width=width, overflow="fold")
-        for row in self._rows:
-            made.add_row(*(row[number] for number in shown))
-        # If even this is too wide the terminal breaks the lines; the table cuts no name.
-        yield from console.render(made, options.update(width=max(options.max_width, self._narrowest(shown))))
-        if left_out := [name for number, name in enumerate(self._columns) if number not in shown]:
-            yield Text(f"not shown, as the terminal is too narrow: {', '.join(left_out)}", style="dim")
+        for row in rows:
+            made.add_row(*(row[number] for number in widths))
+        return made
 
     def _narrowest(self, shown: list[int]) -> int:
         """How wide these columns are at least."""
@@ -101,6 +130,7 @@ def _wrapped_line(line: str, width: int) -> str:
         # It fits, or is a command, or a label with a path.
         return line
     whole = COMMAND.sub(lambda found: found[0].rstrip().replace(" ", KEPT_SPACE) + _ending(found[0]), line)
+    whole = STAR.sub(KEPT_SPACE, UNIT.sub(KEPT_SPACE, whole))
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     lines = textwrap.wrap(
         whole,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from steppe.cli import completion
+from steppe.errors import UserError
 
 FLAGS: dict[str, Any] = {
     "agent": Annotated[
@@ -53,7 +55,12 @@ FLAGS: dict[str, Any] = {
             help="The cluster: a name in configs/clusters/ or a file.",
         ),
     ],
-    "episodes": Annotated[str | None, typer.Option("-e", "--episodes", metavar="N", help="End after N episodes.")],
+    "episodes": Annotated[
+        str | None,
+        typer.Option(
+            "-e", "--episodes", metavar="N", help="End after N episodes; in other commands -e names an experiment."
+        ),
+    ],
     "total_timesteps": Annotated[
         str | None,
         typer.Option("-t", "--total-timesteps", metavar="N", help="End after N timesteps; 1e6 is understood."),
@@ -81,7 +88,7 @@ FLAGS: dict[str, Any] = {
             "--run-mode",
             metavar="MODE",
             autocompletion=completion.run_modes,
-            help="How the work is spread: single, multi-threaded, distributed or async.",
+            help="single, multi-threaded, distributed or async: how the work is spread.",
         ),
     ],
     "num_workers": Annotated[
@@ -187,6 +194,8 @@ def with_experiment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(**given: Any) -> Any:
         values = {name: given.pop(name) for name in FLAGS}
         fields = {name: _value(name, value) for name, value in values.items() if value is not None}
+        _check_episodes(fields.get("episodes"))
+        _check_seed(fields.get("seed"))
         sets = given.pop("sets") or []
         if (address := fields.pop("address", None)) is not None:
             sets = [f"ray.address={json.dumps(address)}", *sets]
@@ -197,6 +206,21 @@ def with_experiment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     del wrapper.__wrapped__  # type: ignore[attr-defined]
     return wrapper
+
+
+def _check_episodes(given: Any) -> None:
+    """Refuses a name after -e, which other commands take for an experiment."""
+    if isinstance(given, str):
+        raise UserError(
+            f'wrong value "{given}" in --episodes; it must be a whole number (-e is short for --episodes here; in '
+            "other commands it names an experiment)"
+        )
+
+
+def _check_seed(given: Any) -> None:
+    """Leads from several seeds in --seed to --seeds."""
+    if isinstance(given, str) and re.fullmatch(r"\d+(\s*,\s*\d+)+", given):
+        raise UserError(f'wrong value "{given}" in --seed, which takes one seed; for several give --seeds {given}')
 
 
 def _value(name: str, given: Any) -> Any:

@@ -40,14 +40,14 @@ def build(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="IMAGE", help="What it is built on, instead of python:3.11.14-slim-bookworm."),
+        typer.Option("--base", metavar="IMAGE", help="Build on this instead of python:3.11.14-slim-bookworm."),
     ] = None,
     program: PROGRAM = None,
     dry_run: DRY_RUN = False,
 ) -> None:
     """Build an image of this very Steppe.
 
-    For example: steppe image build -t registry.example.com/team/steppe:1 --extras atari
+    For example: steppe image build -t example.com/team/steppe:1 --extras atari
     """
     from steppe.cli.text import duration
     from steppe.images import Recipe, program_for, standard_name

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Self
 from steppe.cli.console import console
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 FIRST_SECONDS, LONGEST_SECONDS = 3.0, 300.0
 SHARE = 0.1
+KEYS_COLUMNS = 4
+"""Columns that a live display leaves free. A terminal writes `^C` where the cursor is; at the end of a full line that
+would move the cursor to the next line, and Rich would no longer find the first line of the display to erase it."""
 
 
 class LinePace:
@@ -46,7 +49,7 @@ class LivePanel(ABC):
     def __init__(self) -> None:
         from rich.live import Live
 
-        self._live = Live(get_renderable=self.render, console=console(), refresh_per_second=5, transient=True)
+        self._live = Live(get_renderable=self._narrower, console=console(), refresh_per_second=5, transient=True)
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
@@ -59,6 +62,24 @@ class LivePanel(ABC):
     @abstractmethod
     def render(self) -> RenderableType:
         """The panel as of now."""
+
+    def _narrower(self) -> RenderableType:
+        return _Narrower(self.render())
+
+
+class _Narrower:
+    """Leaves KEYS_COLUMNS free at the end of every line."""
+
+    def __init__(self, drawn: RenderableType) -> None:
+        self._drawn = drawn
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        narrower = options.update(width=max(1, options.max_width - KEYS_COLUMNS))
+        for line in console.render_lines(self._drawn, narrower, pad=False):
+            yield from line
+            yield Segment.line()
 
 
 def print_line(line: str, end: str = "\n") -> None:

@@ -17,7 +17,7 @@ def described(
 ) -> tuple[ExperimentSpec, str | None]:
     """(the experiment that a command describes, its name or None where it is to be numbered)."""
     from steppe.errors import UserError
-    from steppe.experiments.experiment import WITHOUT_NAME
+    from steppe.experiments.lifecycle import WITHOUT_NAME
     from steppe.specs.experiment import load_experiment
     from steppe.specs.overrides import parse_override
 
@@ -72,7 +72,8 @@ def make_group(
         raise UserError("seed and --seeds are both given; leave one out")
     if detach:
         raise UserError(
-            "--seeds trains as many at once as there are cores, which somebody must watch; leave out --detach"
+            "--seeds trains as many at once as there are cores, which the command itself watches; leave out --detach, "
+            "and to close the terminal meanwhile begin it with nohup: nohup steppe ... --seeds 5 -q &"
         )
     chosen = read_seeds(seeds)
     group.check(spec)

@@ -73,6 +73,7 @@ def play(
         int | None,
         typer.Option("--max-timesteps-per-episode", metavar="N", min=1, help="Cut episodes off after N timesteps."),
     ] = None,
+    render: Annotated[bool, typer.Option("--render", help="Show the first runner's environment in a window.")] = False,
     seed: Annotated[
         int, typer.Option("--seed", metavar="S", min=0, help="What the environments' randomness follows from.")
     ] = 0,
@@ -128,6 +129,7 @@ def play(
         seed=seed,
         max_timesteps=max_timesteps,
         patience=patience,
+        render=render,
     )
     folder = _folder(out, plan.environment.id)
     shows = display(f"{plan.environment.id} through {access.url}", quiet=quiet or as_json)

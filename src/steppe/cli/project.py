@@ -25,7 +25,9 @@ def init(
         str | None,
         typer.Option("--key", metavar="FILE", help="The service account's key for it; asked for on a terminal."),
     ] = None,
-    force: Annotated[bool, typer.Option("-f", "--force", help="Write over existing files.")] = False,
+    force: Annotated[
+        bool, typer.Option("-f", "--force", help="Write over existing files; in other commands -f names a file.")
+    ] = False,
 ) -> None:
     """Make a project in this folder.
 

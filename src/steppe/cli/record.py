@@ -53,7 +53,7 @@ def record(
 ) -> int:
     """Record episodes of a policy, for agents that learn from demonstrations.
 
-    For example: steppe record first --episodes 20 --out good.safetensors --min-return 475
+    For example: steppe record first --out good.safetensors --min-return 475
     """
     from steppe.errors import UserError
     from steppe.experiments.players import find_player

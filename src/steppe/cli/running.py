@@ -132,7 +132,8 @@ def next_commands(folder: RunFolder, status: Status) -> list[str]:
         commands.insert(0, ways.resume if has_checkpoint(folder) else ways.restart)
     data = folder.spec_data()
     learns = data["agent"]["type"] not in ("random", "constant")
-    has_policy = (folder.path / "policy").is_dir()
+    # That of timestep 0 has learned nothing.
+    has_policy = status.timestep > 0 and (folder.path / "policy").is_dir()
     if learns and has_policy and find_spec("uvicorn") is not None:
         commands.append(ways.serve)
     if learns and has_policy and find_spec("onnx") is not None:

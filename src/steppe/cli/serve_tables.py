@@ -51,13 +51,14 @@ def print_comparison(comparison: Comparison, confidence: float) -> None:
     out = console()
     if comparison.decisions:
         mean = f", mean return {score(comparison.mean)}" if comparison.mean is not None else ""
-        out.print(f"{comparison.decisions:,} decisions, {comparison.rewarded:,} rewarded{mean}", style="bold")
+        many = f"{comparison.decisions:,} decision{'' if comparison.decisions == 1 else 's'}"
+        out.print(f"{many}, {comparison.rewarded:,} rewarded{mean}", style="bold")
         columns = ("POLICY", "VERSION", "DECISIONS", "REWARDED", "MEAN RETURN", "ON ALL TRAFFIC")
         unbiased = ("UNBIASED", "UNBIASED INTERVAL")
         rows = table(
             *(*columns, f"{confidence:.0%} INTERVAL", *unbiased, "EFFECTIVE"),
             right=(*columns[2:], "UNBIASED", "EFFECTIVE"),
-            drop=("REWARDED", *unbiased, "MEAN RETURN"),
+            drop=("REWARDED", *unbiased, "MEAN RETURN", "EFFECTIVE", "DECISIONS", "VERSION"),
         )
         for estimate in (*comparison.policies, *comparison.versions):
             rows.add_row(*_estimated(estimate))

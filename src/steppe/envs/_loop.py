@@ -56,7 +56,13 @@ class Loop:
     """Environments number `first` to `first + count - 1` of a run, stepped one after the other."""
 
     def __init__(
-        self, spec: EnvironmentSpec, count: int, max_timesteps: int | None, repeat: int, first: int = 0
+        self,
+        spec: EnvironmentSpec,
+        count: int,
+        max_timesteps: int | None,
+        repeat: int,
+        first: int = 0,
+        render_mode: str | None = None,
     ) -> None:
         self._id, self._first = spec.id, first
         self._envs: list[Any] = []
@@ -64,7 +70,7 @@ class Loop:
         self._offer: Offer
         try:
             for i in range(count):
-                env, own_limit = make_env(spec, number=first + i)
+                env, own_limit = make_env(spec, render_mode, number=first + i)
                 self._envs.append(env)
             if len({id(env.unwrapped) for env in self._envs}) < count:
                 raise UserError(

@@ -15,6 +15,7 @@ from steppe.envs.making import checked_limit, find_spec
 from steppe.envs.spaces import action_crossing, observation_crossing
 from steppe.errors import EnvironmentFault, SteppeError, UserError
 from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.user_code import told
 
 WAY_OUT = 'write "vectorization": "sync" or "processes"'
 NO_REWARDS = np.zeros(0, np.float32)
@@ -57,8 +58,7 @@ class Native:
             )
         except Exception as error:
             raise EnvironmentFault(
-                f'environment "{spec.id}" could not be made in its native version: {type(error).__name__}: {error}; '
-                f"{WAY_OUT}"
+                f'environment "{spec.id}" could not be made in its native version: {told(error)}; {WAY_OUT}'
             ) from error
         if self._envs.metadata.get("autoreset_mode") is not AutoresetMode.SAME_STEP:
             self.close()
@@ -123,7 +123,7 @@ class Native:
     def _fault(self, error: Exception) -> EnvironmentFault:
         return EnvironmentFault(
             f'environment "{self._id}" (native version) at step {self._taken}: raised '
-            f"{type(error).__name__}: {error}; correct the environment, then resume from the last checkpoint"
+            f"{told(error)}; correct the environment, then resume from the last checkpoint"
         )
 
     def _named(self, i: int, what: str) -> EnvironmentFault:

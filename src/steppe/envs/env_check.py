@@ -25,6 +25,7 @@ from steppe.envs.check_values import (
     same,
     stepped,
 )
+from steppe.envs.extras import extra_for
 from steppe.envs.making import make_env
 from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
 from steppe.envs.rendering import draw_off_screen
@@ -324,7 +325,9 @@ class _Check:
             self._add("rendering", "warning", "it has no render, so runs leave no film", how)
             return
         except Exception as error:
-            self._add("rendering", "warning", f"render raised {told(error)}", how)
+            extra = extra_for(error)
+            fix = how if extra is None else f'pip install "steppe[{extra}]"'
+            self._add("rendering", "warning", f"render raised {told(error)}", fix)
             return
         finally:
             with contextlib.suppress(Exception):

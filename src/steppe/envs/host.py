@@ -48,10 +48,15 @@ class HostEnvs:
         num_envs: int,
         max_timesteps_per_episode: int | None = None,
         repeat_actions: int = 1,
+        render_mode: str | None = None,
     ) -> None:
+        """`render_mode` "human" shows the environments in windows, one after the other in this thread."""
         self.num_envs = num_envs
         self._spec, self._rules = spec, (max_timesteps_per_episode, repeat_actions)
-        self._stepper = _stepper(spec, num_envs, max_timesteps_per_episode, repeat_actions)
+        if render_mode is None:
+            self._stepper = _stepper(spec, num_envs, max_timesteps_per_episode, repeat_actions)
+        else:
+            self._stepper = Loop(spec, num_envs, max_timesteps_per_episode, repeat_actions, render_mode=render_mode)
         self.observation_space: Space = self._stepper.layout.observation_space
         self.action_space: Space = self._stepper.layout.action_space
         self.max_episode_steps = self._stepper.layout.limit

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from steppe.envs._base import JaxEnv
 
 TWINS: dict[str, tuple[str, str]] = {
-    "CartPole-v0": ("cartpole", "CartPoleV0"),
     "CartPole-v1": ("cartpole", "CartPoleV1"),
+    "CartPole-v0": ("cartpole", "CartPoleV0"),
     "Acrobot-v1": ("acrobot", "Acrobot"),
     "MountainCar-v0": ("mountain_car", "MountainCar"),
     "MountainCarContinuous-v0": ("mountain_car", "MountainCarContinuous"),
@@ -98,7 +98,7 @@ def make_jax(spec: EnvironmentSpec) -> JaxEnv:
 
 def catalogue(every: bool = False) -> list[Entry]:
     """What can be named: Steppe's own and one line for each family; with `every`, each id of what is installed."""
-    entries = [Entry(id, "compiled", _first_line(_twin(id))) for id in known_ids()]
+    entries = [Entry(id, "compiled", _first_line(_twin(id))) for id in sorted(known_ids(), key=_newest_first)]
     entries += [
         Entry("remote", "remote", "environments in another process, served by `steppe env serve`."),
         Entry("ue4", "remote", "a game of Unreal Engine 4 with the old learning plug-in."),
@@ -137,6 +137,12 @@ def extra_of(registration: Any) -> str | None:
     entry = registration.entry_point
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     return next((extra for start, (extra, _, _) in FAMILIES.items() if module.startswith(start)), None)
+
+
+def _newest_first(id: str) -> tuple[str, int]:
+    """The order of a list in which CartPole-v1 comes before CartPole-v0, which is told by it."""
+    name, _, version = id.rpartition("-v")
+    return name, -int(version)
 
 
 def _twin(id: str) -> type[JaxEnv]:

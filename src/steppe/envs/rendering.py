@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from steppe.envs.registry import extra_of, has_twin, make_jax, plays_atari
-from steppe.errors import SteppeError
+from steppe.errors import MissingExtra, SteppeError
 from steppe.specs.connections import CONNECTIONS
 from steppe.specs.environment import EnvironmentSpec
 
@@ -114,6 +114,10 @@ def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | N
     except NotImplementedError:
         reason = f'environment "{spec.id}" cannot be shown: it has no "render" of its own'
     except Exception as error:
+        from steppe.envs.extras import extra_for
+
+        if (extra := extra_for(error)) is not None:
+            raise MissingExtra(f'showing environment "{spec.id}"', extra) from error
         said = f": {error}" if str(error) else ""
         reason = f'environment "{spec.id}" cannot be shown: it raised {type(error).__name__}{said}'
     finally:

@@ -202,7 +202,7 @@ def check(spec: ExperimentSpec) -> None:
     if spec.platform == "kubernetes":
         raise UserError(
             "several seeds are trained side by side on this machine only; for a cluster make an experiment for each of "
-            "them and start it there"
+            "them, as with --seed 1 -n walk-s1 --set group=walk, and start each there"
         )
 
 

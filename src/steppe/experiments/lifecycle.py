@@ -14,26 +14,31 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.errors import EnvironmentAway, MissingEnvironment, StateError, SteppeError, UserError
 from steppe.experiments import changing, idle_nodes, old_client, own_cluster, places, remote
+from steppe.experiments.given import check_objects_known
 from steppe.experiments.project import known_stores, let_user_modules_import
 from steppe.experiments.states import State, stands
 from steppe.experiments.store import REQUEST_FILE, RunFolder, Status, Store, is_own
 from steppe.experiments.ways import Ways
 from steppe.records.durable import storing
-from steppe.specs.environment import IN_PROCESS
 
 if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
 WAIT_SECONDS = 120.0
+WITHOUT_NAME = "run"
+"""What a spec is called until its run folder gives it a name."""
 
 
-def check(spec: ExperimentSpec, start: Path) -> list[str]:
-    """All that can be known before training: notices, or the error that names the mistake."""
+def check(spec: ExperimentSpec, start: Path, resumed: Path | None = None) -> list[str]:
+    """All that can be known before training: notices, or the error that names the mistake.
+
+    `resumed` is the folder of a run that trains on.
+    """
     from steppe import runners
 
     let_user_modules_import(start)
     try:
-        return runners.check(spec)
+        return runners.check(spec, resumed)
     except EnvironmentAway:
         if not (spec.kubernetes and spec.kubernetes.sidecars):
             raise
@@ -108,20 +113,17 @@ def prepare(
     if force and resume:
         raise UserError("resume trains on and force starts anew; give one of the two")
     before = spec = folder.spec()
-    if before.environment.id.startswith(IN_PROCESS):
-        from steppe.envs.in_process import check_known
-
-        check_known(before.environment.id)
+    check_objects_known(before.environment)
     is_old = old_client.made(folder)
     if fields or sets:
         spec = changing.changed(folder, before, fields or {}, sets or [], resume)
     if is_old and spec.seed is None:
         spec = spec.model_copy(update={"seed": _random_seed()})
-    notices = [] if spec is before else check(spec, folder.path)
+    notices = [] if spec is before else check(spec, folder.path, folder.path if resume else None)
     if is_old:
         notices = [f"experiment.json is the old tfcli's; it is kept as {old_client.OLD_SPEC_FILE}", *notices]
     if resume:
-        _check_leaves_more(folder, before, spec, status)
+        _check_leaves_more(folder, before, spec, _trained(folder, status, is_here=place is None))
         _check_resumable(folder, spec, status, is_here=place is None)
         notices += changing.moved_decay(folder, before, spec) if place is None else []
     elif not force:
@@ -336,12 +338,20 @@ def _check_resumable(folder: RunFolder, spec: ExperimentSpec, status: Status, is
         )
 
 
-def _check_leaves_more(folder: RunFolder, before: ExperimentSpec, spec: ExperimentSpec, status: Status) -> None:
+def _trained(folder: RunFolder, status: Status, is_here: bool) -> tuple[int, int]:
+    """(episodes, timesteps) that the newest checkpoint has; a run that was killed has lost what came after it."""
+    from steppe.records.checkpoints import latest_manifest
+
+    manifest = latest_manifest(folder.path) if is_here else {}
+    return manifest.get("episode", status.episode), manifest.get("timestep", status.timestep)
+
+
+def _check_leaves_more(
+    folder: RunFolder, before: ExperimentSpec, spec: ExperimentSpec, trained_so_far: tuple[int, int]
+) -> None:
     """Refuses new limits that the training is beyond already."""
-    (old_episodes, old_timesteps), (episodes, timesteps) = before.limits, spec.limits
-    for field, trained, old, limit in (
-        ("episodes", status.episode, old_episodes, episodes),
-        ("total_timesteps", status.timestep, old_timesteps, timesteps),
+    for field, trained, old, limit in zip(
+        ("episodes", "total_timesteps"), trained_so_far, before.limits, spec.limits, strict=True
     ):
         if limit is not None and limit != old and 0 < limit <= trained:
             raise UserError(

@@ -18,7 +18,8 @@ from steppe.experiments.owner import EndedEarly, Owner, Requests, owning
 from steppe.experiments.project import let_user_modules_import
 from steppe.experiments.states import Event
 from steppe.experiments.store import RunFolder
-from steppe.specs.user_code import traceback_of
+from steppe.experiments.ways import CALLS
+from steppe.specs.user_code import has_traceback, traceback_of, without_debug
 
 if TYPE_CHECKING:
     from steppe.runners import Outcome, Progress
@@ -87,8 +88,10 @@ def run(
                     _end(owner, event, "ended at once by a second Ctrl-C; what came after the last checkpoint is lost")
                 raise
             except SteppeError as error:
-                if isinstance(error, CallbackFault | EnvironmentFault | UserError) and _has_traceback(error):
+                if isinstance(error, CallbackFault | EnvironmentFault | UserError) and has_traceback(error):
                     log.error("the whole traceback:\n%s", traceback_of(error))
+                if folder.ways is CALLS:
+                    error.args = (without_debug(str(error)),)
                 _fail(owner, str(error))
                 raise
             except BaseException as error:
@@ -192,11 +195,6 @@ def _train(
     if outcome.state == "stopped" and callback.reason is not None:
         return dataclasses.replace(outcome, reason=callback.reason)
     return outcome
-
-
-def _has_traceback(error: SteppeError) -> bool:
-    """Whether code of the user's raised it, here or in a worker process."""
-    return error.__cause__ is not None or bool(getattr(error, "__notes__", ()))
 
 
 def _write_down(owner: Owner, outcome: Outcome) -> None:

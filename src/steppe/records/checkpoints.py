@@ -110,6 +110,14 @@ def load_latest(folder: str | os.PathLike[str]) -> Checkpoint:
     )
 
 
+def latest_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the newest checkpoint says of itself, without its arrays; {} if there is none that can be read."""
+    for path in _candidates(Path(folder) / _SHELF):
+        with contextlib.suppress(CheckpointError, OSError):
+            return dict(_read_manifest(path)["manifest"])
+    return {}
+
+
 def list_checkpoints(folder: str | os.PathLike[str]) -> list[int]:
     """The timesteps that have a checkpoint, oldest first; whether each is undamaged is seen when it is loaded."""
     return sorted({_timestep(path) for path in _candidates(Path(folder) / _SHELF)})

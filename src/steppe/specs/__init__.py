@@ -7,7 +7,6 @@ from steppe.specs.experiment import EvaluationSpec, ExperimentSpec, dump, load_e
 from steppe.specs.files import find_config, find_project, read_spec_file
 from steppe.specs.frequency import Frequency
 from steppe.specs.network import NetworkSpec
-from steppe.specs.schema import schema_of
 from steppe.specs.validation import unknown_word, validate
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "find_project",
     "load_experiment",
     "read_spec_file",
-    "schema_of",
     "unknown_word",
     "valid_name",
     "validate",

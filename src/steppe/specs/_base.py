@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
+
+T = TypeVar("T")
 
 
 def _whole(value: Any) -> Any:
@@ -33,6 +35,12 @@ class Spec(BaseModel):
         # Most models are only parts of others: built by themselves, they cost start-up time for nothing.
         defer_build=True,
     )
+
+
+class ListSpec(RootModel[T], Generic[T]):
+    """A list that is a spec: built with what it is a part of, as other specs are."""
+
+    model_config = ConfigDict(defer_build=True)
 
 
 class Settings(Spec):

@@ -65,6 +65,8 @@ class AllowedModules:
                 self._check(module, f'{whose} has the environment "{_shown(each)}"')
         for wrapper in environment.wrappers:
             path: str = wrapper["type"]
+            if path.startswith(IN_PROCESS):
+                continue
             module, colon, name = path.partition(":")
             if not colon:
                 module, _, name = path.rpartition(".")

@@ -21,6 +21,8 @@ from steppe.specs.layer_words import Activation
 
 REQUIRED = "required"
 """The default of a setting that has none."""
+_OTHER_SPELLINGS = re.compile(r"[;.] also(?: spelled)? ((?:`?[\w.]+`?(?:, | or )?)+)\.$", re.IGNORECASE)
+"""The end of a sentence that tells other names of a setting, such as `; also spelled gym_id or type.`"""
 Members = dict[str, type[BaseModel]]
 
 
@@ -130,7 +132,7 @@ def _is_group(field: FieldInfo) -> bool:
 
 
 def _described(model: type[BaseModel], name: str) -> str:
-    """The sentence, with the other spellings that it does not name itself."""
+    """The sentence, with all other spellings at its end."""
     text = " ".join(sentence_of(model, name).split())
     alias = model.model_fields[name].validation_alias
     if not isinstance(alias, AliasChoices):
@@ -139,10 +141,13 @@ def _described(model: type[BaseModel], name: str) -> str:
 
 
 def _spelled_out(text: str, names: list[str]) -> str:
-    """A sentence and those of the names that it does not tell."""
-    told = set(re.findall(r"\w+", text.partition("spelled")[2]))
-    others = [f"`{name}`" for name in names if name not in told]
-    return f"{text} Also spelled {', '.join(others)}." if others else text
+    """A sentence that ends with these names; those that it told itself are told once, with the others."""
+    if not names:
+        return text
+    own = _OTHER_SPELLINGS.search(text)
+    told = re.findall(r"\w[\w.]*\w", own[1].replace(" or ", " ")) if own is not None else []
+    every = ", ".join(f"`{name}`" for name in dict.fromkeys([*told, *names]))
+    return f"{text[: own.start()] if own is not None else text.removesuffix('.')}. Also spelled {every}."
 
 
 def _type_of(field: FieldInfo) -> list[Word]:

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel
@@ -23,6 +24,14 @@ def sentence_of(model: type[BaseModel], name: str) -> str:
         return given
     owner = next(each for each in model.__mro__ if name in inspect.get_annotations(each))
     return _docstrings(owner.__module__).get(owner.__qualname__, {}).get(name, "")
+
+
+def sentence_of_class(module: str, name: str) -> str:
+    """The first line of a class's docstring, without importing its module."""
+    package, _, file = module.rpartition(".")
+    source = files(package).joinpath(f"{file}.py").read_text(encoding="utf-8")
+    owner = next(each for each in ast.parse(source).body if isinstance(each, ast.ClassDef) and each.name == name)
+    return (ast.get_docstring(owner) or "").partition("\n")[0]
 
 
 class DescribedSchema(GenerateJsonSchema):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field, RootModel, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field, model_validator
 
-from steppe.specs._base import Count, Number, Positive, Spec
+from steppe.specs._base import Count, ListSpec, Number, Positive, Spec
 
 
 def _on_last_axis(value: Any) -> Any:
@@ -189,7 +189,7 @@ def _one_standard(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     return stages
 
 
-class PreprocessingSpec(RootModel[tuple[Stage, ...]]):
+class PreprocessingSpec(ListSpec[tuple[Stage, ...]]):
     """What is done to an observation before the network sees it, first to last.
 
     A bare word `"grayscale"` means `{"type": "grayscale"}`, and one stage a list of one.
@@ -204,7 +204,7 @@ class PreprocessingSpec(RootModel[tuple[Stage, ...]]):
         return _listed(_only_state(written))
 
 
-class RewardPreprocessingSpec(RootModel[tuple[Stage, ...]]):
+class RewardPreprocessingSpec(ListSpec[tuple[Stage, ...]]):
     """What is done to a reward before the agent learns from it, first to last; spelled as for observations."""
 
     model_config = ConfigDict(frozen=True)

@@ -20,6 +20,7 @@ from steppe.specs.frequency import Frequency
 from steppe.specs.inlining import SUB_SPECS
 from steppe.specs.network import NetworkSpec
 from steppe.specs.old_words.defaults import FIELD as DEFAULTS_OF
+from steppe.specs.old_words.names import replaced_by
 from steppe.specs.serving import GraphSpec
 from steppe.specs.validation import unknown_word
 
@@ -126,11 +127,13 @@ def _any_of(agents: Mapping[str, type[Settings]], general: Json) -> Json:
 
 def _named(agent: str) -> Json:
     """TensorForce registered each agent as "ppo_agent" too, and its class could be named by its path."""
-    words = {"enum": [agent, f"{agent}_agent"]}
+    others = replaced_by(agent)
+    words = {"enum": [agent, f"{agent}_agent", *(f"{name}_agent" for name in others)]}
     any_case = "".join(f"[{char}{char.upper()}]" if char.isalpha() else "[-_]?" for char in agent)
     plain = agent.replace("_", "[-_]")
     path = r"tensorforce\.(.*\.)?"
-    return {"anyOf": [words, {"type": "string", "pattern": rf"^({path})?({plain}([-_]agent)?|{any_case}Agent)$"}]}
+    old = "".join(rf"|{name}[-_]agent|{name.upper()}Agent" for name in others)
+    return {"anyOf": [words, {"type": "string", "pattern": rf"^({path})?({plain}([-_]agent)?|{any_case}Agent{old})$"}]}
 
 
 def _or_word(schema: Json) -> Json:

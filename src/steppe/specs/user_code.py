@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 import traceback
 from pathlib import Path
@@ -14,13 +15,38 @@ _INSTALLED = ("site-packages", "dist-packages")
 _BETWEEN = ("gymnasium", "numpy", "jax", "ray")
 """Packages that call the user's code or are called by it; a mistake is rarely theirs."""
 DEBUG = "--debug shows the whole traceback"
+GYMNASIUM_EXTRA = r"\bgymnasium\[([\w-]+)\]"
+STEPPE_EXTRAS = {
+    "classic_control": "video",
+    "toy_text": "video",
+    "box2d": "box2d",
+    "mujoco": "mujoco",
+    "atari": "atari",
+}
+"""gymnasium's extra (with "_" for "-") -> the extra of Steppe that brings the same packages."""
 
 
 def told(error: BaseException, when: str = "") -> str:
     """`ValueError: no such room (my_env.py, line 12, in step)`; `when` comes before the place."""
     where = place_of(error)
-    said = f": {error}" if str(error) else ""
+    text = " ".join(str(error).split())  # an error is one line
+    said = f": {with_own_extras(text)}" if text else ""
     return f"{type(error).__name__}{said}{when}{f' ({where})' if where else ''}"
+
+
+def without_debug(sentence: str) -> str:
+    """The sentence for a reader who has no --debug: Python itself shows the traceback of an exception."""
+    return sentence.replace(f" ({DEBUG})", "")
+
+
+def with_own_extras(text: str) -> str:
+    """The text with `steppe[video]` for `gymnasium[classic-control]`, and so on."""
+
+    def own(found: re.Match[str]) -> str:
+        extra = STEPPE_EXTRAS.get(found[1].replace("-", "_"))
+        return found[0] if extra is None else f"steppe[{extra}]"
+
+    return re.sub(GYMNASIUM_EXTRA, own, text)
 
 
 def place_of(error: BaseException) -> str:
@@ -42,6 +68,11 @@ def place_of(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """The whole traceback, with those of the exceptions that led to it."""
     return "".join(traceback.format_exception(error)).rstrip()
+
+
+def has_traceback(error: BaseException) -> bool:
+    """Whether code of the user's raised it, here or in a worker process, so that its traceback says more than it."""
+    return error.__cause__ is not None or bool(getattr(error, "__notes__", ()))
 
 
 def _is_standard(file: str) -> bool:
