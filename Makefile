@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 RLLIB := .venv-rllib
+REJAX := .venv-rejax
 SERVING := .venv-serving-peers
 CLIENTS := .venv-triton-client .venv-seldon-client
 SOURCES := src tests benchmarks docs
@@ -67,11 +68,11 @@ types: $(VENV)/.installed-dev
 layers: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed-dev $(PEERS)/.installed $(RLLIB)/.installed $(SERVING)/.installed  ## Steppe against its peers, interleaved (about an hour and a half)
-	STEPPE_PEERS_VENV=$(PEERS) STEPPE_RLLIB_VENV=$(RLLIB) STEPPE_SERVING_PEERS_VENV=$(SERVING) $(BIN)/python benchmarks/run_all.py
+bench: $(VENV)/.installed-dev $(PEERS)/.installed $(RLLIB)/.installed $(REJAX)/.installed $(SERVING)/.installed  ## Steppe against its peers, interleaved (about an hour and a half)
+	STEPPE_PEERS_VENV=$(PEERS) STEPPE_RLLIB_VENV=$(RLLIB) STEPPE_REJAX_VENV=$(REJAX) STEPPE_SERVING_PEERS_VENV=$(SERVING) $(BIN)/python benchmarks/run_all.py
 
 clean:  ## Removes what the other targets made, but no results of yours
-	rm -rf $(VENV) $(PEERS) $(RLLIB) $(SERVING) $(CLIENTS) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(RLLIB) $(REJAX) $(SERVING) $(CLIENTS) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # A half-made environment is removed, or it would be taken for a whole one the next time.
 $(VENV)/bin/python:

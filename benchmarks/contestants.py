@@ -22,6 +22,8 @@ PPO = {
     "network": [{"type": "dense", "size": 64, "activation": "tanh"}] * 2,
     "num_envs": 8,
 }
+PPO_BY_DEFAULT = PPO | {"agent": PPO["agent"] | {"epochs": 10, "minibatches": 16}}
+"""What `steppe train CartPole-v1` does without any setting."""
 DQN = {
     "agent": {
         "type": "dqn",
@@ -40,6 +42,27 @@ DQN = {
     "network": [{"type": "dense", "size": 64, "activation": "relu"}] * 2,
     "num_envs": 1,
 }
+DQN_JAX = {
+    "agent": {
+        "type": "dqn",
+        "learning_rate": 1e-3,
+        "max_gradient_norm": None,
+        "memory": {"type": "replay", "capacity": 10_000},
+        "learning_starts": 1_000,
+        "batch_size": 128,
+        "update_frequency": 1,
+        "updates": 1,
+        "target_sync_frequency": 125,
+        "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.02, "timesteps": 10_000},
+        "double": False,
+        "n_step": 1,
+        "huber": False,
+    },
+    "network": [{"type": "dense", "size": 64, "activation": "relu"}] * 2,
+    "num_envs": 4,
+}
+"""What rejax can express: it updates after each step of all environments, from single rewards and squared errors. The
+memory is of PureJaxRL's size, since rejax draws without replacement, which costs more the larger the memory is."""
 SAC = {
     "agent": {
         "type": "sac",
@@ -110,15 +133,29 @@ OTHERS: dict[str, dict[str, Any]] = {
 """The agents that stable-baselines3 and sb3-contrib have too, beside those with a page of their own."""
 
 
-def steppe(name: str, settings: dict[str, Any], timesteps: int, warm_up: int, **fields: Any) -> Contestant:
-    """Steppe with these settings, and further fields of the experiment; CartPole-v1 unless they say otherwise."""
+ONE_CORE = {"STEPPE_CORES": "1"}
+"""Environment variables of a run that spreads nothing over the cores."""
+TWO_THREADS = {"NPROC": "2"}
+"""Of one whose products XLA splits between two threads."""
+
+
+def steppe(
+    name: str,
+    settings: dict[str, Any],
+    timesteps: int,
+    warm_up: int,
+    variables: dict[str, str] | None = None,
+    **fields: Any,
+) -> Contestant:
+    """Steppe with these settings, environment variables, and further fields of the experiment; CartPole-v1 unless they
+    say otherwise."""
     fields = {"environment": "CartPole-v1", "total_timesteps": timesteps} | settings | fields
     has_processes = fields.get("run_mode") in ("distributed", "async")
 
     def run(seed: int) -> dict[str, Any]:
         arguments = [json.dumps(fields | {"seed": seed}), "--warm-up", str(warm_up)]
         arguments += ["--tree"] if has_processes else []
-        return output_of([sys.executable, str(HERE / "train_steppe.py"), *arguments])
+        return output_of([sys.executable, str(HERE / "train_steppe.py"), *arguments], variables)
 
     return Contestant(name, run)
 
@@ -144,6 +181,34 @@ def _peer(name: str, words: list[str], timesteps: int, warm_up: int) -> Contesta
 def peer_command(*arguments: str) -> list[str]:
     """train_peer.py in the peers' own virtual environment, $STEPPE_PEERS_VENV or .venv-peers in the repository."""
     return [_python_of("STEPPE_PEERS_VENV", ".venv-peers"), str(HERE / "train_peer.py"), *arguments]
+
+
+def torch_loop(timesteps: int, warm_up: int, threads: int) -> Contestant:
+    """PPO on Breakout in one PyTorch loop over C++ environments, as CleanRL's users write it."""
+    words = [peer_command()[0], str(HERE / "peers" / "ppo_torch.py"), "--threads", str(threads)]
+    words += ["--timesteps", str(timesteps), "--warm-up", str(warm_up)]
+    name = f"PyTorch loop, {threads} thread{'s' if threads > 1 else ''}"
+    return Contestant(name, lambda seed: output_of([*words, "--seed", str(seed)]))
+
+
+def rejax_dqn(timesteps: int, threads: int) -> Contestant:
+    """DQN_JAX by rejax, held to so many threads of XLA."""
+    return _jax_peer("rejax", "dqn_rejax.py", timesteps, threads)
+
+
+def jax_dqn(timesteps: int, threads: int) -> Contestant:
+    """DQN_JAX in one JAX loop, as PureJaxRL's users write it."""
+    return _jax_peer("JAX loop", "dqn_jax.py", timesteps, threads)
+
+
+def _jax_peer(name: str, script: str, timesteps: int, threads: int) -> Contestant:
+    words = [_python_of("STEPPE_REJAX_VENV", ".venv-rejax"), "-W", "ignore", str(HERE / "peers" / script)]
+    words += ["--timesteps", str(timesteps)]
+    variables = {"NPROC": str(threads), "JAX_PLATFORMS": "cpu"}
+    return Contestant(
+        f"{name}, {threads} thread{'s' if threads > 1 else ''}",
+        lambda seed: output_of([*words, "--seed", str(seed)], variables),
+    )
 
 
 def rllib(agent: str, timesteps: int, warm_up: int) -> Contestant:

@@ -13,7 +13,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,8 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 COSTS = {"cpu_us": "CPU us/step", "wall_us": "wall us/step", "steps_per_second": "steps/s"}
 """The columns of a run that was measured by a Window."""
+TIMES = {"cpu_us": "CPU", "wall_us": "wall"}
+"""A table with a ratio of one of them has that of the other beside it, if it has both columns."""
 
 Run = dict[str, Any]
 Runs = dict[str, list[Run]]
@@ -62,9 +64,13 @@ def interleave(contestants: list[Contestant], rounds: int) -> Runs:
     return runs
 
 
-def output_of(command: list[str]) -> Run:
-    """What a child process prints as its last line, which is JSON; its errors end the benchmark."""
-    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+def output_of(command: list[str], variables: Mapping[str, str] | None = None) -> Run:
+    """What a child process prints as its last line, which is JSON; its errors end the benchmark.
+
+    `variables` are added to its environment.
+    """
+    environment = os.environ | dict(variables or {})
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
     if child.returncode:
         sys.exit(f"error: this command failed: {shlex.join(command)}")
     return json.loads(child.stdout.splitlines()[-1])
@@ -79,9 +85,13 @@ def at_least(runs: Runs, reference: str, name: str, cost: str, factor: float) ->
     """Whether `name` is that many times cheaper than `reference`, on the median of the rounds."""
     measured = ratios(runs, reference, name, cost)
     bar = f"{name}: {COSTS[cost]} at most 1/{factor:g} of {reference}"
-    return Verdict(
-        bar, f"1/{median(measured):.1f} (1/{min(measured):.1f} to 1/{max(measured):.1f})", median(measured) >= factor
-    )
+    told = f"1/{median(measured):.2f} (1/{min(measured):.2f} to 1/{max(measured):.2f})"
+    return Verdict(bar, told, median(measured) >= factor)
+
+
+def ahead(runs: Runs, reference: str, name: str) -> list[Verdict]:
+    """Whether `name` takes no more than `reference`, neither in CPU time nor in wall time."""
+    return [at_least(runs, reference, name, cost, 1) for cost in TIMES]
 
 
 def conclude(
@@ -120,15 +130,23 @@ def conclude(
 
 def table(runs: Runs, columns: dict[str, str], cost: str | None) -> list[list[str]]:
     """Medians over the rounds; how many times cheaper than the first row each one is, and the range of that."""
-    reference = next(iter(runs))
-    rows = [["library", "version", *columns.values(), *(["ratio", "spread of ratio"] if cost else [])]]
+    reference, costs = next(iter(runs)), _costs(columns, cost)
+    heads = [word for each in costs for word in (f"{TIMES.get(each, '')} ratio".strip(), "spread of ratio")]
+    rows = [["library", "version", *columns.values(), *heads]]
     for name, own in runs.items():
         row = [name, own[0]["version"], *(number(median(run[column] for run in own)) for column in columns)]
-        if cost:
-            factors = ratios(runs, reference, name, cost)
+        for each in costs:
+            factors = ratios(runs, reference, name, each)
             row += [f"{median(factors):.2f}", f"{min(factors):.2f} to {max(factors):.2f}"]
         rows.append(row)
     return rows
+
+
+def _costs(columns: dict[str, str], cost: str | None) -> list[str]:
+    """What a table has ratios of: CPU time and wall time where one of them is asked for and both were measured."""
+    if cost is None:
+        return []
+    return [cost, *(other for other in TIMES if cost in TIMES and other != cost and other in columns)]
 
 
 def print_table(rows: list[list[str]]) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 SCRIPTS = (
     "startup",
+    "first_timestep",
     "time_to_475",
     "ppo_cartpole_compiled",
     "ppo_cartpole_1024",
     "ppo_cartpole_host",
     "dqn_cartpole",
+    "dqn_jax_peer",
     "sac_pendulum",
     "sac_half_cheetah",
     "other_agents",
@@ -21,6 +23,7 @@ SCRIPTS = (
     "atari_dqn",
     "hogwild",
     "async_workers",
+    "async_sac",
     "rllib",
     "serving_latency",
     "serving_concurrency",

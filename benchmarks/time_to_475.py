@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 import steppe
-from contestants import PPO, SB3, peer_command
+from contestants import PPO_BY_DEFAULT, SB3, peer_command
 from interleave import Contestant, Run, Verdict, conclude, interleave, is_quick, output_of
 
 NAME = "Steppe"
@@ -44,7 +44,7 @@ def main() -> int:
 
 def train(seed: int, goal: float) -> Run:
     """`steppe train CartPole-v1`; the hyper-parameters are its defaults, and spelled out in case those change."""
-    settings = [f"--set={name}={json.dumps(value)}" for name, value in PPO.items()]
+    settings = [f"--set={name}={json.dumps(value)}" for name, value in PPO_BY_DEFAULT.items()]
     command = [str(Path(sys.executable).with_name("steppe")), "train", "CartPole-v1", "-n", "run", *settings]
     command += ["--stop-at-return", str(goal), "--total-timesteps", str(MOST_TIMESTEPS), "--seed", str(seed)]
     with tempfile.TemporaryDirectory() as folder:
@@ -67,6 +67,8 @@ def train(seed: int, goal: float) -> Run:
 def train_peer(seed: int, goal: float) -> Run:
     """The same in stable-baselines3; a run that never reaches the goal counts as if it had at its very end."""
     arguments = ["--timesteps", str(MOST_TIMESTEPS), "--stop-at-return", str(goal), "--seed", str(seed)]
+    agent = PPO_BY_DEFAULT["agent"]
+    arguments += [word for name in ("epochs", "minibatches") for word in (f"--{name}", str(agent[name]))]
     started = time.time()
     run = output_of(peer_command("stable_baselines3", "ppo", "--threads", "1", *arguments))
     ended = time.time()

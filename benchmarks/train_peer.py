@@ -61,6 +61,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--threads", type=int, help="of torch; as many as it likes without this")
     parser.add_argument("--stop-at-return", type=float, default=float("inf"))
+    parser.add_argument("--epochs", type=int, default=4, help="of ppo on CartPole-v1")
+    parser.add_argument("--minibatches", type=int, default=4, help="of each of these epochs")
     arguments = parser.parse_args()
 
     if arguments.threads:
@@ -82,8 +84,8 @@ def make_ppo(arguments: argparse.Namespace) -> BaseAlgorithm:
         "MlpPolicy",
         make_vec_env(arguments.environment, n_envs=8, seed=seed),
         n_steps=128,
-        n_epochs=4,
-        batch_size=256,
+        n_epochs=arguments.epochs,
+        batch_size=8 * 128 // arguments.minibatches,
         learning_rate=3e-4,
         policy_kwargs={"net_arch": [64, 64], "activation_fn": activation(library, "tanh")},
         seed=seed,

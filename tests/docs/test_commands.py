@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from steppe.cli.app import app
+from steppe.cli.app import app_for
 from steppe.cli.flags import FLAGS
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
@@ -25,7 +25,7 @@ def commands(command: Any, words: tuple[str, ...] = ("steppe",)) -> Iterator[tup
         yield from commands(child, (*words, name))
 
 
-COMMANDS = dict(commands(typer.main.get_command(app)))
+COMMANDS = dict(commands(typer.main.get_command(app_for([]))))
 
 
 def sections() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,24 @@ def test_every_page_of_the_docs_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert {page for page in pages if f"]({page})" not in index} == set()
+
+
+def test_the_quick_start_names_every_folder_that_stays_after_uninstalling(monkeypatch: pytest.MonkeyPatch) -> None:
+    from steppe.clusters import registry
+    from steppe.envs.remote.local_tokens import tokens_folder
+    from steppe.runners.compilation import cache_folder
+
+    for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "STEPPE_CACHE", registry.FOLDER_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", "/home/someone")
+    text = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
+    for folder in (cache_folder(), registry.folder(), tokens_folder()):
+        assert f"`~/{folder.parent.relative_to('/home/someone')}`" in text
+
+
+def test_the_newest_python_that_the_quick_start_names_is_a_classifier() -> None:
+    text = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
+    first, last = re.findall(r"\(3\.(\d+) to 3\.(\d+) were tried\)", text)[0]
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    told = [each for each in about["classifiers"] if each.startswith("Programming Language :: Python :: 3.")]
+    assert told == [f"Programming Language :: Python :: 3.{minor}" for minor in range(int(first), int(last) + 1)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import queue
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -34,6 +36,8 @@ FeedbackMode = Literal["episode", "step", "none"]
 SHOW_SECONDS = 0.2
 """How often the display hears that time goes by, at least."""
 JOIN_SECONDS = 10.0
+SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+"""Variables of which one is set where there is a screen, or where somebody does without."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Plan:
     max_timesteps: int | None = None
     patience: float = 60.0
     """For how many seconds an endpoint that is away is tried again."""
+    render: bool = False
+    """Whether the first runner's environment is shown in a window."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,8 @@ class _Crew:
 
     def _look(self) -> Described:
         """Finds out, before anything is played, whether this endpoint and this environment fit together."""
+        if self._plan.render:
+            _check_window(self._plan.environment)
         with contextlib.closing(Patient(connect(self._protocol, self._access), self.patience)) as client:
             described = client.describe()
         with _environment(self._plan) as env:
@@ -224,7 +232,7 @@ class _Runner:
     def __init__(self, plan: Plan, number: int, client: Patient, described: Described) -> None:
         self._plan, self._number, self._client = plan, number, client
         self._feedback: FeedbackMode = plan.feedback if described.takes_feedback else "none"
-        self.env = _environment(plan)
+        self.env = _environment(plan, is_shown=plan.render and number == 0)
         # Neighbouring seeds would give the second environment of one runner to the next.
         seed = int(np.random.SeedSequence([plan.seed, number]).generate_state(1)[0])
         self._observations = self.env.reset(seed)
@@ -287,6 +295,19 @@ class _Runner:
         return Episode(self._number, score, length, *labels, tuple(latencies))
 
 
-def _environment(plan: Plan) -> Host | Twin:
+def _check_window(environment: EnvironmentSpec) -> None:
+    """Says what keeps an environment from being shown here: without a screen, MuJoCo's window would end the process."""
+    if only_runs_compiled(environment):
+        raise UserError(f'environment "{environment.id}" only runs compiled and has no window; leave out --render')
+    if sys.platform.startswith("linux") and not any(os.environ.get(variable) for variable in SCREENS):
+        raise UserError(
+            "--render shows a window, and this machine has no screen (neither DISPLAY nor WAYLAND_DISPLAY is set); "
+            "leave it out, or film an episode with: steppe record"
+        )
+
+
+def _environment(plan: Plan, *, is_shown: bool = False) -> Host | Twin:
     """Gymnasium's, where there is one: a single compiled one is no faster."""
+    if is_shown:
+        return Host(plan.environment, plan.max_timesteps, render_mode="human")
     return (Twin if only_runs_compiled(plan.environment) else Host)(plan.environment, plan.max_timesteps)
