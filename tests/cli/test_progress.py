@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import io
 import re
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -108,37 +106,6 @@ def test_lines_thin_out_with_time(capsys: pytest.CaptureFixture[str], monkeypatc
     assert gaps == sorted(gaps)
     assert (gaps[0], gaps[-1]) == (3, 300)
     assert len(printed) < 200
-
-
-@pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a Jupyter kernel puts into builtins."""
-    monkeypatch.setattr(builtins, "get_ipython", lambda: SimpleNamespace(kernel=object()), raising=False)
-
-
-def test_a_notebook_gets_one_line_that_changes(
-    notebook: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with progress.display(_spec(total_timesteps=500_000)) as shows:
-        for second in range(4):
-            now[0] = float(second)
-            shows.update(TRAINING)
-        shows.announce("note: short")
-        now[0] = 5.0
-        shows.update(TRAINING)
-    title, moving, last, end = capsys.readouterr().out.split("\n")
-    figures = "250k of 500k timesteps (50%), mean return 432.1, 125k steps/s, "
-    assert title == "first: ppo on CartPole-v1"
-    assert [each.rstrip() for each in moving.split("\r")] == [
-        "",
-        *(f"{figures}{second} s" for second in range(4)),
-        "note: short",
-    ]
-    # What was longer before is written over.
-    assert len({len(each) for each in moving.split("\r")[1:]}) == 1
-    assert (last, end) == (f"\r{figures}5 s\r{figures}5 s", "")
 
 
 def test_workers_that_start_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:

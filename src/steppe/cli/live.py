@@ -38,7 +38,7 @@ class LinePace:
 
 
 def is_notebook() -> bool:
-    """Whether this code runs in a Jupyter kernel, whose output knows how to go back to the start of a line."""
+    """Whether this code runs in a Jupyter kernel, whose outputs can be replaced."""
     get_ipython = getattr(builtins, "get_ipython", None)
     return get_ipython is not None and getattr(get_ipython(), "kernel", None) is not None
 

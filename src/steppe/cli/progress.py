@@ -163,30 +163,31 @@ class Lines(Display):
 
 
 class OneLine(Lines):
-    """A line that changes in its place, for notebooks."""
+    """One output of a notebook's cell, which is replaced; the notebook's file keeps the last line alone."""
 
     def __init__(self, spec: ExperimentSpec) -> None:
         super().__init__(spec)
         self._pace = LinePace(at_once=True, seconds=NOTEBOOK_SECONDS, share=0.0)
-        self._width = 0
+        self._shown: Any = None
 
     def __exit__(self, *_: object) -> None:
         """Leaves the last figures where they are."""
-        if self._width:
-            if self.latest is not None and self.latest.timestep:
-                self._say(self.sentence())
-            print_line("")
+        if self._shown is not None and self.latest is not None and self.latest.timestep:
+            self._say(self.sentence())
 
     def announce(self, sentence: str) -> None:
-        """A line of its own, above the one that changes."""
-        self._say(sentence)
-        self._width = 0
-        print_line("")
+        """A line of its own; figures that come later stand below it."""
+        print_line(sentence)
+        self._shown = None
 
     def _say(self, line: str) -> None:
-        """Writes over the line before."""
-        print_line("\r" + line.ljust(self._width), end="")
-        self._width = len(line)
+        from IPython.display import display as show
+
+        content = {"text/plain": line}
+        if self._shown is None:
+            self._shown = show(content, raw=True, display_id=True)
+        else:
+            self._shown.update(content, raw=True)
 
 
 class Panel(LivePanel, Display):
