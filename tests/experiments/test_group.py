@@ -146,6 +146,24 @@ def test_a_process_for_each_core_and_fewer_where_each_has_workers(
     assert processes_at_once(threads.model_copy(update={"num_workers": 20})) == 1
 
 
+@pytest.mark.parametrize(("seeds", "at_once", "each"), [((1, 2, 3), 3, 2), ((1,), 3, 7), ((1, 2), 9, 3)])
+def test_seeds_that_train_at_once_share_the_cores(
+    store: Store,
+    spec: ExperimentSpec,
+    counting: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    seeds: Any,
+    at_once: int,
+    each: int,
+) -> None:
+    monkeypatch.setenv("STEPPE_CORES", "7")
+    counting("")
+    made = group.create(spec, store, seeds, name="walk")
+    made.train(ignore, ignore, at_once=at_once)
+    for member in made.members:
+        assert f"cores {each}\n" in member.folder.log.read_text()
+
+
 def test_the_spread_of_scores() -> None:
     spread = spread_of([1.0, 2.0, 6.0])
     assert spread is not None

@@ -11,6 +11,7 @@ from steppe.experiments import lifecycle
 from steppe.experiments.store import RunFolder
 
 CHILD = """
+import os
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
@@ -20,6 +21,7 @@ from steppe.experiments.run import run
 from steppe.experiments.store import RunFolder
 folder = RunFolder(Path(sys.argv[1]))
 seed = folder.spec().seed
+print("cores", os.environ["STEPPE_CORES"])
 if seed == 13:
     sys.exit("error: no luck today")
 if seed == 14:

@@ -63,14 +63,16 @@ class Member:
         """The newest evaluation of its policy."""
         return Score.read(self.status.evaluation)
 
-    def start(self) -> None:
-        """Starts its process."""
+    def start(self, cores: int) -> None:
+        """Starts its process, which spreads its work over so many cores."""
+        from steppe.envs.cores import VARIABLE
         from steppe.platforms import LocalPlatform
 
         self._logged = lifecycle.log_size(self.folder)
         try:
             lifecycle.prepare(self.folder)
-            self._process = LocalPlatform().launch(lifecycle.training_command(self.folder), log=self.folder.log)
+            command, variables = lifecycle.training_command(self.folder), {VARIABLE: str(cores)}
+            self._process = LocalPlatform().launch(command, self.folder.log, variables)
         except SteppeError as error:
             self.error, self.is_over = str(error), True
 
@@ -128,6 +130,7 @@ class Group:
         Ctrl-C pauses those that train and starts no others; a second one leaves them pausing by themselves.
         """
         at_once = at_once or processes_at_once(self.spec)
+        cores = cores_for_each(min(at_once, len(self.members)))
         with _Asked(announce) as asked:
             while True:
                 for member in self.members:
@@ -137,7 +140,7 @@ class Group:
                 running = sum(member.is_running for member in self.members)
                 waiting = [m for m in self.members if not (m.is_running or m.is_over)] if not asked.action else []
                 for member in waiting[: max(0, at_once - running)]:
-                    member.start()
+                    member.start(cores)
                 show(self)
                 if not running and not waiting:
                     break
@@ -212,6 +215,13 @@ def processes_at_once(spec: ExperimentSpec) -> int:
 
     each = 1 if spec.run_mode == "single" else spec.num_workers
     return max(1, available_cores() // each)
+
+
+def cores_for_each(processes: int) -> int:
+    """How many cores each of several processes has to itself, so that they do not take them from each other."""
+    from steppe.envs.cores import available_cores
+
+    return max(1, available_cores() // processes)
 
 
 class _Asked:

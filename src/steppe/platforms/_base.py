@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -25,5 +26,8 @@ class Platform(Protocol):
 
     name: str
 
-    def launch(self, command: list[str], log: Path) -> Process:
-        """Starts a command that outlives its caller; its output is added to the file `log`."""
+    def launch(self, command: list[str], log: Path, variables: Mapping[str, str] | None = None) -> Process:
+        """Starts a command that outlives its caller; its output is added to the file `log`.
+
+        `variables` are added to its environment.
+        """

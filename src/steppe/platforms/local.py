@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 from steppe.errors import SteppeError
@@ -50,7 +51,7 @@ class LocalPlatform:
 
     name = "local"
 
-    def launch(self, command: list[str], log: Path) -> LocalProcess:
+    def launch(self, command: list[str], log: Path, variables: Mapping[str, str] | None = None) -> LocalProcess:
         """Starts a command in a new session, so that neither Ctrl-C nor a closed terminal reaches it."""
         appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         actions = [
@@ -63,7 +64,7 @@ class LocalPlatform:
             pid = os.posix_spawn(
                 command[0],
                 command,
-                os.environ | {"PYTHONUNBUFFERED": "1"},
+                os.environ | {"PYTHONUNBUFFERED": "1"} | dict(variables or {}),
                 file_actions=actions,
                 setsid=True,
                 setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
