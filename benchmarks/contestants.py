@@ -135,8 +135,6 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 ONE_CORE = {"STEPPE_CORES": "1"}
 """Environment variables of a run that spreads nothing over the cores."""
-TWO_THREADS = {"NPROC": "2"}
-"""Of one whose products XLA splits between two threads."""
 
 
 def steppe(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from contestants import SAC, SB3, SB3_AS_IT_COMES, TWO_THREADS, sb3, sbx, steppe
+from contestants import ONE_CORE, SAC, SB3, SB3_AS_IT_COMES, sb3, sbx, steppe
 from interleave import ahead, at_least, conclude, interleave, is_quick
 
 NAME = "Steppe, compiled"
@@ -20,7 +20,7 @@ def main() -> int:
         sb3("sac", timesteps, warm_up, ENVIRONMENT, threads=0),
         sbx("sac", timesteps, warm_up, ENVIRONMENT),
         steppe(NAME, SAC, timesteps, warm_up, environment=ENVIRONMENT),
-        steppe(f"{NAME}, NPROC=2", SAC, timesteps, warm_up, TWO_THREADS, environment=ENVIRONMENT),
+        steppe(f"{NAME}, 1 core", SAC, timesteps, warm_up, ONE_CORE, environment=ENVIRONMENT),
         steppe("Steppe, gymnasium", SAC, timesteps, warm_up, environment={"id": ENVIRONMENT, "backend": "gymnasium"}),
     ]
     runs = interleave(contestants, rounds)

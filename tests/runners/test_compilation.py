@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from steppe.runners import compilation
-from steppe.runners.compilation import jit_for_few, jit_for_threads
+from steppe.runners.compilation import jit_for_few, jit_for_learning, jit_for_threads
 
 COMPILES = """
 import jax
@@ -65,7 +65,32 @@ def test_what_is_compiled_for_few_rows_has_plain_products():
     assert "ynn" not in program.lower(rows, matrix).compile().as_text()
 
 
-@pytest.mark.parametrize(("name", "jit"), [("PLAIN_PRODUCTS", jit_for_few), ("NO_SHARING", jit_for_threads)])
+LOOPS = """
+import jax
+from steppe.runners.compilation import jit_for_learning, prepare_jax
+prepare_jax(xla_threads=2)
+loop = lambda numbers: jax.numpy.tanh(numbers) * numbers
+programs = [jit(loop).lower(jax.numpy.ones((2000, 1000))).compile() for jit in (jax.jit, jit_for_learning)]
+print(['outer_dimension_partitions":["2"]' in program.as_text() for program in programs])
+"""
+
+
+def test_what_is_compiled_for_learning_cuts_no_loop_between_threads():
+    """XLA cuts this one for two threads by itself; learning is full of small ones."""
+    finished = subprocess.run(
+        [sys.executable, "-c", LOOPS],
+        env={name: value for name, value in os.environ.items() if name != "NPROC"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.stdout == "[True, False]\n", finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "jit"),
+    [("PLAIN_PRODUCTS", jit_for_few), ("NO_SHARING", jit_for_threads), ("WHOLE_LOOPS", jit_for_learning)],
+)
 def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch, name, jit):
     monkeypatch.setattr(compilation, name, (("xla_cpu_no_such_option", ""),))
     assert jit(lambda number: number + 1)(1) == 2

@@ -1,4 +1,4 @@
-"""Large updates of host environments are shared by the cores; small ones and other networks keep one device."""
+"""Large updates are shared by the cores, as host devices or by XLA's threads; small ones keep one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from runs import experiment
 
+from steppe.runners import _kept_spreading
 from steppe.runners.large_updates import devices_for
-from steppe.runners.setup import shards_of
+from steppe.runners.setup import shards_of, xla_threads_of
 
 SUPPORT = Path(__file__).parents[1] / "support"
 BREAKOUT = "ALE/Breakout-v5"
@@ -35,6 +36,24 @@ train(folder, spec, resume=resume)
 checkpoint = checkpoints.load_latest(folder)
 assert checkpoint.timestep == timesteps
 print(checkpoint.manifest["shards"])
+"""
+
+WITH_THREADS = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from runs import experiment, train
+from steppe import runners
+from steppe.records import checkpoints
+folder, timesteps, resume = Path(sys.argv[2]), int(sys.argv[3]), len(sys.argv) > 4
+agent = {"type": "sac", "batch_size": 256, "learning_starts": 50, "memory": {"capacity": 1000}}
+spec = experiment("Pendulum-v1", agent, total_timesteps=timesteps)
+runners.check(spec, folder if resume else None)  # as commands do in the same process
+train(folder, spec, resume=resume)
+checkpoint = checkpoints.load_latest(folder)
+assert checkpoint.timestep == timesteps
+assert str(checkpoint.manifest["xla_threads"]) == os.environ["NPROC"]
+print(checkpoint.manifest["xla_threads"])
 """
 
 LEARNS_AS_ONE = """
@@ -99,6 +118,39 @@ def test_a_run_keeps_its_number_of_devices_on_a_machine_with_fewer_cores(tmp_pat
     environment = {name: value for name, value in os.environ.items() if name != "NPROC"}
     assert run(TRAINED, str(tmp_path), "512", env=environment | {"STEPPE_CORES": "2"}) == "2"
     assert run(TRAINED, str(tmp_path), "1024", "resume", env=environment | {"STEPPE_CORES": "1"}) == "2"
+
+
+@pytest.mark.parametrize(
+    ("agent", "fields", "threads"),
+    [
+        ({"type": "sac"}, {}, 2),
+        ({"type": "sac", "batch_size": 100}, {}, 1),
+        ({"type": "sac", "batch_size": 1024}, {}, 4),
+        ({"type": "sac"}, {"network": [{"type": "dense", "size": 64}] * 2}, 1),
+        ({"type": "sac"}, {"network": [{"type": "dense", "size": 2048}]}, 1),
+        ({"type": "td3"}, {"network": [{"type": "flatten"}, *WIDE]}, 4),
+        ({"type": "naf"}, {"run_mode": "async"}, 2),
+        ({"type": "dqn"}, {}, 1),
+        ({"type": "dqn", "batch_size": 64}, {"environment": BREAKOUT}, 1),
+        ({"type": "dqn", "batch_size": 512}, {"environment": BREAKOUT}, 1),
+        ({"type": "dqn", "batch_size": 256}, {"network": WIDE}, 4),
+        ({"type": "ppo"}, {"network": WIDE}, 1),
+    ],
+)
+def test_wide_layers_that_learn_from_a_memory_get_threads_of_xla(agent, fields, threads):
+    spec = experiment(**({"environment": "LunarLander-v3", "agent": agent} | fields))
+    assert xla_threads_of(spec, cores=4) == threads
+
+
+def test_a_run_keeps_its_number_of_threads_on_a_machine_with_fewer_cores(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "NPROC"}
+    assert run(WITH_THREADS, str(tmp_path), "100", env=environment | {"STEPPE_CORES": "2"}) == "2"
+    assert run(WITH_THREADS, str(tmp_path), "200", "resume", env=environment | {"STEPPE_CORES": "1"}) == "2"
+
+
+def test_a_checkpoint_that_does_not_say_its_threads_had_one():
+    assert _kept_spreading({"timestep": 10, "shards": 1}) == (1, 1)
+    assert _kept_spreading({}) == (None, None)
 
 
 def run(script, *arguments, env=None):

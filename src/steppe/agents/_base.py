@@ -14,6 +14,7 @@ from jax import Array
 from steppe.agents import normalizers
 from steppe.agents.normalizers import CLIP, Statistics, empty
 from steppe.errors import UserError
+from steppe.networks import default_layers
 from steppe.records import heads
 from steppe.records.policy import Policy, PolicyDescription
 from steppe.records.preprocessing import Preprocessing, RewardPreprocessing
@@ -161,6 +162,11 @@ class Agent(ABC, Generic[S]):
         self.reward_preprocessing = None if stages is None else RewardPreprocessing(stages)
         if self.normalizes_observations and not _can_normalize(situation.observation):
             raise UserError("normalize_observations needs observations of real numbers; images are scaled without it")
+
+    @classmethod
+    def default_network(cls, observation: Space) -> NetworkSpec:
+        """The layers if none are given."""
+        return default_layers(observation)
 
     @abstractmethod
     def init(self, key: Array) -> TrainState:

@@ -31,7 +31,7 @@ from steppe.agents.optimizers import step, steps_of
 from steppe.agents.part_of_loss import PartOfLoss
 from steppe.agents.rollouts import horizon_of, horizon_of_sequences
 from steppe.errors import UserError
-from steppe.networks import Network, apply_head, default_layers, head
+from steppe.networks import Network, apply_head, head
 from steppe.specs.spaces import Box
 
 VALUE = "value/"
@@ -77,7 +77,7 @@ class ActorCritic(Agent[S], Generic[S]):
         self.kind = self.distribution.kind
         if self.kind != "gaussian" and "initial_log_std" in settings.model_fields_set:
             raise UserError(f"initial_log_std is for Gaussian actions, but these are {self.kind}; leave it out")
-        self.layers = situation.network or default_layers(situation.observation)
+        self.layers = situation.network or self.default_network(situation.observation)
         self.network = Network(self.layers, situation.observation, supports=("recurrent", "regularization"))
         self.learns_values = settings.learns_values
         self.shares_network = self._shares_network()

@@ -71,7 +71,7 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
     def __init__(self, settings: S, situation: Situation) -> None:
         self.action_size = bounded_actions(situation, self.type).size
         observation = situation.observation
-        self.layers = situation.network or dense_layers(observation)
+        self.layers = situation.network or self.default_network(observation)
         self.actor_network = Network(self.layers, observation, "lecun", {"regularization"})
         critic = settings.critic_network or self.layers
         encoding, rest = _where_action_joins(critic, observation)
@@ -89,6 +89,11 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         layers = (*self.layers.root, *critic.root)
         if any(layer.type == "dropout" or getattr(layer, "dropout", None) for layer in layers):
             raise SpecError(f'agent "{self.type}" learns from its own estimates, which dropout blurs; leave it out')
+
+    @classmethod
+    def default_network(cls, observation: Space) -> NetworkSpec:
+        """Two wide layers for vectors."""
+        return dense_layers(observation)
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
         """A small last layer makes the first actions nearly zero."""
@@ -122,13 +127,19 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         return apply_head(actor["head"], self.actor_network.apply(actor["torso"], observations))
 
     def values(self, params: dict[str, Any], observations: Array, actions: Array) -> list[Array]:
-        """What each critic thinks of actions [B, A]: a list of [B]."""
-        values = []
-        for index in range(self.critics):
-            critic = params[f"critic_{index}"]
+        """What each critic thinks of actions [B, A]: a list of [B].
+
+        Several critics are one product [critics, B, ...] a layer, which XLA's threads share better than one each.
+        """
+
+        def value(critic: dict[str, Any]) -> Array:
             inputs = jnp.concatenate([self.encoder.apply(critic["encoder"], observations), actions], -1)
-            values.append(apply_head(critic["head"], self.critic.apply(critic["torso"], inputs))[..., 0])
-        return values
+            return apply_head(critic["head"], self.critic.apply(critic["torso"], inputs))[..., 0]
+
+        critics = [params[f"critic_{index}"] for index in range(self.critics)]
+        if self.critics == 1:
+            return [value(critics[0])]
+        return list(jax.vmap(value)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *critics)))
 
     def penalty(self, params: dict[str, Any]) -> Any:
         """What the layers' regularisation adds to the loss."""

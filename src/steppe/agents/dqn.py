@@ -19,7 +19,7 @@ from steppe.agents._base import Acting, Internals, Metrics, Situation, TrainStat
 from steppe.agents.off_policy import MemorySettings, OffPolicy, OffPolicySettings
 from steppe.agents.q_network import QNetwork
 from steppe.errors import SpecError, UserError
-from steppe.networks import Network, default_layers
+from steppe.networks import Network
 from steppe.specs._base import Count, Flag, Positive, Unit
 from steppe.specs.exploration import EpsilonAnneal, RandomActions
 from steppe.specs.network import NetworkSpec
@@ -84,7 +84,7 @@ class DQN(OffPolicy[DQNSettings]):
 
     def __init__(self, settings: DQNSettings, situation: Situation) -> None:
         action = discrete_choices(situation, self.type)
-        layers = situation.network or default_layers(situation.observation)
+        layers = situation.network or self.default_network(situation.observation)
         self.layers, is_dueling = torso_of(layers, action, self.type)
         network = Network(self.layers, situation.observation, supports={"regularization"})
         self.dueling = settings.dueling or is_dueling

@@ -17,6 +17,8 @@ from steppe.agents.off_policy import MemorySettings, OffPolicy, OffPolicySetting
 from steppe.networks import Network, apply_head, head
 from steppe.specs._base import Flag, Positive
 from steppe.specs.exploration import Noise, OrnsteinUhlenbeck
+from steppe.specs.network import NetworkSpec
+from steppe.specs.spaces import Space
 
 
 class NAFSettings(OffPolicySettings):
@@ -45,9 +47,14 @@ class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
 
     def __init__(self, settings: NAFSettings, situation: Situation) -> None:
         self.action_size = bounded_actions(situation, self.type).size
-        self.layers = situation.network or dense_layers(situation.observation)
+        self.layers = situation.network or self.default_network(situation.observation)
         self.network = Network(self.layers, situation.observation, "lecun", {"regularization"})
         super().__init__(settings, situation)
+
+    @classmethod
+    def default_network(cls, observation: Space) -> NetworkSpec:
+        """Two wide layers for vectors."""
+        return dense_layers(observation)
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
         """One torso; heads for the best action, its value, and the triangle that says how fast the value falls."""

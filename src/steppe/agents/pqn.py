@@ -97,6 +97,14 @@ class PQN(Agent[PQNSettings]):
     experience: ClassVar[Literal["trajectories", "transitions", "none"]] = "trajectories"
     default_num_envs = 32
 
+    @classmethod
+    def default_network(cls, observation: Space) -> NetworkSpec:
+        """Every dense layer followed by a layer normalisation."""
+        if isinstance(observation, Box) and observation.is_image:
+            return NetworkSpec([*default_layers(observation).root, LayerNorm(type="layer_norm")])
+        dense = [Dense(type="dense", size=128, activation="none"), LayerNorm(type="layer_norm")]
+        return NetworkSpec([*dense, Nonlinearity(type="nonlinearity"), *dense, Nonlinearity(type="nonlinearity")])
+
     def __init__(self, settings: PQNSettings, situation: Situation) -> None:
         super().__init__(settings, situation)
         self.horizon = settings.horizon
@@ -107,7 +115,7 @@ class PQN(Agent[PQNSettings]):
                 f"minibatches; change agent.horizon, agent.minibatches or num_envs"
             )
         action = discrete_choices(situation, self.type)
-        layers = situation.network or _normalized_layers(situation.observation)
+        layers = situation.network or self.default_network(situation.observation)
         self.layers, is_dueling = torso_of(layers, action, self.type)
         network = Network(self.layers, situation.observation, supports={"regularization"})
         self.dueling = settings.dueling or is_dueling
@@ -258,11 +266,3 @@ class PQN(Agent[PQNSettings]):
         if total is None:
             return None
         return -(-total // (self.horizon * self.situation.num_envs)) * self.updates_per_experience
-
-
-def _normalized_layers(observation: Space) -> NetworkSpec:
-    """Every dense layer followed by a layer normalisation."""
-    if isinstance(observation, Box) and observation.is_image:
-        return NetworkSpec([*default_layers(observation).root, LayerNorm(type="layer_norm")])
-    dense = [Dense(type="dense", size=128, activation="none"), LayerNorm(type="layer_norm")]
-    return NetworkSpec([*dense, Nonlinearity(type="nonlinearity"), *dense, Nonlinearity(type="nonlinearity")])

@@ -27,7 +27,7 @@ def check(spec: ExperimentSpec, resumed: Path | None = None) -> list[str]:
     """
     from steppe.records.checkpoints import latest_manifest
     from steppe.runners.compilation import keep_off_gpus, let_threads_compute
-    from steppe.runners.setup import PARALLEL, check_object, make_engine, notices_for
+    from steppe.runners.setup import PARALLEL, check_object, make_engine, notices_for, xla_threads_of
 
     manifest = {} if resumed is None else latest_manifest(resumed)
     check_object(spec)
@@ -37,8 +37,13 @@ def check(spec: ExperimentSpec, resumed: Path | None = None) -> list[str]:
     elif spec.run_mode == "distributed" and spec.ray.gpus_per_worker:
         keep_off_gpus()
     # The other run modes and platforms are made of the same agents and environments.
-    shards = manifest.get("shards") if spec.run_mode == "single" else 1
-    make_engine(spec.model_copy(update={"run_mode": "single"}), shards).close()
+    shards: int | None = 1
+    xla_threads: int | None = 1
+    if spec.run_mode == "single":
+        shards, xla_threads = _kept_spreading(manifest)
+    elif spec.run_mode == "async":
+        xla_threads = xla_threads_of(spec)
+    make_engine(spec.model_copy(update={"run_mode": "single"}), shards, xla_threads).close()
     notices = notices_for(spec)
     if spec.run_mode != "single":
         notices += import_module(PARALLEL[spec.run_mode]).check(spec)
@@ -67,7 +72,7 @@ def run(
 
     checkpoint = load_latest(folder) if resume else None
     manifest: dict[str, Any] = {} if checkpoint is None else checkpoint.manifest
-    engine = make_engine(spec, manifest.get("shards"))
+    engine = make_engine(spec, *_kept_spreading(manifest))
     try:
         loop = Loop(spec, engine, folder, request, on_progress)
         outcome = loop.run(checkpoint)
@@ -79,3 +84,11 @@ def run(
     loop.tell("filming" if is_filmed(spec, outcome.state) else "exporting")
     outcome.notices.extend(leave_video_and_onnx(spec, Path(folder), outcome.state))
     return outcome
+
+
+def _kept_spreading(manifest: dict[str, Any]) -> tuple[int | None, int | None]:
+    """(host devices, XLA's threads) of a checkpoint; None chooses them for this machine.
+
+    Checkpoints that do not say the threads are of versions that had one.
+    """
+    return manifest.get("shards"), manifest.get("xla_threads", 1 if manifest else None)

@@ -21,6 +21,7 @@ ENVS_PER_SHARD = 256
 
 PLAIN_PRODUCTS = (("xla_cpu_experimental_ynn_fusion_type", ""),)
 NO_SHARING = (("xla_cpu_multi_thread_eigen", False),)
+WHOLE_LOOPS = (("xla_disable_hlo_passes", "cpu-parallel-task-assigner"),)
 
 
 def cache_folder() -> Path:
@@ -44,6 +45,12 @@ def let_threads_compute(count: int) -> None:
     os.environ.setdefault("NPROC", str(max(1, min(count, available_cores()))))
 
 
+def xla_threads() -> int:
+    """How many threads of XLA share large products, after `prepare_jax`."""
+    given = os.environ.get("NPROC", "")
+    return int(given) if given.isdecimal() else available_cores()
+
+
 def keep_off_gpus() -> None:
     """Before JAX is set up, without effect after that: it takes no memory of GPUs, which others will compute on."""
     import jax
@@ -51,10 +58,12 @@ def keep_off_gpus() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def prepare_jax(shards: int = 1) -> int:
-    """Sets JAX up for training on this many host devices; how many there really are (JAX may be in use already)."""
-    # One XLA worker thread a device: handing parts of a small program over costs more than it saves.
-    os.environ.setdefault("NPROC", str(shards))
+def prepare_jax(shards: int = 1, xla_threads: int = 1) -> int:
+    """Sets JAX up for training on this many host devices; how many there really are (JAX may be in use already).
+
+    `xla_threads` share large products; small programs take longer if parts of them are handed to another thread.
+    """
+    os.environ.setdefault("NPROC", str(max(shards, xla_threads)))
     _share_heaps()
     import jax
 
@@ -67,6 +76,14 @@ def prepare_jax(shards: int = 1) -> int:
             log.debug("JAX was in use before the number of host devices could be set")
     devices = jax.devices()
     return min(shards, len(devices)) if devices[0].platform == "cpu" else 1
+
+
+def jit_for_learning(function: Callable[..., Any], **options: Any) -> Any:
+    """Compiled so that XLA's threads share products alone: an update has dozens of small loops over parameters and
+    activations, and cutting each of those between two threads takes several times as long as the loop."""
+    import jax
+
+    return jax.jit(function, compiler_options=_known(WHOLE_LOOPS), **options)
 
 
 def jit_for_few(function: Callable[..., Any]) -> Any:

@@ -17,6 +17,7 @@ from steppe.runners import episodes as episode_window
 from steppe.runners import keys
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.arrays import from_arrays, to_arrays
+from steppe.runners.compilation import jit_for_learning
 from steppe.runners.episodes import Window, empty_window
 from steppe.runners.learning import LARGEST_TIMESTEP, Learner, begin, is_healthy, learn
 from steppe.runners.rollout import Envs, Finished, Rollout
@@ -58,7 +59,7 @@ class CompiledEngine:
         places: Any = Run(EVERYWHERE, P(AXIS), EVERYWHERE)  # type: ignore[arg-type]
         scalars, columns = (EVERYWHERE,) * 4, (EVERYWHERE,) * 4
         chunk = self._spread.over_devices(self._chunk, (places, *scalars), (places, *columns))
-        self._program = jax.jit(chunk, donate_argnums=0)
+        self._program = jit_for_learning(chunk, donate_argnums=0)
         self._begin = jax.jit(self._begun)
         self._play = jax.jit(self.rollout.play, static_argnums=(2, 3))
         self._run: Run | None = None

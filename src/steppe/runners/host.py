@@ -6,7 +6,6 @@ import json
 from collections import deque
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -20,7 +19,7 @@ from steppe.runners import keys
 from steppe.runners._base import Chunk, Limits
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.collecting import Collector
-from steppe.runners.compilation import jit_for_threads
+from steppe.runners.compilation import jit_for_learning, jit_for_threads
 from steppe.runners.episodes import WINDOW
 from steppe.runners.learning import Learner, begin, is_healthy, learn
 from steppe.runners.playing import Rules, play
@@ -54,7 +53,7 @@ class HostEngine:
         self._spread = Spread(agent)
         learned = self._spread.over_devices(self._learned, (EVERYWHERE, BY_ENVIRONMENT), (EVERYWHERE, EVERYWHERE))
         # Each device has a core of its own; none hands a part of its products over to another's.
-        jitted = jax.jit if agent.situation.shards == 1 else jit_for_threads
+        jitted = jit_for_learning if agent.situation.shards == 1 else jit_for_threads
         self._learn = jitted(learned, donate_argnums=0)
         self._metric_names: list[str] = []
         self._returns: deque[float] = deque(maxlen=WINDOW)

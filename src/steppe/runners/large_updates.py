@@ -1,4 +1,4 @@
-"""How many host devices share a large update: decided from the spec, since JAX must know it before it starts."""
+"""How many cores share a large update: decided from the spec, since JAX must know it before it starts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ WORK_PER_DEVICE = 2**26
 pictures. Dense layers are left to one device: two that share 256 rows of 256 x 256 take as long as one."""
 POSITIONS = 49
 """At how many places a convolution is applied at least, for all that a spec tells: Nature's last one."""
+WORK_PER_THREAD = 2**23
+"""How many multiplications of one dense layer over a batch pay for a thread: 256 x 256 weights have as many over 128
+rows."""
 
 
 def devices_for(spec: ExperimentSpec, cores: int | None = None) -> int:
@@ -26,6 +29,18 @@ def devices_for(spec: ExperimentSpec, cores: int | None = None) -> int:
     while devices * 2 <= most and _is_even(spec, devices * 2):
         devices *= 2
     return devices
+
+
+def threads_for(spec: ExperimentSpec, cores: int | None = None) -> int:
+    """How many of XLA's threads share the products of an update from a replay memory.
+
+    One if the network has convolutions: those take longer in two threads than in one.
+    """
+    cores = available_cores() if cores is None else cores
+    settings, layers = _settings(spec), _layers(spec)
+    if _filter_weights(layers):
+        return 1
+    return max(1, min(cores, settings.batch_size * _dense_weights(layers) // WORK_PER_THREAD))
 
 
 def _is_even(spec: ExperimentSpec, devices: int) -> bool:
@@ -60,15 +75,15 @@ def _settings(spec: ExperimentSpec) -> Any:
 
 
 def _layers(spec: ExperimentSpec) -> list[Any]:
-    """Those of the network, or those that pictures get by default as far as the environment's id tells of them."""
-    from steppe.networks import default_layers
+    """Those of the network, or the agent's own for what the environment's id tells of its observations."""
     from steppe.specs.spaces import Box
 
     if spec.network is not None:
         return list(spec.network.root)
-    if kind_of(spec.environment) != "pictures":
-        return []
-    return list(default_layers(Box((84, 84, 4), (0.0,), (255.0,), "uint8")).root)
+    pictures = Box((84, 84, 4), (0.0,), (255.0,), "uint8")
+    numbers = Box((1,), (-1.0,), (1.0,), "float32")
+    seen = pictures if kind_of(spec.environment) == "pictures" else numbers
+    return list(agent_class(spec.agent).default_network(seen).root)
 
 
 def _filter_weights(layers: list[Any]) -> int:
@@ -82,5 +97,16 @@ def _filter_weights(layers: list[Any]) -> int:
                 weights *= length
             most, inputs = max(most, weights), layer.size
         elif layer.type in ("dense", "linear", "input", "flatten"):
+            inputs = 0
+    return most
+
+
+def _dense_weights(layers: list[Any]) -> int:
+    """Weights of the largest dense layer, but of those whose inputs a spec does not tell."""
+    most, inputs = 0, 0
+    for layer in layers:
+        if layer.type in ("dense", "linear"):
+            most, inputs = max(most, inputs * layer.size), layer.size
+        elif layer.type in ("input", "flatten"):
             inputs = 0
     return most

@@ -14,6 +14,7 @@ from jax import Array
 from steppe.agents._base import Agent, Metrics, TrainState, Trajectory, Transitions
 from steppe.memories import DemonstratedState, ReplayState, Sample, Timesteps, stored_dtype
 from steppe.records.preprocessing import RewardPreprocessing
+from steppe.runners.compilation import jit_for_learning
 from steppe.specs.spaces import Box, Space
 
 LARGEST_TIMESTEP = 2**30
@@ -133,7 +134,7 @@ def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learn
 def _pretrained(agent: Any, learner: Learner) -> Learner:
     """After all updates on demonstrations alone."""
     total = agent.pretraining_updates
-    pretrain = jax.jit(partial(_pretrain, agent), donate_argnums=0)
+    pretrain = jit_for_learning(partial(_pretrain, agent), donate_argnums=0)
     for done in range(0, total, PRETRAINING_CHUNK):
         count = min(PRETRAINING_CHUNK, total - done)
         learner, loss = pretrain(learner, jnp.int32(count))

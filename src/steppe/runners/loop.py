@@ -24,6 +24,7 @@ from steppe.records.metrics import MetricsWriter
 from steppe.records.policy import Policy
 from steppe.runners import checkpoint_room
 from steppe.runners._base import Chunk, Engine, Limits, Outcome, Progress
+from steppe.runners.compilation import xla_threads
 from steppe.runners.effective import effective
 from steppe.runners.final_evaluation import forget
 from steppe.runners.schedule import Schedule
@@ -278,6 +279,7 @@ class Loop:
             "evaluation": self.evaluation,
             "seed": self.seed,
             "shards": self.engine.agent.situation.shards,
+            "xla_threads": xla_threads(),
             "settings": self._settings(),
         }
         forget(self.folder)

@@ -144,20 +144,30 @@ def shards_of(spec: ExperimentSpec, cores: int | None = None) -> int:
     return devices_for(spec, cores)
 
 
+def xla_threads_of(spec: ExperimentSpec, cores: int | None = None) -> int:
+    """How many threads of XLA share the products of an update; one for agents without a replay memory."""
+    if agent_class(spec.agent).experience != "transitions":
+        return 1
+    from steppe.runners.large_updates import threads_for
+
+    return threads_for(spec, cores)
+
+
 def _can_spread(spec: ExperimentSpec) -> bool:
     return agent_class(spec.agent).experience == "trajectories"
 
 
-def make_engine(spec: ExperimentSpec, shards: int | None = None) -> Engine:
+def make_engine(spec: ExperimentSpec, shards: int | None = None, xla_threads: int | None = None) -> Engine:
     """Environments, agent and engine; everything that can be wrong with a spec is found here.
 
-    `shards` is the number of host devices that a checkpoint keeps; None chooses for this machine.
+    `shards` is the number of host devices that a checkpoint keeps, `xla_threads` that of threads which share a
+    product; None chooses for this machine.
     """
     check_object(spec)
     if spec.run_mode != "single":
         return import_module(PARALLEL[spec.run_mode]).make_engine(spec)
     compiled, num_envs = runs_compiled(spec), num_envs_of(spec)
-    shards = prepare_jax((shards or shards_of(spec)) if _can_spread(spec) else 1)
+    shards = prepare_jax((shards or shards_of(spec)) if _can_spread(spec) else 1, xla_threads or xla_threads_of(spec))
     if num_envs % shards:
         shards = 1
     if compiled:

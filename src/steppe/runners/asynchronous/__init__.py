@@ -76,9 +76,9 @@ def make_engine(spec: ExperimentSpec) -> Engine:
     from steppe.runners.asynchronous.engine import AsyncEngine
     from steppe.runners.asynchronous.pod_crew import PodCrew, in_pods
     from steppe.runners.compilation import prepare_jax
-    from steppe.runners.setup import num_envs_of
+    from steppe.runners.setup import num_envs_of, xla_threads_of
 
-    prepare_jax()
+    prepare_jax(xla_threads=xla_threads_of(spec))
     refuse(spec)
     try:
         rules, spaces, limit, notices = _explored(spec)

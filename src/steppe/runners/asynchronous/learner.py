@@ -163,8 +163,9 @@ class AsyncLearner:
         if self._own is None:
             from steppe.runners.asynchronous.building import make_core
             from steppe.runners.compilation import prepare_jax
+            from steppe.runners.setup import xla_threads_of
 
-            prepare_jax()
+            prepare_jax(xla_threads=xla_threads_of(self.spec))
             return make_core(self.spec, spaces, self.spec.max_timesteps_per_episode)
         from steppe.runners.asynchronous.own import OwnCore
 

@@ -25,6 +25,7 @@ from steppe.runners.asynchronous.batches import Batch
 from steppe.runners.asynchronous.board import Spaces
 from steppe.runners.asynchronous.cores import Clock, Learned, Pace
 from steppe.runners.asynchronous.task import Task
+from steppe.runners.compilation import jit_for_learning
 from steppe.runners.learning import Learner, begin, example_of
 
 BLOCK = 64
@@ -38,8 +39,8 @@ class ReplayCore(AgentCore):
         """The agent's memory takes blocks of BLOCK timesteps of one environment; `ratio` None learns all the time."""
         super().__init__(agent, task, spaces)
         self._pace, self._clock = Pace(ratio), Clock()
-        self._insert = jax.jit(self._inserted, donate_argnums=0)
-        self._update = jax.jit(self._updated, donate_argnums=0)
+        self._insert = jit_for_learning(self._inserted, donate_argnums=0)
+        self._update = jit_for_learning(self._updated, donate_argnums=0)
         self._stored = self._staged = 0
         self._changes_memory = bool(agent.memory.prioritized)
 

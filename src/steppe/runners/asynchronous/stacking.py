@@ -17,6 +17,7 @@ from steppe.runners.asynchronous.batches import Batch, Form
 from steppe.runners.asynchronous.board import Spaces
 from steppe.runners.asynchronous.cores import Learned
 from steppe.runners.asynchronous.task import Task
+from steppe.runners.compilation import jit_for_learning
 from steppe.runners.learning import Learner, begin, is_healthy, learn
 
 
@@ -35,7 +36,7 @@ class StackingCore(AgentCore):
         self._rest: Batch | None = None
         """The batch whose trajectories did not all fit, and how many did."""
         self._used = 0
-        self._learn = jax.jit(self._learned, donate_argnums=0)
+        self._learn = jit_for_learning(self._learned, donate_argnums=0)
 
     def begin(self, seed: int) -> None:
         """Fresh parameters."""

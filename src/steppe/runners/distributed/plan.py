@@ -26,7 +26,7 @@ def worker_engine(spec: ExperimentSpec) -> Any:
     """The engine that each worker runs, with an agent that knows how many it is one of."""
     from steppe.runners.setup import make_engine
 
-    engine: Any = make_engine(worker_spec(spec), shards=1)
+    engine: Any = make_engine(worker_spec(spec), shards=1, xla_threads=1)
     if engine.agent.experience == "transitions":
         engine.agent.workers = spec.num_workers
         engine.agent.waits = 1 if spec.distributed.synchronous else spec.num_workers
