@@ -11,7 +11,11 @@ import pytest
 
 import steppe as package
 from steppe import runners
+from steppe.cli.seeds import GroupLines
 from steppe.errors import UserError
+from steppe.experiments.group import Group, Member
+from steppe.experiments.store import RunFolder, Status
+from steppe.specs.experiment import load_experiment
 
 
 @pytest.fixture
@@ -109,3 +113,20 @@ def test_in_python_too_a_seed_and_seeds_exclude_each_other(here: Path) -> None:
         package.train("CartPole-v1", seeds=2, on_progress=print)  # type: ignore[call-overload]
     with pytest.raises(UserError, match="is an object of this process"):
         package.train(lambda: None, seeds=2)
+
+
+def test_a_seed_without_an_episode_yet_has_no_return_in_its_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    young, old = (Member(RunFolder(Path(f"walk-s{seed}")), seed) for seed in (1, 2))
+    old.status = Status(state="running", timestep=2_000, mean_return=21.5)
+    monkeypatch.setattr(Member, "is_running", True)
+    lines = GroupLines(
+        Group("walk", load_experiment(None, {"environment": "CartPole-v1", "name": "walk"}, [], Path()), [young, old])
+    )
+    lines._next = 0.0
+    lines.update(lines.group)
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == "seed 1 at 0 timesteps; seed 2 at 2k timesteps with mean return 21.5"
+    )

@@ -164,4 +164,5 @@ def _state(member: Member) -> str:
 
 def _progress(member: Member) -> str:
     status = member.status
-    return f"at {count(status.timestep)} timesteps with {score(status.mean_return)}"
+    got = "" if status.mean_return is None else f" with mean return {score(status.mean_return)}"
+    return f"at {count(status.timestep)} timesteps{got}"
