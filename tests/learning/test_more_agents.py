@@ -17,8 +17,6 @@ RAINBOW = {
     "memory": {"type": "prioritized_replay"},
 }
 OFF_POLICY = {"batch_size": 64, "learning_rate": 1e-3, "discount": 0.95}
-QUIET = {"naf": {"exploration": {"type": "gaussian_noise", "sigma": 0.1}}}
-"""The default noise drifts so far that returns while learning stay low."""
 LSTM = [{"type": "dense", "size": 64, "activation": "tanh"}, {"type": "lstm", "size": 64}]
 
 
@@ -47,7 +45,7 @@ def test_cartpole_is_learned(tmp_path, agent, budget, goal):
 def test_the_pendulum_is_swung_up(tmp_path, agent):
     spec = experiment(
         "Pendulum-v1",
-        {"type": agent, **OFF_POLICY, **QUIET.get(agent, {})},
+        {"type": agent, **OFF_POLICY},
         network=SMALL,
         num_envs=None,
         seed=1,

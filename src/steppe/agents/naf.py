@@ -16,7 +16,7 @@ from steppe.agents.noisy_acting import ActsWithNoise
 from steppe.agents.off_policy import MemorySettings, OffPolicy, OffPolicySettings
 from steppe.networks import Network, apply_head, head
 from steppe.specs._base import Flag, Positive
-from steppe.specs.exploration import Noise, OrnsteinUhlenbeck
+from steppe.specs.exploration import GaussianNoise, Noise
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Space
 
@@ -24,7 +24,7 @@ from steppe.specs.spaces import Space
 class NAFSettings(OffPolicySettings):
     """Settings of `naf`."""
 
-    learning_rate: Positive = 1e-3
+    learning_rate: Positive = 3e-4
     """The optimiser's step size; may also be written inside `optimizer`."""
     max_gradient_norm: Positive | None = 10.0
     """Longer gradients are shortened to this length; null leaves them as they are."""
@@ -32,7 +32,7 @@ class NAFSettings(OffPolicySettings):
     """Whether the target network values the online network's best action instead of its own; also double_q_model."""
     huber: Flag | Positive = False
     """Whether large errors count linearly instead of squared; a number says from which error on. Also huber_loss."""
-    exploration: Noise = OrnsteinUhlenbeck()
+    exploration: Noise = GaussianNoise()
     """What is added to actions while learning; also spelled actions_exploration."""
     memory: MemorySettings = MemorySettings(capacity=250_000)
     """The replay memory."""
