@@ -19,10 +19,14 @@ def make(make_agent, exploration, agent="ddpg"):
     return make_agent(agent, BOUNDED, exploration=exploration, learning_starts=0)
 
 
-def walked(agent, timesteps, envs, seed=0):
-    """Actions [timesteps, envs, 2] of an actor whose outputs are always zero, in one long episode."""
+def walked(agent, timesteps, envs, seed=0, outputs=2):
+    """Actions [timesteps, envs, 2] of an actor whose outputs are always zero, in one long episode.
+
+    With four outputs the last two are the logarithms of deviations of 0.5.
+    """
     noise = np.asarray(agent.draw_noise(jax.random.key(seed), (timesteps, envs)))
-    internals, outputs = agent.initial_internals((envs,)), np.zeros((envs, 2), np.float32)
+    internals, outputs = agent.initial_internals((envs,)), np.zeros((envs, outputs), np.float32)
+    outputs[:, 2:] = np.log(0.5)
     actions = []
     for row in noise:
         action, internals = agent.choose(outputs, row, 0, internals, 0.0, np)
@@ -65,6 +69,28 @@ def test_drifting_noise_has_the_statistics_of_its_process(make_agent, agent):
     # Elements of an action and environments drift apart.
     assert abs(np.corrcoef(actions[..., 0].ravel(), actions[..., 1].ravel())[0, 1]) < 0.05
     assert abs(np.corrcoef(actions[:, 0, 0], actions[:, 1, 0])[0, 1]) < 0.25
+
+
+@pytest.mark.parametrize(("theta", "sigma"), [(0.05, 0.3), (0.3, 0.5)])
+def test_an_agent_that_draws_its_actions_may_draw_them_with_drifting_noise(make_agent, theta, sigma):
+    """tanh(mean + deviation x), where x is the process instead of independent normal numbers."""
+    exploration = {"type": "ornstein_uhlenbeck", "theta": theta, "sigma": sigma}
+    agent = make_agent("sac", BOUNDED, drifting_noise=exploration, learning_starts=0)
+    assert agent.initial_internals((3,))["drift"].shape == (3, 2)
+    drawn = (np.arctanh(walked(agent, 2000, 60, outputs=4)) / 0.5)[200:]
+    assert drawn.mean() == pytest.approx(0.0, abs=0.05)
+    assert drawn.std() == pytest.approx(sigma / np.sqrt(1 - (1 - theta) ** 2), rel=0.05)
+    for lag in (1, 3):
+        correlation = np.corrcoef(drawn[lag:].ravel(), drawn[:-lag].ravel())[0, 1]
+        assert correlation == pytest.approx((1 - theta) ** lag, abs=0.03)
+
+
+def test_an_agent_that_draws_its_actions_draws_them_independently_by_itself(make_agent):
+    agent = make_agent("sac", BOUNDED, drifting_noise=None, learning_starts=0)
+    assert agent.initial_internals((3,)) == {}
+    drawn = np.arctanh(walked(agent, 400, 20, outputs=4)) / 0.5
+    assert stats.kstest(drawn.ravel(), stats.norm(0, 1).cdf).pvalue > 0.01
+    assert abs(np.corrcoef(drawn[1:].ravel(), drawn[:-1].ravel())[0, 1]) < 0.03
 
 
 def test_drifting_noise_starts_each_episode_at_its_mean(make_agent):

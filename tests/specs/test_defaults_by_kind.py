@@ -35,7 +35,7 @@ def settings_of(spec: ExperimentSpec) -> Any:
         ("Pendulum-v1", "control"),
         ("LunarLander-v3", "control"),
         ("MountainCar-v0", "control"),
-        ("MountainCarContinuous-v0", "control"),
+        ("MountainCarContinuous-v0", "far_goal"),
         ({"id": "LunarLander-v3", "settings": {"continuous": True}}, "control"),
         ("CartPole-v1", "other"),
         ("MiniGrid-DoorKey-5x5-v0", "other"),
@@ -101,7 +101,17 @@ def test_the_table_holds_what_the_agent_understands(agent: str, kind: str) -> No
 
 def test_ppo_normalises_control_and_nothing_else() -> None:
     normalized = {"Pendulum-v1": True, "HalfCheetah-v5": True, "LunarLander-v3": True, "MountainCar-v0": True}
+    normalized["MountainCarContinuous-v0"] = True
     for id, is_normalized in (normalized | {"CartPole-v1": False, "ALE/Pong-v5": False}).items():
         environment = spec_of(id, "ppo").environment
         assert (environment.normalize_observations, environment.normalize_rewards) == (is_normalized, is_normalized)
     assert not spec_of("Pendulum-v1", "sac").environment.normalize_observations
+
+
+def test_sac_draws_its_actions_with_drifting_noise_where_the_goal_is_far_away_unless_it_is_told_otherwise() -> None:
+    far = settings_of(spec_of("MountainCarContinuous-v0", "sac"))
+    assert (far.drifting_noise.theta, far.drifting_noise.sigma) == (0.05, 0.3)
+    assert (
+        settings_of(spec_of("MountainCarContinuous-v0", {"type": "sac", "drifting_noise": None})).drifting_noise is None
+    )
+    assert settings_of(spec_of("Pendulum-v1", "sac")).drifting_noise is None

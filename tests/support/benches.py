@@ -109,6 +109,7 @@ CASES += [("ppo", "box", "gru", ()), ("a2c", "multi-discrete", "gru", (("share_n
 CASES += [("ppo", "box", "vector", BETA), ("ppo", "yes or no", "vector", BERNOULLI)]
 CASES += [("dqfd", "discrete from 2", "normalised", ()), ("dqfd", "multi-discrete", "image", ())]
 CASES += [("td3", "box", "normalised", (("exploration", "ornstein_uhlenbeck"),))]
+CASES += [("sac", "box", "normalised", (("drifting_noise", "ornstein_uhlenbeck"),))]
 # Updates take long to compile: each algorithm, each kind of network and each kind of action once.
 LEARNING = [
     ("vpg", "unbounded box", "vector", ()),
@@ -127,6 +128,7 @@ LEARNING = [
     ("td3", "box", "normalised", (("exploration", "ornstein_uhlenbeck"),)),
     ("sac", "box", "vector", ()),
     ("sac", "box", "image", ()),
+    ("sac", "box of two axes", "vector", (("drifting_noise", "ornstein_uhlenbeck"),)),
     ("naf", "box of two axes", "vector", ()),
 ]
 LEARNERS = set(SETTINGS) - {"random", "constant"}

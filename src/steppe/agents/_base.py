@@ -19,6 +19,7 @@ from steppe.records import heads
 from steppe.records.policy import Policy, PolicyDescription
 from steppe.records.preprocessing import Preprocessing, RewardPreprocessing
 from steppe.specs.agent_settings import AgentSettings
+from steppe.specs.exploration import Noise
 from steppe.specs.network import NetworkSpec
 from steppe.specs.spaces import Box, Space
 
@@ -185,6 +186,11 @@ class Agent(ABC, Generic[S]):
     def perturbs_parameters(self) -> bool:
         """Whether `acting` adds noise to the parameters."""
         return False
+
+    @property
+    def noise_process(self) -> Noise | None:
+        """The process of the noise on continuous actions, if the agent has one."""
+        return None
 
     def initial_internals(self, lead: tuple[int, ...]) -> Internals:
         """What an actor remembers at the start of an episode; leaves [*lead, ...]."""

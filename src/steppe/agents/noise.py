@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 DRIFT = "drift"
 
 
-def initial_noise(exploration: Noise, lead: tuple[int, ...], size: int) -> Internals:
+def initial_noise(exploration: Noise | None, lead: tuple[int, ...], size: int) -> Internals:
     """Where drifting noise starts in each episode: [*lead, size]."""
     if not isinstance(exploration, OrnsteinUhlenbeck):
         return {}
     return {DRIFT: np.full((*lead, size), exploration.mu, np.float32)}
 
 
-def drift(exploration: Noise, noise: Any, internals: Internals, size: int, xp: Any) -> tuple[Any, Internals]:
+def drift(exploration: Noise | None, noise: Any, internals: Internals, size: int, xp: Any) -> tuple[Any, Internals]:
     """The noise [N, columns] with its first `size` columns, standard normal ones, as the exploration has them."""
     match exploration:
         case _ if noise is None:

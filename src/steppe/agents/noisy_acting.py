@@ -1,4 +1,4 @@
-"""What agents share that act with certainty but for their noise (apart from `noise`, which workers use without JAX)."""
+"""What agents share whose noise may drift (apart from `noise`, which workers use without JAX)."""
 
 from __future__ import annotations
 
@@ -6,24 +6,35 @@ from typing import Any
 
 from steppe.agents._base import Agent, Internals
 from steppe.agents.noise import drift, exploration_of, initial_noise
+from steppe.specs.exploration import Noise
 
 
-class ActsWithNoise(Agent[Any]):
-    """What agents share whose actions are certain but for the noise that they explore with."""
+class DriftingNoise(Agent[Any]):
+    """What agents share that draw actions with noise which may drift from timestep to timestep."""
 
     action_size: int
 
     def initial_internals(self, lead: tuple[int, ...]) -> Internals:
         """The drifting noise, where there is any."""
-        return initial_noise(self.settings.exploration, lead, self.action_size)
+        return initial_noise(self.noise_process, lead, self.action_size)
 
     def choose(
         self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
     ) -> tuple[Any, Internals]:
-        """The best action, and noise that may drift."""
-        noise, internals = drift(self.settings.exploration, noise, internals, self.action_size, xp)
+        """As drawn, after the noise has drifted."""
+        noise, internals = drift(self.noise_process, noise, internals, self.action_size, xp)
         actions, _ = super().choose(outputs, noise, timestep, internals, log_std, xp)
         return actions, internals
+
+
+class ActsWithNoise(DriftingNoise):
+    """What agents share whose actions are certain but for the noise that they explore with."""
+
+    @property
+    def noise_process(self) -> Noise | None:
+        """As set."""
+        exploration: Noise = self.settings.exploration
+        return exploration
 
     def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
         """Anything goes until learning starts; then as set."""

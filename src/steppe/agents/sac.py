@@ -13,8 +13,10 @@ from pydantic import model_validator
 
 from steppe.agents._base import Metrics, TrainState, Transitions
 from steppe.agents.continuous import ActorAndCritics, ContinuousSettings
+from steppe.agents.noisy_acting import DriftingNoise
 from steppe.records.heads import LOG_STD_RANGE
 from steppe.specs._base import NonNegative, Number, Positive
+from steppe.specs.exploration import DriftingNoiseSpec, Noise
 
 
 class SACSettings(ContinuousSettings):
@@ -26,6 +28,8 @@ class SACSettings(ContinuousSettings):
     """Where a learned temperature starts."""
     target_entropy: Literal["auto"] | Number = "auto"
     """The entropy that a learned temperature keeps; "auto" is minus the number of elements of an action."""
+    drifting_noise: DriftingNoiseSpec | None = None
+    """A process that actions are drawn with, for goals that independent noise hardly ever reaches; null: no process."""
 
     @model_validator(mode="after")
     def _learned_or_fixed(self) -> SACSettings:
@@ -36,13 +40,18 @@ class SACSettings(ContinuousSettings):
         return self
 
 
-class SAC(ActorAndCritics[SACSettings]):
+class SAC(DriftingNoise, ActorAndCritics[SACSettings]):
     """A stochastic actor that is rewarded for its entropy, and two critics of which the lower counts."""
 
     type = "sac"
     kind = "squashed_gaussian"
     Settings: ClassVar = SACSettings
     critics = 2
+
+    @property
+    def noise_process(self) -> Noise | None:
+        """As set."""
+        return self.settings.drifting_noise
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
         """With the temperature's logarithm as one more parameter."""

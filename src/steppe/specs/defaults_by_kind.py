@@ -18,8 +18,9 @@ from pydantic import BaseModel, create_model
 if TYPE_CHECKING:
     from steppe.specs.environment import EnvironmentSpec
 
-Kind = Literal["pictures", "control", "other"]
-"""`pictures` are Atari games, `control` is that of robots and vehicles, observed as numbers of very different sizes."""
+Kind = Literal["pictures", "control", "far_goal", "other"]
+"""`pictures` are Atari games, `control` is that of robots and vehicles, observed as numbers of very different sizes;
+`far_goal` is control whose only reward is at a goal that independent random actions hardly ever reach."""
 Model = TypeVar("Model", bound=BaseModel)
 
 _CONTROL = (
@@ -33,7 +34,6 @@ _CONTROL = (
     "LunarLander-",
     "LunarLanderContinuous-",
     "MountainCar-",
-    "MountainCarContinuous-",
     "Pendulum-",
     "Pusher-",
     "Reacher-",
@@ -41,10 +41,12 @@ _CONTROL = (
     "Walker2d-",
 )
 """How the ids of these environments of gymnasium's begin."""
+_FAR_GOAL = ("MountainCarContinuous-",)
 _PICTURES = ("ALE/",)
 _WORDS: dict[Kind, str] = {
     "pictures": "Atari games",
     "control": "robots and vehicles (MuJoCo, BipedalWalker, LunarLander, MountainCar, Pendulum and the like)",
+    "far_goal": "MountainCarContinuous, whose goal random pushes hardly ever reach",
     "other": "all other environments",
 }
 
@@ -73,6 +75,7 @@ _ATARI_DQN = {
     "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.01, "timesteps": 250_000},
 }
 _ATARI_PPO = {"epochs": 4, "minibatches": 4, "learning_rate": 2.5e-4, "clip": 0.1, "entropy_coefficient": 0.01}
+_SLOW_DRIFT = {"type": "ornstein_uhlenbeck", "theta": 0.05, "sigma": 0.3}
 _NORMALIZED = {"normalize_observations": True, "normalize_rewards": True}
 
 TABLE: dict[str, dict[Kind, Defaults]] = {
@@ -80,7 +83,12 @@ TABLE: dict[str, dict[Kind, Defaults]] = {
     "ddqn": {"pictures": Defaults(_ATARI_DQN)},
     "dqn_nstep": {"pictures": Defaults({name: value for name, value in _ATARI_DQN.items() if name != "n_step"})},
     "qr_dqn": {"pictures": Defaults(_ATARI_DQN | {"quantiles": 200, "learning_rate": 5e-5})},
-    "ppo": {"pictures": Defaults(_ATARI_PPO), "control": Defaults(environment=_NORMALIZED)},
+    "ppo": {
+        "pictures": Defaults(_ATARI_PPO),
+        "control": Defaults(environment=_NORMALIZED),
+        "far_goal": Defaults(environment=_NORMALIZED),
+    },
+    "sac": {"far_goal": Defaults({"drifting_noise": _SLOW_DRIFT})},
 }
 """Agent -> kind of environment -> its defaults there."""
 
@@ -90,6 +98,8 @@ def kind_of(environment: EnvironmentSpec) -> Kind:
     id = environment.id.rpartition(":")[2]
     if id.startswith(_PICTURES) and environment.settings.get("obs_type") != "ram":
         return "pictures"
+    if id.startswith(_FAR_GOAL):
+        return "far_goal"
     if id.startswith(_CONTROL):
         return "control"
     return "other"

@@ -115,3 +115,5 @@ Noise = Annotated[
     BeforeValidator(_understood),
 ]
 """Exploration of continuous actions."""
+DriftingNoiseSpec = Annotated[OrnsteinUhlenbeck, BeforeValidator(_understood)]
+"""Noise that takes the place of independent normal numbers in drawing actions."""

@@ -23,6 +23,7 @@ CASES = [
     ("td3", "box of two axes", "vector", ()),
     ("td3", "box", "normalised", OU),
     ("ddpg", "box", "vector", ()),
+    ("sac", "box", "vector", (("drifting_noise", "ornstein_uhlenbeck"),)),
     ("naf", "box", "vector", ()),
     ("dqn", "discrete from 2", "vector", ()),
     ("qr_dqn", "multi-discrete", "vector", ()),

@@ -83,8 +83,8 @@ def _ratio(spec: ExperimentSpec, settings: Any) -> float | None:
 def _task(spec: ExperimentSpec, agent: Any) -> Task:
     """What workers are to do for this agent."""
     wishes = spec.asynchronous
-    exploration: Any = getattr(agent.settings, "exploration", None)
-    drifts = isinstance(exploration, GaussianNoise | OrnsteinUhlenbeck)
+    process = agent.noise_process
+    drifts = isinstance(process, GaussianNoise | OrnsteinUhlenbeck)
     stages = agent.reward_preprocessing
     keeps: tuple[str, ...] = ("running_returns",) if agent.situation.normalize_rewards else ()
     least, most, rows = _batch_size(spec)
@@ -96,7 +96,7 @@ def _task(spec: ExperimentSpec, agent: Any) -> Task:
         policy=agent.actor(state).description.to_json(),
         preprocessing=None if preprocessing is None else preprocessing.to_json(),
         rewards=None if stages is None or stages.spans_rollout else stages.stages.model_dump(mode="json"),
-        noise=exploration.model_dump(mode="json") if drifts else None,
+        noise=process.model_dump(mode="json") if drifts else None,
         discount=getattr(agent.settings, "discount", 1.0),
         is_greedy=spec.deterministic,
         keeps=keeps,
