@@ -68,8 +68,8 @@ def judged(runs: Runs) -> list[Verdict]:
 def measure(workers: int, namespace: str) -> Run:
     """One experiment of so many workers, from its spec to its last Pod; only rendered where there is no namespace."""
     import steppe
-    from steppe.platforms.kubernetes import rendering
-    from steppe.platforms.kubernetes.rendering import Plan
+    from steppe.platforms.kubernetes.manifests import rendering
+    from steppe.platforms.kubernetes.manifests.rendering import Plan
     from steppe.specs.experiment import load_experiment
 
     unplaceable = {"cpus": 1000}
@@ -98,8 +98,8 @@ def measure(workers: int, namespace: str) -> Run:
 
 
 def applied(plan: Any, workers: int) -> Run:
-    from steppe.platforms.kubernetes.kubeapi import Kube
-    from steppe.platforms.kubernetes.remote_run import RemoteRun
+    from steppe.platforms.kubernetes.client.kubeapi import Kube
+    from steppe.platforms.kubernetes.client.remote_run import RemoteRun
 
     with Kube(os.environ["KUBECONFIG"], None, plan.namespace) as kube:
         remote = RemoteRun(kube, plan.name)

@@ -79,10 +79,10 @@ def note(runs: Runs, name: str, run: Run) -> None:
 
 def batches(shape: str, count: int) -> Run:
     """Batches are received, checked, put into the memory and answered with the policy, as a busy learner does."""
-    from steppe.envs.remote.packing import pack
-    from steppe.envs.remote.protocol import Channel
-    from steppe.runners.asynchronous.batches import Form, from_message, to_message
-    from steppe.runners.asynchronous.board import Board
+    from steppe.net.messagepack import pack
+    from steppe.net.protocol import Channel
+    from steppe.runners.engines.asynchronous.wire.batches import Form, from_message, to_message
+    from steppe.runners.engines.asynchronous.wire.board import Board
 
     observation, action, fields = SHAPES[shape]
     core = core_of(observation, action, fields)
@@ -119,8 +119,8 @@ def batches(shape: str, count: int) -> Run:
 
 
 def core_of(observation: Space, action: Space, fields: dict[str, Any]) -> Any:
-    from steppe.runners.asynchronous.building import make_core
     from steppe.runners.compilation import prepare_jax
+    from steppe.runners.engines.asynchronous.learner.building import make_core
     from steppe.specs.experiment import load_experiment
 
     prepare_jax()
@@ -134,11 +134,11 @@ def core_of(observation: Space, action: Space, fields: dict[str, Any]) -> Any:
 
 def silence(crowd: int, seconds: float) -> Run:
     """Workers that have joined and whose simulators are slow; memory is that of both ends of a connection."""
-    from steppe.runners.asynchronous.access import Access
-    from steppe.runners.asynchronous.doors import open_server
-    from steppe.runners.asynchronous.link import Door, Link
-    from steppe.runners.asynchronous.task import Task
-    from steppe.specs.asynchronous import AsyncSpec
+    from steppe.runners.engines.asynchronous.learner.open_server import open_server
+    from steppe.runners.engines.asynchronous.wire.access import Access
+    from steppe.runners.engines.asynchronous.wire.task import Task
+    from steppe.runners.engines.asynchronous.worker.link import Door, Link
+    from steppe.specs.running.asynchronous import AsyncSpec
 
     observation, action, _ = SHAPES["164 numbers, 256-256"]
     server = open_server(AsyncSpec(), "127.0.0.1", 0, Access(None, None))
@@ -162,8 +162,8 @@ def silence(crowd: int, seconds: float) -> Run:
 
 def gradients(size: int, seconds: float) -> Run:
     """One step of Adam in a server, without any message."""
-    from steppe.runners.distributed.server import Duty, ParameterServer, Push, Segment, fresh_state
-    from steppe.specs.optimizer import Adam
+    from steppe.runners.engines.distributed.server import Duty, ParameterServer, Push, Segment, fresh_state
+    from steppe.specs.learning.optimizer import Adam
 
     server = ParameterServer(Duty([Segment(0, size, Adam(type="adam"), 1e-3)]))
     server.restore(fresh_state(np.zeros(size, np.float32), np.zeros(0, np.float32), 0, None))
@@ -178,8 +178,8 @@ def gradients(size: int, seconds: float) -> Run:
 
 def questions(count: int) -> Run:
     """The door of a driver's Pod, which every worker's Pod asks now and then."""
-    from steppe.platforms.kubernetes.crew import DriverDoor
-    from steppe.platforms.kubernetes.door import Door
+    from steppe.platforms.kubernetes.pod.pool_client import DriverDoor
+    from steppe.platforms.kubernetes.pod.status_server import Door
 
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
@@ -204,8 +204,8 @@ def ray_runs(runs: Runs, count: int) -> None:
     """What Ray adds: to a server for each push, to the driver for each order, to a machine for each worker's raylet."""
     import ray
 
-    from steppe.runners.ray_session import ray_session
-    from steppe.specs.distributed import RaySpec
+    from steppe.runners.ray.ray_session import ray_session
+    from steppe.specs.running.distributed import RaySpec
 
     with ray_session(RaySpec(), cpus=4.0):
         for size in (10_000, 100_000):
@@ -215,8 +215,8 @@ def ray_runs(runs: Runs, count: int) -> None:
 
 
 def pushes(ray: Any, size: int, count: int) -> Run:
-    from steppe.runners.distributed.server import Duty, ParameterServer, Push, Segment, fresh_state
-    from steppe.specs.optimizer import Adam
+    from steppe.runners.engines.distributed.server import Duty, ParameterServer, Push, Segment, fresh_state
+    from steppe.specs.learning.optimizer import Adam
 
     class Server(ParameterServer):
         def pid(self) -> int:
@@ -244,7 +244,7 @@ def pushes(ray: Any, size: int, count: int) -> Run:
 
 
 def orders(ray: Any, count: int) -> Run:
-    from steppe.runners.distributed.words import Order, Report
+    from steppe.runners.engines.distributed.messages import Order, Report
 
     class Worker:
         def collect(self, order: Order) -> Report:

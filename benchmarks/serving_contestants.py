@@ -21,9 +21,9 @@ import steppe
 from contestants import HERE, _python_of
 from interleave import Contestant, Run
 from serving_client import Request, sequential
+from steppe.policies.description import tensor_shapes
 from steppe.records import Policy, PolicyDescription
-from steppe.records.policy_description import tensor_shapes
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
 
 HELLO, STEPPE, ROUTER = "ASGI hello on uvicorn", "Steppe, one policy", "Steppe, a router over three"

@@ -10,24 +10,25 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from steppe import agents
-from steppe.agents.off_policy import MemorySettings
+from steppe.agents.core.off_policy import MemorySettings
 from steppe.cli.catalogue import agent_sentence
-from steppe.envs.atari import AtariSettings
+from steppe.envs.gymnasium.atari import AtariSettings
 from steppe.envs.registry import TWINS
-from steppe.specs import defaults_by_kind, describing
-from steppe.specs.agent import AgentSpec
-from steppe.specs.baseline import BaselineSpec
-from steppe.specs.cluster import ClusterSpec
-from steppe.specs.connections import CONNECTIONS
-from steppe.specs.describing import Row, Word
-from steppe.specs.distributed import TLSSpec
+from steppe.specs.describing import field_rows
+from steppe.specs.describing.field_rows import Row, Word
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import DEFAULT_AGENT, EvaluationSpec, ExperimentSpec, FinalEvaluationSpec
-from steppe.specs.exploration import Noise
-from steppe.specs.layer_words import Activation
-from steppe.specs.network import Layer
-from steppe.specs.optimizer import OptimizerSpec
-from steppe.specs.preprocessing import Stage
+from steppe.specs.learning import defaults_by_kind
+from steppe.specs.learning.agent import AgentSpec
+from steppe.specs.learning.baseline import BaselineSpec
+from steppe.specs.learning.exploration import Noise
+from steppe.specs.learning.layer_options import Activation
+from steppe.specs.learning.network import Layer
+from steppe.specs.learning.optimizer import OptimizerSpec
+from steppe.specs.learning.preprocessing import Stage
+from steppe.specs.running.cluster import ClusterSpec
+from steppe.specs.running.connections import CONNECTIONS
+from steppe.specs.running.distributed import TLSSpec
 
 PAGE = Path(__file__).with_name("fields.md")
 
@@ -120,7 +121,7 @@ def page() -> str:
     parts += _section("Final evaluation", FinalEvaluationSpec, level=3)
     parts += _section("Environment", EnvironmentSpec)
     for title, settings in _environments():
-        parts += [f"### Settings of {title}\n", f"{describing.sentence(settings)}\n", _table(settings)]
+        parts += [f"### Settings of {title}\n", f"{field_rows.sentence(settings)}\n", _table(settings)]
     parts.append(f"## Agent\n\n{NOTES['Agent']}")
     for name in agents.names():
         algorithm = agents.agent_class(AgentSpec(type=name))
@@ -132,8 +133,8 @@ def page() -> str:
     for title, union in KINDS.items():
         parts += [f"## {title}\n", NOTES[title], _members(union)]
     parts.append(f"## Network\n\n{NOTES['Network']}")
-    for kind, layer in describing.members(Layer).items():
-        parts += [f"### {kind}\n", f"{describing.sentence(layer)}\n", _table(layer)]
+    for kind, layer in field_rows.members(Layer).items():
+        parts += [f"### {kind}\n", f"{field_rows.sentence(layer)}\n", _table(layer)]
     names = ", ".join(f"`{name}`" for name in get_args(Activation))
     parts.append(f"### Activations\n\n{names}; `lrelu` means `leaky_relu`.\n")
     parts += _section("Cluster", ClusterSpec)
@@ -147,13 +148,13 @@ def _section(title: str, model: type[BaseModel], level: int = 2) -> list[str]:
 
 def _environments() -> Iterator[tuple[str, type[BaseModel]]]:
     for id, (module, name) in TWINS.items():
-        yield id, getattr(import_module(f"steppe.envs.{module}"), name)
+        yield id, getattr(import_module(f"steppe.envs.compiled.{module}"), name)
     yield "Atari games", AtariSettings
     yield from CONNECTIONS.items()
 
 
 def _table(model: type[BaseModel], without_type: bool = True) -> str:
-    rows = describing.rows(model, without_type=without_type)
+    rows = field_rows.rows(model, without_type=without_type)
     if not rows:
         return ""
     lines = ["| field | type | default | what it does |", "|---|---|---|---|"]
@@ -164,22 +165,22 @@ def _table(model: type[BaseModel], without_type: bool = True) -> str:
 def _members(union: Any) -> str:
     """Every member of a tagged union, its options as a list in one cell."""
     lines = ["| type | options | what it does |", "|---|---|---|"]
-    for member in describing.members(union).values():
-        types = " or ".join(f'`"{tag}"`' for tag in describing.tags(member))
-        options = "<br>".join(_option(row) for row in describing.rows(member, without_type=True))
-        lines.append(f"| {types} | {options} | {_in_cell(describing.sentence(member))} |")
+    for member in field_rows.members(union).values():
+        types = " or ".join(f'`"{tag}"`' for tag in field_rows.tags(member))
+        options = "<br>".join(_option(row) for row in field_rows.rows(member, without_type=True))
+        lines.append(f"| {types} | {options} | {_in_cell(field_rows.sentence(member))} |")
     return "\n".join(lines) + "\n"
 
 
 def _option(row: Row) -> str:
-    default = describing.REQUIRED if row.default == describing.REQUIRED else f"default {_default(row)}"
+    default = field_rows.REQUIRED if row.default == field_rows.REQUIRED else f"default {_default(row)}"
     return f"`{row.name}`: {_type(row.type)}, {default}. {_in_cell(row.sentence)}"
 
 
 def _default(row: Row) -> str:
     if row.name == "agent":
         return f'`"{DEFAULT_AGENT}"`'
-    return row.default if row.default == describing.REQUIRED else f"`{_in_cell(row.default)}`"
+    return row.default if row.default == field_rows.REQUIRED else f"`{_in_cell(row.default)}`"
 
 
 def _type(words: tuple[Word, ...]) -> str:

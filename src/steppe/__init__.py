@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from steppe.experiments.cluster import Cluster
     from steppe.experiments.experiment import Experiment
     from steppe.experiments.project import Project
+    from steppe.policies.policy import Policy
     from steppe.records.evaluation import Evaluation
-    from steppe.records.policy import Policy
-    from steppe.runners.asynchronous import AsyncLearner, AsyncWorker, UniformReplay
+    from steppe.runners.engines.asynchronous import AsyncLearner, AsyncWorker, UniformReplay
 
     __version__: str
 
@@ -52,12 +52,12 @@ _HOMES = {
     "train": "steppe.api",
     "Experiment": "steppe.experiments.experiment",
     "Evaluation": "steppe.records.evaluation",
-    "Policy": "steppe.records.policy",
+    "Policy": "steppe.policies.policy",
     "load_policy": "steppe.api",
     "StopTraining": "steppe.errors",
-    "AsyncLearner": "steppe.runners.asynchronous",
-    "AsyncWorker": "steppe.runners.asynchronous",
-    "UniformReplay": "steppe.runners.asynchronous",
+    "AsyncLearner": "steppe.runners.engines.asynchronous",
+    "AsyncWorker": "steppe.runners.engines.asynchronous",
+    "UniformReplay": "steppe.runners.engines.asynchronous",
 }
 
 

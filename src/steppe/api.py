@@ -10,10 +10,10 @@ from steppe.errors import UserError
 from steppe.experiments.experiment import Experiment
 
 if TYPE_CHECKING:
-    from steppe.envs.env_check import EnvironmentCheck
-    from steppe.experiments.callback import OnProgress
+    from steppe.envs.checking.environment import EnvironmentCheck
+    from steppe.experiments.process.callback import OnProgress
+    from steppe.policies.policy import Policy
     from steppe.records.evaluation import Evaluation
-    from steppe.records.policy import Policy
     from steppe.runners import Progress
 
 
@@ -62,14 +62,14 @@ def train(
     With `seeds` (how many, or which) it trains an experiment for each seed, side by side in processes of their own,
     and returns all of them; one that failed says so in its status.
     """
-    from steppe.cli.live import print_line
-    from steppe.cli.progress import display
-    from steppe.cli.running import closing_line
+    from steppe.cli.display.live import print_line
+    from steppe.cli.display.progress import display
+    from steppe.cli.starting.running import closing_line
 
     if seeds is not None:
         from functools import partial
 
-        from steppe.cli.seeds import display as display_group
+        from steppe.cli.starting.seeds import display as display_group
 
         if on_progress is not None:
             raise UserError("on_progress is for one run, and seeds are trained in other processes; leave one out")
@@ -104,10 +104,10 @@ def evaluate(
     was trained. The same seed gives the same episodes, which no training has. Modules are only imported if
     `environment` or `allow_modules` names them.
     """
-    from steppe.experiments.given import named_environment
+    from steppe.experiments.given_environment import named_environment
     from steppe.experiments.players import find_player, in_environment, is_policy, named_as_environment
-    from steppe.records.policy import Policy
-    from steppe.runners import evaluation
+    from steppe.policies.policy import Policy
+    from steppe.runners.play import evaluation
     from steppe.specs.allowed_modules import AllowedModules
 
     if isinstance(policy, Experiment):
@@ -130,11 +130,11 @@ def check_env(
 
     `environment` is as in `train`; `settings` are its keyword arguments. Up to `steps` random actions are taken.
     """
-    from steppe.envs.env_check import check_environment
-    from steppe.experiments.given import named_environment
+    from steppe.envs.checking.environment import check_environment
+    from steppe.experiments.given_environment import named_environment
     from steppe.experiments.project import let_user_modules_import
     from steppe.specs.environment import EnvironmentSpec
-    from steppe.specs.validation import validate
+    from steppe.specs.loading.validation import validate
 
     let_user_modules_import(Path.cwd())
     spec = validate(EnvironmentSpec, named_environment(environment))
@@ -151,7 +151,7 @@ def load_policy(policy: str | Path, *, allow_modules: str | Iterable[str] = ()) 
     """
     from steppe.errors import ProjectError, StateError, UserError
     from steppe.experiments.project import find_experiment
-    from steppe.records import policy as policies
+    from steppe.policies import policy as policies
 
     path = Path(policy)
     if not path.exists() and len(path.parts) == 1:

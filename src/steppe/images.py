@@ -151,7 +151,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_extras(extras: Sequence[str], folder: Path) -> None:
-    from steppe.specs.words import did_you_mean
+    from steppe.specs.loading.suggestions import did_you_mean
 
     known = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra in extras:

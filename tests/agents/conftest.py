@@ -11,10 +11,10 @@ import pytest
 
 from steppe import agents
 from steppe.agents._base import Situation, Trajectory, Transitions
-from steppe.agents.actor_critic import Batch
+from steppe.agents.core.actor_critic import Batch
 from steppe.runners.compilation import prepare_jax
-from steppe.specs.agent import AgentSpec
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.agent import AgentSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 QUICKLY = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}

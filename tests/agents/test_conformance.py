@@ -22,7 +22,7 @@ from benches import (
 )
 
 from steppe import agents
-from steppe.specs.agent import AgentSpec
+from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 

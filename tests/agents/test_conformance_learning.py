@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from benches import DENSE, LEARNING, NETWORKS, SAMPLES, TRIED_ACTIONS, Bench, bench_of, described, named, same
 
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.network import NetworkSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text(encoding="utf-8")
 

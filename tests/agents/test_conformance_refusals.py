@@ -8,8 +8,8 @@ from benches import REQUIRED, SETTINGS, TRIED_ACTIONS, Bench
 from steppe import agents
 from steppe.agents._base import Situation
 from steppe.errors import SpecError, UserError
-from steppe.specs.agent import AgentSpec
-from steppe.specs.docstrings import sentence_of
+from steppe.specs.describing.docstrings import sentence_of
+from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.spaces import Box, Discrete
 
 

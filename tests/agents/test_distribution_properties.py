@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from steppe.agents.distributions import distribution_for
+from steppe.agents.core.distributions import distribution_for
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 ROWS = 3

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from demonstrated import made_up
 
-from steppe.agents.normalizers import merge
+from steppe.agents.core.normalizers import merge
 from steppe.errors import SpecError, UserError
 from steppe.memories import Following
-from steppe.records.preprocessing import Preprocessing
-from steppe.specs.preprocessing import PreprocessingSpec
+from steppe.policies.preprocessing import Preprocessing
+from steppe.specs.learning.preprocessing import PreprocessingSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 FOUR = Discrete(4)

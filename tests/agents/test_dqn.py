@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from steppe.agents.core.normalizers import Statistics
 from steppe.agents.dqn import quantile_loss
-from steppe.agents.normalizers import Statistics
 from steppe.errors import SpecError
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Discrete, MultiDiscrete
 
 FOUR, SEVERAL = Discrete(4), MultiDiscrete((2, 3))

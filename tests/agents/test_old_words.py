@@ -7,9 +7,9 @@ import pytest
 
 from steppe import agents
 from steppe.errors import SpecError
-from steppe.specs.agent import AgentSpec
+from steppe.specs.learning.agent import AgentSpec
+from steppe.specs.loading.validation import Origins
 from steppe.specs.spaces import Box, Discrete
-from steppe.specs.validation import Origins
 
 PPO = {
     "type": "ppo_agent",

@@ -7,9 +7,9 @@ import pytest
 from steppe import agents
 from steppe.errors import SpecError
 from steppe.runners.setup import notices_for
-from steppe.specs.agent import AgentSpec
 from steppe.specs.experiment import ExperimentSpec
-from steppe.specs.validation import Origins
+from steppe.specs.learning.agent import AgentSpec
+from steppe.specs.loading.validation import Origins
 
 ALL_AGENTS = ["ppo", "trpo", "dqn", "ddpg", "naf", "pqn", "random", "constant"]
 NOTHING_ASKED = {

@@ -14,7 +14,7 @@ from scipy import special, stats
 from steppe.agents._base import Trajectory
 from steppe.agents.ppo import shuffled
 from steppe.errors import SpecError, UserError
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 BOUNDED = Box((2,), (-1.0,), (1.0,))

@@ -8,7 +8,7 @@ import pytest
 
 from steppe.errors import SpecError
 from steppe.networks import Network
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 SPACES = {"single": Discrete(4), "multi": MultiDiscrete((2, 3))}

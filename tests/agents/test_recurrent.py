@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from steppe.agents._base import Trajectory
-from steppe.envs.cartpole import CartPoleV1
+from steppe.envs.compiled.cartpole import CartPoleV1
 from steppe.errors import SpecError
-from steppe.runners.rollout import Rollout
-from steppe.specs.network import NetworkSpec
+from steppe.runners.engines.compiled.rollout import Rollout
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
 
 LSTM = NetworkSpec([{"type": "lstm", "size": 3}])

@@ -9,10 +9,10 @@ import pytest
 from steppe import agents, runners
 from steppe.agents._base import Situation
 from steppe.errors import SpecError
-from steppe.specs.agent import AgentSpec
 from steppe.specs.experiment import ExperimentSpec, dump
+from steppe.specs.learning.agent import AgentSpec
+from steppe.specs.loading.validation import validate
 from steppe.specs.spaces import Box, Discrete
-from steppe.specs.validation import validate
 
 REPLAY: dict[str, Any] = {
     "discount": 0.99,

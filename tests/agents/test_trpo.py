@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from steppe.errors import SpecError
-from steppe.specs.optimizer import MultiStep, NaturalGradient, OptimizedStep
+from steppe.specs.learning.optimizer import MultiStep, NaturalGradient, OptimizedStep
 from steppe.specs.spaces import Discrete
 
 

@@ -11,7 +11,7 @@ from coded_policies import ENVIRONMENT, LAYER, MARKER, save_coded, write_module
 from endpoints import save_policy, serve
 from processes import Steppe, wait_until
 
-from steppe.experiments.store import RunFolder
+from steppe.experiments.run_folder.store import RunFolder
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import ExperimentSpec
 

@@ -10,10 +10,10 @@ import pytest
 
 from steppe import agents
 from steppe.cli import catalogue
-from steppe.specs import describing
-from steppe.specs.layer_words import Activation
-from steppe.specs.network import Layer
-from steppe.specs.optimizer import OptimizerSpec
+from steppe.specs.describing import field_rows
+from steppe.specs.learning.layer_options import Activation
+from steppe.specs.learning.network import Layer
+from steppe.specs.learning.optimizer import OptimizerSpec
 
 
 def test_agents_lists_every_agent_with_a_sentence(steppe: Any) -> None:
@@ -107,7 +107,7 @@ def test_an_environments_old_name_is_translated_with_a_notice(steppe: Any) -> No
 
 def test_layers_lists_every_layer_and_every_activation(steppe: Any) -> None:
     out = steppe("layers").out
-    for layer in describing.members(Layer):
+    for layer in field_rows.members(Layer):
         assert f"\n{layer}: " in f"\n{out}"
     assert ", ".join(get_args(Activation)) in out
 
@@ -225,4 +225,4 @@ def test_the_newest_version_of_an_environment_comes_first(steppe: Any) -> None:
 )
 def test_only_optimizers_that_an_agent_takes_are_listed_with_it(steppe: Any, agent: str, refused: set[str]) -> None:
     words = {row.split()[0].strip('"') for row in steppe("agents", agent).out.splitlines() if row.strip()}
-    assert set(describing.members(OptimizerSpec)) - words == refused
+    assert set(field_rows.members(OptimizerSpec)) - words == refused

@@ -240,7 +240,7 @@ def test_training_imports_neither_gymnasium_nor_export_before_the_first_timestep
     code = (
         "import sys; from steppe.runners.loop import Loop; from steppe.cli import main; late = "
         "['gymnasium', 'onnx', 'PIL', 'flax', 'tensorboardX', 'boto3', 'steppe.specs.serving', "
-        "'steppe.runners.evaluation']; advance = Loop._take_in\n"
+        "'steppe.runners.play.evaluation']; advance = Loop._take_in\n"
         "def told(*arguments):\n"
         "    print([name for name in late if name in sys.modules], file=sys.stderr)\n"
         "    advance(*arguments)\n"

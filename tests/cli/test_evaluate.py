@@ -12,7 +12,7 @@ from demonstrated import random_policy, steady_policy
 
 import steppe as package
 from steppe.errors import UserError
-from steppe.experiments.store import RunFolder
+from steppe.experiments.run_folder.store import RunFolder
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.spaces import Box, Discrete

@@ -15,10 +15,11 @@ from kube_memory import MemoryKube
 from steppe import runners
 from steppe.clusters import registry
 from steppe.errors import CheckpointError, TrainingDiverged
-from steppe.experiments import locks, places, remote
-from steppe.experiments.store import RunFolder, Status
-from steppe.platforms.kubernetes.kubeapi import KubeError
-from steppe.platforms.kubernetes.remote_run import RemoteRun
+from steppe.experiments.on_cluster import places, remote
+from steppe.experiments.run_folder import locks
+from steppe.experiments.run_folder.store import RunFolder, Status
+from steppe.platforms.kubernetes.client.kubeapi import KubeError
+from steppe.platforms.kubernetes.client.remote_run import RemoteRun
 from steppe.records import checkpoints
 from steppe.runners import Outcome, Progress
 
@@ -193,7 +194,7 @@ def test_what_another_process_left_is_not_told_as_ones_own(steppe: Any, first: R
         first.write_status(Status("failed", pid=os.getpid() + 1))
         raise TrainingDiverged("the loss became NaN")
 
-    monkeypatch.setattr("steppe.experiments.run.run", overtaken)
+    monkeypatch.setattr("steppe.experiments.process.run.run", overtaken)
     assert "has failed" not in steppe("experiment", "start", "-e", "first").out
 
 

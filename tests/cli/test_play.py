@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from certificates import make_certificate
 from endpoints import save_balancing_policy, save_policy, serve, write_router
-from policies import describe, tensors_for
 from ports import free_port
 from processes import Command, Steppe, wait_until
 
+from policies import describe, tensors_for
 from steppe.envs.registry import make_jax
 from steppe.records import Policy
-from steppe.records.metrics import read_metrics
 from steppe.specs.environment import EnvironmentSpec
+from steppe.tracking.metrics import read_metrics
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 

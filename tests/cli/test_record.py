@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from demonstrated import random_policy, steady_policy
 
-from steppe.experiments.store import RunFolder
+from steppe.experiments.run_folder.store import RunFolder
 from steppe.records.demonstrations import load
-from steppe.runners import recording
+from steppe.runners.play import recording
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.spaces import Box, Discrete

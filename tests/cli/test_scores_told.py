@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from steppe import runners
-from steppe.cli.running import closing_line
-from steppe.experiments.store import RunFolder, Status
+from steppe.cli.starting.running import closing_line
+from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.records.evaluation import Evaluation, FinalEvaluation
 from steppe.runners import Outcome, Progress
 

@@ -18,7 +18,7 @@ from endpoints import commands_in, save_policy, serve
 from processes import Steppe, wait_until
 
 from steppe.serve.clients import Access, Away, connect
-from steppe.serve.exchange import Question
+from steppe.serve.messages.exchange import Question
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import steppe as package
-from steppe.experiments.store import RunFolder
+from steppe.experiments.run_folder.store import RunFolder
 from steppe.records.checkpoints import list_checkpoints
-from steppe.runners import distributed
+from steppe.runners.engines import distributed
 
 
 def test_train_needs_no_project(steppe: Any, here: Path, trained: Any) -> None:

@@ -334,7 +334,7 @@ def test_an_api_that_cannot_be_reached_is_a_sentence(
 
 
 def test_ensure_makes_a_cluster_once(project: Path, google: GoogleCloud) -> None:
-    from steppe.specs.cluster import ClusterSpec
+    from steppe.specs.running.cluster import ClusterSpec
 
     spec = ClusterSpec(provider="gke", num_nodes=1)
     told: list[str] = []

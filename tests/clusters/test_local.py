@@ -12,7 +12,7 @@ import pytest
 from container_programs import Programs
 
 from steppe.clusters import lifecycle, registry
-from steppe.specs.cluster import ClusterSpec
+from steppe.specs.running.cluster import ClusterSpec
 
 Steppe = Callable[..., Any]
 

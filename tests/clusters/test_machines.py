@@ -8,7 +8,7 @@ import pytest
 
 from steppe.clusters.machines import amazon_machine, google_machine
 from steppe.errors import UserError
-from steppe.specs.cluster import ClusterSpec
+from steppe.specs.running.cluster import ClusterSpec
 
 
 def nodes(cpus: int | None = None, memory: float | None = None, **fields: Any) -> ClusterSpec:

@@ -15,8 +15,8 @@ from google_cloud import GoogleCloud
 from kube_testbed import BASE, Testbed
 
 from steppe.clusters import registry
-from steppe.platforms.kubernetes import naming, permissions
-from steppe.platforms.kubernetes.kubeapi import Kube
+from steppe.platforms.kubernetes.client.kubeapi import Kube
+from steppe.platforms.kubernetes.manifests import naming, permissions
 
 pytestmark = pytest.mark.kubernetes
 Steppe = Callable[..., Any]

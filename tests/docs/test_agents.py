@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from steppe import agents
-from steppe.specs.agent import AgentSpec
 from steppe.specs.experiment import ExperimentSpec
+from steppe.specs.learning.agent import AgentSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
 EXAMPLES = [json.loads(text) for text in re.findall(r"^```json\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)]

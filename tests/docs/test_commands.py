@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from steppe.cli.app import app_for
-from steppe.cli.flags import FLAGS
+from steppe.cli.input.flags import FLAGS
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 SHARED = "Flags of an experiment"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from steppe.platforms.kubernetes import permissions
-from steppe.specs.cluster import ClusterSpec
+from steppe.platforms.kubernetes.manifests import permissions
 from steppe.specs.experiment import ExperimentSpec
+from steppe.specs.running.cluster import ClusterSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 

@@ -38,7 +38,7 @@ def test_every_page_of_the_docs_is_in_the_index() -> None:
 
 def test_the_quick_start_names_every_folder_that_stays_after_uninstalling(monkeypatch: pytest.MonkeyPatch) -> None:
     from steppe.clusters import registry
-    from steppe.envs.remote.local_tokens import tokens_folder
+    from steppe.net.local_tokens import tokens_folder
     from steppe.runners.compilation import cache_folder
 
     for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "STEPPE_CACHE", registry.FOLDER_VARIABLE):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from processes import SECONDS
 
-from steppe.envs import _processes
+from steppe.envs.gymnasium import _processes
 from steppe.envs.host import HostEnvs
 from steppe.errors import EnvironmentFault, StorageError, UserError
 from steppe.specs.environment import EnvironmentSpec

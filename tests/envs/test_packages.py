@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from steppe.envs.env_check import check_environment
+from steppe.envs.checking.environment import check_environment
 from steppe.envs.host import HostEnvs
 from steppe.envs.rendering import record_episode
 from steppe.errors import EnvironmentFault, MissingExtra, UserError

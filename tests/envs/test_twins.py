@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from steppe.envs.acrobot import AcrobotState
-from steppe.envs.cartpole import CartPoleState
-from steppe.envs.mountain_car import MountainCarState
-from steppe.envs.pendulum import PendulumState
+from steppe.envs.compiled.acrobot import AcrobotState
+from steppe.envs.compiled.cartpole import CartPoleState
+from steppe.envs.compiled.mountain_car import MountainCarState
+from steppe.envs.compiled.pendulum import PendulumState
 from steppe.envs.registry import make_jax
 from steppe.envs.spaces import action_crossing, observation_crossing
 from steppe.specs.environment import EnvironmentSpec

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steppe.experiments.store import RunFolder, Store
+from steppe.experiments.run_folder.store import RunFolder, Store
 from steppe.records import checkpoints
 from steppe.runners._base import Outcome, Progress
 from steppe.specs.experiment import ExperimentSpec

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from steppe.experiments import lifecycle
-from steppe.experiments.run import run
-from steppe.experiments.store import RunFolder
+from steppe.experiments.process.run import run
+from steppe.experiments.run_folder.store import RunFolder
 from steppe.records import report
 from steppe.runners import Progress
 

@@ -14,8 +14,10 @@ import pytest
 import steppe
 from steppe import runners
 from steppe.errors import StateError, SteppeError, UserError
-from steppe.experiments import lifecycle, locks, watcher
-from steppe.experiments.store import RunFolder, Status
+from steppe.experiments import lifecycle
+from steppe.experiments.on_cluster import watcher
+from steppe.experiments.run_folder import locks
+from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.records import checkpoints
 from steppe.specs.experiment import ExperimentSpec
 

@@ -14,10 +14,10 @@ from clocks import set_clock
 
 from steppe.clusters import registry
 from steppe.errors import ClusterError
-from steppe.experiments import places, remote
-from steppe.experiments.store import RunFolder, Status
-from steppe.platforms.kubernetes.kubeapi import KubeError
-from steppe.platforms.kubernetes.sights import Sight
+from steppe.experiments.on_cluster import places, remote
+from steppe.experiments.run_folder.store import RunFolder, Status
+from steppe.platforms.kubernetes.client.kubeapi import KubeError
+from steppe.platforms.kubernetes.client.sights import Sight
 
 BEGIN = 1000.0
 RUNNING = {"state": "running", "timestep": 10, "phase": "training"}

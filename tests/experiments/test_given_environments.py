@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import steppe
-from steppe.envs import given_wrappers, in_process
+from steppe.envs.gymnasium import given_wrappers, in_process
 from steppe.errors import EnvironmentFault, UserError
-from steppe.experiments.store import RunFolder
+from steppe.experiments.run_folder.store import RunFolder
 
 SETTINGS: dict[str, Any] = {
     "agent": {"type": "vpg", "rollout_timesteps": 8},

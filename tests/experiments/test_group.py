@@ -13,7 +13,7 @@ import pytest
 from steppe.errors import SpecError, StateError, UserError
 from steppe.experiments import group, lifecycle
 from steppe.experiments.group import Group, Member, processes_at_once, spread_of
-from steppe.experiments.store import Status, Store
+from steppe.experiments.run_folder.store import Status, Store
 from steppe.specs.experiment import ExperimentSpec
 
 
@@ -114,7 +114,7 @@ def test_a_closed_terminal_ends_nothing_after_nohup(store: Store, spec: Experime
 
 
 def test_a_member_is_resumed_like_any_experiment(store: Store, spec: ExperimentSpec, trainer: Any) -> None:
-    from steppe.experiments.run import run
+    from steppe.experiments.process.run import run
 
     (member,) = group.create(spec, store, (1,), name="walk").members
     run(member.folder, trainer=trainer(total=30))

@@ -10,12 +10,12 @@ import pytest
 
 from steppe.errors import SpecError, StateError, SteppeError, UserError
 from steppe.experiments import lifecycle
-from steppe.experiments.run import run
-from steppe.experiments.store import RunFolder, Status, Store
+from steppe.experiments.process.run import run
+from steppe.experiments.run_folder.store import RunFolder, Status, Store
 from steppe.records import checkpoints
 from steppe.runners import Outcome, Progress
-from steppe.specs.agent import AgentSpec
 from steppe.specs.experiment import ExperimentSpec
+from steppe.specs.learning.agent import AgentSpec
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,11 @@ import pytest
 from steppe.cli import main
 from steppe.errors import StateError
 from steppe.experiments import lifecycle
-from steppe.experiments.run import run
-from steppe.experiments.store import RunFolder, Store
+from steppe.experiments.process.run import run
+from steppe.experiments.run_folder.store import RunFolder, Store
 from steppe.records import checkpoints
-from steppe.records.metrics import MetricsWriter
 from steppe.specs.experiment import ExperimentSpec
+from steppe.tracking.metrics import MetricsWriter
 
 DEEP = "[" * 100_000
 DAMAGES: dict[str, bytes | None] = {

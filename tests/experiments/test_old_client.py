@@ -11,10 +11,10 @@ import pytest
 from steppe.clusters.settings import linked
 from steppe.experiments import lifecycle, old_client
 from steppe.experiments.project import find_experiment, open_project
-from steppe.experiments.store import RunFolder
-from steppe.specs.cluster import ClusterSpec
+from steppe.experiments.run_folder.store import RunFolder
 from steppe.specs.experiment import load_experiment
-from steppe.specs.files import read_project
+from steppe.specs.loading.files import read_project
+from steppe.specs.running.cluster import ClusterSpec
 
 ABOUT = {"name": "invaders", "remote_name": "marlene", "remote_id": "marlene-185", "cloud_provider": "google"}
 

@@ -10,7 +10,7 @@ import pytest
 
 import steppe
 from steppe.errors import CallbackFault, UserError
-from steppe.experiments.store import RunFolder
+from steppe.experiments.run_folder.store import RunFolder
 from steppe.records.checkpoints import list_checkpoints
 from steppe.runners import Progress
 

@@ -12,18 +12,18 @@ from steppe import agents, runners
 from steppe.envs.registry import catalogue
 from steppe.errors import ProjectError, SpecError, StateError
 from steppe.experiments.project import find_experiment, init_project, open_project, templates
-from steppe.experiments.store import Store
-from steppe.records.metrics import read_metrics
-from steppe.records.policy import load_policy
+from steppe.experiments.run_folder.store import Store
+from steppe.policies.policy import load_policy
 from steppe.runners.setup import make_engine
-from steppe.specs.agent import AgentSpec
-from steppe.specs.cluster import ClusterSpec
-from steppe.specs.connections import CONNECTIONS
-from steppe.specs.describing import members
+from steppe.specs.describing.field_rows import members
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import ExperimentSpec, load_experiment
-from steppe.specs.network import Layer, NetworkSpec
+from steppe.specs.learning.agent import AgentSpec
+from steppe.specs.learning.network import Layer, NetworkSpec
+from steppe.specs.running.cluster import ClusterSpec
+from steppe.specs.running.connections import CONNECTIONS
 from steppe.specs.serving import GraphSpec
+from steppe.tracking.metrics import read_metrics
 
 TEMPLATES = dict(templates())
 PACKAGES = {

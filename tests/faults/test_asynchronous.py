@@ -22,7 +22,7 @@ from troubled import taken
 
 from steppe.errors import EnvironmentFault
 from steppe.records.checkpoints import list_checkpoints, load_latest
-from steppe.records.metrics import read_metrics
+from steppe.tracking.metrics import read_metrics
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from processes import Run, Steppe
 
+from steppe.policies.policy import load_policy
 from steppe.records.checkpoints import load_latest
-from steppe.records.policy import load_policy
 
 
 def truncate(checkpoint: Path) -> str:

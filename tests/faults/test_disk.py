@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from processes import ENDLESS, TINY, Command, Run, Steppe, wait_until
 
+from steppe.policies.policy import load_policy
 from steppe.records.checkpoints import load_latest
-from steppe.records.policy import load_policy
 
 pytestmark = pytest.mark.faults
 FULL = "the disk is full; free some space"

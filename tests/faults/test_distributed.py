@@ -20,9 +20,9 @@ from runs import experiment, train
 
 from steppe.records.checkpoints import list_checkpoints, load_latest
 from steppe.runners._base import Outcome, Progress
-from steppe.runners.ray_session import ray_session
-from steppe.specs.distributed import RaySpec
+from steppe.runners.ray.ray_session import ray_session
 from steppe.specs.experiment import ExperimentSpec, dump
+from steppe.specs.running.distributed import RaySpec
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from processes import DIED, SMALL, TINY, Answer, Run, Steppe
 
+from steppe.policies.policy import load_policy
 from steppe.records.checkpoints import load_latest
-from steppe.records.policy import load_policy
 
 FAULTY = '''
 import os, signal

@@ -16,9 +16,9 @@ import pytest
 from processes import DIED, ENDLESS, TINY, Command, Run, Steppe, wait_until
 from safetensors.numpy import load_file
 
+from steppe.policies.policy import load_policy
 from steppe.records.checkpoints import load_latest
-from steppe.records.metrics import read_metrics
-from steppe.records.policy import load_policy
+from steppe.tracking.metrics import read_metrics
 
 TOTAL = 250_000
 KILLS = ["launch"] * 3 + ["compile"] * 2 + ["start"] * 4 + ["train"] * 6 + ["save"] * 7 + ["discard"] * 2

@@ -9,7 +9,7 @@ import pytest
 from cluster_runs import Workplace, has_ended
 from processes import wait_until
 
-from steppe.platforms.kubernetes.permissions import role
+from steppe.platforms.kubernetes.manifests.permissions import role
 
 RULES: list[dict[str, Any]] = role("any")["rules"]
 """The role that docs/kubernetes.md lists."""

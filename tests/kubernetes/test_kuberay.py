@@ -103,7 +103,7 @@ def test_what_kuberay_refuses_is_told_in_its_own_words(workplace: Workplace, mon
 
 @pytest.mark.usefixtures("kuberay")
 def test_the_role_needs_ray_jobs_too(workplace: Workplace, tmp_path):
-    from steppe.platforms.kubernetes.permissions import role
+    from steppe.platforms.kubernetes.manifests.permissions import role
 
     for name, engine in (("limited", None), ("enough", "kuberay")):
         config = workplace.testbed.account(workplace.namespace, role("any", engine)["rules"], tmp_path)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from kube_testbed import Testbed
 
-from steppe.platforms.kubernetes.rendering import Plan, reader, render
-from steppe.platforms.kubernetes.words import TOKEN_KEYS
-from steppe.records.carried import Packed
+from steppe.files.bundles import Packed
+from steppe.platforms.kubernetes.agreement import TOKEN_KEYS
+from steppe.platforms.kubernetes.manifests.rendering import Plan, reader, render
 from steppe.specs.experiment import load_experiment
 
 PODS: dict[str, Any] = {

@@ -20,13 +20,14 @@ from processes import wait_until
 
 from steppe.cli import main
 from steppe.clusters import registry
-from steppe.experiments import locks, watcher
-from steppe.platforms.kubernetes import naming
+from steppe.experiments.on_cluster import watcher
+from steppe.experiments.run_folder import locks
+from steppe.platforms.kubernetes.manifests import naming
 
 NAME = "made-for-it"
 WATCHER = """
 import sys
-from steppe.experiments.watcher import main
+from steppe.experiments.on_cluster.watcher import main
 from steppe.platforms.kubernetes import naming
 
 naming.MANAGER = {manager!r}

@@ -16,7 +16,7 @@ from google_storage_server import GOOGLE_KEY, key_at
 from object_storage import BUCKET, KINDS, Cloud, client_of, cloud_of
 from processes import wait_until
 
-from steppe.platforms.kubernetes.object_store import INDEX
+from steppe.platforms.kubernetes.storage.object_store import INDEX
 
 pytest.importorskip("fsspec")
 

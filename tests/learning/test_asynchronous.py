@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from runs import evaluated, experiment, train
 
-from steppe.records.metrics import read_metrics
+from steppe.tracking.metrics import read_metrics
 
 # Longer than other tests may take: budgets have room for unlucky orders of workers, on a machine that is busy.
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]

@@ -9,7 +9,7 @@ from demonstrated import steady_policy
 from runs import experiment
 
 from steppe.runners._base import Limits
-from steppe.runners.recording import Wish, record
+from steppe.runners.play.recording import Wish, record
 from steppe.runners.setup import make_engine
 
 pytestmark = pytest.mark.learning

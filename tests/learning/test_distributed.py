@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from runs import experiment, train
 
-from steppe.runners.ray_session import ray_session
-from steppe.specs.distributed import RaySpec
+from steppe.runners.ray.ray_session import ray_session
+from steppe.specs.running.distributed import RaySpec
 
 # Longer than other tests may take: budgets have room for unlucky orders of workers, on a machine that is busy.
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]

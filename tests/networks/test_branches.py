@@ -8,7 +8,7 @@ import pytest
 
 from steppe.errors import SpecError
 from steppe.networks import Network, default_layers
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part
 
 BYTES = ((0.0,), (255.0,), "uint8")

@@ -11,12 +11,12 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from policies import flatten
 
+from policies import flatten
 from steppe.errors import MissingExtra, SpecError, UserError
 from steppe.networks import Network
 from steppe.records import Policy, PolicyDescription, load_policy
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
 
 FOLDER = Path(__file__).parent / "own"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from steppe.networks import Network
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box
 
 SIZE, INPUTS = 5, 3

@@ -11,7 +11,7 @@ import pytest
 from steppe.errors import SpecError
 from steppe.networks import Network, apply_head, default_layers, head
 from steppe.networks.initial import orthogonal
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 KEY = jax.random.key(3)

@@ -11,11 +11,11 @@ import pytest
 from demonstrated import made_up, random_policy
 
 from steppe.errors import StorageError, UserError
-from steppe.records.carried import FOLDER_VARIABLE, pack
+from steppe.files.bundles import FOLDER_VARIABLE, pack
+from steppe.files.tensors import checksum, parse, serialize
+from steppe.policies.preprocessing import Preprocessing
 from steppe.records.demonstrations import ARRAYS, Demonstrations, find, load, load_named
-from steppe.records.preprocessing import Preprocessing
-from steppe.records.tensors import checksum, parse, serialize
-from steppe.specs.preprocessing import PreprocessingSpec
+from steppe.specs.learning.preprocessing import PreprocessingSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 SPACES = {

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from steppe.errors import StorageError
 from steppe.records import charts, page
-from steppe.records.metrics import MetricsWriter
 from steppe.records.report import write_report
+from steppe.tracking.metrics import MetricsWriter
 
 MOMENTS = {"started": 1e9 - 3, "heartbeat": 1e9 + 50, "finished": 1e9 + 50.5}
 EVIL = '<script>alert("1")</script>&\'`'

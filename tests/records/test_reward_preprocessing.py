@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from steppe.records.preprocessing import RewardPreprocessing
-from steppe.specs.preprocessing import RewardPreprocessingSpec
+from steppe.policies.preprocessing import RewardPreprocessing
+from steppe.specs.learning.preprocessing import RewardPreprocessingSpec
 
 MODULES = pytest.mark.parametrize("xp", [np, jnp], ids=["numpy", "jax"])
 

@@ -13,9 +13,9 @@ from steppe import agents
 from steppe.agents._base import Situation
 from steppe.errors import CheckpointError
 from steppe.runners.arrays import from_arrays, to_arrays
-from steppe.runners.learning import begin
-from steppe.specs.agent import AgentSpec
-from steppe.specs.network import NetworkSpec
+from steppe.runners.engines.learning import begin
+from steppe.specs.learning.agent import AgentSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
 
 

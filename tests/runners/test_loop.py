@@ -11,12 +11,12 @@ from one_process_ray import one_process_ray
 from runs import TINY_DQN, TINY_PPO, experiment, train
 
 from steppe.errors import EnvironmentFault, TrainingDiverged
+from steppe.policies.policy import load_policy
 from steppe.records import checkpoints
-from steppe.records.metrics import read_metrics
-from steppe.records.policy import load_policy
 from steppe.runners._base import Chunk
 from steppe.runners.loop import Loop
 from steppe.runners.setup import make_engine
+from steppe.tracking.metrics import read_metrics
 
 
 def test_a_run_ends_at_the_first_whole_iteration_after_its_timesteps(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 from steppe import runners
 from steppe.errors import SteppeError
 from steppe.specs.experiment import ExperimentSpec, load_experiment
-from steppe.specs.validation import validate
+from steppe.specs.loading.validation import validate
 
 GYM = "tensorforce.contrib.openai_gym.OpenAIGym"
 UNREAL = "tensorforce.contrib.unreal_engine.UE4Environment"

@@ -11,14 +11,14 @@ from runs import experiment, train
 from steppe import agents
 from steppe.agents._base import Situation
 from steppe.records import checkpoints
-from steppe.records.metrics import read_metrics
-from steppe.runners import learning
-from steppe.runners.learning import begin, learn
-from steppe.runners.recording import Wish, record
-from steppe.specs.agent import AgentSpec
-from steppe.specs.frequency import Frequency
-from steppe.specs.network import NetworkSpec
+from steppe.runners.engines import learning
+from steppe.runners.engines.learning import begin, learn
+from steppe.runners.play.recording import Wish, record
+from steppe.specs.learning.agent import AgentSpec
+from steppe.specs.learning.network import NetworkSpec
+from steppe.specs.running.frequency import Frequency
 from steppe.specs.spaces import Box, Discrete
+from steppe.tracking.metrics import read_metrics
 
 NETWORK = NetworkSpec([{"type": "dense", "size": 4, "activation": "tanh"}])
 

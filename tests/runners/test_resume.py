@@ -8,8 +8,8 @@ from runs import TINY_DQN, TINY_PPO, TINY_VPG, experiment, train
 
 from steppe.errors import CheckpointError
 from steppe.records import checkpoints
-from steppe.records.metrics import read_metrics
 from steppe.runners.loop import Loop
+from steppe.tracking.metrics import read_metrics
 
 AGENTS = {
     "ppo": TINY_PPO,

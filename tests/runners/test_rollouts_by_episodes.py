@@ -9,9 +9,9 @@ from runs import experiment, train
 
 from steppe.agents._base import Trajectory
 from steppe.errors import UserError
-from steppe.records.metrics import read_metrics
-from steppe.runners.learning import Learner, learn
+from steppe.runners.engines.learning import Learner, learn
 from steppe.runners.setup import notices_for
+from steppe.tracking.metrics import read_metrics
 
 BY_EPISODES = {"type": "vpg", "update_mode": {"unit": "episodes", "batch_size": 3}, "normalize_advantages": False}
 LSTM = [{"type": "dense", "size": 8}, {"type": "lstm", "size": 4}]

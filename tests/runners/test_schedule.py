@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steppe.runners.schedule import Schedule
-from steppe.specs.frequency import Frequency
+from steppe.specs.running.frequency import Frequency
 
 
 def every(written, **start):

@@ -6,7 +6,7 @@ import pytest
 from runs import TINY_DQN, experiment, train
 
 from steppe.errors import UserError
-from steppe.runners.host import HostEngine
+from steppe.runners.engines.host.engine import HostEngine
 from steppe.runners.setup import make_engine, notices_for
 
 

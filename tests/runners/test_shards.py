@@ -19,7 +19,7 @@ from steppe.runners.compilation import prepare_jax
 assert prepare_jax(2) == 2
 from steppe import agents
 from steppe.agents._base import Situation, Trajectory
-from steppe.specs.agent import AgentSpec
+from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.spaces import Box, Discrete
 
 rng = np.random.default_rng(0)

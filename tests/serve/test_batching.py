@@ -8,7 +8,7 @@ import pytest
 from steppe.errors import UserError
 from steppe.serve import batching
 from steppe.serve.batching import DEAR, MOST, Batcher
-from steppe.serve.exchange import Answer, Question
+from steppe.serve.messages.exchange import Answer, Question
 
 
 class Clock:

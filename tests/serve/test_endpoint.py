@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from policies import MEMORY
 from served_graphs import question, run, save_policy, serving
 
 import steppe
+from policies import MEMORY
 from steppe.errors import UserError
 from steppe.records import load_policy
 from steppe.serve import Feedback, NotFound, Question, Unavailable

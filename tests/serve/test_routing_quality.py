@@ -7,9 +7,9 @@ from dataclasses import replace
 import gymnasium
 import numpy as np
 import pytest
-from policies import describe, tensors_for
 from served_graphs import run, serving
 
+from policies import describe, tensors_for
 from steppe.records import Policy
 from steppe.serve import Feedback, Question
 from steppe.specs.spaces import Box, Discrete

@@ -8,7 +8,7 @@ from steppe.errors import ModuleNotAllowed, UserError
 from steppe.specs.allowed_modules import EVERY_MODULE, NO_MODULES, AllowedModules, named_by, named_in
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import ExperimentSpec
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.network import NetworkSpec
 
 
 def test_a_name_allows_the_module_and_those_below_it_and_no_other():

@@ -2,7 +2,7 @@ import pytest
 
 from steppe.errors import SpecError
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.validation import validate
+from steppe.specs.loading.validation import validate
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from steppe.errors import SpecError
 from steppe.specs._base import Settings, Unit
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import ExperimentSpec, dump, load_experiment, valid_name
-from steppe.specs.frequency import Frequency
-from steppe.specs.validation import unknown_word, validate
+from steppe.specs.loading.validation import unknown_word, validate
+from steppe.specs.running.frequency import Frequency
 
 CARTPOLE = {"name": "a", "environment": "CartPole-v1", "agent": "ppo"}
 NAME_RULE = (

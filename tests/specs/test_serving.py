@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from steppe.errors import SpecError
+from steppe.specs.loading.validation import validate
 from steppe.specs.serving import GraphSpec, load_graph
-from steppe.specs.validation import validate
 
 
 def graph(data):

@@ -10,11 +10,11 @@ import numpy as np
 from demonstrated import made_up_file
 
 from steppe import agents
-from steppe.agents import normalizers
 from steppe.agents._base import Situation, TrainState, Trajectory, Transitions
+from steppe.agents.core import normalizers
 from steppe.memories import Following
-from steppe.specs.agent import AgentSpec
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.agent import AgentSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 ENVS = 4

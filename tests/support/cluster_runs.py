@@ -49,7 +49,7 @@ def end_watchers(folder: Path) -> None:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (process / "cmdline").read_text()
-            if "steppe.experiments.watcher" in command and f"{folder}/" in command:
+            if "steppe.experiments.on_cluster.watcher" in command and f"{folder}/" in command:
                 os.kill(int(process.name), signal.SIGKILL)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from steppe.records import PolicyDescription, policy_files
-from steppe.specs.network import NetworkSpec
+from steppe.policies import policy_folder
+from steppe.records import PolicyDescription
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
 
 MARKER = "code-ran"
@@ -59,5 +60,5 @@ def describe_coded(layer: str, timestep: int = 7, environment: str = "CartPole-v
 def save_coded(folder: Path, layer: str, timestep: int = 7, environment: str = "CartPole-v1") -> Path:
     """Writes such a policy without importing its layer, as a forger could; the layer has no parameters."""
     tensors = {"head/kernel": np.ones((4, 2), np.float32), "head/bias": np.array([0.0, 1.0], np.float32)}
-    policy_files.write(folder, describe_coded(layer, timestep, environment), tensors)
+    policy_folder.write(folder, describe_coded(layer, timestep, environment), tensors)
     return folder

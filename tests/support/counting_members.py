@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steppe.experiments import lifecycle
-from steppe.experiments.store import RunFolder
+from steppe.experiments.run_folder.store import RunFolder
 
 CHILD = """
 import os
@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from conftest import CountingTrainer
 from steppe.errors import SteppeError
-from steppe.experiments.run import run
-from steppe.experiments.store import RunFolder
+from steppe.experiments.process.run import run
+from steppe.experiments.run_folder.store import RunFolder
 folder = RunFolder(Path(sys.argv[1]))
 seed = folder.spec().seed
 print("cores", os.environ["STEPPE_CORES"])

@@ -9,14 +9,14 @@ from typing import Any
 from processes import wait_until
 
 from steppe.envs.host import HostEnvs
-from steppe.runners import asynchronous
-from steppe.runners.asynchronous.building import make_core
-from steppe.runners.asynchronous.crew import NoCrew
-from steppe.runners.asynchronous.doors import opener
-from steppe.runners.asynchronous.engine import AsyncEngine
-from steppe.runners.asynchronous.link import Door
-from steppe.runners.asynchronous.worker import work
 from steppe.runners.compilation import prepare_jax
+from steppe.runners.engines import asynchronous
+from steppe.runners.engines.asynchronous.learner.building import make_core
+from steppe.runners.engines.asynchronous.learner.engine import AsyncEngine
+from steppe.runners.engines.asynchronous.learner.open_server import opener
+from steppe.runners.engines.asynchronous.learner.worker_pool import NoCrew
+from steppe.runners.engines.asynchronous.worker.link import Door
+from steppe.runners.engines.asynchronous.worker.worker import work
 from steppe.runners.loop import Loop
 from steppe.runners.setup import num_envs_of
 

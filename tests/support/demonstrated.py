@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from steppe.policies.policy import Policy, PolicyDescription
 from steppe.records.demonstrations import Demonstrations
-from steppe.records.policy import Policy, PolicyDescription
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
 
 EPISODES = (5, 1, 7, 3)

@@ -6,8 +6,8 @@ import contextlib
 import http.client
 from collections.abc import Callable, Iterator
 
-from steppe.platforms.kubernetes.door import Door
-from steppe.platforms.kubernetes.words import TOKEN_HEADER
+from steppe.platforms.kubernetes.agreement import TOKEN_HEADER
+from steppe.platforms.kubernetes.pod.status_server import Door
 
 TOKEN = "a-token-of-tests"
 Ask = Callable[..., tuple[int, bytes]]

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from policies import describe, tensors_for
 from processes import Command, Steppe, wait_until
 
+from policies import describe, tensors_for
 from steppe.records import Policy, PolicyDescription
 from steppe.specs.spaces import Box, Discrete
 

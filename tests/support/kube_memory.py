@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from steppe.platforms.kubernetes.kubeapi import Answer, KubeError
+from steppe.platforms.kubernetes.client.kubeapi import Answer, KubeError
 
 Json = dict[str, Any]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from steppe.runners.ray_session import Session
+from steppe.runners.ray.ray_session import Session
 
 
 class RayError(Exception):
@@ -130,7 +130,7 @@ def one_process_ray() -> Iterator[OneProcessRay]:
     def session(*_: Any, **__: Any) -> Iterator[Session]:
         yield Session("this process", is_own=True)
 
-    place = "steppe.runners.distributed"
+    place = "steppe.runners.engines.distributed"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "ray", ray)
         patch.setattr(f"{place}.engine.ray_session", session)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from steppe.policies.policy import tensor_shapes
 from steppe.records import Policy, PolicyDescription
-from steppe.records.policy import tensor_shapes
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
 
 DENSE = [{"type": "dense", "size": 16, "activation": "tanh"}, {"type": "dense", "size": 8, "activation": "relu"}]

@@ -20,7 +20,7 @@ from typing import Any
 
 from kube_testbed import Testbed
 
-from steppe.platforms.kubernetes.words import FAILED_FOR_GOOD
+from steppe.platforms.kubernetes.agreement import FAILED_FOR_GOOD
 
 Json = dict[str, Any]
 CRD = "rayjobs.ray.io"

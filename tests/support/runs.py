@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from steppe import runners
-from steppe.records.policy import load_policy
+from steppe.policies.policy import load_policy
 from steppe.runners._base import Outcome
 from steppe.specs.experiment import ExperimentSpec, load_experiment
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from policies import make_policy
 
+from policies import make_policy
 from steppe.serve import load_endpoint
 from steppe.serve import server as server_module
 from steppe.serve.admission import Gate, TrafficLimits

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from policies import describe, tensors_for
 
+from policies import describe, tensors_for
 from steppe.records import Policy
 from steppe.serve import Limits, Question, load_endpoint
 from steppe.specs.serving import GraphSpec

@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import SpecError
-from steppe.specs.agent import AgentSpec
-from steppe.specs.docstrings import sentence_of_class
-from steppe.specs.old_words.defaults import NOTICE
-from steppe.specs.validation import unknown_word
+from steppe.specs.describing.docstrings import sentence_of_class
+from steppe.specs.learning.agent import AgentSpec
+from steppe.specs.loading.validation import unknown_word
+from steppe.tensorforce.defaults import NOTICE
 
 if TYPE_CHECKING:
     from steppe.agents._base import Agent, Situation

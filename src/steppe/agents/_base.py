@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from steppe.agents import normalizers
-from steppe.agents.normalizers import CLIP, Statistics, empty
+from steppe.agents.core import normalizers
+from steppe.agents.core.normalizers import CLIP, Statistics, empty
 from steppe.errors import UserError
 from steppe.networks import default_layers
-from steppe.records import heads
-from steppe.records.policy import Policy, PolicyDescription
-from steppe.records.preprocessing import Preprocessing, RewardPreprocessing
-from steppe.specs.agent_settings import AgentSettings
-from steppe.specs.exploration import Noise
-from steppe.specs.network import NetworkSpec
+from steppe.policies import heads
+from steppe.policies.policy import Policy, PolicyDescription
+from steppe.policies.preprocessing import Preprocessing, RewardPreprocessing
+from steppe.specs.learning.agent_settings import AgentSettings
+from steppe.specs.learning.exploration import Noise
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Space
 
 Metrics = dict[str, Array]
@@ -142,7 +142,7 @@ class Agent(ABC, Generic[S]):
     rollout_episodes: int | None = None
     """After how many ended episodes `update` is called, with a trajectory that repeats itself up to its full length."""
     kind: str
-    """How the network's outputs become actions: see `steppe.records.heads`."""
+    """How the network's outputs become actions: see `steppe.policies.heads`."""
     always_draws: ClassVar[bool] = False
     """Whether even a greedy action needs noise."""
     layers: NetworkSpec | None = None
@@ -277,7 +277,7 @@ class Agent(ABC, Generic[S]):
         """The tensors of `policy`, copied to the host: what changes from update to update."""
 
     def policy_head(self) -> dict[str, Any]:
-        """How the policy's outputs become actions: see `steppe.records.policy`."""
+        """How the policy's outputs become actions: see `steppe.policies.policy`."""
         return {"kind": self.kind}
 
     def policy(self, state: TrainState, timestep: int) -> Policy:

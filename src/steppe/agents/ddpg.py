@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from steppe.agents._base import Metrics, TrainState, Transitions
-from steppe.agents.continuous import ActorAndCritics, ContinuousSettings
-from steppe.agents.noisy_acting import ActsWithNoise
+from steppe.agents.core.continuous import ActorAndCritics, ContinuousSettings
+from steppe.agents.core.noisy_acting import ActsWithNoise
 from steppe.specs._base import Positive
-from steppe.specs.exploration import Noise, OrnsteinUhlenbeck
+from steppe.specs.learning.exploration import Noise, OrnsteinUhlenbeck
 
 
 class DDPGSettings(ContinuousSettings):

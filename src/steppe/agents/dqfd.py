@@ -14,15 +14,15 @@ import numpy as np
 from jax import Array
 from pydantic import Field, model_validator
 
-from steppe.agents import normalizers
 from steppe.agents._base import Metrics, Situation, TrainState, Transitions
+from steppe.agents.core import normalizers
+from steppe.agents.core.optimizers import steps_of
 from steppe.agents.dqn import DQN, DQNSettings
-from steppe.agents.optimizers import steps_of
 from steppe.memories import DemonstratedReplay, Timesteps
 from steppe.records import demonstrations
 from steppe.records.demonstrations import Demonstrations
 from steppe.specs._base import Count, Flag, Natural, NonNegative, Positive
-from steppe.specs.exploration import ConstantExploration, RandomActions
+from steppe.specs.learning.exploration import ConstantExploration, RandomActions
 from steppe.specs.spaces import Discrete
 
 

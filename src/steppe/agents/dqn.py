@@ -16,15 +16,15 @@ from jax import Array
 from pydantic import model_validator
 
 from steppe.agents._base import Acting, Internals, Metrics, Situation, TrainState, Transitions, normalizer_tensors
-from steppe.agents.off_policy import MemorySettings, OffPolicy, OffPolicySettings
-from steppe.agents.q_network import QNetwork
+from steppe.agents.core.off_policy import MemorySettings, OffPolicy, OffPolicySettings
+from steppe.agents.core.q_network import QNetwork
 from steppe.errors import SpecError, UserError
 from steppe.networks import Network
 from steppe.specs._base import Count, Flag, Positive, Unit
-from steppe.specs.exploration import EpsilonAnneal, RandomActions
-from steppe.specs.network import NetworkSpec
-from steppe.specs.old_words import FROM_EPISODES
+from steppe.specs.learning.exploration import EpsilonAnneal, RandomActions
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Discrete, MultiDiscrete, Space
+from steppe.tensorforce import FROM_EPISODES
 
 
 class DQNSettings(OffPolicySettings):

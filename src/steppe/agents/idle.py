@@ -10,9 +10,9 @@ from jax import Array
 
 from steppe.agents._base import Acting, Agent, Internals, Metrics, Situation, TrainState, fresh_state
 from steppe.errors import SpecError
-from steppe.records import heads
+from steppe.policies import heads
 from steppe.specs._base import Count
-from steppe.specs.agent_settings import AgentSettings
+from steppe.specs.learning.agent_settings import AgentSettings
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 

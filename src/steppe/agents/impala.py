@@ -7,10 +7,10 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from steppe.agents import normalizers
 from steppe.agents._base import TrainState, Trajectory
-from steppe.agents.actor_critic import Batch
-from steppe.agents.advantages import vtrace
+from steppe.agents.core import normalizers
+from steppe.agents.core.actor_critic import Batch
+from steppe.agents.core.advantages import vtrace
 from steppe.agents.vpg import VPG, VPGSettings
 from steppe.specs._base import Count, Positive, Unit
 

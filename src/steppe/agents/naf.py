@@ -11,13 +11,13 @@ import optax
 from jax import Array
 
 from steppe.agents._base import Acting, Internals, Metrics, Situation, TrainState, Transitions, normalizer_tensors
-from steppe.agents.continuous import bounded_actions, dense_layers
-from steppe.agents.noisy_acting import ActsWithNoise
-from steppe.agents.off_policy import MemorySettings, OffPolicy, OffPolicySettings
+from steppe.agents.core.continuous import bounded_actions, dense_layers
+from steppe.agents.core.noisy_acting import ActsWithNoise
+from steppe.agents.core.off_policy import MemorySettings, OffPolicy, OffPolicySettings
 from steppe.networks import Network, apply_head, head
 from steppe.specs._base import Flag, Positive
-from steppe.specs.exploration import GaussianNoise, Noise
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.exploration import GaussianNoise, Noise
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Space
 
 

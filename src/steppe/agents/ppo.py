@@ -10,8 +10,8 @@ from jax import Array
 from pydantic import Field, model_validator
 
 from steppe.agents._base import Metrics, Situation, TrainState, Trajectory
-from steppe.agents.actor_critic import ActorCritic
-from steppe.agents.actor_critic_settings import ActorCriticSettings
+from steppe.agents.core.actor_critic import ActorCritic
+from steppe.agents.core.actor_critic_settings import ActorCriticSettings
 from steppe.errors import SpecError
 from steppe.specs._base import Count, Positive
 

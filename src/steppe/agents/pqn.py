@@ -11,7 +11,6 @@ import optax
 from jax import Array
 from pydantic import model_validator
 
-from steppe.agents import normalizers
 from steppe.agents._base import (
     Acting,
     Agent,
@@ -24,11 +23,11 @@ from steppe.agents._base import (
     host_generator,
     normalizer_tensors,
 )
-from steppe.agents.advantages import lambda_returns
-from steppe.agents.chunks import mean_over_chunks
-from steppe.agents.dqn import discrete_choices, torso_of
-from steppe.agents.layout import Layout
-from steppe.agents.optimizers import (
+from steppe.agents.core import normalizers
+from steppe.agents.core.advantages import lambda_returns
+from steppe.agents.core.chunks import mean_over_chunks
+from steppe.agents.core.layout import Layout
+from steppe.agents.core.optimizers import (
     OptimizerSettings,
     gradient_of,
     innermost,
@@ -37,14 +36,15 @@ from steppe.agents.optimizers import (
     step,
     steps_of,
 )
+from steppe.agents.core.q_network import QNetwork
+from steppe.agents.dqn import discrete_choices, torso_of
 from steppe.agents.ppo import shuffled
-from steppe.agents.q_network import QNetwork
 from steppe.errors import SpecError
 from steppe.networks import Network, default_layers
 from steppe.specs._base import Count, Flag, Positive, Unit
-from steppe.specs.exploration import EpsilonAnneal, RandomActions
-from steppe.specs.network import Dense, LayerNorm, NetworkSpec, Nonlinearity
-from steppe.specs.optimizer import NaturalGradient
+from steppe.specs.learning.exploration import EpsilonAnneal, RandomActions
+from steppe.specs.learning.network import Dense, LayerNorm, NetworkSpec, Nonlinearity
+from steppe.specs.learning.optimizer import NaturalGradient
 from steppe.specs.spaces import Box, Space
 
 

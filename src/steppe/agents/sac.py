@@ -12,11 +12,11 @@ from jax import Array
 from pydantic import model_validator
 
 from steppe.agents._base import Metrics, TrainState, Transitions
-from steppe.agents.continuous import ActorAndCritics, ContinuousSettings
-from steppe.agents.noisy_acting import DriftingNoise
-from steppe.records.heads import LOG_STD_RANGE
+from steppe.agents.core.continuous import ActorAndCritics, ContinuousSettings
+from steppe.agents.core.noisy_acting import DriftingNoise
+from steppe.policies.heads import LOG_STD_RANGE
 from steppe.specs._base import NonNegative, Number, Positive
-from steppe.specs.exploration import DriftingNoiseSpec, Noise
+from steppe.specs.learning.exploration import DriftingNoiseSpec, Noise
 
 
 class SACSettings(ContinuousSettings):

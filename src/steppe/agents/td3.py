@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from steppe.agents._base import Situation, TrainState, Transitions
+from steppe.agents.core.optimizers import learning_rate_schedule, make_transform
 from steppe.agents.ddpg import DDPG, DDPGSettings
-from steppe.agents.optimizers import learning_rate_schedule, make_transform
 from steppe.specs._base import Count, NonNegative, Positive
-from steppe.specs.exploration import GaussianNoise, Noise
+from steppe.specs.learning.exploration import GaussianNoise, Noise
 
 
 class TD3Settings(DDPGSettings):

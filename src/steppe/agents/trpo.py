@@ -10,10 +10,10 @@ from jax import Array
 from pydantic import Field, model_validator
 
 from steppe.agents._base import Metrics, TrainState, Trajectory
-from steppe.agents.actor_critic import ActorCritic
-from steppe.agents.actor_critic_settings import ActorCriticSettings
+from steppe.agents.core.actor_critic import ActorCritic
+from steppe.agents.core.actor_critic_settings import ActorCriticSettings
 from steppe.specs._base import Count, NonNegative, Positive, Unit
-from steppe.specs.optimizer import Adam, MultiStep, NaturalGradient, OptimizedStep, OptimizerSpec
+from steppe.specs.learning.optimizer import Adam, MultiStep, NaturalGradient, OptimizedStep, OptimizerSpec
 
 
 class TRPOSettings(ActorCriticSettings):

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from steppe.agents._base import Metrics, TrainState, Trajectory
-from steppe.agents.actor_critic import ActorCritic
-from steppe.agents.actor_critic_settings import ActorCriticSettings
+from steppe.agents.core.actor_critic import ActorCritic
+from steppe.agents.core.actor_critic_settings import ActorCriticSettings
 from steppe.specs._base import Count, Flag, NonNegative, Positive, Unit
-from steppe.specs.optimizer import OptimizerSpec, RMSProp
+from steppe.specs.learning.optimizer import OptimizerSpec, RMSProp
 
 
 class VPGSettings(ActorCriticSettings):

@@ -92,7 +92,7 @@ def _say(sentence: str, exit_code: int) -> int:
 def _instead(word: str, context: Any) -> str:
     """What may be meant by an unknown command: one of the same group, or one of the same name that is in no group."""
     from steppe.cli.app import COMMANDS, GROUPS
-    from steppe.specs.words import did_you_mean
+    from steppe.specs.loading.suggestions import did_you_mean
 
     # Not of the context: its app has no other commands than the one that was called.
     if context.parent is not None and word in {*COMMANDS, *GROUPS}:
@@ -102,7 +102,7 @@ def _instead(word: str, context: Any) -> str:
 
 def _usage(error: Exception) -> str:
     """Typer's complaint as one of our sentences, with the command that explains."""
-    from steppe.specs.words import did_you_mean
+    from steppe.specs.loading.suggestions import did_you_mean
 
     context: Any = getattr(error, "ctx", None)
     command = context.command_path if context is not None else PROGRAMS[0]

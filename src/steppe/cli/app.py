@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from steppe.cli.parsing import App
+from steppe.cli.input.parsing import App
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 COMMANDS = {

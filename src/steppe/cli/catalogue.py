@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli import completion
+from steppe.cli.input import completion
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from steppe.specs.describing import Members
+    from steppe.specs.describing.field_rows import Members
 
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 
@@ -56,10 +56,12 @@ def agents(
 ) -> None:
     """List the agents, or one agent's settings."""
     from steppe import agents
-    from steppe.cli.console import console, print_json, table
-    from steppe.specs import defaults_by_kind, describing, old_settings
-    from steppe.specs.docstrings import DescribedSchema
-    from steppe.specs.validation import unknown_word
+    from steppe.cli.display.console import console, print_json, table
+    from steppe.specs.describing import field_rows
+    from steppe.specs.describing.docstrings import DescribedSchema
+    from steppe.specs.learning import defaults_by_kind
+    from steppe.specs.loading.validation import unknown_word
+    from steppe.tensorforce import vocabulary
 
     out = console()
     if name is None:
@@ -82,10 +84,10 @@ def agents(
         return
     out.print(f"{plain}: {agent_sentence(plain)}", markup=False, style="bold")
     out.print("its settings, each given in the agent's file or by --set agent.NAME=VALUE", markup=False)
-    out.print(_settings_table(settings, old_settings.spelled(settings)))
+    out.print(_settings_table(settings, vocabulary.spelled(settings)))
     for sentence in defaults_by_kind.sentences(plain):
         out.print(sentence, markup=False)
-    for kind, members in describing.kinds(settings).items():
+    for kind, members in field_rows.kinds(settings).items():
         if kind != "layer":
             out.print()
             out.print(_kind_table(kind, _taken(settings, members) if kind == "optimizer" else members))
@@ -102,7 +104,7 @@ def environments(
     as_json: JSON = False,
 ) -> None:
     """List the environments there are, or one environment's settings."""
-    from steppe.cli.console import console, print_json, table
+    from steppe.cli.display.console import console, print_json, table
     from steppe.envs import registry
 
     if name is not None:
@@ -129,14 +131,14 @@ def layers(
     """List the layers a network is made of, or one layer's settings."""
     from typing import get_args
 
-    from steppe.cli.console import console, print_json
-    from steppe.specs import describing
-    from steppe.specs.docstrings import DescribedSchema
-    from steppe.specs.layer_words import Activation
-    from steppe.specs.network import Layer
-    from steppe.specs.validation import unknown_word
+    from steppe.cli.display.console import console, print_json
+    from steppe.specs.describing import field_rows
+    from steppe.specs.describing.docstrings import DescribedSchema
+    from steppe.specs.learning.layer_options import Activation
+    from steppe.specs.learning.network import Layer
+    from steppe.specs.loading.validation import unknown_word
 
-    kinds = describing.members(Layer)
+    kinds = field_rows.members(Layer)
     if name is not None:
         if name not in kinds:
             raise unknown_word("layer", name, kinds, listed_by="steppe layers")
@@ -147,10 +149,10 @@ def layers(
         return
     out = console()
     for kind, layer in kinds.items():
-        out.print(f"{kind}: {describing.sentence(layer)}", markup=False, style="bold")
-        if describing.rows(layer, without_type=True):
+        out.print(f"{kind}: {field_rows.sentence(layer)}", markup=False, style="bold")
+        if field_rows.rows(layer, without_type=True):
             out.print(_settings_table(layer))
-    if name is None or any(row.plain_type == "activation" for row in describing.rows(kinds[name])):
+    if name is None or any(row.plain_type == "activation" for row in field_rows.rows(kinds[name])):
         out.print("activations", markup=False, style="bold")
         out.print("  " + ", ".join(get_args(Activation)), markup=False)
 
@@ -166,7 +168,7 @@ def schema(
     ],
 ) -> None:
     """Print the JSON Schema of one kind of file."""
-    from steppe.cli.console import print_json
+    from steppe.cli.display.console import print_json
 
     print_json(full_schema(kind))
 
@@ -174,7 +176,7 @@ def schema(
 def full_schema(kind: str) -> dict[str, Any]:
     """The JSON Schema of one kind of file, with every agent's settings."""
     from steppe import agents
-    from steppe.specs.schema import schema_of
+    from steppe.specs.describing.json_schema import schema_of
 
     # Only for these two: an agent's settings come with its module, and that with JAX.
     names = agents.names() if kind in ("agent", "experiment") else []
@@ -194,11 +196,11 @@ def agent_sentence(name: str) -> str:
 
 def _environment(name: str, as_json: bool) -> None:
     """One environment's settings."""
-    from steppe.cli.console import console, print_json, table
+    from steppe.cli.display.console import console, print_json, table
     from steppe.envs import registry
-    from steppe.specs.connections import CONNECTIONS
     from steppe.specs.environment import EnvironmentSpec
-    from steppe.specs.validation import validate
+    from steppe.specs.loading.validation import validate
+    from steppe.specs.running.connections import CONNECTIONS
 
     # Theirs are required, and are just what is asked for.
     spec = validate(EnvironmentSpec, name) if name not in CONNECTIONS else None
@@ -224,11 +226,11 @@ def _json(value: Any) -> Any:
 
 
 def _settings_table(settings: type[BaseModel], spelled: Mapping[str, list[str]] | None = None) -> Any:
-    from steppe.cli.console import table
-    from steppe.specs import describing
+    from steppe.cli.display.console import table
+    from steppe.specs.describing import field_rows
 
     listing = table("  SETTING", "TYPE", "DEFAULT", "WHAT IT DOES", drop=("TYPE",))
-    for row in describing.rows(settings, without_type=True, spelled=spelled):
+    for row in field_rows.rows(settings, without_type=True, spelled=spelled):
         listing.add_row(*_plain(f"  {row.name}", row.plain_type, row.default, row.sentence))
     return listing
 
@@ -257,14 +259,14 @@ def _taken(settings: type[BaseModel], members: Members) -> Members:
 
 def _kind_table(kind: str, members: Members) -> Any:
     """Each type of one kind of object, with its options and their defaults."""
-    from steppe.cli.console import table
-    from steppe.specs import describing
+    from steppe.cli.display.console import table
+    from steppe.specs.describing import field_rows
 
     listing = table(f"  {kind.upper()}", "OPTIONS", "WHAT IT DOES")
     for member in members.values():
-        options = [f"{row.name} {row.default}" for row in describing.rows(member, without_type=True)]
-        types = " or ".join(f'"{tag}"' for tag in describing.tags(member))
-        listing.add_row(*_plain(f"  {types}", ", ".join(options), describing.sentence(member)))
+        options = [f"{row.name} {row.default}" for row in field_rows.rows(member, without_type=True)]
+        types = " or ".join(f'"{tag}"' for tag in field_rows.tags(member))
+        listing.add_row(*_plain(f"  {types}", ", ".join(options), field_rows.sentence(member)))
     return listing
 
 

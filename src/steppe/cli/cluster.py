@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli import completion
-from steppe.cli.flags import CLUSTER_SETS
-from steppe.cli.parsing import App
+from steppe.cli.input import completion
+from steppe.cli.input.flags import CLUSTER_SETS
+from steppe.cli.input.parsing import App
 
 if TYPE_CHECKING:
     from steppe.clusters._base import Record
@@ -91,7 +91,7 @@ def create(
 
     Waits until it is ready; run again with the same words, an interrupted command goes on where it was.
     """
-    from steppe.cli.telling import telling
+    from steppe.cli.display.progress_lines import telling
     from steppe.clusters import lifecycle, loading, registry
     from steppe.errors import ClusterError
 
@@ -137,8 +137,8 @@ def create(
 @app.command("list")
 def list_clusters(as_json: AS_JSON = False) -> None:
     """List the clusters of all providers."""
-    from steppe.cli.console import console, print_json, table
-    from steppe.cli.text import age
+    from steppe.cli.display.console import console, print_json, table
+    from steppe.cli.display.text import age
     from steppe.clusters import lifecycle
 
     entries, notes = lifecycle.entries()
@@ -186,10 +186,10 @@ def delete(
 
     One that was only registered is forgotten, and stays as it is.
     """
-    from steppe.cli.telling import telling
+    from steppe.cli.display.progress_lines import telling
     from steppe.clusters import lifecycle
     from steppe.errors import ClusterError, UserError
-    from steppe.platforms.kubernetes.emptying import delete_cluster
+    from steppe.platforms.kubernetes.client.cluster_deletion import delete_cluster
 
     if (cluster is None) != everything:
         raise UserError("say which cluster to delete: -c NAME, or --all for those that Steppe made")
@@ -245,11 +245,11 @@ def check(
     """
     import dataclasses
 
-    from steppe.cli.console import console, print_json
-    from steppe.cli.telling import telling
+    from steppe.cli.display.console import console, print_json
+    from steppe.cli.display.progress_lines import telling
     from steppe.clusters import registry
-    from steppe.platforms.kubernetes import checking
-    from steppe.platforms.kubernetes.kubeapi import Kube
+    from steppe.platforms.kubernetes.client.kubeapi import Kube
+    from steppe.platforms.kubernetes.diagnosis import checking
 
     reachable, out, found = registry.find(cluster), console(), []
     marks = {"ok": "ok", "failed": "FAILED", "unknown": "?"}
@@ -282,8 +282,8 @@ def role(
 ) -> None:
     """Print the Role that users need in a namespace, for an administrator to apply."""
     from steppe.clusters import registry
-    from steppe.platforms.kubernetes.permissions import role as needed_role
-    from steppe.platforms.kubernetes.rendering import as_yaml
+    from steppe.platforms.kubernetes.manifests.permissions import role as needed_role
+    from steppe.platforms.kubernetes.manifests.rendering import as_yaml
 
     reachable = registry.find(cluster) if cluster is not None else None
     where = namespace or (reachable.namespace if reachable is not None else "default")
@@ -379,7 +379,7 @@ def _forget(name: str, yes: bool) -> int:
 def _what_is_lost(chosen: list[Entry]) -> tuple[str, list[str]]:
     """(the experiments that are on these clusters, in words; of which clusters that is not known, and why)."""
     from steppe.errors import SteppeError
-    from steppe.platforms.kubernetes.emptying import experiments_on
+    from steppe.platforms.kubernetes.client.cluster_deletion import experiments_on
 
     found: list[str] = []
     unasked: list[str] = []

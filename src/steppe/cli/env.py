@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli.parsing import App
+from steppe.cli.input.parsing import App
 
 if TYPE_CHECKING:
     from steppe.envs.remote.server import Server
@@ -67,11 +67,11 @@ def serve(
     Ctrl-C or SIGTERM end it. Without a token it only listens on this machine,
     and makes a token of its own if other users are there.
     """
-    from steppe.envs.remote.credentials import server_tls, server_token
-    from steppe.envs.remote.listening import is_loopback
-    from steppe.envs.remote.local_tokens import token_sentence
     from steppe.envs.remote.server import Server
     from steppe.experiments.project import let_user_modules_import
+    from steppe.net.credentials import server_tls, server_token
+    from steppe.net.local_tokens import token_sentence
+    from steppe.net.sockets import is_loopback
 
     let_user_modules_import(Path.cwd())
     spec = _spec(environment, vectorization, sets or [])
@@ -121,8 +121,8 @@ def check(
     """
     from dataclasses import asdict
 
-    from steppe.cli.console import console, print_json
-    from steppe.envs.env_check import check_environment
+    from steppe.cli.display.console import console, print_json
+    from steppe.envs.checking.environment import check_environment
     from steppe.experiments.project import let_user_modules_import
 
     let_user_modules_import(Path.cwd())
@@ -136,11 +136,11 @@ def check(
 
 
 def _spec(name: str, vectorization: str | None, sets: list[str]) -> EnvironmentSpec:
-    from steppe.cli.running import say
+    from steppe.cli.starting.running import say
     from steppe.specs.environment import EnvironmentSpec
-    from steppe.specs.files import folders_for, locate_config, read_spec_file, shown_path
-    from steppe.specs.overrides import apply_overrides
-    from steppe.specs.validation import validate
+    from steppe.specs.loading.files import folders_for, locate_config, read_spec_file, shown_path
+    from steppe.specs.loading.overrides import apply_overrides
+    from steppe.specs.loading.validation import validate
 
     path = locate_config(name, folders_for("environment", Path.cwd()))
     data: Any = {"id": name} if path is None else read_spec_file(path)

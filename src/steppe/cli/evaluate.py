@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steppe.cli import completion
-from steppe.cli.flags import ALLOW_MODULES
-from steppe.cli.parsing import EXPERIMENT_OPTION
+from steppe.cli.input import completion
+from steppe.cli.input.flags import ALLOW_MODULES
+from steppe.cli.input.parsing import EXPERIMENT_OPTION
 
 if TYPE_CHECKING:
     from steppe.experiments.players import Which
     from steppe.records.evaluation import Evaluation
-    from steppe.runners.playing import Episode
+    from steppe.runners.play.episodes import Episode
 
 
 def evaluate(
@@ -65,7 +65,7 @@ def evaluate(
     """
     from steppe.errors import UserError
     from steppe.experiments.players import find_player, is_policy
-    from steppe.runners.evaluation import evaluate as play
+    from steppe.runners.play.evaluation import evaluate as play
     from steppe.specs.allowed_modules import AllowedModules, named_in
 
     if (subject is None) == (experiment is None):
@@ -94,7 +94,7 @@ def evaluate(
         print("error: the evaluation was ended by Ctrl-C", file=sys.stderr)
         return 130
     if as_json:
-        from steppe.cli.console import print_json
+        from steppe.cli.display.console import print_json
 
         print_json(found.to_json())
     else:
@@ -105,9 +105,9 @@ def evaluate(
 @contextlib.contextmanager
 def _progress(episodes: int, is_quiet: bool) -> Iterator[Callable[[list[Episode]], None]]:
     """Tells now and then how far it is."""
-    from steppe.cli.live import LinePace
-    from steppe.cli.telling import telling
-    from steppe.cli.text import score
+    from steppe.cli.display.live import LinePace
+    from steppe.cli.display.progress_lines import telling
+    from steppe.cli.display.text import score
 
     pace = LinePace()
     with telling(is_quiet=is_quiet) as tell:
@@ -121,8 +121,8 @@ def _progress(episodes: int, is_quiet: bool) -> Iterator[Callable[[list[Episode]
 
 
 def _print(found: Evaluation, word: str) -> None:
-    from steppe.cli.console import console
-    from steppe.cli.text import score
+    from steppe.cli.display.console import console
+    from steppe.cli.display.text import score
 
     out = console()
     many = f"{found.episodes:,} episode{'' if found.episodes == 1 else 's'}"

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli import completion, listing
-from steppe.cli.flags import RESUME_SETS, SEEDS, SETS, with_experiment_flags
-from steppe.cli.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, App, experiment_name
+from steppe.cli.display import experiment_tables
+from steppe.cli.input import completion
+from steppe.cli.input.flags import RESUME_SETS, SEEDS, SETS, with_experiment_flags
+from steppe.cli.input.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, App, experiment_name
 from steppe.cli.train import DETACH, QUIET
 
 if TYPE_CHECKING:
-    from steppe.experiments.store import RunFolder
+    from steppe.experiments.run_folder.store import RunFolder
 
 TIMEOUT = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait for it.")]
 RESTART = Annotated[bool, typer.Option("--force", help="Start anew; the old results are kept beside.")]
@@ -62,12 +63,12 @@ def new(
     quiet: QUIET = False,
 ) -> int:
     """Make an experiment from a file and flags."""
-    from steppe.cli.making import changed_by, described, make, make_group
-    from steppe.cli.running import start_and_show
-    from steppe.cli.seeds import train_and_show
+    from steppe.cli.starting.new_experiments import changed_by, described, make, make_group
+    from steppe.cli.starting.running import start_and_show
+    from steppe.cli.starting.seeds import train_and_show
     from steppe.errors import UserError
     from steppe.experiments.project import open_project
-    from steppe.specs.files import shown_path
+    from steppe.specs.loading.files import shown_path
 
     store = open_project(Path.cwd()).store
     example = "steppe experiment new -f cartpole_ppo -n first"
@@ -94,7 +95,7 @@ def list_experiments(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
     """List the experiments with their states."""
-    listing.print_list(Path.cwd(), as_json)
+    experiment_tables.print_list(Path.cwd(), as_json)
 
 
 @app.command()
@@ -107,7 +108,7 @@ def show(
     ] = False,
 ) -> None:
     """Show one experiment: its state, its settings and its files."""
-    listing.print_experiment(_find(name, experiment, "show"), as_json, everything)
+    experiment_tables.print_experiment(_find(name, experiment, "show"), as_json, everything)
 
 
 @app.command()
@@ -158,7 +159,7 @@ def pause(name: EXPERIMENT_ARGUMENT = None, experiment: EXPERIMENT_OPTION = None
     from steppe.experiments import lifecycle
 
     folder = _find(name, experiment, "pause")
-    return listing.print_ended(folder, lifecycle.pause(folder, timeout), "paused")
+    return experiment_tables.print_ended(folder, lifecycle.pause(folder, timeout), "paused")
 
 
 @app.command()
@@ -177,7 +178,7 @@ def stop(
     from steppe.experiments import lifecycle
 
     folder = _find(name, experiment, "stop")
-    return listing.print_ended(folder, lifecycle.stop(folder, timeout), "stopped")
+    return experiment_tables.print_ended(folder, lifecycle.stop(folder, timeout), "stopped")
 
 
 @app.command()
@@ -188,9 +189,9 @@ def download(
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
 ) -> None:
     """Copy what an experiment left to a folder of your own."""
-    from steppe.cli.running import say
+    from steppe.cli.starting.running import say
     from steppe.experiments import lifecycle
-    from steppe.specs.files import shown_path
+    from steppe.specs.loading.files import shown_path
 
     folder = _find(name, experiment, "download")
     target = to or Path.cwd() / f"{folder.name}-results"
@@ -205,7 +206,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", help="Keep printing until the experiment ends.")] = False,
 ) -> None:
     """Print the log of an experiment."""
-    listing.print_log(_find(name, experiment, "logs"), follow)
+    experiment_tables.print_log(_find(name, experiment, "logs"), follow)
 
 
 @app.command()
@@ -231,7 +232,7 @@ def manifest(
     For those who apply them themselves, or keep them in git. The Secret is not among them: its comment says how it is
     made.
     """
-    from steppe.experiments import places
+    from steppe.experiments.on_cluster import places
 
     print(places.manifest(_find(name, experiment, "manifest"), cluster, namespace), end="")
 
@@ -249,8 +250,9 @@ def delete(
 
     Results in object storage (kubernetes.results) stay, and it is told where, unless --stored is given.
     """
-    from steppe.experiments import lifecycle, own_cluster, places
-    from steppe.specs.files import shown_path
+    from steppe.experiments import lifecycle
+    from steppe.experiments.on_cluster import own_cluster, places
+    from steppe.specs.loading.files import shown_path
 
     folder = _find(name, experiment, "delete")
     lifecycle.check_deletable(folder, Path.cwd())
@@ -277,11 +279,11 @@ def _start_seeds(
     quiet: bool,
 ) -> int:
     """Several seeds of an experiment that is there, beside it in new run folders."""
-    from steppe.cli.making import changed_by, make_group
-    from steppe.cli.seeds import train_and_show
+    from steppe.cli.starting.new_experiments import changed_by, make_group
+    from steppe.cli.starting.seeds import train_and_show
     from steppe.errors import UserError
-    from steppe.experiments.changing import changed
-    from steppe.experiments.store import Store
+    from steppe.experiments.resume_rules import changed
+    from steppe.experiments.run_folder.store import Store
 
     for what, is_given in (("--cluster", cluster is not None), ("--resume", resume)):
         if is_given:
@@ -302,7 +304,7 @@ def _start(
     sets: list[str] | None,
     quiet: bool,
 ) -> int:
-    from steppe.cli.running import say, start_and_show
+    from steppe.cli.starting.running import say, start_and_show
     from steppe.experiments import lifecycle
 
     say(lifecycle.prepare(folder, resume=resume, force=force, sets=sets), quiet)

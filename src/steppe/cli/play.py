@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli.flags import ALLOW_MODULES
+from steppe.cli.input.flags import ALLOW_MODULES
 
 if TYPE_CHECKING:
     from steppe.serve.clients import Access
-    from steppe.serve.remote_play import Played
+    from steppe.serve.play.remote_play import Played
     from steppe.specs.allowed_modules import AllowedModules
     from steppe.specs.environment import EnvironmentSpec
 
@@ -103,11 +103,11 @@ def play(
 
     Ctrl-C ends it with a summary of what was played.
     """
-    from steppe.cli.scores import display
+    from steppe.cli.display.scores import display
     from steppe.experiments.project import let_allowed_modules_import
     from steppe.serve.clients import check_protocol
-    from steppe.serve.remote_play import Plan
-    from steppe.serve.remote_play import play as play_remotely
+    from steppe.serve.play.remote_play import Plan
+    from steppe.serve.play.remote_play import play as play_remotely
     from steppe.specs.allowed_modules import AllowedModules, named_in
 
     # A module that is part of -E was named by the user, too.
@@ -145,7 +145,7 @@ def play(
         return _interrupted()
     summary = _write_summary(folder, played, plan.environment.id, access)
     if as_json:
-        from steppe.cli.console import print_json
+        from steppe.cli.display.console import print_json
 
         print_json(summary)
     elif not quiet:
@@ -165,8 +165,8 @@ def access_to(url: str, token: str | None, token_file: Path | None, tls_ca: Path
 
 def given_token(token: str | None, file: Path | None) -> str | None:
     """The token of a command: its own word, a file, or STEPPE_SERVE_TOKEN."""
-    from steppe.envs.remote.credentials import read_token
     from steppe.errors import UserError
+    from steppe.net.credentials import read_token
 
     if token is not None and file is not None:
         raise UserError("two tokens are given; leave out --token or --token-file")
@@ -174,10 +174,10 @@ def given_token(token: str | None, file: Path | None) -> str | None:
 
 
 def _environment(name: str, allowed: AllowedModules) -> EnvironmentSpec:
-    from steppe.cli.running import say
+    from steppe.cli.starting.running import say
     from steppe.specs.environment import EnvironmentSpec
-    from steppe.specs.files import folders_for, locate_config, read_spec_file, shown_path
-    from steppe.specs.validation import validate
+    from steppe.specs.loading.files import folders_for, locate_config, read_spec_file, shown_path
+    from steppe.specs.loading.validation import validate
 
     path = locate_config(name, folders_for("environment", Path.cwd()))
     data = {"id": name} if path is None else read_spec_file(path)
@@ -189,11 +189,11 @@ def _environment(name: str, allowed: AllowedModules) -> EnvironmentSpec:
 
 def _its_own(protocol: str, access: Access, patience: float) -> EnvironmentSpec:
     """The environment in which the endpoint says that its policy was trained."""
-    from steppe.cli.scores import Display
+    from steppe.cli.display.scores import Display
     from steppe.errors import UserError
-    from steppe.serve.remote_play import describe
+    from steppe.serve.play.remote_play import describe
     from steppe.specs.environment import EnvironmentSpec
-    from steppe.specs.validation import validate
+    from steppe.specs.loading.validation import validate
 
     described = describe(protocol, access, patience, Display("").announce)
     name = described.environment
@@ -215,7 +215,7 @@ def _interrupted() -> int:
 
 def _feedback(word: str) -> Any:
     from steppe.errors import UserError
-    from steppe.specs.words import did_you_mean
+    from steppe.specs.loading.suggestions import did_you_mean
 
     words = ("episode", "step", "none")
     if word not in words:
@@ -226,8 +226,8 @@ def _feedback(word: str) -> Any:
 def _folder(out: Path | None, environment: str) -> Path:
     """Where the metrics go: a folder that holds none yet."""
     from steppe.errors import UserError
-    from steppe.experiments.store import Store
-    from steppe.records.metrics import FILE
+    from steppe.experiments.run_folder.store import Store
+    from steppe.tracking.metrics import FILE
 
     if out is None:
         stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in environment).strip("-.")
@@ -242,7 +242,7 @@ def _folder(out: Path | None, environment: str) -> Path:
 def _write_summary(folder: Path, played: Played, environment: str, access: Access) -> dict[str, Any]:
     import json
 
-    from steppe.records.durable import write_atomically
+    from steppe.files.durable import write_atomically
 
     summary = {
         "url": access.url,
@@ -259,11 +259,11 @@ def _write_summary(folder: Path, played: Played, environment: str, access: Acces
 
 
 def _print_end(played: Played, folder: Path, feedback: str) -> None:
-    from steppe.cli.console import console
-    from steppe.cli.running import say
-    from steppe.cli.scores import route_table
-    from steppe.cli.text import duration, score
-    from steppe.specs.files import shown_path
+    from steppe.cli.display.console import console
+    from steppe.cli.display.scores import route_table
+    from steppe.cli.display.text import duration, score
+    from steppe.cli.starting.running import say
+    from steppe.specs.loading.files import shown_path
 
     out, scores = console(), played.scores
     how = "ended by Ctrl-C after" if played.was_stopped else "played"

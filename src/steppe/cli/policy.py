@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from steppe.cli import completion
-from steppe.cli.flags import ALLOW_MODULES
-from steppe.cli.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, App, experiment_name
+from steppe.cli.input import completion
+from steppe.cli.input.flags import ALLOW_MODULES
+from steppe.cli.input.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, App, experiment_name
 
 app = App(no_args_is_help=True, rich_markup_mode=None)
 
@@ -35,8 +35,8 @@ def export(
 ) -> None:
     """Write a policy as an ONNX file, with its pre- and post-processing inside."""
     from steppe.errors import UserError
-    from steppe.records.policy import load_policy
-    from steppe.specs.files import shown_path
+    from steppe.policies.policy import load_policy
+    from steppe.specs.loading.files import shown_path
 
     if to.exists() and not force:
         raise UserError(f"{to} exists already; choose another --to, or use --force to write over it")
@@ -51,7 +51,7 @@ def report(
     """Write report.html of an experiment again."""
     from steppe.experiments.project import find_experiment
     from steppe.records.report import write_report
-    from steppe.specs.files import shown_path
+    from steppe.specs.loading.files import shown_path
 
     folder = find_experiment(experiment_name(name, experiment, "steppe report first"), Path.cwd())
     print(f"wrote {shown_path(write_report(folder.path))}")

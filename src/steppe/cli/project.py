@@ -35,10 +35,10 @@ def init(
     In a project that exists, -r only links it to a cloud project. A project of the old tfcli (.tensorforce.json) is
     taken over as it is: no file of it is changed.
     """
-    from steppe.cli.console import console
+    from steppe.cli.display.console import console
     from steppe.experiments.old_client import is_old_project, take_over
     from steppe.experiments.project import init_project, link_project
-    from steppe.specs.files import PROJECT_FILE
+    from steppe.specs.loading.files import PROJECT_FILE
 
     out, here = console(), Path.cwd()
     path = _key(remote_id, key)

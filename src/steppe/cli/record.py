@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steppe.cli.flags import ALLOW_MODULES
-from steppe.cli.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, experiment_name
+from steppe.cli.input.flags import ALLOW_MODULES
+from steppe.cli.input.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, experiment_name
 
 if TYPE_CHECKING:
-    from steppe.records.policy import Policy
-    from steppe.runners.recording import Recorded, Wish
+    from steppe.policies.policy import Policy
+    from steppe.runners.play.recording import Recorded, Wish
     from steppe.specs.experiment import ExperimentSpec
 
 
@@ -57,10 +57,10 @@ def record(
     """
     from steppe.errors import UserError
     from steppe.experiments.players import find_player
-    from steppe.runners.recording import Wish
-    from steppe.runners.recording import record as play
+    from steppe.runners.play.recording import Wish
+    from steppe.runners.play.recording import record as play
     from steppe.specs.allowed_modules import AllowedModules, named_in
-    from steppe.specs.files import shown_path
+    from steppe.specs.loading.files import shown_path
 
     # A module that is part of -E was named by the user, too.
     allowed = AllowedModules.of(allow_modules or ()) | named_in(environment)
@@ -91,8 +91,8 @@ class _Progress:
     """A line now and then, less often the longer it takes."""
 
     def __init__(self, wish: Wish, quiet: bool) -> None:
-        from steppe.cli.console import console
-        from steppe.cli.live import LinePace
+        from steppe.cli.display.console import console
+        from steppe.cli.display.live import LinePace
 
         self._wish, self._quiet = wish, quiet
         self._console = console()
@@ -102,7 +102,7 @@ class _Progress:
         """Called after each episode."""
         if self._quiet or not self._pace.is_due():
             return
-        from steppe.cli.text import score
+        from steppe.cli.display.text import score
 
         kept = f"{recorded.kept} of {self._wish.episodes} episodes"
         played = f" (of {recorded.played} played)" if recorded.played > recorded.kept else ""
@@ -110,9 +110,9 @@ class _Progress:
 
 
 def _print_end(recorded: Recorded, wish: Wish, path: str, spec: ExperimentSpec, player: Policy) -> None:
-    from steppe.cli.console import console
-    from steppe.cli.running import say
-    from steppe.cli.text import score
+    from steppe.cli.display.console import console
+    from steppe.cli.display.text import score
+    from steppe.cli.starting.running import say
     from steppe.specs.spaces import Box
 
     out = console()

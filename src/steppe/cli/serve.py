@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli import completion
-from steppe.cli.flags import ALLOW_MODULES
-from steppe.cli.parsing import EXPERIMENT_OPTION, App, Group
+from steppe.cli.input import completion
+from steppe.cli.input.flags import ALLOW_MODULES
+from steppe.cli.input.parsing import EXPERIMENT_OPTION, App, Group
 from steppe.cli.play import AS_JSON, DEFAULT_URL, ENDPOINT_URL, TLS_CA, TOKEN, TOKEN_FILE
 
 if TYPE_CHECKING:
@@ -197,8 +197,8 @@ def report(
     """
     import dataclasses
 
-    from steppe.cli.console import print_json
-    from steppe.cli.serve_tables import print_comparison
+    from steppe.cli.display.console import print_json
+    from steppe.cli.display.serve_tables import print_comparison
     from steppe.serve.report import compare
 
     ledger = _ledger(endpoint, _database(database))
@@ -219,8 +219,8 @@ def status(
     as_json: AS_JSON = False,
 ) -> None:
     """Show routes, traffic and rewards of a running endpoint."""
-    from steppe.cli.console import print_json
-    from steppe.cli.serve_tables import print_standing
+    from steppe.cli.display.console import print_json
+    from steppe.cli.display.serve_tables import print_standing
 
     with _operator(url, token, token_file, tls_ca) as operator:
         standing = operator.standing()
@@ -236,8 +236,8 @@ def versions(
     as_json: AS_JSON = False,
 ) -> None:
     """List the versions of its policies, and which are in service."""
-    from steppe.cli.console import print_json
-    from steppe.cli.serve_tables import print_versions
+    from steppe.cli.display.console import print_json
+    from steppe.cli.display.serve_tables import print_versions
 
     with _operator(url, token, token_file, tls_ca) as operator:
         policies = operator.standing()["endpoint"]["policies"]
@@ -333,7 +333,7 @@ def _nothing_to_serve(word: str) -> UserError:
     """What is said of a word that may have been meant as a policy, an experiment or a command."""
     from steppe.errors import UserError
     from steppe.experiments.project import known_stores
-    from steppe.specs.words import did_you_mean
+    from steppe.specs.loading.suggestions import did_you_mean
 
     commands = sorted(each.name or getattr(each.callback, "__name__", "") for each in app.registered_commands)
     experiments = [folder.name for store in known_stores(Path.cwd()) for folder in store.folders()]
@@ -365,9 +365,9 @@ def _run(endpoint: Endpoint, listening: Listening, token_file: Path | None, tls_
     import time
     from importlib.metadata import version
 
-    from steppe.cli.text import duration
-    from steppe.envs.remote.listening import is_loopback
-    from steppe.envs.remote.local_tokens import token_sentence
+    from steppe.cli.display.text import duration
+    from steppe.net.local_tokens import token_sentence
+    from steppe.net.sockets import is_loopback
     from steppe.serve.server import Server
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
@@ -397,8 +397,8 @@ def _run(endpoint: Endpoint, listening: Listening, token_file: Path | None, tls_
 def _server_token(token: str | None, file: Path | None) -> str | None:
     """The token of the command; too short ones, which could be guessed, are refused."""
     from steppe.cli.play import given_token
-    from steppe.envs.remote.credentials import SHORTEST_TOKEN
     from steppe.errors import UserError
+    from steppe.net.credentials import SHORTEST_TOKEN
 
     found = given_token(token, file)
     if found is not None and len(found) < SHORTEST_TOKEN:
@@ -414,8 +414,8 @@ def _ledger(endpoint: str | None, database: str | None) -> Ledger:
     from steppe.errors import UserError
     from steppe.serve.ledger import make_ledger
     from steppe.serve.loading import LEDGER_FILE, serving_folder
-    from steppe.specs.files import shown_path
-    from steppe.specs.words import did_you_mean
+    from steppe.specs.loading.files import shown_path
+    from steppe.specs.loading.suggestions import did_you_mean
 
     shelf = serving_folder("any", Path.cwd()).parent
     names = sorted(file.parent.name for file in shelf.glob(f"*/{LEDGER_FILE}"))

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from steppe.cli import completion
-from steppe.cli.flags import SEEDS, with_experiment_flags
+from steppe.cli.input import completion
+from steppe.cli.input.flags import SEEDS, with_experiment_flags
 
 DETACH = Annotated[bool, typer.Option("--detach", help="Train in a process of its own; its output goes to log.txt.")]
 QUIET = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")]
@@ -54,9 +54,9 @@ def train(
 
     The results go to experiments/ in a project and to ./steppe-runs/ elsewhere. Ctrl-C saves a checkpoint and pauses.
     """
-    from steppe.cli.making import changed_by, described, make, make_group
-    from steppe.cli.running import start_and_show
-    from steppe.cli.seeds import train_and_show
+    from steppe.cli.starting.new_experiments import changed_by, described, make, make_group
+    from steppe.cli.starting.running import start_and_show
+    from steppe.cli.starting.seeds import train_and_show
     from steppe.errors import UserError
     from steppe.experiments.project import store_for_new_runs
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from steppe.errors import ClusterError
-from steppe.specs.cluster import ClusterSpec
+from steppe.specs.running.cluster import ClusterSpec
 
 State = Literal["creating", "ready", "deleting", "broken", "gone", "unknown"]
 """Where a cluster stands; "gone" is one that its provider does not know any more."""

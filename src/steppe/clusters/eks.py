@@ -16,7 +16,7 @@ from steppe.clusters.eks_steps import NODES, Step
 from steppe.clusters.kubeconfig import with_command
 from steppe.clusters.machines import amazon_machine
 from steppe.errors import ClusterError, MissingExtra, UserError
-from steppe.specs.cluster import ClusterSpec
+from steppe.specs.running.cluster import ClusterSpec
 
 ROLE_PATIENCE = 120.0
 """For how many seconds Amazon may not know a role yet that it has just made."""

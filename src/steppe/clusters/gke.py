@@ -17,7 +17,7 @@ from steppe.clusters.kubeconfig import with_command
 from steppe.clusters.machines import google_machine
 from steppe.clusters.settings import checked_key, linked
 from steppe.errors import ClusterError, MissingExtra, UserError
-from steppe.specs.cluster import ClusterSpec
+from steppe.specs.running.cluster import ClusterSpec
 
 ENDPOINT, ENDPOINT_VARIABLE = "https://container.googleapis.com", "STEPPE_GKE_ENDPOINT"
 DEFAULT_LOCATION = "europe-west1-b"

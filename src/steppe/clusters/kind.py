@@ -12,7 +12,7 @@ from typing import Any
 from steppe.clusters import kubeconfig, registry
 from steppe.clusters._base import Record, Request, Seen, Tell
 from steppe.errors import ClusterError, UserError
-from steppe.specs.cluster import ClusterSpec
+from steppe.specs.running.cluster import ClusterSpec
 
 READY_SECONDS = 300
 """For how many seconds a program waits for the nodes of a new cluster."""

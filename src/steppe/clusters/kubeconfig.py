@@ -9,8 +9,8 @@ from typing import Any
 
 from steppe.clusters._base import Record, Request, Seen, Tell
 from steppe.errors import UserError, reason_of
-from steppe.specs.cluster import ClusterSpec
-from steppe.specs.words import did_you_mean, quoted
+from steppe.specs.loading.suggestions import did_you_mean, quoted
+from steppe.specs.running.cluster import ClusterSpec
 
 NAME = "kubeconfig"
 VARIABLE = "KUBECONFIG"

@@ -14,8 +14,8 @@ from steppe.clusters import registry
 from steppe.clusters._base import PROJECT, Reachable, Record, Request, Seen, Tell
 from steppe.clusters.settings import linked
 from steppe.errors import ClusterError, SteppeError, UserError
-from steppe.specs.cluster import ClusterSpec
-from steppe.specs.words import did_you_mean, quoted
+from steppe.specs.loading.suggestions import did_you_mean, quoted
+from steppe.specs.running.cluster import ClusterSpec
 
 PROVIDERS = ("gke", "eks", "kind", "k3d", "kubeconfig")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from steppe.specs.cluster import ClusterSpec
-from steppe.specs.files import find_config, read_spec_file, shown_path
-from steppe.specs.overrides import parse_override, put
-from steppe.specs.validation import Origins, join_path, validate
+from steppe.specs.loading.files import find_config, read_spec_file, shown_path
+from steppe.specs.loading.overrides import parse_override, put
+from steppe.specs.loading.validation import Origins, join_path, validate
+from steppe.specs.running.cluster import ClusterSpec
 
 
 def load(file: str | Path | None, fields: dict[str, Any], sets: list[str], start: Path) -> ClusterSpec:

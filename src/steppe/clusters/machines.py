@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from steppe.errors import UserError
-from steppe.specs.cluster import ClusterSpec
-from steppe.specs.words import did_you_mean, quoted
+from steppe.specs.loading.suggestions import did_you_mean, quoted
+from steppe.specs.running.cluster import ClusterSpec
 
 GOOGLE_DEFAULT, AMAZON_DEFAULT = "e2-standard-4", "m6i.xlarge"
 GOOGLE_WHOLE = {

@@ -12,11 +12,11 @@ from typing import Any
 
 from steppe.clusters._base import Provider, Reachable, Record
 from steppe.errors import ClusterError, UserError
-from steppe.records.durable import storing, sync_folder, temporary_name
-from steppe.specs.cluster import ClusterSpec
-from steppe.specs.files import read_spec_file
-from steppe.specs.validation import validate
-from steppe.specs.words import did_you_mean
+from steppe.files.durable import storing, sync_folder, temporary_name
+from steppe.specs.loading.files import read_spec_file
+from steppe.specs.loading.suggestions import did_you_mean
+from steppe.specs.loading.validation import validate
+from steppe.specs.running.cluster import ClusterSpec
 
 FOLDER_VARIABLE = "STEPPE_CLUSTERS"
 """The environment variable that names another folder for what is remembered of clusters."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steppe.errors import UserError, reason_of
-from steppe.specs.files import find_project, read_project
+from steppe.specs.loading.files import find_project, read_project
 
 KEY_FIELD = "service_account_key"
 

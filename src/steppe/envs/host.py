@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from steppe.envs._loop import Buffers, Loop, Stepper
+from steppe.envs.gymnasium._loop import Buffers, Loop, Stepper
 from steppe.envs.limits import notices_of_limit
 from steppe.envs.registry import plays_atari
 from steppe.envs.spaces import zeros
@@ -136,16 +136,16 @@ def _stepper(spec: EnvironmentSpec, num_envs: int, max_timesteps: int | None, re
 
         return Remote(spec, num_envs, max_timesteps, repeat)
     if plays_atari(spec):
-        from steppe.envs.atari import Atari
+        from steppe.envs.gymnasium.atari import Atari
 
         return Atari(spec, num_envs, max_timesteps, repeat)
     match spec.vectorization:
         case "processes":
-            from steppe.envs._processes import Processes
+            from steppe.envs.gymnasium._processes import Processes
 
             return Processes(spec, num_envs, max_timesteps, repeat)
         case "native":
-            from steppe.envs._native import Native
+            from steppe.envs.gymnasium._native import Native
 
             return Native(spec, num_envs, max_timesteps, repeat)
         case _:

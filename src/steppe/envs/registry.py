@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steppe.errors import SpecError
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.validation import validate
-from steppe.specs.words import did_you_mean
+from steppe.specs.loading.suggestions import did_you_mean
+from steppe.specs.loading.validation import validate
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -122,10 +122,10 @@ def settings_of(id: str) -> list[Setting]:
     if id in TWINS:
         return list(_settings(_twin(id)))
     if id.startswith(ATARI):
-        from steppe.envs.atari import AtariSettings
+        from steppe.envs.gymnasium.atari import AtariSettings
 
         return list(_settings(AtariSettings))
-    from steppe.specs.connections import CONNECTIONS
+    from steppe.specs.running.connections import CONNECTIONS
 
     if id in CONNECTIONS:
         return list(_settings(CONNECTIONS[id]))
@@ -147,7 +147,7 @@ def _newest_first(id: str) -> tuple[str, int]:
 
 def _twin(id: str) -> type[JaxEnv]:
     module, name = TWINS[id]
-    return getattr(import_module(f"steppe.envs.{module}"), name)
+    return getattr(import_module(f"steppe.envs.compiled.{module}"), name)
 
 
 def _registered() -> Iterator[Entry]:
@@ -175,7 +175,7 @@ def _missing(extra: str, module: str) -> str:
 
 
 def _settings(model: type[BaseModel]) -> Iterator[Setting]:
-    from steppe.specs.docstrings import sentence_of
+    from steppe.specs.describing.docstrings import sentence_of
 
     for name, field in model.model_fields.items():
         default = "required" if field.is_required() else field.get_default(call_default_factory=True)
@@ -186,7 +186,7 @@ def _arguments(id: str) -> Iterator[Setting]:
     """The keyword arguments of an environment's class or callable, with the defaults of its registration."""
     from gymnasium.envs.registration import load_env_creator
 
-    from steppe.envs.making import find_callable, find_spec
+    from steppe.envs.gymnasium.making import find_callable, find_spec
 
     creator = find_callable(id) if ":" in id else None
     given, limit = {}, None

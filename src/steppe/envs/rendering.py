@@ -16,8 +16,8 @@ import numpy as np
 
 from steppe.envs.registry import extra_of, has_twin, make_jax, plays_atari
 from steppe.errors import MissingExtra, SteppeError
-from steppe.specs.connections import CONNECTIONS
 from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.running.connections import CONNECTIONS
 
 Act = Callable[[np.ndarray], Any]
 """From one observation, as the agent sees it, to one action, as the agent gives it."""
@@ -84,8 +84,8 @@ def draw_off_screen() -> None:
 
 
 def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | None, repeat: int) -> Recording:
-    from steppe.envs._loop import describe
-    from steppe.envs.making import make_env
+    from steppe.envs.gymnasium._loop import describe
+    from steppe.envs.gymnasium.making import make_env
     from steppe.envs.spaces import zeros
 
     draw_off_screen()
@@ -114,7 +114,7 @@ def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | N
     except NotImplementedError:
         reason = f'environment "{spec.id}" cannot be shown: it has no "render" of its own'
     except Exception as error:
-        from steppe.envs.extras import extra_for
+        from steppe.envs.gymnasium.extras import extra_for
 
         if (extra := extra_for(error)) is not None:
             raise MissingExtra(f'showing environment "{spec.id}"', extra) from error
@@ -132,7 +132,7 @@ def _of_modest_size(spec: EnvironmentSpec) -> EnvironmentSpec:
     """With small pictures of a robot, where their size is not given."""
     if ":" in spec.id or plays_atari(spec) or spec.id in CONNECTIONS:
         return spec
-    from steppe.envs.making import find_spec
+    from steppe.envs.gymnasium.making import find_spec
 
     if extra_of(find_spec(spec.id)) != "mujoco":
         return spec

@@ -86,13 +86,6 @@ def zeros(space: Space, rows: int) -> np.ndarray:
     return np.zeros((rows, *space.shape), space.dtype)
 
 
-def action_dtype(space: Space) -> str:
-    """How actions travel: choices as they are, and those of a Box as real numbers, which the environment's own side
-    clips and, where it takes whole numbers, rounds.
-    """
-    return "float32" if isinstance(space, Box) else space.dtype
-
-
 def _observed_box(space: gym_spaces.Box) -> tuple[Space, Write]:
     """A box keeps its shape; bytes stay bytes and every other number becomes float32."""
     dtype = "uint8" if space.dtype == np.uint8 else "float32"

@@ -13,7 +13,7 @@ from steppe.errors import ClusterError, SteppeError, UserError
 
 if TYPE_CHECKING:
     from steppe.clusters.lifecycle import Entry
-    from steppe.platforms.kubernetes.checking import Finding
+    from steppe.platforms.kubernetes.diagnosis.checking import Finding
 
 Tell = Callable[[str], None]
 log = logging.getLogger("steppe.clusters")
@@ -87,8 +87,8 @@ class Cluster:
 
         With `trial` a Pod with Steppe's image is run on it and removed again, which may take up to `timeout` seconds.
         """
-        from steppe.platforms.kubernetes import checking
-        from steppe.platforms.kubernetes.kubeapi import Kube
+        from steppe.platforms.kubernetes.client.kubeapi import Kube
+        from steppe.platforms.kubernetes.diagnosis import checking
 
         reachable = registry.find(self.name)
         with Kube(reachable.kubeconfig, reachable.context, reachable.namespace, reachable.name) as kube:
@@ -99,7 +99,7 @@ class Cluster:
 
         Without `force` it is refused if Steppe did not make it, and if experiments would be lost with it.
         """
-        from steppe.platforms.kubernetes.emptying import delete_cluster, experiments_on
+        from steppe.platforms.kubernetes.client.cluster_deletion import delete_cluster, experiments_on
 
         entry = self._entry()
         if entry.is_deletable:

@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from steppe.errors import StopTraining, UserError
-from steppe.experiments import group, lifecycle, own_cluster, remote, watcher
-from steppe.experiments.callback import OnProgress, says_stop
-from steppe.experiments.given import check_has_name, for_instance, is_same, named_environment
+from steppe.experiments import group, lifecycle
+from steppe.experiments.given_environment import check_has_name, for_instance, is_same, named_environment
+from steppe.experiments.hints import CALLS
+from steppe.experiments.on_cluster import own_cluster, remote, watcher
+from steppe.experiments.process.callback import OnProgress, says_stop
+from steppe.experiments.process.run import run
 from steppe.experiments.project import find_experiment, store_for_new_runs
-from steppe.experiments.run import run
-from steppe.experiments.store import RunFolder, Status, Store
-from steppe.experiments.ways import CALLS
+from steppe.experiments.run_folder.store import RunFolder, Status, Store
 from steppe.specs.environment import IN_PROCESS
 
 if TYPE_CHECKING:
     from steppe.experiments.group import Group
     from steppe.experiments.players import Which
+    from steppe.policies.policy import Policy
     from steppe.records.evaluation import Evaluation
-    from steppe.records.policy import Policy
     from steppe.specs.experiment import ExperimentSpec
 
 log = logging.getLogger("steppe.experiments")
@@ -91,7 +92,7 @@ class Experiment:
     ) -> list[Experiment]:
         """Trains several seeds side by side, in processes of their own; `show` makes what displays the group."""
         from steppe.specs.allowed_modules import named_by
-        from steppe.specs.seeds import read_seeds
+        from steppe.specs.running.seeds import read_seeds
 
         if fields.get("seed") is not None:
             raise UserError("seed and seeds are both given; leave one out")
@@ -225,7 +226,7 @@ class Experiment:
         Its layers may be code of Python modules: those that the spec named which this experiment was made of here, and
         those in `allow_modules`. An experiment that was opened may come from anywhere and needs `allow_modules`.
         """
-        from steppe.records.policy import load_policy
+        from steppe.policies.policy import load_policy
         from steppe.specs.allowed_modules import AllowedModules
 
         allowed = AllowedModules(self._modules) | AllowedModules.of(allow_modules)
@@ -247,7 +248,7 @@ class Experiment:
         in policy/. The same seed gives the same episodes. `allow_modules` is as in `policy`.
         """
         from steppe.experiments.players import find_player, named_as_environment
-        from steppe.runners.evaluation import evaluate
+        from steppe.runners.play.evaluation import evaluate
         from steppe.specs.allowed_modules import AllowedModules
 
         environment = named_environment(environment)
@@ -257,7 +258,7 @@ class Experiment:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every record of metrics.jsonl."""
-        from steppe.records.metrics import read_metrics
+        from steppe.tracking.metrics import read_metrics
 
         return read_metrics(self.folder)
 
@@ -268,7 +269,7 @@ class Experiment:
             return fields
         known = self._environment_id()
         if known.startswith(IN_PROCESS) and not isinstance(fields["environment"], str | dict):
-            from steppe.envs.in_process import keep
+            from steppe.envs.gymnasium.in_process import keep
 
             keep(known, fields["environment"])
             return {name: value for name, value in fields.items() if name != "environment"}

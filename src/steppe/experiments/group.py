@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.errors import StateError, SteppeError, UserError
 from steppe.experiments import lifecycle
-from steppe.experiments.store import RunFolder, Status, Store
-from steppe.experiments.ways import CALLS, Ways
+from steppe.experiments.hints import CALLS, Ways
+from steppe.experiments.run_folder.store import RunFolder, Status, Store
 from steppe.records.scores import Score
 
 if TYPE_CHECKING:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import EnvironmentAway, MissingEnvironment, StateError, SteppeError, UserError
-from steppe.experiments import changing, idle_nodes, old_client, own_cluster, places, remote
-from steppe.experiments.given import check_objects_known
+from steppe.experiments import old_client, resume_rules
+from steppe.experiments.given_environment import check_objects_known
+from steppe.experiments.hints import Ways
+from steppe.experiments.on_cluster import idle_nodes, own_cluster, places, remote
 from steppe.experiments.project import known_stores, let_user_modules_import
-from steppe.experiments.states import State, stands
-from steppe.experiments.store import REQUEST_FILE, RunFolder, Status, Store, is_own
-from steppe.experiments.ways import Ways
-from steppe.records.durable import storing
+from steppe.experiments.run_folder.states import State, stands
+from steppe.experiments.run_folder.store import REQUEST_FILE, RunFolder, Status, Store, is_own
+from steppe.files.durable import storing
 
 if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
@@ -116,7 +117,7 @@ def prepare(
     check_objects_known(before.environment)
     is_old = old_client.made(folder)
     if fields or sets:
-        spec = changing.changed(folder, before, fields or {}, sets or [], resume)
+        spec = resume_rules.changed(folder, before, fields or {}, sets or [], resume)
     if is_old and spec.seed is None:
         spec = spec.model_copy(update={"seed": _random_seed()})
     notices = [] if spec is before else check(spec, folder.path, folder.path if resume else None)
@@ -125,7 +126,7 @@ def prepare(
     if resume:
         _check_leaves_more(folder, before, spec, _trained(folder, status, is_here=place is None))
         _check_resumable(folder, spec, status, is_here=place is None)
-        notices += changing.moved_decay(folder, before, spec) if place is None else []
+        notices += resume_rules.moved_decay(folder, before, spec) if place is None else []
     elif not force:
         _check_startable(folder, status)
     with folder.lock("resume" if resume else "start") as status:
@@ -206,7 +207,7 @@ def start_detached(folder: RunFolder, *, resume: bool = False) -> int:
 def training_command(folder: RunFolder, *, resume: bool = False) -> list[str]:
     """What trains the prepared experiment in a process of its own."""
     more = ["--resume"] if resume else []
-    return [sys.executable, "-P", "-m", "steppe.experiments.run", str(folder.path), *more]
+    return [sys.executable, "-P", "-m", "steppe.experiments.process.run", str(folder.path), *more]
 
 
 def pause(folder: RunFolder, timeout: float = WAIT_SECONDS) -> Status:

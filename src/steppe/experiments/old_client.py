@@ -8,11 +8,12 @@ from pathlib import Path
 
 from steppe.errors import ProjectError
 from steppe.experiments.project import EXPERIMENTS, Project
-from steppe.experiments.status import read_object
-from steppe.experiments.store import SPEC_FILE, RunFolder
-from steppe.records.durable import storing, write_atomically
-from steppe.specs import old_experiments, reading
-from steppe.specs.files import OLD_PROJECT_FILE, PROJECT_FILE, SUFFIXES, read_project
+from steppe.experiments.run_folder.status import read_object
+from steppe.experiments.run_folder.store import SPEC_FILE, RunFolder
+from steppe.files.durable import storing, write_atomically
+from steppe.specs.loading import limited_reading
+from steppe.specs.loading.files import OLD_PROJECT_FILE, PROJECT_FILE, SUFFIXES, read_project
+from steppe.tensorforce import client_files
 
 OLD_SPEC_FILE = "experiment.tfcli.json"
 """What the old tfcli's experiment.json is kept as, once the experiment is started here."""
@@ -53,13 +54,13 @@ def take_over(root: Path, name: str | None, remote_id: str | None, service_accou
 
 def made(folder: RunFolder) -> bool:
     """Whether the old tfcli made the experiment, and nothing has been started in it since."""
-    return old_experiments.is_old(read_object(folder.path / SPEC_FILE))
+    return client_files.is_old(read_object(folder.path / SPEC_FILE))
 
 
 def keep_spec(folder: RunFolder) -> None:
     """Keeps the old experiment.json under another name; only for the holder of the folder's lock."""
     path = folder.path / OLD_SPEC_FILE
-    if not reading.exists(path):
+    if not limited_reading.exists(path):
         with storing(path):
             shutil.copy2(folder.path / SPEC_FILE, path)
 

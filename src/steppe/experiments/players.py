@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from steppe.errors import ProjectError, StateError, UserError
 from steppe.experiments.project import find_experiment, let_allowed_modules_import
-from steppe.experiments.store import RunFolder
-from steppe.records.policy_files import TENSORS_FILE
+from steppe.experiments.run_folder.store import RunFolder
+from steppe.policies.policy_folder import TENSORS_FILE
 from steppe.specs.allowed_modules import AllowedModules, named_by, named_in
 from steppe.specs.environment import EnvironmentSpec
 
 if TYPE_CHECKING:
-    from steppe.records.policy import Policy
+    from steppe.policies.policy import Policy
     from steppe.specs.experiment import ExperimentSpec
 
 Which = Literal["best", "last"]
@@ -32,7 +32,7 @@ def find_player(
     `experiment` is a name or a run folder; `policy` a policy folder, which plays where it was trained; without an
     `environment` of their own.
     """
-    from steppe.records.policy import load_policy
+    from steppe.policies.policy import load_policy
 
     let_allowed_modules_import(Path.cwd(), allowed)
     spec: ExperimentSpec | None

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.errors import ProjectError, SpecError, StateError
-from steppe.experiments.store import SPEC_FILE, RunFolder, Store
-from steppe.experiments.ways import commands
-from steppe.records.durable import storing, write_atomically
+from steppe.experiments.hints import commands
+from steppe.experiments.run_folder.store import SPEC_FILE, RunFolder, Store
+from steppe.files.durable import storing, write_atomically
 from steppe.specs.allowed_modules import AllowedModules
-from steppe.specs.files import OLD_PROJECT_FILE, PROJECT_FILE, find_project, read_project, read_spec_file
-from steppe.specs.words import did_you_mean
+from steppe.specs.loading.files import OLD_PROJECT_FILE, PROJECT_FILE, find_project, read_project, read_spec_file
+from steppe.specs.loading.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from steppe.experiments.experiment import Experiment

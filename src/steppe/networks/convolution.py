@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from steppe.records.layers import padding_of
+from steppe.policies.layers import padding_of
 
 CHUNK_BYTES = 2**21
 """How large the windows of one piece of the batch may be, all written out: what a core's caches hold."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from steppe.records.encoding import is_channels_first
-from steppe.specs.network import Conv2d, Dense, Flatten, Input, Layer, NetworkSpec, Output
+from steppe.policies.encoding import is_channels_first
+from steppe.specs.learning.network import Conv2d, Dense, Flatten, Input, Layer, NetworkSpec, Output
 from steppe.specs.spaces import Box, Space
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from steppe.records.layers import Step
-from steppe.records.modules import draw_module, nested
-from steppe.specs.network import RECURRENT, Custom
+from steppe.policies.custom_layers import draw_module, nested
+from steppe.policies.layers import Step
+from steppe.specs.learning.network import RECURRENT, Custom
 
 HostParams = dict[str, dict[str, Any]]
 Generator = np.random.Generator

@@ -14,9 +14,9 @@ from jax import Array, lax
 
 from steppe.networks.convolution import FoldedImages, convolve, convolve_folded
 from steppe.networks.products import product
-from steppe.records.layers import Step, joined_axis, pair, window_counts
-from steppe.records.modules import apply_module
-from steppe.specs.network import Nonlinearity, Pool2d
+from steppe.policies.custom_layers import apply_module
+from steppe.policies.layers import Step, joined_axis, pair, window_counts
+from steppe.specs.learning.network import Nonlinearity, Pool2d
 
 Params = dict[str, dict[str, Any]]
 

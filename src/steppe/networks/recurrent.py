@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from steppe.records import cells
+from steppe.policies import cells
 
 
 def unroll(

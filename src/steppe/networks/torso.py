@@ -20,10 +20,10 @@ from steppe.networks import initial, recurrent
 from steppe.networks.convolution import FoldedImages, fold_images, folding_pays
 from steppe.networks.layers import Params, apply_layer, drop, join
 from steppe.networks.products import product
-from steppe.records import cells
-from steppe.records.encoding import Encoding
-from steppe.records.layers import Plan, Step, pair, plan
-from steppe.specs.network import RECURRENT, Layer, NetworkSpec
+from steppe.policies import cells
+from steppe.policies.encoding import Encoding
+from steppe.policies.layers import Plan, Step, pair, plan
+from steppe.specs.learning.network import RECURRENT, Layer, NetworkSpec
 from steppe.specs.spaces import Space
 
 State = dict[str, Array]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steppe.records.policy import Policy, PolicyDescription, load_policy
+    from steppe.policies.policy import Policy, PolicyDescription, load_policy
 
 __all__ = ["Policy", "PolicyDescription", "load_policy"]
 
@@ -13,7 +13,7 @@ __all__ = ["Policy", "PolicyDescription", "load_policy"]
 def __getattr__(name: str) -> Any:
     # A command that only reads metrics must not pay for the policy's imports.
     if name in __all__:
-        from steppe.records import policy
+        from steppe.policies import policy
 
         return getattr(policy, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,14 +22,7 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import CheckpointError
-from steppe.records.durable import (
-    remove_leftovers,
-    storage_error,
-    storing,
-    sync_folder,
-    temporary_name,
-    write_synced,
-)
+from steppe.files.durable import remove_leftovers, storage_error, storing, sync_folder, temporary_name, write_synced
 
 FORMAT = "steppe-checkpoint"
 VERSION = 1

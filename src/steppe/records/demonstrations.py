@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import StorageError, UserError
-from steppe.records import carried
-from steppe.records.durable import storing, write_atomically
-from steppe.records.preprocessing import Preprocessing
-from steppe.records.tensors import checksum, parse, serialize
-from steppe.specs.files import find_project, shown_path
+from steppe.files import bundles
+from steppe.files.durable import storing, write_atomically
+from steppe.files.tensors import checksum, parse, serialize
+from steppe.policies.preprocessing import Preprocessing
+from steppe.specs.loading.files import find_project, shown_path
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space, from_json, to_json
 
 FORMAT = "steppe-demonstrations"
@@ -115,7 +115,7 @@ def find(name: str) -> Path:
 
 def load_named(name: str) -> Demonstrations:
     """Those of the file that an experiment names: the one that came along with it, or else one of this machine."""
-    data = carried.unpack(name)
+    data = bundles.unpack(name)
     return load(find(name)) if data is None else _understood(data, name)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from steppe.records.durable import write_atomically
+from steppe.files.durable import write_atomically
 
 FILE = "evaluation.json"
 """What the evaluation at the end of a run is called in its folder."""

@@ -20,11 +20,11 @@ from typing import Any
 from urllib.parse import quote
 
 from steppe.errors import StorageError
+from steppe.files.durable import write_atomically
 from steppe.records import charts, page
-from steppe.records.durable import write_atomically
-from steppe.records.metrics import read_metrics
 from steppe.records.scores import Score
 from steppe.records.settings import Group, Setting, groups_of, knows_defaults
+from steppe.tracking.metrics import read_metrics
 
 FILE = "report.html"
 _MOST_VIDEO_BYTES = 5_000_000

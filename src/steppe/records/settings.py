@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from steppe.specs.files import EFFECTIVE
+from steppe.specs.loading.files import EFFECTIVE
 
 Json = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import EnvironmentFault, MissingExtra
-from steppe.records.durable import write_atomically
+from steppe.files.durable import write_atomically
 
 MOST_BYTES = 4_500_000
 MOST_FRAMES = 500

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from steppe.records.held_folder import HeldFolder
+from steppe.files.held_folder import HeldFolder
 from steppe.runners._base import Outcome, Progress
 from steppe.specs.experiment import ExperimentSpec
 
@@ -65,9 +65,9 @@ def run(
     from dataclasses import replace
 
     from steppe.records.checkpoints import load_latest
-    from steppe.runners.final_evaluation import evaluate_at_end, is_evaluated
-    from steppe.runners.leaving import is_filmed, leave_video_and_onnx
+    from steppe.runners.artifacts import is_filmed, leave_video_and_onnx
     from steppe.runners.loop import Loop
+    from steppe.runners.play.final_evaluation import evaluate_at_end, is_evaluated
     from steppe.runners.setup import make_engine
 
     checkpoint = load_latest(folder) if resume else None

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from steppe.errors import EnvironmentFault
+from steppe.policies.policy import Policy
 from steppe.records.evaluation import FinalEvaluation
-from steppe.records.policy import Policy
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def largest(spec: ExperimentSpec, agent: Any) -> int:
     if getattr(agent, "experience", None) != "transitions":
         return 0
     # Here, since a learner with a policy of the user's own needs no JAX.
-    from steppe.runners.learning import example_of
+    from steppe.runners.engines.learning import example_of
 
     memory = getattr(agent.memory, "own", agent.memory)
     workers = spec.num_workers if spec.run_mode in SHARED_OUT else 1

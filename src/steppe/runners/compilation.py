@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.envs.cores import available_cores
-from steppe.records.durable import temporary_name
+from steppe.files.durable import temporary_name
 
 log = logging.getLogger(__name__)
 

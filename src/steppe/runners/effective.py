@@ -10,11 +10,11 @@ from pydantic import BaseModel, RootModel
 
 from steppe.agents import agent_class
 from steppe.envs.registry import DEFAULT_EPISODE_LIMIT, plays_atari
-from steppe.records.layers import plan
+from steppe.policies.layers import plan
 from steppe.runners.setup import num_envs_of, runs_compiled
-from steppe.specs.describing import as_written
+from steppe.specs.describing.field_rows import as_written
 from steppe.specs.experiment import ExperimentSpec
-from steppe.specs.network import NetworkSpec
+from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, Space
 
 

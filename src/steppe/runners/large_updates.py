@@ -8,8 +8,8 @@ from steppe.agents import agent_class
 from steppe.agents.ppo import MOST_MINIBATCHES
 from steppe.envs.cores import available_cores
 from steppe.runners.setup import num_envs_of
-from steppe.specs.defaults_by_kind import kind_of
 from steppe.specs.experiment import ExperimentSpec
+from steppe.specs.learning.defaults_by_kind import kind_of
 
 WORK_PER_DEVICE = 2**26
 """How many multiplications of one convolution over a minibatch pay for a device: Nature's network has as many over 37

@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import CheckpointError, TrainingDiverged
+from steppe.files.durable import storing
+from steppe.files.held_folder import HeldFolder
+from steppe.policies.policy import Policy
 from steppe.records import checkpoints
 from steppe.records.checkpoints import Checkpoint
-from steppe.records.durable import storing
-from steppe.records.held_folder import HeldFolder
-from steppe.records.metrics import MetricsWriter
-from steppe.records.policy import Policy
 from steppe.runners import checkpoint_room
 from steppe.runners._base import Chunk, Engine, Limits, Outcome, Progress
 from steppe.runners.compilation import xla_threads
 from steppe.runners.effective import effective
-from steppe.runners.final_evaluation import forget
+from steppe.runners.play.final_evaluation import forget
 from steppe.runners.schedule import Schedule
 from steppe.specs.experiment import ExperimentSpec
-from steppe.specs.frequency import Frequency
+from steppe.specs.running.frequency import Frequency
+from steppe.tracking.metrics import MetricsWriter
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import os
 import socket
 import time
 
-from steppe.records.durable import write_atomically
-from steppe.specs.distributed import RaySpec
+from steppe.files.durable import write_atomically
 from steppe.specs.experiment import ExperimentSpec
+from steppe.specs.running.distributed import RaySpec
 
 DOOR_PORT = 8470
 """Where the driver tells how it is going, and hears what is asked of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steppe.specs.frequency import Frequency
+from steppe.specs.running.frequency import Frequency
 
 
 class Schedule:

@@ -11,22 +11,22 @@ from steppe.envs.limits import notices_of_limit
 from steppe.envs.registry import DEFAULT_EPISODE_LIMIT, has_twin, make_jax, only_runs_compiled, plays_atari
 from steppe.errors import UserError
 from steppe.runners.compilation import prepare_jax, shards_for
-from steppe.runners.unused import unused
+from steppe.runners.ignored_fields import unused
 from steppe.specs.environment import IN_PROCESS
 from steppe.specs.experiment import ExperimentSpec
 
 if TYPE_CHECKING:
     from steppe.agents._base import Situation
     from steppe.envs._base import JaxEnv
-    from steppe.records.preprocessing import Preprocessing
+    from steppe.policies.preprocessing import Preprocessing
     from steppe.runners._base import Engine
     from steppe.specs.environment import EnvironmentSpec
     from steppe.specs.spaces import Space
 
 PARALLEL = {
-    "multi-threaded": "steppe.runners.threads",
-    "distributed": "steppe.runners.distributed",
-    "async": "steppe.runners.asynchronous",
+    "multi-threaded": "steppe.runners.engines.threads",
+    "distributed": "steppe.runners.engines.distributed",
+    "async": "steppe.runners.engines.asynchronous",
 }
 """Run mode -> the package whose `make_engine` and `check` are those of the mode."""
 
@@ -112,8 +112,8 @@ def check_object(spec: ExperimentSpec) -> None:
     environment = spec.environment
     if not any(id.startswith(IN_PROCESS) for id in (environment.id, *(each["type"] for each in environment.wrappers))):
         return
-    from steppe.envs.given_wrappers import check_named
-    from steppe.envs.in_process import check_kind_of_run
+    from steppe.envs.gymnasium.given_wrappers import check_named
+    from steppe.envs.gymnasium.in_process import check_kind_of_run
 
     mode, vectorization, num_envs = spec.run_mode, environment.vectorization, num_envs_of(spec)
     by_name = {
@@ -176,16 +176,16 @@ def make_engine(spec: ExperimentSpec, shards: int | None = None, xla_threads: in
 
 
 def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine:
-    from steppe.runners.compiled import CompiledEngine
+    from steppe.runners.engines.compiled.engine import CompiledEngine
 
     env: JaxEnv = make_jax(spec.environment)
     if spec.repeat_actions > 1:
-        from steppe.envs.repeated import Repeated
+        from steppe.envs.compiled.repeated import Repeated
 
         env = Repeated(inner=env, times=spec.repeat_actions, max_episode_steps=env.max_episode_steps)
     preprocessing = preprocessing_of(spec, env.observation_space)
     if preprocessing is not None:
-        from steppe.runners.preprocessed import PreprocessedJaxEnv
+        from steppe.runners.engines.compiled.preprocessed import PreprocessedJaxEnv
 
         env = PreprocessedJaxEnv(inner=env, preprocessing=preprocessing, max_episode_steps=env.max_episode_steps)
     agent = make_agent(spec, env, num_envs, shards, preprocessing)
@@ -199,7 +199,7 @@ def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine
 
 def _host_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine:
     from steppe.envs.host import HostEnvs
-    from steppe.runners.host import HostEngine
+    from steppe.runners.engines.host.engine import HostEngine
 
     limit = spec.max_timesteps_per_episode
     envs: Any = HostEnvs(spec.environment, num_envs, limit, spec.repeat_actions)
@@ -210,7 +210,7 @@ def _host_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine:
     try:
         preprocessing = preprocessing_of(spec, envs.observation_space)
         if preprocessing is not None:
-            from steppe.runners.preprocessed import PreprocessedHostEnvs
+            from steppe.runners.engines.compiled.preprocessed import PreprocessedHostEnvs
 
             envs = PreprocessedHostEnvs(envs, preprocessing)
         agent = make_agent(spec, envs, num_envs, shards, preprocessing)
@@ -225,7 +225,7 @@ def preprocessing_of(spec: ExperimentSpec, observation: Space) -> Preprocessing 
     stages = spec.agent.settings_as(agent_class(spec.agent).Settings).states_preprocessing
     if stages is None:
         return None
-    from steppe.records.preprocessing import Preprocessing
+    from steppe.policies.preprocessing import Preprocessing
 
     if plays_atari(spec.environment):
         raise UserError(
@@ -292,7 +292,7 @@ def _stacked_frames(spec: ExperimentSpec, preprocessing: Preprocessing | None) -
         return preprocessing.stacked_frames
     if not plays_atari(spec.environment):
         return None
-    from steppe.envs.atari import settings_of
+    from steppe.envs.gymnasium.atari import settings_of
 
     settings = settings_of(spec.environment)
     return settings.frame_stack, 0 if settings.grayscale else -1

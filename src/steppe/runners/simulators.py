@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from steppe.envs.remote.listening import is_loopback
+from steppe.net.sockets import is_loopback
 from steppe.runners.pods import listens
-from steppe.specs.connections import RemoteSettings, split_address
 from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.running.connections import RemoteSettings, split_address
 
 PATIENCE = 600.0
 """How many seconds a simulator may take to listen; who acts then finds out by itself that there is none."""

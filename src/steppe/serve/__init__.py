@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steppe.serve.endpoint import Endpoint, Limits
-    from steppe.serve.exchange import Answer, Feedback, NotFound, Question, Receipt, Unavailable
     from steppe.serve.loading import load_endpoint
+    from steppe.serve.messages.exchange import Answer, Feedback, NotFound, Question, Receipt, Unavailable
 
 _HOMES = {
     "load_endpoint": "loading",
     "Endpoint": "endpoint",
     "Limits": "endpoint",
-    "Question": "exchange",
-    "Answer": "exchange",
-    "Feedback": "exchange",
-    "Receipt": "exchange",
-    "NotFound": "exchange",
-    "Unavailable": "exchange",
+    "Question": "messages.exchange",
+    "Answer": "messages.exchange",
+    "Feedback": "messages.exchange",
+    "Receipt": "messages.exchange",
+    "NotFound": "messages.exchange",
+    "Unavailable": "messages.exchange",
 }
 __all__ = [
     "Answer",

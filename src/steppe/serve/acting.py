@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.records.forward import State
-from steppe.records.policy import Policy
+from steppe.policies.forward import State
+from steppe.policies.policy import Policy
 
 PIECE = 128
 """How many rows are computed at once: a convolution takes up to fifteen times the memory of its pictures."""

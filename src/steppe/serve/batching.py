@@ -11,7 +11,7 @@ import asyncio
 from time import perf_counter
 from typing import Protocol
 
-from steppe.serve.exchange import Answer, Question
+from steppe.serve.messages.exchange import Answer, Question
 
 DEAR = 250e-6
 """Seconds an answer must take before gathering pays: a turn of the event loop and a future cost a tenth of that."""

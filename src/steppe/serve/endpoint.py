@@ -16,16 +16,25 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import UserError
-from steppe.serve import checking, reading
 from steppe.serve.acting import PIECE, act
-from steppe.serve.episodes import Episode, OpenEpisodes
-from steppe.serve.exchange import Answer, Feedback, Metadata, NotFound, Question, Receipt, Standing, Unavailable
-from steppe.serve.graph import Graph, Leaf, Node
 from steppe.serve.ledger._base import Arms, Decision, Difference, Ended, Ledger, Named, OpenEpisode, Outcome, Reward
 from steppe.serve.ledger.journal import Journals
 from steppe.serve.ledger.writer import Writer
+from steppe.serve.messages import checking, reading
+from steppe.serve.messages.exchange import (
+    Answer,
+    Feedback,
+    Metadata,
+    NotFound,
+    Question,
+    Receipt,
+    Standing,
+    Unavailable,
+)
+from steppe.serve.routing.episodes import Episode, OpenEpisodes
+from steppe.serve.routing.graph import Graph, Leaf, Node
 from steppe.serve.versions import Version
-from steppe.specs.words import did_you_mean
+from steppe.specs.loading.suggestions import did_you_mean
 
 log = logging.getLogger("steppe.serve")
 

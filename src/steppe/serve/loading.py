@@ -10,14 +10,14 @@ from pathlib import Path
 
 from steppe.errors import UserError
 from steppe.experiments.project import find_experiment
-from steppe.records.policy_files import DESCRIPTION_FILE, TENSORS_FILE
+from steppe.policies.policy_folder import DESCRIPTION_FILE, TENSORS_FILE
 from steppe.serve.endpoint import Endpoint, Limits
-from steppe.serve.graph import build
 from steppe.serve.ledger import make_ledger
 from steppe.serve.ledger.journal import Journals
+from steppe.serve.routing.graph import build
 from steppe.serve.versions import Versions
 from steppe.specs.allowed_modules import AllowedModules
-from steppe.specs.files import SUFFIXES, find_project
+from steppe.specs.loading.files import SUFFIXES, find_project
 from steppe.specs.serving import GraphSpec, ModelSpec, check_name, load_graph
 
 FOLDER = "serving"

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.envs.remote.credentials import server_tls
-from steppe.envs.remote.listening import is_loopback, listen
-from steppe.envs.remote.local_tokens import token_for
 from steppe.errors import MissingExtra, UserError
+from steppe.net.credentials import server_tls
+from steppe.net.local_tokens import token_for
+from steppe.net.sockets import is_loopback, listen
 from steppe.serve.admission import Gate, TrafficLimits
 from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from steppe.errors import SteppeError, UserError
-from steppe.records.durable import storing, write_atomically
-from steppe.records.policy import Policy, load_policy
-from steppe.records.policy_files import TENSORS_FILE
-from steppe.records.tensors import checksum
-from steppe.serve.exchange import NotFound
-from steppe.serve.fitting import difference
+from steppe.files.durable import storing, write_atomically
+from steppe.files.tensors import checksum
+from steppe.policies.policy import Policy, load_policy
+from steppe.policies.policy_folder import TENSORS_FILE
+from steppe.serve.messages.exchange import NotFound
+from steppe.serve.routing.fitting import difference
 from steppe.specs.allowed_modules import NO_MODULES, AllowedModules
-from steppe.specs.files import shown_path
-from steppe.specs.words import did_you_mean
+from steppe.specs.loading.files import shown_path
+from steppe.specs.loading.suggestions import did_you_mean
 
 KEPT = 5
 """How many versions of a policy can be asked for or pinned."""

@@ -1,13 +1,13 @@
 """The typed words of the spec files; light to import: neither NumPy nor JAX nor gymnasium."""
 
-from steppe.specs.agent import AgentSpec
-from steppe.specs.cluster import ClusterSpec
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.experiment import EvaluationSpec, ExperimentSpec, dump, load_experiment, valid_name
-from steppe.specs.files import find_config, find_project, read_spec_file
-from steppe.specs.frequency import Frequency
-from steppe.specs.network import NetworkSpec
-from steppe.specs.validation import unknown_word, validate
+from steppe.specs.learning.agent import AgentSpec
+from steppe.specs.learning.network import NetworkSpec
+from steppe.specs.loading.files import find_config, find_project, read_spec_file
+from steppe.specs.loading.validation import unknown_word, validate
+from steppe.specs.running.cluster import ClusterSpec
+from steppe.specs.running.frequency import Frequency
 
 __all__ = [
     "AgentSpec",

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from steppe.errors import ModuleNotAllowed, UserError
 from steppe.specs.environment import IN_PROCESS, EnvironmentSpec
-from steppe.specs.network import Custom, NetworkSpec
+from steppe.specs.learning.network import Custom, NetworkSpec
 
 WRAPPERS = "gymnasium.wrappers"
 """The wrappers in here belong to gymnasium and need no permission."""

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from steppe.specs._base import Flag, Spec
-from steppe.specs.connections import check_connection, gathered
-from steppe.specs.old_environments import Notices, in_present_words
+from steppe.specs.running.connections import check_connection, gathered
+from steppe.tensorforce.environment_names import Notices, in_present_words
 
 IN_PROCESS = "in-process:"
 """How the ids of environments begin that are objects of the process that trains, such as a class of a notebook."""

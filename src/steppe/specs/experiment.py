@@ -10,22 +10,22 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from steppe.errors import SpecError
-from steppe.specs import old_experiments
 from steppe.specs._base import Count, Flag, Natural, Number, Positive, Spec
-from steppe.specs.agent import AgentSpec
-from steppe.specs.asynchronous import AsyncSpec
-from steppe.specs.cluster import ClusterSpec
-from steppe.specs.defaults_by_kind import defaults_for, kind_of
-from steppe.specs.distributed import DistributedSpec, RaySpec
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.files import EFFECTIVE, check_plain, find_config, read_spec_file, shown_path
-from steppe.specs.frequency import Frequency
-from steppe.specs.inlining import MEANT_BY_TEXT, inline
-from steppe.specs.kubernetes import KubernetesSpec
-from steppe.specs.network import NetworkSpec
-from steppe.specs.old_environments import Notices
-from steppe.specs.overrides import parse_override, put
-from steppe.specs.validation import Origins, join_path, validate
+from steppe.specs.learning.agent import AgentSpec
+from steppe.specs.learning.defaults_by_kind import defaults_for, kind_of
+from steppe.specs.learning.network import NetworkSpec
+from steppe.specs.loading.files import EFFECTIVE, check_plain, find_config, read_spec_file, shown_path
+from steppe.specs.loading.inlining import MEANT_BY_TEXT, inline
+from steppe.specs.loading.overrides import parse_override, put
+from steppe.specs.loading.validation import Origins, join_path, validate
+from steppe.specs.running.asynchronous import AsyncSpec
+from steppe.specs.running.cluster import ClusterSpec
+from steppe.specs.running.distributed import DistributedSpec, RaySpec
+from steppe.specs.running.frequency import Frequency
+from steppe.specs.running.kubernetes import KubernetesSpec
+from steppe.tensorforce import client_files
+from steppe.tensorforce.environment_names import Notices
 
 DEFAULT_LIMITS = (10_000, 1_000_000)
 """How many episodes and timesteps an experiment runs that names neither."""
@@ -174,8 +174,8 @@ class ExperimentSpec(Spec):
     @classmethod
     def _understand_old_words(cls, data: Any, handler: ModelWrapValidatorHandler[ExperimentSpec]) -> ExperimentSpec:
         notices: tuple[str, ...] = ()
-        if old_experiments.is_old(data):
-            data, notices = old_experiments.in_present_words(data)
+        if client_files.is_old(data):
+            data, notices = client_files.in_present_words(data)
         spec = handler(_in_present_words(data))
         if notices:
             spec._notices = Notices(notices)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from steppe.errors import SpecError
-from steppe.specs.validation import Origins, Steps
-from steppe.specs.words import did_you_mean, quoted
+from steppe.specs.loading.suggestions import did_you_mean, quoted
+from steppe.specs.loading.validation import Origins, Steps
 
 KIND = "SeldonDeployment"
 BANDITS = {"EPSILON_GREEDY": "epsilon_greedy", "THOMPSON_SAMPLING": "thompson"}

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, RootMo
 
 from steppe.errors import SpecError, UserError
 from steppe.specs._base import Count, Flag, NonNegative, Positive, Spec, Unit
-from steppe.specs.files import find_config, read_spec_file, shown_path
+from steppe.specs.loading.files import find_config, read_spec_file, shown_path
+from steppe.specs.loading.validation import Origins, validate
 from steppe.specs.seldon_deployment import is_deployment, read_deployment
-from steppe.specs.validation import Origins, validate
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 """What a name looks like; beside that it has no two dots in a row."""

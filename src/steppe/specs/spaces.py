@@ -147,3 +147,10 @@ def _shortened(space: Space) -> Space:
     low, high = (side[:1] if side.count(side[0]) == len(side) else side for side in (space.low, space.high))
     parts = tuple(replace(part, space=_shortened(part.space)) for part in space.parts)
     return replace(space, low=low, high=high, parts=parts)
+
+
+def action_dtype(space: Space) -> str:
+    """How actions travel: choices as they are, and those of a Box as real numbers, which the environment's own side
+    clips and, where it takes whole numbers, rounds.
+    """
+    return "float32" if isinstance(space, Box) else space.dtype

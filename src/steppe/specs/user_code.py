@@ -7,7 +7,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from steppe.specs.files import shown_path
+from steppe.specs.loading.files import shown_path
 
 _STEPPE = str(Path(__file__).parents[1])
 _STANDARD = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))

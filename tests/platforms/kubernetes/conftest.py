@@ -9,10 +9,10 @@ from uuid import uuid4
 import pytest
 from object_storage import KINDS, Cloud, cloud_of
 
-from steppe.platforms.kubernetes.rendering import PIECE, Plan
-from steppe.records.carried import Packed, pack
-from steppe.specs.cluster import ClusterSpec
+from steppe.files.bundles import Packed, pack
+from steppe.platforms.kubernetes.manifests.rendering import PIECE, Plan
 from steppe.specs.experiment import load_experiment
+from steppe.specs.running.cluster import ClusterSpec
 
 Planned = Callable[..., Plan]
 CloudOf = Callable[[str], Cloud]

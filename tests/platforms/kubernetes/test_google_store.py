@@ -16,11 +16,11 @@ from google_storage_server import GOOGLE_KEY, key_at
 from object_storage import BUCKET, Cloud, client_of, contents
 
 from steppe.errors import MissingExtra
-from steppe.platforms.kubernetes import mirror as mirrors
-from steppe.platforms.kubernetes import object_store as stores
-from steppe.platforms.kubernetes import store_client
-from steppe.platforms.kubernetes.mirror import Mirror
-from steppe.platforms.kubernetes.object_store import INDEX, Entry, ObjectStore, StoreTrouble
+from steppe.platforms.kubernetes.storage import object_store as stores
+from steppe.platforms.kubernetes.storage import result_sync as mirrors
+from steppe.platforms.kubernetes.storage import store_client
+from steppe.platforms.kubernetes.storage.object_store import INDEX, Entry, ObjectStore, StoreTrouble
+from steppe.platforms.kubernetes.storage.result_sync import Mirror
 
 pytest.importorskip("gcsfs")
 PART = 1 << 20

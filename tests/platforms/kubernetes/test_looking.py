@@ -13,10 +13,11 @@ import pytest
 from clocks import set_clock
 
 from steppe.errors import ClusterError
-from steppe.platforms.kubernetes import engines, naming, remote_run
-from steppe.platforms.kubernetes.kubeapi import Answer, Kube, KubeError
-from steppe.platforms.kubernetes.remote_run import RemoteRun
-from steppe.platforms.kubernetes.waiting import PATIENT_SECONDS
+from steppe.platforms.kubernetes.client import engines, remote_run
+from steppe.platforms.kubernetes.client.kubeapi import Answer, Kube, KubeError
+from steppe.platforms.kubernetes.client.remote_run import RemoteRun
+from steppe.platforms.kubernetes.diagnosis.waiting import PATIENT_SECONDS
+from steppe.platforms.kubernetes.manifests import naming
 
 Json = dict[str, Any]
 RUN = "steppe-first-12345678"

@@ -12,10 +12,10 @@ import kubernetes_validate
 import pytest
 from kubernetes_validate.utils import all_versions
 
-from steppe.platforms.kubernetes import permissions
-from steppe.platforms.kubernetes.rendering import Plan, reader, render
-from steppe.platforms.kubernetes.words import TOKEN_KEYS
-from steppe.specs.kubernetes import KubernetesSpec
+from steppe.platforms.kubernetes.agreement import TOKEN_KEYS
+from steppe.platforms.kubernetes.manifests import permissions
+from steppe.platforms.kubernetes.manifests.rendering import Plan, reader, render
+from steppe.specs.running.kubernetes import KubernetesSpec
 
 MODES = ("single", "multi-threaded", "distributed", "async")
 OLDEST, NEWEST = all_versions()[0], all_versions()[-1]

@@ -12,7 +12,7 @@ from scripted_http import Heard, answering
 from steppe.errors import UserError
 from steppe.serve.clients import Access, EndpointFault
 from steppe.serve.clients.open_inference import HEADER_LENGTH, OpenInference, read_route
-from steppe.serve.exchange import Feedback, Question
+from steppe.serve.messages.exchange import Feedback, Question
 
 METADATA = {
     "name": "walker",

@@ -10,7 +10,7 @@ import pytest
 
 from steppe.errors import UserError
 from steppe.serve.clients import Access, Away, EndpointFault, EpisodeLost
-from steppe.serve.exchange import Feedback, Question
+from steppe.serve.messages.exchange import Feedback, Question
 
 grpc = pytest.importorskip("grpc", reason="the extra serve is not installed")
 

@@ -11,7 +11,7 @@ from steppe.errors import UserError
 from steppe.serve.clients import Access, Away, Described, EndpointFault, EpisodeLost
 from steppe.serve.clients import patience as module
 from steppe.serve.clients.patience import Patience, Patient, Stopped
-from steppe.serve.exchange import Answer, Feedback, Question
+from steppe.serve.messages.exchange import Answer, Feedback, Question
 
 QUESTION = Question(np.zeros((1, 4), np.float32), id="q")
 ANSWER = Answer("q", np.zeros(1), (), "p", "1", 1.0)

@@ -9,7 +9,7 @@ from scripted_http import Heard, Say, answering
 
 from steppe.serve.clients import Access, EndpointFault
 from steppe.serve.clients.seldon import Seldon
-from steppe.serve.exchange import Answer, Feedback, Question
+from steppe.serve.messages.exchange import Answer, Feedback, Question
 
 OBSERVATION = np.array([[1, 2, 3, 4]], np.float32)
 

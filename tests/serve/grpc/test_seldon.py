@@ -8,9 +8,9 @@ import foreign
 import grpc
 import numpy as np
 import pytest
-from policies import make_policy
 from served import one_policy, router, serving
 
+from policies import make_policy
 from steppe.serve.grpc import messages
 
 POLICY = make_policy()

@@ -7,9 +7,9 @@ import foreign
 import grpc
 import numpy as np
 import pytest
-from policies import make_policy
 from served import let_no_time_pass, one_policy, router, serving
 
+from policies import make_policy
 from steppe.serve.admission import TrafficLimits
 from steppe.serve.grpc import messages
 

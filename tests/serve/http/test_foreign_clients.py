@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import foreign
 import numpy as np
-from policies import make_policy
 from served import router, serving
+
+from policies import make_policy
 
 POLICY = make_policy()
 ROWS = [[0.1, -0.2, 0.3, 0.0], [1.0, 0.0, -1.0, 2.0]]

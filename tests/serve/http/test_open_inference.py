@@ -7,9 +7,9 @@ import zlib
 
 import numpy as np
 import pytest
-from policies import make_policy
 from served import one_policy, question, router, serving
 
+from policies import make_policy
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 POLICY = make_policy()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from policies import make_policy
 
 POLICY = make_policy()

@@ -11,10 +11,10 @@ import orjson
 import pytest
 
 from steppe.errors import UserError
-from steppe.serve.exchange import NotFound
 from steppe.serve.ledger import _base as base
 from steppe.serve.ledger import make_ledger
 from steppe.serve.ledger._base import Batch, Decision, Difference, Ended, LedgerAway, Named, Reward, line_of
+from steppe.serve.messages.exchange import NotFound
 
 STEPS = (("top", "a"), ("a", ""))
 OTHER = (("top", "b"), ("b", ""))

@@ -8,14 +8,14 @@ import time
 
 import numpy as np
 
-from steppe.envs._loop import Buffers, Check, Layout
+from steppe.envs.gymnasium._loop import Buffers, Check, Layout
 from steppe.envs.host import Step, allocate
 from steppe.envs.interruption import EpisodesCut
-from steppe.envs.remote.credentials import client_tls, read_token
 from steppe.envs.remote.link import Busy, Lost, shares
 from steppe.errors import EnvironmentAway, EnvironmentFault, UserError
-from steppe.specs.connections import RemoteSettings
+from steppe.net.credentials import client_tls, read_token
 from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.running.connections import RemoteSettings
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two tries to connect again: doubled each time."""

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from steppe.envs._loop import Buffers, Layout
-from steppe.envs.remote.local_tokens import token_of_peer
-from steppe.envs.remote.packing import Malformed
-from steppe.envs.remote.protocol import (
+from steppe.envs.gymnasium._loop import Buffers, Layout
+from steppe.errors import EnvironmentFault, UserError, reason_of
+from steppe.net.local_tokens import token_of_peer
+from steppe.net.messagepack import Malformed
+from steppe.net.protocol import (
     DESCRIPTION_LIMIT,
     LARGEST,
     NAME,
@@ -29,10 +30,8 @@ from steppe.envs.remote.protocol import (
     read_text,
     to_wire,
 )
-from steppe.envs.spaces import action_dtype
-from steppe.errors import EnvironmentFault, UserError, reason_of
-from steppe.specs.connections import split_address
-from steppe.specs.spaces import Box
+from steppe.specs.running.connections import split_address
+from steppe.specs.spaces import Box, action_dtype
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 2.0

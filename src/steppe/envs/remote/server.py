@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 from steppe.envs.host import HostEnvs
-from steppe.envs.remote.admission import Admission, Limits, Member
-from steppe.envs.remote.listening import is_loopback, listen
-from steppe.envs.remote.local_tokens import token_for
-from steppe.envs.remote.protocol import NAME, VERSION
 from steppe.envs.remote.session import Session
-from steppe.envs.remote.welcoming import Greeting
 from steppe.errors import UserError
+from steppe.net.admission import Admission, Limits, Member
+from steppe.net.hello import Greeting
+from steppe.net.local_tokens import token_for
+from steppe.net.protocol import NAME, VERSION
+from steppe.net.sockets import is_loopback, listen
 from steppe.specs.environment import EnvironmentSpec
 
 LIMITS = Limits(members=256, members_of_address=192)

@@ -11,9 +11,11 @@ from typing import Protocol
 import numpy as np
 
 from steppe.envs.host import HostEnvs
-from steppe.envs.remote.admission import Member
-from steppe.envs.remote.packing import Malformed
-from steppe.envs.remote.protocol import (
+from steppe.errors import SteppeError, UserError
+from steppe.net.admission import Member
+from steppe.net.hello import Refused
+from steppe.net.messagepack import Malformed
+from steppe.net.protocol import (
     LARGEST,
     LONGEST_ERROR,
     VERSION,
@@ -26,11 +28,8 @@ from steppe.envs.remote.protocol import (
     read_count,
     to_wire,
 )
-from steppe.envs.remote.welcoming import Refused
-from steppe.envs.spaces import action_dtype
-from steppe.errors import SteppeError, UserError
 from steppe.specs.environment import EnvironmentSpec
-from steppe.specs.spaces import to_json
+from steppe.specs.spaces import action_dtype, to_json
 
 MAKE_SECONDS = 60.0
 """How long a learner may take from its greeting until it asks for environments; later it may be silent for long."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from steppe.errors import UserError
 from steppe.serve.clients._base import Access, Away, Client, Described, EndpointFault, EpisodeLost
-from steppe.specs.words import did_you_mean
+from steppe.specs.loading.suggestions import did_you_mean
 
 __all__ = [
     "PROTOCOLS",

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from steppe.errors import SteppeError, UserError
-from steppe.serve.exchange import Answer, Feedback, Question
+from steppe.serve.messages.exchange import Answer, Feedback, Question
 
 SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
 """What an address may begin with -> whether it is encrypted."""

@@ -8,8 +8,8 @@ import socket
 import ssl
 from typing import Any, NamedTuple
 
-from steppe.envs.remote.local_tokens import token_of_peer
 from steppe.errors import UserError
+from steppe.net.local_tokens import token_of_peer
 from steppe.serve.clients._base import Access, Away, EndpointFault, EpisodeLost, reason_of
 
 BUSY = {408, 425, 429, 502, 503, 504}

@@ -10,8 +10,8 @@ import numpy as np
 from steppe.errors import UserError
 from steppe.serve.clients._base import Access, Described, EndpointFault, checked_rows, sequence_parameters
 from steppe.serve.clients.connection import Connection, encoded
-from steppe.serve.exchange import Answer, Feedback, Question
-from steppe.serve.tensors import DTYPES, from_numbers
+from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.messages.tensors import DTYPES, from_numbers
 
 BINARY = "binary_tensor_data"
 """The extension by which tensors are sent as bytes."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from steppe.envs.remote.local_tokens import my_server
 from steppe.errors import MissingExtra, UserError
+from steppe.net.local_tokens import my_server
 from steppe.serve.clients._base import (
     Access,
     Away,
@@ -20,8 +20,8 @@ from steppe.serve.clients._base import (
     sequence_parameters,
 )
 from steppe.serve.clients.open_inference import OWN_SERVER, Model, labelled, understood
-from steppe.serve.exchange import Answer, Feedback, Question
-from steppe.serve.tensors import DTYPES, from_bytes, from_numbers
+from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.messages.tensors import DTYPES, from_bytes, from_numbers
 
 LONGEST_MESSAGE = 1 << 28
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from steppe.errors import SteppeError, UserError
 from steppe.serve.clients._base import Access, Away, EndpointFault
 from steppe.serve.clients.connection import Connection
-from steppe.specs.words import did_you_mean
+from steppe.specs.loading.suggestions import did_you_mean
 
 Value = TypeVar("Value")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from steppe.serve.clients._base import Access, Away, Client, Described, EndpointFault, EpisodeLost
-from steppe.serve.exchange import Answer, Feedback, Question
+from steppe.serve.messages.exchange import Answer, Feedback, Question
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two tries: doubled each time."""

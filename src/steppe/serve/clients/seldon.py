@@ -12,8 +12,8 @@ from steppe.errors import SteppeError, UserError
 from steppe.serve.clients._base import Access, Described, EndpointFault, checked_rows, sequence_parameters
 from steppe.serve.clients.connection import Connection
 from steppe.serve.clients.open_inference import OWN_SERVER, OpenInference
-from steppe.serve.exchange import Answer, Feedback, Question
-from steppe.serve.tensors import from_numbers
+from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.messages.tensors import from_numbers
 
 PREDICTIONS, FEEDBACK = "/api/v1.0/predictions", "/api/v1.0/feedback"
 

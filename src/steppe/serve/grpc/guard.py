@@ -17,10 +17,10 @@ from steppe.errors import MissingExtra, UserError
 from steppe.serve.admission import Gate, Refused, Room
 from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
-from steppe.serve.exchange import Answer, Question
 from steppe.serve.grpc import messages, wire
 from steppe.serve.http.observing import Observer
 from steppe.serve.http.replies import Reply, status_of
+from steppe.serve.messages.exchange import Answer, Question
 
 try:
     import grpc

@@ -10,10 +10,10 @@ import numpy as np
 from steppe.errors import UserError
 from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
-from steppe.serve.exchange import Answer
 from steppe.serve.grpc import messages
 from steppe.serve.grpc.guard import Guard, Method, answered
-from steppe.serve.seldon_dialect import (
+from steppe.serve.messages.exchange import Answer
+from steppe.serve.messages.seldon_dialect import (
     answered_tags,
     feedback_of,
     from_ndarray,
@@ -22,7 +22,7 @@ from steppe.serve.seldon_dialect import (
     question_of,
     receipted_tags,
 )
-from steppe.serve.tensors import MOST_DIMENSIONS
+from steppe.serve.messages.tensors import MOST_DIMENSIONS
 
 
 class Seldon:

@@ -11,12 +11,12 @@ from steppe.errors import UserError
 from steppe.serve.admission import Gate
 from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
-from steppe.serve.exchange import Answer, Feedback, Question
 from steppe.serve.grpc import messages
 from steppe.serve.grpc.guard import Guard, Method, answered
 from steppe.serve.http.open_inference import ACTION, EXTENSIONS, OUTPUTS, check_supported, labels, listed, raw
 from steppe.serve.http.replies import flag_field, optional_flag, text_field
-from steppe.serve.tensors import from_bytes, from_numbers, word_of
+from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.messages.tensors import from_bytes, from_numbers, word_of
 
 CONTENTS = {
     "BOOL": "bool_contents",

@@ -9,7 +9,7 @@ import orjson
 
 from steppe.errors import UserError
 from steppe.serve.http.replies import Reply, parsed
-from steppe.serve.tensors import from_bytes
+from steppe.serve.messages.tensors import from_bytes
 
 LENGTH = b"inference-header-content-length"
 

@@ -15,8 +15,6 @@ from steppe.errors import UserError
 from steppe.serve.admission import Gate, Refused
 from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
-from steppe.serve.exchange import Answer, Feedback, Metadata, Question, Receipt
-from steppe.serve.graph import Graph
 from steppe.serve.http import binary_tensors
 from steppe.serve.http.replies import (
     Reply,
@@ -29,7 +27,9 @@ from steppe.serve.http.replies import (
     reward_field,
     text_field,
 )
-from steppe.serve.tensors import from_numbers, one_small, word_of
+from steppe.serve.messages.exchange import Answer, Feedback, Metadata, Question, Receipt
+from steppe.serve.messages.tensors import from_numbers, one_small, word_of
+from steppe.serve.routing.graph import Graph
 
 EXTENSIONS = ["binary_tensor_data", "sequence", "model_repository", "feedback"]
 ACTION, OUTPUTS = "action", "outputs"

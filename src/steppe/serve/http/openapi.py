@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from steppe.serve.endpoint import Endpoint
-from steppe.serve.exchange import Metadata
 from steppe.serve.http.seldon import REASONS
-from steppe.serve.tensors import DTYPES, MOST_DIMENSIONS
+from steppe.serve.messages.exchange import Metadata
+from steppe.serve.messages.tensors import DTYPES, MOST_DIMENSIONS
 
 Schema = dict[str, Any]
 

@@ -10,7 +10,7 @@ import orjson
 
 from steppe.errors import UserError
 from steppe.serve.admission import Refused
-from steppe.serve.exchange import NotFound, Unavailable
+from steppe.serve.messages.exchange import NotFound, Unavailable
 
 Headers = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")

@@ -15,9 +15,9 @@ from steppe.errors import UserError
 from steppe.serve.admission import Gate
 from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
-from steppe.serve.exchange import Answer, Question
 from steppe.serve.http.replies import Reply, Request, as_json, object_field, parsed
-from steppe.serve.seldon_dialect import (
+from steppe.serve.messages.exchange import Answer, Question
+from steppe.serve.messages.seldon_dialect import (
     answered_tags,
     feedback_of,
     from_ndarray,

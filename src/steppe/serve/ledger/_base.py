@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from steppe.errors import UserError
-from steppe.serve.bandits import Arm
-from steppe.serve.exchange import Unavailable
+from steppe.serve.messages.exchange import Unavailable
+from steppe.serve.routing.bandits import Arm
 
 PIECE_BYTES = 1 << 19
 """How long the lines may be that one statement reads. They are copied while it holds the interpreter, but around each

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steppe.records.durable import storing
+from steppe.files.durable import storing
 from steppe.serve.ledger._base import Decision, Difference, Ended, Ledger, LedgerAway, Named, Record, batch_of
 
 log = logging.getLogger("steppe.serve")

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from steppe.errors import StorageError, UserError
-from steppe.specs.files import shown_path
+from steppe.specs.loading.files import shown_path
 
 LONGEST = 2000
 

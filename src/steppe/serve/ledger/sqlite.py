@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from steppe.records.durable import storing
+from steppe.files.durable import storing
 from steppe.serve.ledger._base import LedgerAway
 from steppe.serve.ledger.lock import ServerLock
 from steppe.serve.ledger.tables import SqlLedger

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from steppe.errors import UserError
-from steppe.serve.bandits import Arm
-from steppe.serve.exchange import NotFound
 from steppe.serve.ledger._base import (
     FIRST_FIELD,
     Arms,
@@ -30,6 +28,8 @@ from steppe.serve.ledger._base import (
     Written,
 )
 from steppe.serve.ledger.layout import SCHEMA, TABLES
+from steppe.serve.messages.exchange import NotFound
+from steppe.serve.routing.bandits import Arm
 
 _TYPES = {"made": "DOUBLE PRECISION", "propensity": "DOUBLE PRECISION", "is_routed": "BOOLEAN::INTEGER"}
 """The types of columns that do not hold text."""

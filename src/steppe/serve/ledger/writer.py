@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from steppe.serve.exchange import Unavailable
 from steppe.serve.ledger._base import Arms, Batch, Ledger, LedgerAway, OpenEpisode, Outcome, Record, Reward, line_of
 from steppe.serve.ledger.journal import MOST_AT_ONCE, Journals
+from steppe.serve.messages.exchange import Unavailable
 
 log = logging.getLogger("steppe.serve")
 

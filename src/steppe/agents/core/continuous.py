@@ -1,0 +1,236 @@
+"""What agents for continuous actions share: an actor whose actions lie within +-1, and critics that value them."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from pydantic import model_validator
+
+from steppe.agents._base import Acting, Internals, Situation, TrainState, normalizer_tensors
+from steppe.agents.core.off_policy import MemorySettings, OffPolicy, OffPolicySettings
+from steppe.agents.core.optimizers import has_part, learning_rate_schedule, make_transform
+from steppe.errors import SpecError, UserError
+from steppe.networks import Network, apply_head, default_layers, head
+from steppe.policies import heads
+from steppe.specs._base import Natural, Positive
+from steppe.specs.learning.network import Dense, Flatten, Input, Layer, NetworkSpec
+from steppe.specs.learning.optimizer import Evolutionary, OptimizedStep, OptimizerSpec
+from steppe.specs.spaces import Box, Part, Space
+
+ACTION = "action"
+"""What an input layer of a critic calls the action."""
+
+
+class ContinuousSettings(OffPolicySettings):
+    """What every agent with an actor and critics can be told."""
+
+    learning_starts: Natural = 1_000
+    """How many timesteps are collected, with actions from anywhere in their range, before the first update."""
+    max_gradient_norm: Positive | None = None
+    """Longer gradients are shortened to this length; null leaves them as they are."""
+    critic_network: NetworkSpec | None = None
+    """The critics' layers, where they differ from the actor's; the action joins after convolutions."""
+    critic_learning_rate: Positive | None = None
+    """The critics' step size, where it differs; may also be written inside `critic_optimizer`."""
+    critic_optimizer: OptimizerSpec | None = None
+    """How the critics step, where it differs."""
+    memory: MemorySettings = MemorySettings(capacity=250_000)
+    """The replay memory."""
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know of how the settings and the critics' layers were understood."""
+        return (*super().notices, *(self.critic_network.notices if self.critic_network is not None else ()))
+
+    @model_validator(mode="after")
+    def _one_optimizer(self) -> ContinuousSettings:
+        if any(has_part(each, Evolutionary) for each in (self.optimizer, self.critic_optimizer)):
+            raise ValueError("an evolutionary optimizer follows one loss, but actor and critics have one each")
+        if has_part(self.optimizer, OptimizedStep):
+            raise ValueError("optimized_step searches along one loss, but actor and critics have one each")
+        if self.critic_optimizer is not None and hasattr(self.critic_optimizer, "optimizer"):
+            raise ValueError(
+                f'"{self.critic_optimizer.type}" wraps the step of actor and critics together: write it as optimizer'
+            )
+        return self
+
+
+S = TypeVar("S", bound=ContinuousSettings)
+
+
+class ActorAndCritics(OffPolicy[S], Generic[S]):
+    """An actor and `critics` critics; parameters {"actor": {...}, "critic_0": {...}, ...}."""
+
+    critics = 1
+
+    def __init__(self, settings: S, situation: Situation) -> None:
+        self.action_size = bounded_actions(situation, self.type).size
+        observation = situation.observation
+        self.layers = situation.network or self.default_network(observation)
+        self.actor_network = Network(self.layers, observation, "lecun", {"regularization"})
+        critic = settings.critic_network or self.layers
+        encoding, rest = _where_action_joins(critic, observation)
+        self.encoder = Network(encoding, observation, "lecun", {"regularization"})
+        width = self.encoder.features + self.action_size
+        joined = Box((width,), (float("-inf"),), (float("inf"),), "float32")
+        self.critic = Network(rest, joined, "lecun", {"regularization"})
+        super().__init__(settings, situation)
+        self.first_of_critics = self.layout.start_of("critic_0")
+        rate = learning_rate_schedule(
+            settings, self.total_updates(), settings.critic_learning_rate or settings.learning_rate
+        )
+        optimizer = settings.critic_optimizer or settings.optimizer
+        self.critic_transform = make_transform(optimizer, rate, settings.max_gradient_norm)
+        layers = (*self.layers.root, *critic.root)
+        if any(layer.type == "dropout" or getattr(layer, "dropout", None) for layer in layers):
+            raise SpecError(f'agent "{self.type}" learns from its own estimates, which dropout blurs; leave it out')
+
+    @classmethod
+    def default_network(cls, observation: Space) -> NetworkSpec:
+        """Two wide layers for vectors."""
+        return dense_layers(observation)
+
+    def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
+        """A small last layer makes the first actions nearly zero."""
+        outputs = heads.outputs_size(self.kind, self.situation.action)
+        params: dict[str, Any] = {
+            "actor": {
+                "torso": self.actor_network.init(rng),
+                "head": head(rng, self.actor_network.features, outputs, scale=0.01),
+            }
+        }
+        for index in range(self.critics):
+            params[f"critic_{index}"] = {
+                "encoder": self.encoder.init(rng),
+                "torso": self.critic.init(rng),
+                "head": head(rng, self.critic.features, 1, scale=1.0),
+            }
+        return params
+
+    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+        """What the actor puts out."""
+        observations = self.normalized(acting.observations, observations)
+        return self.act_on(self.layout.split(acting.params), observations), internals
+
+    def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
+        """Anything goes until learning starts."""
+        return {"epsilon": xp.where(timestep < self.settings.learning_starts, 1.0, 0.0)}
+
+    def act_on(self, params: dict[str, Any], observations: Array) -> Array:
+        """Normalised observations [B, ...] -> the actor's outputs [B, outputs]."""
+        actor = params["actor"]
+        return apply_head(actor["head"], self.actor_network.apply(actor["torso"], observations))
+
+    def values(self, params: dict[str, Any], observations: Array, actions: Array) -> list[Array]:
+        """What each critic thinks of actions [B, A]: a list of [B].
+
+        Several critics are one product [critics, B, ...] a layer, which XLA's threads share better than one each.
+        """
+
+        def value(critic: dict[str, Any]) -> Array:
+            inputs = jnp.concatenate([self.encoder.apply(critic["encoder"], observations), actions], -1)
+            return apply_head(critic["head"], self.critic.apply(critic["torso"], inputs))[..., 0]
+
+        critics = [params[f"critic_{index}"] for index in range(self.critics)]
+        if self.critics == 1:
+            return [value(critics[0])]
+        return list(jax.vmap(value)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *critics)))
+
+    def penalty(self, params: dict[str, Any]) -> Any:
+        """What the layers' regularisation adds to the loss."""
+        total = self.actor_network.penalty(params["actor"]["torso"])
+        for index in range(self.critics):
+            critic = params[f"critic_{index}"]
+            total = total + self.encoder.penalty(critic["encoder"]) + self.critic.penalty(critic["torso"])
+        return total
+
+    def init(self, key: Array) -> TrainState:
+        """Actor and critics have an optimiser each."""
+        state = super().init(key)
+        actor, critics = self._parted(state.params)
+        optimizers = [jax.jit(self.transform.init)(actor), jax.jit(self.critic_transform.init)(critics)]
+        return state._replace(optimizer=optimizers)
+
+    def apply(self, state: TrainState, gradients: Array) -> TrainState:
+        """One step of both optimisers, and the targets follow."""
+        params, steps = self._parted(state.params), self._parted(gradients)
+        moved, optimizers = [], []
+        for index, transform in enumerate((self.transform, self.critic_transform)):
+            step, optimizer = transform.update(steps[index], state.optimizer[index], params[index])
+            moved.append(optax.apply_updates(params[index], step))
+            optimizers.append(optimizer)
+        updates = state.updates + 1
+        stepped = state._replace(params=jnp.concatenate(moved), optimizer=optimizers, updates=updates)
+        return self.moved_target(stepped, state.updates)
+
+    def _parted(self, vector: Any) -> tuple[Any, Any]:
+        """(the actor's part, everything else)."""
+        return vector[: self.first_of_critics], vector[self.first_of_critics :]
+
+    def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
+        """The actor with its normaliser; the critics stay behind."""
+        named = self.layout.named(np.asarray(state.params))
+        # Copied one by one: all of the critics would be three times as much.
+        tensors = {name.removeprefix("actor/"): t.copy() for name, t in named.items() if name.startswith("actor/")}
+        return tensors | normalizer_tensors(self, state)
+
+
+def bounded_actions(situation: Situation, agent: str) -> Box:
+    """The action space, or a UserError where it is not a bounded box of real numbers."""
+    space = situation.action
+    where = situation.environment or "the environment"
+    if not isinstance(space, Box) or not space.dtype.startswith("float"):
+        raise UserError(f'agent "{agent}" needs continuous actions, but {where} has discrete ones; use "dqn" or "ppo"')
+    if not space.is_bounded:
+        raise UserError(f'agent "{agent}" needs actions with bounds, but those of {where} have none; use "ppo"')
+    return space
+
+
+def dense_layers(observation: Space) -> NetworkSpec:
+    """Two wide layers for vectors; for images the usual convolutions."""
+    if isinstance(observation, Box) and (observation.is_image or any(_is_image(part) for part in observation.parts)):
+        return default_layers(observation)
+    return NetworkSpec([Dense(type="dense", size=256, activation="relu") for _ in range(2)])
+
+
+def _is_image(part: Part) -> bool:
+    return isinstance(part.space, Box) and part.space.is_image
+
+
+def _where_action_joins(layers: NetworkSpec, observation: Space) -> tuple[list[Layer], list[Layer]]:
+    """(what sees the observation alone, what sees the action too): at the last input that reads "action", as in
+    TensorForce's critics, else before the first dense layer."""
+    parts = [part.name for part in observation.parts] if isinstance(observation, Box) else []
+    reading = [index for index, layer in enumerate(layers.root) if isinstance(layer, Input) and ACTION in layer.names]
+    if not reading or ACTION in parts:
+        return _at_first_dense(layers)
+    last = max(index for index, layer in enumerate(layers.root) if layer.type == "input")
+    join = layers.root[last]
+    assert isinstance(join, Input)
+    names = [name for name in join.names if name != ACTION]
+    if reading != [last] or not names or join.aggregation_type != "concat":
+        raise UserError(
+            'in a critic\'s network the action joins the observation at the last input layer, by concat: {"type": '
+            '"input", "names": [..., "action"]}; it can have no layers of its own before that'
+        )
+    alone = [*layers.root[:last], join.model_copy(update={"names": names}), Flatten(type="flatten")]
+    if not (rest := list(layers.root[last + 1 :])):
+        raise UserError("the critics' network needs a layer after the input at which the action joins")
+    return alone, rest
+
+
+def _at_first_dense(layers: NetworkSpec) -> tuple[list[Layer], list[Layer]]:
+    """(what sees the observation alone, what sees the action too)."""
+    layers_of = list(layers.root)
+    # Named branches see the observation alone; what joins them begins at the last `input`.
+    start = max((index + 1 for index, layer in enumerate(layers_of) if layer.type == "input"), default=0)
+    for index in range(start, len(layers_of)):
+        if layers_of[index].type in ("dense", "linear"):
+            before = [each for i, each in enumerate(layers_of[:index]) if each.type != "flatten" or i < start]
+            return [*before, Flatten(type="flatten")], layers_of[index:]
+    raise UserError("the critics' network needs a dense or linear layer, where the action joins the observation")

@@ -1,0 +1,37 @@
+"""How a long piece of work is shown: one line that moves on a terminal, one line a change elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+
+from steppe.cli.display.console import console
+from steppe.cli.display.text import duration
+
+
+@contextlib.contextmanager
+def telling(out: Console | None = None, *, is_quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Gives what takes each line about how far the work is; a line that was the last one too is not shown again.
+
+    Whatever else is printed meanwhile must go to `out`, or it runs into the line that moves.
+    """
+    out, begin, last = out or console(), time.monotonic(), ""
+
+    def tell(line: str) -> None:
+        nonlocal last
+        if line != last and not is_quiet:
+            out.print(f"{duration(time.monotonic() - begin)}: {line}", markup=False)
+        last = line
+
+    if is_quiet or not out.is_terminal:
+        yield tell
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=out, transient=True) as progress:
+        task = progress.add_task("...", total=None)
+        yield lambda line: progress.update(task, description=line)

@@ -1,0 +1,94 @@
+"""How commands are read: as Typer does, but an option that takes one value is refused if it is given twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from steppe.cli.input import completion
+from steppe.errors import UserError
+
+UNCUT = 1000
+EXPERIMENT_ARGUMENT = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME",
+        help="The experiment's name, or the path of its run folder.",
+        show_default=False,
+        autocompletion=completion.experiments,
+    ),
+]
+EXPERIMENT_OPTION = Annotated[
+    str | None,
+    typer.Option(
+        "-e", "--experiment", metavar="NAME", help="The same, as an option.", autocompletion=completion.experiments
+    ),
+]
+
+
+class _InFull:
+    """Shows its whole first sentence in the list of commands; Typer cuts it."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first sentence."""
+        return str(super().get_short_help_str(UNCUT))  # type: ignore[misc]
+
+
+class Command(_InFull, TyperCommand):
+    """A command of Steppe."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        """Typer's parser, which also counts how often each option was given."""
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_once(args: list[str]) -> Any:
+            try:
+                values, rest, order = parse(args=args)
+            except Exception as error:
+                # The parser leaves this out of some errors; its command's help explains them.
+                if getattr(error, "ctx", ctx) is None:
+                    error.ctx = ctx  # type: ignore[attr-defined]
+                raise
+            if not ctx.resilient_parsing:
+                _check_given_once(order)
+            return values, rest, order
+
+        parser.parse_args = parse_once  # type: ignore[method-assign]
+        return parser
+
+
+class Group(_InFull, TyperGroup):
+    """A group of such commands."""
+
+
+class App(typer.Typer):
+    """What a group is made with."""
+
+    def __init__(self, *, cls: type[TyperGroup] = Group, **options: Any) -> None:
+        super().__init__(cls=cls, **options)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:  # type: ignore[override]
+        """Registers a command."""
+        return super().command(name, **{"cls": Command, **options})
+
+
+def experiment_name(name: str | None, option: str | None, example: str) -> str:
+    """The name that a command was given, as its argument or with -e."""
+    if name is not None and option is not None and name != option:
+        raise UserError(f'two experiments are named, "{name}" and "{option}"; leave one out')
+    chosen = name if name is not None else option
+    if chosen is None:
+        raise UserError(f'no experiment is named; try: {example} ("steppe experiment list" shows those there are)')
+    return chosen
+
+
+def _check_given_once(order: list[Any]) -> None:
+    """Refuses two values for one option: one of them would be ignored. A flag may be repeated."""
+    for parameter in order:
+        takes_one = parameter.param_type_name == "option" and not parameter.multiple and not parameter.is_flag
+        if takes_one and order.count(parameter) > 1:
+            raise UserError(f"{max(parameter.opts, key=len)} is given more than once; give it one value")

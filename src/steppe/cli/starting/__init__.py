@@ -1,0 +1,1 @@
+"""From a command to a training that has begun, and watching it."""

@@ -1,0 +1,186 @@
+"""Starting an experiment from the terminal, with its progress and what it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+from collections.abc import Collection
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steppe.cli.display.console import console
+from steppe.cli.display.text import duration, last_episodes, score, told_scores
+from steppe.experiments.run_folder.states import stands
+from steppe.specs.loading.files import shown_path
+
+if TYPE_CHECKING:
+    from steppe.experiments.run_folder.store import RunFolder, Status
+
+
+LONGEST_COMMAND = 200
+"""Longer ones help nobody."""
+LARGE = 100_000_000
+"""From how many bytes on the size of what a run leaves is told."""
+
+
+def say(notices: list[str], quiet: bool = False) -> None:
+    """Things worth knowing that are no errors."""
+    for notice in [] if quiet else notices:
+        console().print(f"note: {notice}", markup=False)
+
+
+def start_and_show(
+    folder: RunFolder, *, resume: bool, detach: bool, quiet: bool, force: bool = False, cluster: str | None = None
+) -> int:
+    """Trains the prepared experiment, here or on a cluster; the exit code."""
+    from steppe.experiments import lifecycle
+
+    if lifecycle.is_for_cluster(folder, cluster):
+        from steppe.cli.starting.following import start_on_cluster_and_show
+
+        return start_on_cluster_and_show(folder, cluster, resume=resume, force=force, detach=detach, quiet=quiet)
+    if detach:
+        pid = lifecycle.start_detached(folder, resume=resume)
+        if not quiet:
+            console().print(f'experiment "{folder.name}" is training in process {pid}; watch it with:', markup=False)
+            print_commands([f"{folder.ways.logs} --follow", folder.ways.stop])
+        return 0
+
+    from steppe.cli.display.progress import display
+    from steppe.experiments.process.run import run
+
+    shows = display(folder.spec(), quiet)
+    try:
+        with shows:
+            ended = run(folder, resume=resume, on_progress=shows.update, announce=shows.announce)
+    except Exception:
+        if not quiet:
+            _print_failure(folder, shows.lasting)
+        raise
+    if not quiet:
+        print_end(folder, folder.status(), told=shows.lasting)
+    return ended.exit_code
+
+
+def print_end(folder: RunFolder, status: Status, told: Collection[str] = (), reason: bool = True) -> None:
+    """How it ended, where everything is, and what to do next; notices that were `told` already are left out."""
+    out = console()
+    why = f": {status.reason}" if reason and status.reason else ""
+    out.print(f'experiment "{folder.name}" {stands(status.state)}{why}', markup=False, style="bold")
+    for label, text in told_scores(status):
+        out.print(f"  {label:<12} {text}", markup=False)
+    speed = f", {status.timestep / status.seconds:,.0f} timesteps/s" if status.seconds else ""
+    out.print(
+        f"  trained      {status.timestep:,} timesteps, {status.episode:,} episodes, {status.update:,} updates "
+        f"in {duration(status.seconds)}{speed}",
+        markup=False,
+    )
+    for label, name in (
+        ("policy", "policy"),
+        ("checkpoints", "checkpoints"),
+        ("TensorBoard", "tensorboard"),
+        ("report", "report.html"),
+        ("video", "videos"),
+        *([("log", "log.txt")] if status.state == "failed" else []),
+    ):
+        path = folder.path / name
+        if path.exists():
+            size = _large_size(folder) if name == "checkpoints" else ""
+            out.print(f"  {label:<12} {shown_path(path)}{'/' if path.is_dir() else ''}{size}", markup=False)
+    say([notice for notice in status.notices if notice not in told])
+    out.print("try next:")
+    print_commands(next_commands(folder, status))
+
+
+def _large_size(folder: RunFolder) -> str:
+    """What all checkpoints of a run take, if it is much."""
+    from steppe.records.checkpoints import total_size
+
+    size = total_size(folder.path)
+    return f" ({size / 1e9:,.1f} GB)" if size >= LARGE else ""
+
+
+def closing_line(name: str, folder: Path, status: Status) -> str:
+    """How a run ended and where its results are, in one sentence for those who called it from Python."""
+    from steppe.records.scores import Score
+
+    why = f": {status.reason}" if status.reason else ""
+    mean = ""
+    if status.mean_return is not None:
+        mean = f"; mean return of {last_episodes(status.episode)} {score(status.mean_return)}"
+    if (evaluation := Score.read(status.evaluation)) is not None:
+        mean += f"{',' if mean else '; mean return'} of {evaluation.episodes} in evaluation {score(evaluation.mean)}"
+    ended = f'experiment "{name}" {stands(status.state)}{why}{mean}'
+    return f"{ended}, in {duration(status.seconds)}; see {shown_path(folder)}"
+
+
+def next_commands(folder: RunFolder, status: Status) -> list[str]:
+    """Commands that work now."""
+    from steppe.experiments.lifecycle import has_checkpoint
+    from steppe.experiments.on_cluster import places
+
+    ways = folder.ways
+    commands = [ways.show]
+    if places.place_of(folder) is not None:
+        if status.state in ("paused", "stopped", "failed"):
+            commands.insert(0, ways.resume if status.timestep else ways.restart)
+        return [*commands, ways.download] if status.timestep else commands
+    if status.state in ("paused", "stopped", "failed"):
+        commands.insert(0, ways.resume if has_checkpoint(folder) else ways.restart)
+    data = folder.spec_data()
+    learns = data["agent"]["type"] not in ("random", "constant")
+    # That of timestep 0 has learned nothing.
+    has_policy = status.timestep > 0 and (folder.path / "policy").is_dir()
+    if learns and has_policy and find_spec("uvicorn") is not None:
+        commands.append(ways.serve)
+    if learns and has_policy and find_spec("onnx") is not None:
+        commands.append(f"steppe policy export {shlex.quote(shown_path(folder.path / 'policy'))} --to policy.onnx")
+    if (folder.path / "tensorboard").is_dir() and find_spec("tensorboard") is not None:
+        commands.append(f"tensorboard --logdir {shlex.quote(shown_path(folder.path / 'tensorboard'))}")
+    if status.state == "completed":
+        # Both take every kind of action, so the command works whatever the environment.
+        other = "vpg" if data["agent"]["type"] == "ppo" else "ppo"
+        command = f"steppe train {_as_words(data['environment'])} --agent {other}"
+        if len(command) <= LONGEST_COMMAND:
+            commands.append(command)
+    return commands
+
+
+def _as_words(environment: dict[str, Any]) -> str:
+    """The same environment on a command line: its id, and whatever else its spec says."""
+    from steppe.specs.environment import EnvironmentSpec
+    from steppe.specs.loading.overrides import parse_override
+
+    usual = EnvironmentSpec.model_fields
+    given = {
+        name: value
+        for name, value in environment.items()
+        if name not in ("id", "settings") and value != usual[name].get_default(call_default_factory=True)
+    }
+    given |= {f"settings.{name}": value for name, value in environment["settings"].items()}
+    words = [environment["id"]]
+    for name, value in given.items():
+        # Quotes are only needed around what would be read as something else than text.
+        is_plain = isinstance(value, str) and parse_override(f"{name}={value}")[1] == value
+        words += ["--set", f"environment.{name}={value if is_plain else json.dumps(value)}"]
+    return shlex.join(words)
+
+
+def _print_failure(folder: RunFolder, told: Collection[str]) -> None:
+    """What a run that failed here left; why it failed is the error that follows."""
+    from steppe.errors import SteppeError
+
+    with contextlib.suppress(SteppeError):
+        status = folder.status()
+        # Another process's run, or one that never began, is none of this command's.
+        if status.state == "failed" and status.pid == os.getpid():
+            print_end(folder, status, told, reason=False)
+
+
+def print_commands(commands: list[str]) -> None:
+    """Each on a line of its own, to be copied."""
+    for command in commands:
+        console().print(f"  {command}", markup=False)

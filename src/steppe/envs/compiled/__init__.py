@@ -1,0 +1,1 @@
+"""Environments in JAX, which are compiled together with the agent."""

@@ -1,0 +1,1 @@
+"""Environments of gymnasium's: made, wrapped and stepped together."""

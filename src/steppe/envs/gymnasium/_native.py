@@ -1,0 +1,133 @@
+"""The vectorised version that an environment itself brings (`vector_entry_point`), where its resets are exact."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.vector import AutoresetMode
+
+from steppe.envs.gymnasium._loop import Buffers, Check, Layout
+from steppe.envs.gymnasium.making import checked_limit, find_spec
+from steppe.envs.spaces import action_crossing, observation_crossing
+from steppe.errors import EnvironmentFault, SteppeError, UserError
+from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.user_code import told
+
+WAY_OUT = 'write "vectorization": "sync" or "processes"'
+NO_REWARDS = np.zeros(0, np.float32)
+
+
+class Native:
+    """N environments in one vectorised object that resets each of them in the step in which its episode ends.
+
+    Versions that reset one step late are refused: in that step they ignore the action, and a learner would be shown a
+    step that nobody took.
+    """
+
+    def __init__(self, spec: EnvironmentSpec, count: int, max_timesteps: int | None, repeat: int) -> None:
+        self._id = spec.id
+        if repeat != 1:
+            raise UserError(f'environment "{spec.id}" cannot repeat actions in its native version; {WAY_OUT}')
+        if spec.wrappers:
+            raise UserError(f'environment "{spec.id}" cannot be wrapped in its native version; {WAY_OUT}')
+        registration = find_spec(spec.id)
+        settings = dict(spec.settings)
+        entry = registration.vector_entry_point
+        if entry is None:
+            raise UserError(f'environment "{spec.id}" has no native vectorised version; {WAY_OUT}')
+        limit = checked_limit(settings.pop("max_episode_steps", registration.max_episode_steps or -1), spec.id)
+        if max_timesteps is not None:
+            if limit is None:
+                raise UserError(
+                    f'environment "{spec.id}" has no time limit that max_timesteps_per_episode could shorten in its '
+                    f"native version; {WAY_OUT}"
+                )
+            limit = min(limit, max_timesteps)
+        if limit is not None:
+            settings["max_episode_steps"] = limit
+        try:
+            creator = entry if callable(entry) else load_env_creator(entry)
+            if "autoreset_mode" in inspect.signature(creator).parameters:
+                settings.setdefault("autoreset_mode", AutoresetMode.SAME_STEP)
+            self._envs: Any = gymnasium.make_vec(
+                registration, num_envs=count, vectorization_mode="vector_entry_point", **settings
+            )
+        except Exception as error:
+            raise EnvironmentFault(
+                f'environment "{spec.id}" could not be made in its native version: {told(error)}; {WAY_OUT}'
+            ) from error
+        if self._envs.metadata.get("autoreset_mode") is not AutoresetMode.SAME_STEP:
+            self.close()
+            raise UserError(
+                f'environment "{spec.id}" resets one step late in its native version, so some of its steps were never '
+                f"taken; {WAY_OUT}"
+            )
+        try:
+            observation_space, self._write = observation_crossing(self._envs.single_observation_space, spec.id)
+            if isinstance(self._envs.single_observation_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+                raise UserError(f'environment "{spec.id}" observes a Dict or Tuple in its native version; {WAY_OUT}')
+            action_space, self._offer = action_crossing(self._envs.single_action_space, spec.id)
+        except SteppeError:
+            self.close()
+            raise
+        self.layout = Layout(observation_space, action_space, limit)
+        self._check = Check(observation_space)
+        self._taken = 0
+
+    def reset(self, seed: int, observations: np.ndarray) -> None:
+        """Seeds the whole object with `seed`."""
+        self._taken = 0
+        try:
+            self._envs.action_space.seed(seed)
+            seen, _ = self._envs.reset(seed=seed)
+            self._copy(seen, observations, range(len(observations)))
+        except Exception as error:
+            raise self._fault(error) from error
+        self._check(observations, NO_REWARDS, self._named)
+
+    def step(self, actions: np.ndarray, out: Buffers) -> bool:
+        """As `Loop.step`."""
+        self._taken += 1
+        try:
+            offered = np.asarray(self._offer(actions))
+            seen, rewards, terminated, truncated, info = self._envs.step(offered)
+            out.rewards[:] = rewards
+            out.terminated[:] = terminated
+            np.logical_and(truncated, ~out.terminated, out=out.truncated)
+            ended = np.flatnonzero(out.terminated | out.truncated)
+            self._copy(seen, out.next_observations, range(len(out.rewards)))
+            if ended.size:
+                out.observations[:] = out.next_observations
+                self._copy(info["final_obs"], out.next_observations, ended)
+        except Exception as error:
+            raise self._fault(error) from error
+        self._check(out.next_observations, out.rewards, self._named)
+        if ended.size:
+            self._check(out.observations, NO_REWARDS, self._named)
+        return bool(ended.size)
+
+    def close(self) -> None:
+        """Closes the object once."""
+        envs, self._envs = self._envs, None
+        if envs is not None:
+            envs.close()
+
+    def _copy(self, seen: Any, rows: np.ndarray, which: Any) -> None:
+        for i in which:
+            self._write(seen[i], rows, int(i))
+
+    def _fault(self, error: Exception) -> EnvironmentFault:
+        return EnvironmentFault(
+            f'environment "{self._id}" (native version) at step {self._taken}: raised '
+            f"{told(error)}; correct the environment, then resume from the last checkpoint"
+        )
+
+    def _named(self, i: int, what: str) -> EnvironmentFault:
+        return EnvironmentFault(
+            f'environment "{self._id}" (number {i}) at step {self._taken}: {what}; correct the '
+            "environment, then resume from the last checkpoint"
+        )

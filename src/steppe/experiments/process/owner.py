@@ -1,0 +1,232 @@
+"""The one owner of a running experiment: holds the lock, writes the status, keeps the heartbeat, hears requests."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from steppe.errors import StorageError
+from steppe.experiments.run_folder.states import Event
+from steppe.experiments.run_folder.store import LOG_FILE, RunFolder, Status
+from steppe.files.held_folder import FolderGone, HeldFolder
+
+if TYPE_CHECKING:
+    from steppe.runners import Progress
+
+HEARTBEAT_SECONDS = 1.0
+
+log = logging.getLogger("steppe.experiments")
+
+
+@contextmanager
+def owning(folder: RunFolder, event: Event) -> Iterator[Owner]:
+    """Takes the folder's lock and starts the heartbeat; both end with the block, or with the process."""
+    with folder.lock(event) as before, contextlib.closing(HeldFolder(folder.path)) as held:
+        folder.forget_requests()
+        if event == "start" and folder.is_trained:
+            # Nothing that was trained is ever written over.
+            folder.set_aside(before, LOG_FILE)
+        owner = Owner(folder, before, held)
+        owner.advance(
+            event,
+            reason="",
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started=time.time(),
+            finished=None,
+            phase="",
+            notices=(),
+            before=dataclasses.asdict(before) if before.state == "completed" else None,
+        )
+        folder.take_room()
+        owner.start_heartbeat()
+        try:
+            yield owner
+        finally:
+            owner.end_heartbeat()
+            if not owner.is_lost:
+                folder.give_room_back()
+                with contextlib.suppress(StorageError):
+                    folder.forget_requests()
+            elif held.is_at(folder.path):
+                folder.remove_traces()
+
+
+class Owner:
+    """Writes status.json for as long as it holds the lock; no one else does."""
+
+    def __init__(self, folder: RunFolder, status: Status, held: HeldFolder) -> None:
+        self.folder = folder
+        self.status = status
+        self.held = held
+        self.has_moved = False
+        """Whether the folder is no longer where the run began."""
+        self.is_lost = False
+        """Whether the folder was deleted: nothing is written any more, since another may be there by now."""
+        self._writing = threading.Lock()
+        self._over = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="steppe-heartbeat", daemon=True)
+
+    def advance(self, event: Event, **fields: Any) -> None:
+        """Follows one edge of the state machine and writes it down."""
+        with self._writing:
+            status = self._following(event, **fields)
+            self._follow_folder()
+            self.folder.write_status(status)
+            # Only now: an edge that could not be written has not been followed yet.
+            self.status = status
+
+    def end(self, event: Event, reason: str, **fields: Any) -> None:
+        """Follows the last edge; a failure before the training began leaves a completed experiment completed."""
+        with self._writing:
+            if event == "fail" and self.status.before is not None:
+                status = self.folder.withdrawn(self.status, reason)
+            else:
+                status = self._following(event, reason=reason, finished=time.time(), phase="", **fields)
+            with contextlib.suppress(FolderGone):
+                self._follow_folder()
+                self.folder.write_last_status(status)
+            self.status = status
+
+    def note(self, progress: Progress) -> None:
+        """Remembers how far the training is; the heartbeat writes it."""
+        with self._writing:
+            self.status = dataclasses.replace(self.status, phase=progress.phase, notices=progress.notices)
+            if progress.phase == "compiling":
+                # Nothing is known yet: a resumed run keeps the figures it was paused with.
+                return
+            self.status = dataclasses.replace(
+                self.status,
+                timestep=progress.timestep,
+                episode=progress.episode,
+                update=progress.update,
+                mean_return=progress.mean_return,
+                mean_length=progress.mean_length,
+                best_return=progress.best_return,
+                evaluation=None if progress.evaluation is None else dict(progress.evaluation),
+                steps_per_second=progress.steps_per_second or None,
+                seconds=progress.seconds,
+            )
+
+    def write_effective(self, settings: Mapping[str, Any]) -> None:
+        """Notes in experiment.json which settings this run really has."""
+        with self._writing:
+            self._follow_folder()
+            self.folder.write_effective(settings)
+
+    def check_folder(self) -> None:
+        """FolderGone once the folder is known to be deleted; the heartbeat finds that out."""
+        if self.is_lost:
+            with self._writing:
+                self._follow_folder()
+
+    def start_heartbeat(self) -> None:
+        """From now on the status is fresh even while a long compilation keeps the main thread busy."""
+        self._heart.start()
+
+    def end_heartbeat(self) -> None:
+        """Ends the thread."""
+        self._over.set()
+        self._heart.join()
+
+    def _follow_folder(self) -> None:
+        """Writes go to where the folder is now; FolderGone once it was deleted."""
+        try:
+            if self.is_lost:
+                raise FolderGone(f"the experiment in {self.folder.path} was deleted while it trained")
+            path = self.held.path
+            if path != self.folder.path:
+                log.warning("the run folder was moved to %s", path)
+                self.folder.move_to(path)
+                self.has_moved = True
+            self.folder.keep_lock()
+        except FolderGone:
+            self.is_lost = True
+            raise
+
+    def _following(self, event: Event, **fields: Any) -> Status:
+        state = self.folder.advance(self.status.state, event)
+        if state != "starting":
+            # From the first timestep on there is no way back.
+            fields["before"] = None
+        return dataclasses.replace(self.status, state=state, heartbeat=time.time(), **fields)
+
+    def _beat(self) -> None:
+        complained = False
+        while not self._over.wait(HEARTBEAT_SECONDS):
+            try:
+                with self._writing:
+                    if not self.status.is_live:
+                        return  # the end is written, and stays as it is
+                    self._follow_folder()
+                    self.status = dataclasses.replace(self.status, heartbeat=time.time())
+                    self.folder.write_status(self.status)
+            except FolderGone:
+                return  # the training ends when it next asks what is wished for
+            except StorageError as error:
+                # The training itself ends with this error at its next checkpoint; a heartbeat must not end it.
+                if not complained:
+                    log.warning("the status cannot be written: %s", error)
+                complained = True
+
+
+class EndedEarly(BaseException):
+    """A signal has come before there was anything to save; not an error, so that nobody takes it for one."""
+
+
+class Requests:
+    """What was asked of the running training: by signal in this process, by request.json from another."""
+
+    def __init__(self, folder: RunFolder, announce: Callable[[str], None], on_termination: str = "stop") -> None:
+        """`on_termination` is what SIGTERM asks for."""
+        self.signal: signal.Signals | None = None
+        self.may_end_at_once = False
+        """Whether a SIGTERM that asks for a pause ends the run where it is: it has not begun to train."""
+        self._on_termination = on_termination
+        self._folder = folder
+        self._announce = announce
+        self._action: str | None = None
+        self._told = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Requests:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._heard)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            if handler is not None:  # one that is not Python's cannot be put back
+                signal.signal(number, handler)
+
+    def latest(self) -> str | None:
+        """ "stop" or "pause" once asked for, else None; a stop outweighs a pause."""
+        if self._action != "stop":
+            self._action = self._folder.asked() or self._action
+        if self._action and not self._told:
+            self._told = True
+            log.info("asked to %s", self._action)
+        return self._action
+
+    def _heard(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+        if number == signal.SIGTERM and self._on_termination == "pause" and self.may_end_at_once:
+            self.may_end_at_once = False
+            raise EndedEarly
+        self._action = self._on_termination if number == signal.SIGTERM else self._action or "pause"
+        if number == signal.SIGINT:
+            self._announce("pausing: saving a checkpoint (Ctrl-C again ends at once)")

@@ -1,0 +1,446 @@
+"""Run folders on disk: the spec, the status and its one owner, the requests to that owner."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from steppe.errors import OwnedError, SpecError, StateError, StorageError
+from steppe.experiments.hints import CALLS, Ways, commands
+from steppe.experiments.run_folder import locks
+from steppe.experiments.run_folder.states import Event, State, advance
+from steppe.experiments.run_folder.status import UNREADABLE, Status, read_object, read_status_file
+from steppe.files.durable import storing, sync_folder, write_atomically, write_synced
+from steppe.files.held_folder import FolderGone
+from steppe.specs.loading import limited_reading
+from steppe.specs.loading.files import EFFECTIVE
+from steppe.tensorforce import client_files
+
+if TYPE_CHECKING:
+    from steppe.specs.experiment import ExperimentSpec
+
+SPEC_FILE, STATUS_FILE, REQUEST_FILE, LOG_FILE = "experiment.json", "status.json", "request.json", "log.txt"
+ROOM_FILE, ROOM_BYTES = ".room", 16_384
+RESULTS = ("checkpoints", "metrics.jsonl", "policy")
+"""What training leaves first."""
+SILENT_SECONDS = 60.0
+DIED = "the process ended without a word (killed or out of memory?)"
+NOT_RESUMED = "the last resume could not begin"
+
+
+class RunFolder:
+    """One experiment's folder; the experiment's name is the folder's name."""
+
+    def __init__(self, path: Path, ways: Ways | None = None) -> None:
+        self.path = Path(path).absolute()
+        self.ways = ways or commands(shlex.quote(self.name))
+        self._lock: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.path.name
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is an experiment here; one that may not be looked into counts as one."""
+        try:
+            return (self.path / SPEC_FILE).is_file()
+        except OSError:
+            return True
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether training has left anything here."""
+        return any(limited_reading.exists(self.path / name) for name in RESULTS)
+
+    @property
+    def log(self) -> Path:
+        """Where the run logs."""
+        return self.path / LOG_FILE
+
+    def files(self) -> list[Path]:
+        """Every file that is there now, but for locks and unfinished ones."""
+        found = []
+        # Not Path.rglob, which stumbles over a checkpoint that a running experiment removes meanwhile.
+        for folder, inner, names in os.walk(self.path):
+            inner[:] = [name for name in inner if not name.startswith(".")]
+            found += [Path(folder, name) for name in names if not name.startswith(".")]
+        return sorted(path for path in found if path.is_file())
+
+    def create(self, spec: ExperimentSpec, *, force: bool = False) -> None:
+        """Writes experiment.json and the first status; one that exists is refused, or kept beside with `force`."""
+        self._check_free(force)
+        _make_folder(self.path)
+        with self.lock("renew") as status:
+            # Again, now that no one else can make it meanwhile.
+            self._check_free(force)
+            self.set_aside(status)
+            self.write_spec(spec)
+            self.write_status(Status(created=time.time()))
+
+    def write_spec(self, spec: ExperimentSpec) -> None:
+        """The full spec with every sub-spec inlined."""
+        write_atomically(self.path / SPEC_FILE, spec.model_dump_json(indent=2) + "\n")
+
+    def write_effective(self, settings: Mapping[str, Any]) -> None:
+        """Puts the settings that the run really has beside those that were given; nothing is trained by them."""
+        data = {**self.spec_data(), EFFECTIVE: settings}
+        write_atomically(self.path / SPEC_FILE, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+    def spec(self) -> ExperimentSpec:
+        """The validated experiment.json."""
+        from steppe.specs.experiment import ExperimentSpec
+        from steppe.specs.loading.files import read_spec_file
+        from steppe.specs.loading.validation import Origins, validate
+
+        origins = Origins(str(self.path / SPEC_FILE))
+        spec = validate(ExperimentSpec, read_spec_file(self.path / SPEC_FILE), source=origins)
+        spec.agent.written_in(origins.below("agent"))
+        return spec
+
+    def spec_data(self) -> dict[str, Any]:
+        """experiment.json as it is written: quick, for lists. That of the old tfcli is put into today's words."""
+        data = read_object(self.path / SPEC_FILE)
+        return self.spec().model_dump(mode="json") if client_files.is_old(data) else data
+
+    def status(self) -> Status:
+        """The state of the experiment; a run that died without a word is found out and written down as failed."""
+        from steppe.experiments.on_cluster import places, remote
+
+        if (place := places.place_of(self)) is not None:
+            return remote.status(self, place)
+        status = self.read_status()
+        return status if not status.is_live or self._has_owner(status) else self._bury()
+
+    def read_status(self) -> Status:
+        """status.json as it is written; if it is missing or damaged after training, a failed one that says so."""
+        path = self.path / STATUS_FILE
+        if not limited_reading.exists(path):
+            return self._unreadable(f"{path} is missing") if self.is_trained else Status()
+        try:
+            return read_status_file(path)
+        except SpecError as error:
+            return self._unreadable(str(error))
+
+    def write_status(self, status: Status) -> None:
+        """Replaces status.json in one step; only for the holder of the lock."""
+        write_atomically(self.path / STATUS_FILE, _as_json(status))
+
+    def take_room(self) -> None:
+        """Room for the last status, taken before the disk can be full; only for the holder of the lock."""
+        self.give_room_back()
+        with contextlib.suppress(OSError):
+            write_synced(self.path / ROOM_FILE, bytes(ROOM_BYTES))
+
+    def give_room_back(self) -> None:
+        """The opposite of `take_room`."""
+        with contextlib.suppress(OSError):
+            (self.path / ROOM_FILE).unlink(missing_ok=True)
+
+    def write_last_status(self, status: Status) -> None:
+        """As `write_status`, on a full disk into the room that was taken, so that a failure's reason is not lost."""
+        try:
+            self.write_status(status)
+        except StorageError:
+            if not self._write_into_room(_as_json(status).encode()):
+                raise
+
+    def advance(self, state: State, event: Event) -> State:
+        """The state that follows `event`; its StateError names this experiment."""
+        return advance(state, event, self.name, self.ways)
+
+    def withdrawn(self, status: Status, reason: str) -> Status:
+        """The status of a completed experiment whose resume could not begin: as before, with a note that says why."""
+        assert status.before is not None
+        state = self.advance(status.state, "withdraw")
+        before = Status.from_data(status.before)
+        notices = [notice for notice in before.notices if not notice.startswith(NOT_RESUMED)]
+        return dataclasses.replace(before, state=state, notices=(*notices, f"{NOT_RESUMED}: {reason}"))
+
+    @contextlib.contextmanager
+    def lock(self, event: Event) -> Iterator[Status]:
+        """Owns the folder for `event`; gives the status as it was. OwnedError if a process owns it already."""
+        # Readers hold the lock for a moment while they look: half a second outlasts them.
+        descriptor = locks.acquire(self.path, patience=0.5)
+        if descriptor is None:
+            self._refuse(event)
+        self._lock = descriptor
+        try:
+            status = self.read_status()
+            if status.is_live and status.host not in (None, socket.gethostname()) and self._has_owner(status):
+                self._refuse(event)
+            yield self._after_death(status)
+        finally:
+            locks.release(self._lock)
+            self._lock = None
+
+    def keep_lock(self) -> None:
+        """Takes the lock again if its file was deleted; FolderGone if the experiment was, or if another has it now."""
+        if self._lock is None or locks.is_still_there(self._lock, self.path / locks.LOCK_FILE):
+            return
+        again = locks.acquire(self.path) if limited_reading.exists(self.path / SPEC_FILE) else None
+        if again is None:
+            raise FolderGone(f"the experiment in {self.path} was deleted while it trained; nothing more is written")
+        locks.release(self._lock)
+        self._lock = again
+
+    def move_to(self, path: Path) -> None:
+        """Follows the folder to where it was moved."""
+        self.path = path
+        if self.ways is not CALLS:
+            self.ways = commands(shlex.quote(str(path)))
+
+    def remove_traces(self) -> None:
+        """Removes what the owner wrote into a folder while somebody deleted it; other files stay."""
+        with contextlib.suppress(OSError):
+            (self.path / STATUS_FILE).unlink(missing_ok=True)
+            (self.path / ROOM_FILE).unlink(missing_ok=True)
+            self.path.rmdir()
+
+    def is_left(self, silent: Status | None) -> bool:
+        """Whether no process owns it; how a dead one has left it is written down.
+
+        An owner on another machine is one for as long as it says something, whatever the clocks there show: `silent` is
+        the last that was heard of it, once that is long ago.
+        """
+        # Whoever owns a folder has locked it; one that came from object storage is this machine's own.
+        is_copy = not (self.path / locks.LOCK_FILE).exists()
+        descriptor = locks.acquire(self.path)
+        if descriptor is None:
+            return False
+        try:
+            found = self.read_status()
+            is_elsewhere = found.is_live and found.host not in (None, socket.gethostname())
+            if is_elsewhere and found != silent and not is_copy:
+                return False
+            self._write_death(found)
+            return True
+        finally:
+            locks.release(descriptor)
+
+    def set_aside(self, status: Status, *keep: str) -> Path | None:
+        """Moves what an earlier run left, but for `keep`, into a dated folder here; only for the holder of the lock."""
+        kept = {SPEC_FILE, STATUS_FILE, REQUEST_FILE, *keep}
+        left = [entry for entry in self.path.iterdir() if entry.name not in kept and not is_own(entry.name)]
+        self.forget_requests()
+        if not left and status.state == "created":
+            return None
+        stem = f"before-{datetime.now():%Y%m%d-%H%M%S}"
+        names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
+        aside = next(self.path / name for name in names if not (self.path / name).exists())
+        with storing(aside):
+            aside.mkdir()
+            for entry in left:
+                entry.rename(aside / entry.name)
+            if (self.path / SPEC_FILE).exists():
+                shutil.copy2(self.path / SPEC_FILE, aside / SPEC_FILE)
+            # Not copied: a damaged one may be of any kind and size.
+            if limited_reading.exists(self.path / STATUS_FILE):
+                (self.path / STATUS_FILE).rename(aside / STATUS_FILE)
+        return aside
+
+    def ask(self, action: str) -> None:
+        """Leaves a request ("pause" or "stop") for the owner, who looks for it after each chunk of training."""
+        write_atomically(self.path / REQUEST_FILE, json.dumps({"action": action, "time": time.time()}) + "\n")
+
+    def asked(self) -> str | None:
+        """The request that waits for the owner, if any."""
+        path = self.path / REQUEST_FILE
+        if not path.exists():
+            return None
+        try:
+            action = json.loads(limited_reading.read_small(path, ROOM_BYTES)).get("action")
+        except (OSError, ValueError, AttributeError, RecursionError):
+            return None
+        return next((known for known in ("pause", "stop") if action == known), None)
+
+    def forget_requests(self) -> None:
+        """Removes what was asked of an earlier owner."""
+        path = self.path / REQUEST_FILE
+        if path.exists():
+            with storing(path):
+                path.unlink(missing_ok=True)
+
+    def _check_free(self, force: bool) -> None:
+        if self.exists:
+            if not force:
+                raise StateError(
+                    f'experiment "{self.name}" exists already in {self.path.parent}; {self.ways.replace} '
+                    "(its old results are kept beside)"
+                )
+        elif self.path.is_dir() and any(not is_own(entry.name) for entry in self.path.iterdir()):
+            raise StateError(f"{self.path} holds files that are no experiment's; choose a new or an empty folder")
+
+    def _unreadable(self, why: str) -> Status:
+        from steppe.records.checkpoints import list_checkpoints
+
+        try:
+            timestep = (list_checkpoints(self.path) or [0])[-1]
+        except OSError:
+            timestep = 0
+        return Status(state="failed", reason=f"{UNREADABLE}: {why}", timestep=timestep)
+
+    def _write_into_room(self, data: bytes) -> bool:
+        room = self.path / ROOM_FILE
+        try:
+            # In place, since whatever is given back may be taken by whoever filled the disk.
+            with room.open("r+b") as file:
+                file.write(data)
+                file.truncate()
+                os.fsync(file.fileno())
+            room.replace(self.path / STATUS_FILE)
+            sync_folder(self.path)
+        except OSError:
+            return False
+        return True
+
+    def _has_owner(self, status: Status) -> bool:
+        is_heard = time.time() - (status.heartbeat or 0.0) < SILENT_SECONDS
+        if status.host not in (None, socket.gethostname()):
+            return is_heard
+        try:
+            descriptor = locks.acquire(self.path)
+        except StorageError:
+            # The lock of another user cannot be asked.
+            return is_heard
+        if descriptor is None:
+            return True
+        locks.release(descriptor)
+        return False
+
+    def _bury(self) -> Status:
+        """Writes down how an owner that is gone left the experiment, unless another took over meanwhile."""
+        try:
+            descriptor = locks.acquire(self.path)
+        except StorageError:
+            return self._after_death(self.read_status())
+        if descriptor is None:
+            return self.read_status()
+        try:
+            return self._write_death(self.read_status())
+        finally:
+            locks.release(descriptor)
+
+    def _write_death(self, found: Status) -> Status:
+        status = self._after_death(found)
+        if status is not found:
+            # A disk that cannot be written to can still be looked at.
+            with contextlib.suppress(StorageError):
+                self.write_status(status)
+        return status
+
+    def _after_death(self, status: Status) -> Status:
+        """What a status that no one owns any more comes to."""
+        if not status.is_live:
+            return status
+        if status.before is not None:
+            return self.withdrawn(status, DIED)
+        state = self.advance(status.state, "fail")
+        return dataclasses.replace(status, state=state, reason=DIED, finished=status.heartbeat or time.time(), phase="")
+
+    def _refuse(self, event: Event) -> NoReturn:
+        status = self.read_status()
+        if status.is_live:
+            where = "" if status.host in (None, socket.gethostname()) else f" on {status.host}"
+            if event in ("start", "resume"):
+                raise OwnedError(
+                    f'experiment "{self.name}" is {status.state} already (process {status.pid}{where}); '
+                    f"stop it first: {self.ways.stop}"
+                )
+            try:
+                self.advance(status.state, event)
+            except StateError as error:
+                raise OwnedError(str(error)) from None
+        raise OwnedError(f'experiment "{self.name}" is being changed by another process; try again')
+
+
+class Store:
+    """The folder that holds run folders: `experiments/` of a project, or `steppe-runs/` outside one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path).absolute()
+
+    def folder(self, name: str) -> RunFolder:
+        """The run folder of that name, whether it exists or not."""
+        from steppe.specs.experiment import valid_name
+
+        return RunFolder(self.path / valid_name(name))
+
+    def folders(self) -> list[RunFolder]:
+        """Every experiment, by name."""
+        if not self.path.is_dir():
+            return []
+        # A hidden one is being deleted, or was when its deletion was cut short.
+        entries = [entry for entry in sorted(self.path.iterdir()) if entry.is_dir() and entry.name[0] != "."]
+        return [folder for folder in map(RunFolder, entries) if folder.exists]
+
+    def entries(self) -> list[RunFolder]:
+        """As `folders`, with folders that hold results but no experiment.json, and links that lead nowhere."""
+        try:
+            # A hidden one is being deleted.
+            found = sorted(entry for entry in self.path.iterdir() if entry.name[0] != ".")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StorageError(f"cannot read {self.path}: {error.strerror or error}") from error
+        return [folder for folder in map(RunFolder, found) if _may_be_experiment(folder)]
+
+    def new_folder(self, stem: str) -> RunFolder:
+        """A run folder that did not exist before, `stem-1`, `stem-2` ...; made at once so that no one else takes it."""
+        _make_folder(self.path)
+        taken = {entry.name for entry in self.path.iterdir()}
+        number = 1
+        while True:
+            path = self.path / f"{stem}-{number}"
+            if path.name not in taken:
+                with storing(path), contextlib.suppress(FileExistsError):
+                    path.mkdir()
+                    return RunFolder(path)
+            number += 1
+
+    def delete(self, folder: RunFolder) -> None:
+        """Deletes a run folder that lies directly in this store and that nothing owns."""
+        if folder.path.parent.resolve() != self.path.resolve() or folder.path.is_symlink() or not folder.exists:
+            raise StateError(f"{folder.path} is not an experiment of {self.path}; delete it yourself if you mean it")
+        with folder.lock("delete"):
+            # Renamed first: a half-deleted experiment must not be listed.
+            doomed = folder.path.with_name(f".deleting-{folder.name}-{os.getpid()}")
+            try:
+                folder.path.rename(doomed)
+                shutil.rmtree(doomed)
+            except OSError as error:
+                raise StorageError(f"cannot delete {folder.path}: {error.strerror or error}") from error
+
+
+def _may_be_experiment(folder: RunFolder) -> bool:
+    try:
+        if not folder.path.is_dir():
+            return folder.path.is_symlink()
+    except OSError:
+        return True
+    return folder.is_trained or any(limited_reading.exists(folder.path / name) for name in (SPEC_FILE, STATUS_FILE))
+
+
+def is_own(name: str) -> bool:
+    """Whether this entry of a run folder is no result of its run: locks, unfinished files, results kept from before."""
+    return name.startswith((".", "before-"))
+
+
+def _make_folder(path: Path) -> None:
+    with storing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def _as_json(status: Status) -> str:
+    return json.dumps(dataclasses.asdict(status), indent=1) + "\n"

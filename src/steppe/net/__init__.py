@@ -1,0 +1,1 @@
+"""Connections between programs of Steppe's: frames, greetings, tokens, TLS and limits."""

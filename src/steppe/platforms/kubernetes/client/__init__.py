@@ -1,0 +1,1 @@
+"""What a client asks of a cluster, and sees of it."""

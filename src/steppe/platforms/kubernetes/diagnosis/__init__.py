@@ -1,0 +1,1 @@
+"""Why Pods do not run, and whether a cluster can run experiments."""

@@ -1,0 +1,37 @@
+"""One worker of run mode async in a Pod: reads on its standard input what it must know, and acts until the end.
+
+It tells whoever started it, through the pipe of its first argument, when it begins to make its environment and when it
+has: an environment that hangs in there may keep this process from doing anything about it. Needs neither Ray nor JAX.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+BEGUN, MADE = b"b", b"m"
+"""What goes through the pipe: the environment is being made, it is there."""
+
+
+def main(pipe: int) -> int:
+    """Its exit code: 0 when the learner is done."""
+    from steppe.runners.engines.asynchronous.worker.actor import Placement, WorkerActor
+    from steppe.runners.simulators import wait_for_simulator
+    from steppe.specs.environment import EnvironmentSpec
+
+    plan: dict[str, Any] = json.load(sys.stdin)
+    wait_for_simulator(EnvironmentSpec.model_validate(plan["environment"]))
+    paths = (os.getcwd(),)  # noqa: PTH109
+    placement = Placement(**plan, token=os.environ["STEPPE_LEARNER_TOKEN"], paths=paths)
+    os.write(pipe, BEGUN)
+    ending = WorkerActor().work(placement, has_made=lambda: os.write(pipe, MADE))
+    if ending.kind == "done":
+        return 0
+    print(f"error: {ending.sentence}", file=sys.stderr, flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

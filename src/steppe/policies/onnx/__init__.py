@@ -1,0 +1,1 @@
+"""Exports a policy as an ONNX model."""

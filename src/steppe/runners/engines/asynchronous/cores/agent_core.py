@@ -1,0 +1,42 @@
+"""What cores share that learn with an agent of Steppe's own: what workers are given of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from steppe.runners.engines.asynchronous.wire.board import Spaces
+from steppe.runners.engines.asynchronous.wire.task import Task
+from steppe.runners.engines.learning import Learner
+
+
+class AgentCore:
+    """An agent and its state; how it is fed and learns is up to those that are made of this."""
+
+    def __init__(self, agent: Any, task: Task, spaces: Spaces) -> None:
+        self.agent, self.task, self.spaces = agent, task, spaces
+        self.updates = 0
+        self._learner: Learner
+        self._names: list[str] = []
+        # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
+        self._acting = jax.jit(agent.acting) if agent.perturbs_parameters else agent.acting
+
+    @property
+    def unsaved(self) -> int:
+        """A snapshot has them all."""
+        return 0
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The policy's tensors, with noise where the agent explores by it."""
+        state = self._learner.agent
+        return self.agent.policy_tensors(state._replace(params=self._acting(state).params))
+
+    def exploration(self, timestep: int) -> dict[str, float]:
+        """As the agent has it."""
+        return {name: float(value) for name, value in self.agent.exploration(timestep, np).items()}
+
+    def policy(self, timestep: int) -> Any:
+        """As the agent has it, without noise."""
+        return self.agent.policy(self._learner.agent, timestep)

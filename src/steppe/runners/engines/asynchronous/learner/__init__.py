@@ -1,0 +1,1 @@
+"""The learner: takes in what workers send, and hands out the newest policy."""

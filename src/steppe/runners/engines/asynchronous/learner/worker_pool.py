@@ -1,0 +1,269 @@
+"""The worker processes of a run: placed by Ray, and replaced when they die or hang."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from steppe.errors import EnvironmentFault, UserError
+from steppe.net.sockets import is_loopback
+from steppe.runners.engines.asynchronous.learner.membership import Membership
+from steppe.runners.engines.asynchronous.learner.server import Server
+from steppe.runners.engines.asynchronous.wire.constants import not_made_within
+from steppe.runners.engines.asynchronous.worker.actor import Placement, WorkerActor
+from steppe.runners.play.episodes import Rules
+from steppe.runners.ray.placing import check_room, check_sharing
+from steppe.specs.allowed_modules import named_by
+from steppe.specs.experiment import ExperimentSpec
+from steppe.specs.running.connections import split_address
+
+TEND_SECONDS = 0.5
+"""How often the workers are looked after."""
+BATCHES_PER_DEATH = 10
+"""So many batches make up for one death of a worker; when deaths outrun them, something is wrong for good."""
+WAS_KILLED = "its process was killed or ran out of memory"
+KILLED = 0.25
+"""How much of a death that is: it need not be the environment's fault."""
+END_SECONDS = 5.0
+"""How long workers have to end by themselves."""
+START_SECONDS = 120.0
+"""After how long missing workers are worth a word in the log."""
+
+log = logging.getLogger(__name__)
+
+
+class Crew(Protocol):
+    """Whoever cares for the workers of a learner."""
+
+    def open(self) -> str:
+        """Makes ready; the host at which the learner should listen where none is set."""
+
+    def start(self, server: Server, token: str | None) -> None:
+        """Sends the workers to a learner."""
+
+    def tend(self) -> EnvironmentFault | None:
+        """Replaces who died or hangs; why that makes no sense any more, where it does not."""
+
+    def close(self) -> None:
+        """Ends all workers; may be called again."""
+
+
+class NoCrew:
+    """Workers come and go as they like."""
+
+    _membership: Membership | None = None
+
+    def open(self) -> str:
+        """Only this machine."""
+        return "127.0.0.1"
+
+    def start(self, server: Server, token: str | None) -> None:
+        """Nobody is sent."""
+        self._membership = server.membership
+
+    def tend(self) -> EnvironmentFault | None:
+        """Nobody is missed."""
+        if self._membership is not None:
+            self._membership.take_hung()
+        return None
+
+    def close(self) -> None:
+        """Nobody is ended."""
+
+
+@dataclass
+class Post:
+    """One worker's place, and who fills it."""
+
+    name: str
+    actor: Any
+    arrival: Any
+    """Resolves when Ray has found a place for it."""
+    ending: Any
+    """Resolves when the worker ends."""
+    arrived: float | None = None
+    """When that was noticed."""
+    has_joined: bool = False
+    fault: str = ""
+    """Why it was ended, where that is known."""
+
+
+class RayCrew:
+    """`num_workers` Ray actors."""
+
+    def __init__(self, spec: ExperimentSpec, rules: Rules, num_envs: int) -> None:
+        self._spec, self._rules, self._num_envs = spec, rules, num_envs
+        self._stack = contextlib.ExitStack()
+        self._posts: list[Post] = []
+        self._level = 0.0
+        self._tended = self._started = 0.0
+        self._batches = 0
+        self._has_warned = False
+
+    def open(self) -> str:
+        """Joins or starts a Ray; where it spans machines, the learner must be reached from all of them."""
+        from steppe.runners.ray.ray_session import ray_session
+
+        check_sharing(self._spec)
+        ray_spec, count = self._spec.ray, self._spec.num_workers
+        session = self._stack.enter_context(ray_session(ray_spec, cpus=count * ray_spec.cpus_per_worker))
+        import ray
+
+        check_room(ray, ray_spec, can_grow=not session.is_own or ray_spec.port is not None)
+        self._host = self._host_among(ray, session.address)
+        return self._host
+
+    def start(self, server: Server, token: str | None) -> None:
+        """Places all workers; they wait until the learner knows what they are to do."""
+        import ray
+
+        self._ray, self._membership = ray, server.membership
+        host, port = server.address
+        if _is_everywhere(host):
+            host = self._host
+        certificate = self._spec.asynchronous.tls_cert
+        self._plan: dict[str, Any] = {
+            "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            "token": token,
+            "certificate": None if certificate is None else Path(certificate).read_text(),
+            "environment": self._rules.environment.model_dump(mode="json"),
+            "num_envs": self._num_envs,
+            "max_timesteps": self._rules.max_timesteps,
+            "repeat_actions": self._rules.repeat_actions,
+            "modules": sorted(named_by(self._spec).names),
+            "reconnect": self._spec.asynchronous.reconnect,
+            "paths": tuple(str(Path(path).absolute()) for path in sys.path),
+        }
+        self._started = time.monotonic()
+        for _ in range(self._spec.num_workers):
+            self._place()
+
+    def tend(self) -> EnvironmentFault | None:
+        """Looks for dead and hung workers now and then."""
+        now = time.monotonic()
+        if now - self._tended < TEND_SECONDS:
+            return None
+        self._tended = now
+        membership: Membership = self._membership
+        self._warn_if_missing(now)
+        received = membership.batches
+        self._level = max(0.0, self._level - (received - self._batches) / BATCHES_PER_DEATH)
+        self._batches = received
+        for name in membership.take_hung():
+            self._kill(name)
+        self._end_stuck(now)
+        done, _ = self._ray.wait([post.ending for post in self._posts], num_returns=len(self._posts), timeout=0)
+        for post in [post for post in self._posts if post.ending in done]:
+            reason = self._reason(post)
+            self._posts.remove(post)
+            self._level += KILLED if reason == WAS_KILLED else 1.0
+            if self._level > self._spec.num_workers + 3:
+                way_out = "" if reason != WAS_KILLED else "; lower num_workers, then resume from the last checkpoint"
+                return EnvironmentFault(
+                    f"workers die faster than they can be replaced; the last one: {reason}{way_out}"
+                )
+            log.warning("a worker died and is replaced: %s", reason)
+            self._place()
+        return None
+
+    def close(self) -> None:
+        """Lets them end by themselves, then ends those that have not."""
+        posts, self._posts = self._posts, []
+        try:
+            if posts and self._ray.is_initialized():
+                self._ray.wait([post.ending for post in posts], num_returns=len(posts), timeout=END_SECONDS)
+                for post in posts:
+                    with contextlib.suppress(Exception):
+                        self._ray.kill(post.actor)
+        finally:
+            self._stack.close()
+
+    def _host_among(self, ray: Any, address: str) -> str:
+        """Where the machines of this Ray reach the learner, whatever address the Ray was joined by."""
+        if address.startswith("ray://"):
+            host = address.removeprefix("ray://").rpartition(":")[0].strip("[]")
+            if not is_loopback(host):
+                return _address_towards(host)
+            # What is heard there may be forwarded from anywhere, and this machine is no part of that Ray.
+            wanted = self._spec.asynchronous.address
+            if wanted is None or _is_everywhere(host := split_address(wanted)[0]):
+                raise UserError(
+                    f"the machines of the Ray at {address} cannot be told where this learner is; give the address that "
+                    "they reach it at by asynchronous.address, or join that Ray by another address than loopback"
+                )
+            return host
+        # A Ray that is known by an address of a network may take in another machine at any time.
+        addresses = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+        return "127.0.0.1" if all(map(is_loopback, addresses)) else str(ray.util.get_node_ip_address())
+
+    def _place(self) -> None:
+        name, ray_spec = secrets.token_hex(8), self._spec.ray
+        options = {"num_cpus": ray_spec.cpus_per_worker, "num_gpus": ray_spec.gpus_per_worker}
+        actor: Any = self._ray.remote(WorkerActor).options(max_restarts=0, **options).remote()
+        arrival, ending = actor.arrive.remote(), actor.work.remote(Placement(name=name, **self._plan))
+        self._posts.append(Post(name, actor, arrival, ending))
+
+    def _kill(self, name: str) -> None:
+        for post in self._posts:
+            if post.name == name:
+                log.warning("a worker hangs and is ended")
+                self._ray.kill(post.actor)
+
+    def _end_stuck(self, now: float) -> None:
+        """Ends workers that have a place and still do not join: their environment hangs while it is made."""
+        missing = [post for post in self._posts if not post.has_joined and not post.fault]
+        if not missing:
+            return
+        arrived, _ = self._ray.wait([post.arrival for post in missing], num_returns=len(missing), timeout=0)
+        patience = self._spec.asynchronous.worker_timeout
+        for post in missing:
+            post.has_joined = self._membership.knows(post.name)
+            if post.has_joined or post.arrival not in arrived:
+                continue
+            # From here on, not from its start: until the learner is compiled nobody can join.
+            post.arrived = post.arrived or now
+            if now - post.arrived > patience:
+                post.fault = not_made_within(patience)
+                self._ray.kill(post.actor)
+
+    def _reason(self, post: Post) -> str:
+        """Why a worker ended; a mistake of the user's is raised, unless workers with the same settings have worked."""
+        try:
+            ending = self._ray.get(post.ending)
+        except self._ray.exceptions.RayError:
+            return post.fault or WAS_KILLED
+        if ending.kind == "user" and not self._batches:
+            raise UserError(ending.sentence)
+        return ending.sentence or "it ended by itself"
+
+    def _warn_if_missing(self, now: float) -> None:
+        here = self._membership.here
+        if not self._has_warned and now - self._started > START_SECONDS:
+            self._has_warned = True
+            if here < self._spec.num_workers:
+                log.warning(
+                    "only %d of %d workers have joined after %d s; the Ray may have no room for more",
+                    here,
+                    self._spec.num_workers,
+                    START_SECONDS,
+                )
+
+
+def _is_everywhere(host: str) -> bool:
+    """Whether it stands for all addresses of a machine, so that nobody can be sent there."""
+    return host in ("0.0.0.0", "::")
+
+
+def _address_towards(host: str) -> str:
+    """The address of this machine as the machines around `host` see it; nothing is sent."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as sock:
+        sock.connect(address)
+        return str(sock.getsockname()[0])

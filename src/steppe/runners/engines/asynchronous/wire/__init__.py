@@ -1,0 +1,1 @@
+"""What a learner and its workers say to each other."""

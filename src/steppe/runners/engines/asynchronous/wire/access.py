@@ -1,0 +1,43 @@
+"""Who may talk to a learner, and whether it can be overheard: tokens and certificates, never written down."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from steppe.errors import UserError, reason_of
+from steppe.net.credentials import server_tls, server_token
+from steppe.runners.engines.asynchronous.wire.constants import TOKEN_VARIABLE
+
+File = str | Path | None
+
+
+@dataclass(frozen=True)
+class Access:
+    """What the learner asks of those who connect."""
+
+    token: str | None = None
+    tls: ssl.SSLContext | None = None
+
+
+def access_from(token_file: File, tls_cert: File, tls_key: File) -> Access:
+    """A learner's access from files, the token also from the variable STEPPE_LEARNER_TOKEN."""
+    return Access(server_token(token_file, TOKEN_VARIABLE), server_tls(tls_cert, tls_key))
+
+
+def trust_in(file: File) -> ssl.SSLContext | None:
+    """What encrypts a worker's connection to a learner with a certificate of this file; None without one."""
+    if file is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=file)
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(f"cannot read the certificates in {file}: {reason_of(error)}") from None
+
+
+def trust_only(certificate: str) -> ssl.SSLContext:
+    """The same for one certificate (PEM) that is known to be the learner's, whatever name it is for."""
+    context = ssl.create_default_context(cadata=certificate)
+    context.check_hostname = False
+    return context

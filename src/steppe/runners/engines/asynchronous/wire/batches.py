@@ -1,0 +1,276 @@
+"""What a worker sends: some timesteps of its environments, and how they cross the wire."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from steppe.errors import UserError
+from steppe.net.messagepack import Malformed
+from steppe.net.protocol import DTYPES, LARGEST, ROOM, Message, read_array, read_count, to_wire
+from steppe.policies import heads
+from steppe.policies.description import PolicyDescription
+from steppe.policies.layers import plan
+from steppe.policies.preprocessing import Preprocessing
+from steppe.runners.engines.asynchronous.wire.task import Task
+from steppe.specs.allowed_modules import EVERY_MODULE
+from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
+
+MOST_ENVIRONMENTS = 4096
+"""Of one worker."""
+MOST_EPISODES = 100_000
+"""That one batch may tell of."""
+LONGEST_EPISODE = 2**31 - 1
+"""In timesteps: checkpoints store lengths of episodes as int32."""
+LARGEST_RETURN = 1e35
+"""Checkpoints store returns as float32, which ends at 3.4e38: the sum of a window of them is still finite."""
+LARGEST_NUMBER = 1e19
+"""Of an observation, a reward or an output of the policy: its square is still a float32."""
+
+
+@dataclass
+class Batch:
+    """T timesteps of N environments of one worker, in order of time; arrays are [T, N, ...]."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+    """As the learner stores them."""
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    next_observations: np.ndarray
+    """The true successors, before any reset."""
+    running_returns: np.ndarray | None = None
+    outputs: np.ndarray | None = None
+    """What the policy put out when acting."""
+    internals: dict[str, np.ndarray] = field(default_factory=dict)
+    """What the policy remembered before each action."""
+    next_internals: dict[str, np.ndarray] = field(default_factory=dict)
+    log_std: np.ndarray | None = None
+    """The spread of a Gaussian policy, [A]."""
+    returns: list[float] = field(default_factory=list)
+    """Of the episodes that ended."""
+    lengths: list[int] = field(default_factory=list)
+    evaluations: list[tuple[float, int]] = field(default_factory=list)
+    """(return, length) of episodes that were played greedily, which are in none of the arrays."""
+    version: int = 0
+    """How many updates the policy had seen that acted first."""
+    sequence: int = 0
+    """Counts the batches of a worker, from 1 on."""
+
+    @property
+    def timesteps(self) -> int:
+        """How many there are, of all environments together."""
+        return self.rewards.size
+
+    @property
+    def ended(self) -> np.ndarray:
+        """Where episodes ended, bool [T, N]."""
+        return self.terminated | self.truncated
+
+
+class Form:
+    """The shapes and dtypes of everything in a batch, which follow from the task and the environment's spaces."""
+
+    def __init__(self, task: Task, observation: Space, action: Space) -> None:
+        self.action, self.task = action, task
+        self.seen = observation if task.preprocessing is None else Preprocessing.from_json(task.preprocessing).space
+        self.has_log_std = False
+        self.internals: dict[str, tuple[int, ...]] = {}
+        """What the policy remembers, float32."""
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {}
+        if task.policy is not None:
+            # The learner's own, or checked where its message was read.
+            description = PolicyDescription.from_json(task.policy, EVERY_MODULE)
+            kind = description.head["kind"]
+            self.has_log_std = kind == "gaussian" and "outputs" in task.keeps
+            if "outputs" in task.keeps:
+                shapes["outputs"] = ((heads.outputs_size(kind, action),), np.dtype(np.float32))
+            if "internals" in task.keeps and description.network is not None:
+                self.internals = dict(plan(description.network, description.observation).states)
+        if "running_returns" in task.keeps:
+            shapes["running_returns"] = ((), np.dtype(np.float32))
+        self.extras = shapes
+
+    @property
+    def observation_dtype(self) -> np.dtype:
+        """As observations are stored."""
+        return np.dtype(self.seen.dtype if self.seen.dtype in ("uint8", "int32") else np.float32)
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """Those of a Box lie side by side."""
+        return (self.action.size,) if isinstance(self.action, Box) else self.action.shape
+
+    @property
+    def action_dtype(self) -> np.dtype:
+        """As actions are stored."""
+        return np.dtype(np.float32 if isinstance(self.action, Box) else np.int32)
+
+    def allocate(self, rows: int, environments: int) -> Batch:
+        """Room for a batch."""
+        lead = (rows, environments)
+
+        def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+            return np.zeros((*lead, *shape), dtype)
+
+        extras: dict[str, Any] = {name: zeros(*each) for name, each in self.extras.items()}
+        return Batch(
+            observations=zeros(self.seen.shape, self.observation_dtype),
+            actions=zeros(self.action_shape, self.action_dtype),
+            rewards=zeros((), np.float32),
+            terminated=zeros((), bool),
+            truncated=zeros((), bool),
+            next_observations=zeros(self.seen.shape, self.observation_dtype),
+            internals={name: zeros(shape, np.float32) for name, shape in self.internals.items()},
+            next_internals={name: zeros(shape, np.float32) for name, shape in self.internals.items()},
+            **extras,
+        )
+
+    def largest(self, environments: int) -> int:
+        """The longest message that a worker with that many environments has reason to send, in bytes."""
+        rows = self.task.rows_for(environments)[1]
+        seen = math.prod(self.seen.shape) * self.observation_dtype.itemsize
+        taken = math.prod(self.action_shape) * self.action_dtype.itemsize
+        more = sum(4 * math.prod(shape) for shape, _ in self.extras.values())
+        remembered = sum(4 * math.prod(shape) for shape in self.internals.values())
+        # Successors are sent where episodes ended, which may be everywhere.
+        each = 2 * (seen + remembered) + taken + more + 6
+        size = (rows + 1) * environments * (each + 32) + ROOM
+        if size > LARGEST:
+            raise UserError(
+                f"a batch of {rows} timesteps of {environments} environments takes {size:,} bytes, more than one "
+                "message may hold; lower batch_timesteps or num_envs"
+            )
+        return size
+
+
+def to_message(batch: Batch) -> Message:
+    """A batch as it is sent: successors only where they are not the next observation."""
+    ended = batch.ended
+    message: Message = {
+        "op": "batch",
+        "sequence": batch.sequence,
+        "version": batch.version,
+        "timesteps": len(batch.rewards),
+        "observations": to_wire(batch.observations),
+        "following": to_wire(_apart(batch.next_observations, ended)),
+        "actions": to_wire(batch.actions),
+        "rewards": to_wire(batch.rewards),
+        "terminated": to_wire(batch.terminated),
+        "truncated": to_wire(batch.truncated),
+        "returns": batch.returns,
+        "lengths": batch.lengths,
+        "evaluations": [list(each) for each in batch.evaluations],
+    }
+    for name in ("running_returns", "outputs", "log_std"):
+        if (array := getattr(batch, name)) is not None:
+            message[name] = to_wire(array)
+    for name, array in batch.internals.items():
+        message[f"internals/{name}"] = to_wire(array)
+        message[f"internals/{name}/following"] = to_wire(_apart(batch.next_internals[name], ended))
+    return message
+
+
+def from_message(message: Message, form: Form, environments: int) -> Batch:
+    """The inverse, of a message that may hold anything; `Malformed` where it is no batch of this form."""
+    rows = read_count(message, "timesteps")
+    fewest, most = form.task.rows_for(environments)
+    if rows > most or (form.task.rows is not None and rows != fewest):
+        raise Malformed(f"sent {rows} timesteps of each environment where at most {most} make sense")
+    batch = form.allocate(rows, environments)
+    for name in ("observations", "actions", "rewards", "terminated", "truncated", *form.extras):
+        read_array(message, name, getattr(batch, name))
+    if (batch.terminated & batch.truncated).any():
+        raise Malformed("sent an episode that was terminated and truncated at once")
+    ended = batch.ended
+    _read_following(message, "following", batch.observations, batch.next_observations, ended)
+    for name, array in batch.internals.items():
+        read_array(message, f"internals/{name}", array)
+        _read_following(message, f"internals/{name}/following", array, batch.next_internals[name], ended)
+    if form.has_log_std:
+        batch.log_std = np.zeros(form.extras["outputs"][0], np.float32)
+        read_array(message, "log_std", batch.log_std)
+    batch.version, batch.sequence = read_count(message, "version", least=0), read_count(message, "sequence")
+    batch.returns, batch.lengths = _returns(message.get("returns")), _lengths(message.get("lengths"))
+    batch.evaluations = _evaluations(message.get("evaluations"))
+    _check(batch, form)
+    return batch
+
+
+def _apart(following: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    """The successors [E + N, ...] that are not the next row: where episodes ended, and after the last row."""
+    return np.concatenate([following[:-1][ended[:-1]], following[-1]])
+
+
+def _read_following(message: Message, name: str, rows: np.ndarray, out: np.ndarray, ended: np.ndarray) -> None:
+    """Puts the successors together again."""
+    apart = np.empty((int(ended[:-1].sum()) + rows.shape[1], *rows.shape[2:]), rows.dtype)
+    read_array(message, name, apart)
+    out[:-1] = rows[1:]
+    out[:-1][ended[:-1]] = apart[: -rows.shape[1]]
+    out[-1] = apart[-rows.shape[1] :]
+
+
+def _returns(values: Any, name: str = "returns") -> list[float]:
+    _check_list(values, name)
+    # NaN is not smaller than anything, and whole numbers may have any size.
+    if not all(type(value) in (int, float) and abs(value) <= LARGEST_RETURN for value in values):
+        raise Malformed(
+            f'sent "{name}" with something else than numbers from -{LARGEST_RETURN:g} to {LARGEST_RETURN:g}'
+        )
+    return [float(value) for value in values]
+
+
+def _lengths(values: Any, name: str = "lengths") -> list[int]:
+    _check_list(values, name)
+    if not all(type(value) is int and 1 <= value <= LONGEST_EPISODE for value in values):
+        raise Malformed(f'sent "{name}" with something else than whole numbers from 1 to {LONGEST_EPISODE:,}')
+    return list(values)
+
+
+def _evaluations(values: Any) -> list[tuple[float, int]]:
+    _check_list(values, "evaluations")
+    if not all(isinstance(each, list) and len(each) == 2 for each in values):
+        raise Malformed('sent "evaluations" as something else than a list of pairs')
+    scores, lengths = ([each[i] for each in values] for i in range(2))
+    return list(zip(_returns(scores, "evaluations"), _lengths(lengths, "evaluations"), strict=True))
+
+
+def _check_list(values: Any, name: str) -> None:
+    if not isinstance(values, list) or len(values) > MOST_EPISODES:
+        raise Malformed(f'sent "{name}" as something else than a list of at most {MOST_EPISODES:,}')
+
+
+def _check(batch: Batch, form: Form) -> None:
+    """Refuses what nobody can learn from: it would spoil the learner for all."""
+    if len(batch.returns) != len(batch.lengths):
+        raise Malformed("sent other numbers of returns than of lengths")
+    ended = int(np.count_nonzero(batch.ended))
+    if len(batch.returns) > ended:
+        raise Malformed(f"sent the returns of {len(batch.returns)} episodes where {ended} ended")
+    arrays = [batch.observations, batch.next_observations, batch.rewards, batch.actions, batch.log_std, batch.outputs]
+    arrays += [batch.running_returns, *batch.internals.values(), *batch.next_internals.values()]
+    for array in arrays:
+        if array is not None and array.dtype == DTYPES["float32"] and not _is_bounded(array):
+            raise Malformed(f"sent a number that is NaN, or not within {LARGEST_NUMBER:g} of zero")
+    _check_choices(batch.actions, form.action, 0)
+    for seen in (batch.observations, batch.next_observations):
+        _check_choices(seen, form.seen, getattr(form.seen, "start", 0))
+
+
+def _is_bounded(array: np.ndarray) -> bool:
+    """Whether all numbers can be computed with; NaN is passed on by min and max, and is not smaller than anything."""
+    return array.size == 0 or bool(array.max() <= LARGEST_NUMBER and array.min() >= -LARGEST_NUMBER)
+
+
+def _check_choices(values: np.ndarray, space: Space, start: int) -> None:
+    if isinstance(space, Box):
+        return
+    counts = np.asarray(space.n if isinstance(space, Discrete) else space.nvec)
+    assert isinstance(space, Discrete | MultiDiscrete)
+    if ((values < start) | (values >= start + counts)).any():
+        raise Malformed("sent a choice that does not exist")

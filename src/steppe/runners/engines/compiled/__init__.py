@@ -1,0 +1,1 @@
+"""Acting, stepping and learning in one compiled program."""

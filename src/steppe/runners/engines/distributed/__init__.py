@@ -1,0 +1,51 @@
+"""Run mode distributed: parameter servers and workers on Ray. Importing this is light.
+
+`engine` is the driver; `server` and `worker` are what runs elsewhere; `servers` and `crew` are how the driver sees
+them; `exchange` is how a worker sees the servers; `tape` and `work` are how an agent becomes gradients.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from steppe.errors import MissingExtra
+from steppe.specs.experiment import ExperimentSpec
+
+if TYPE_CHECKING:
+    from steppe.runners._base import Engine
+
+__all__ = ["check", "make_engine"]
+
+
+def make_engine(spec: ExperimentSpec) -> Engine:
+    """The engine of an experiment; nothing is started before it begins."""
+    from steppe.runners.engines.distributed.engine import DistributedEngine
+
+    return DistributedEngine(spec)
+
+
+def check(spec: ExperimentSpec) -> list[str]:
+    """Notices; a UserError that says why an experiment cannot be run by parameter servers and workers."""
+    from steppe.runners.ray.placing import check_sharing
+    from steppe.runners.ray.ray_session import has_token
+
+    if spec.platform != "kubernetes" and find_spec("ray") is None:
+        raise MissingExtra('run mode "distributed"', "cluster")
+    check_sharing(spec)
+    make_engine(spec).close()
+    notices = []
+    ray = spec.ray
+    if spec.platform == "local" and ray.port is not None and ray.address is None and not has_token():
+        notices.append(
+            f"ray.port {ray.port} takes in other machines, which needs a token that they know too; set RAY_AUTH_TOKEN "
+            "before the run starts"
+        )
+    if spec.distributed.synchronous:
+        unused = [name for name in ("max_staleness", "overlap") if getattr(spec.distributed, name)]
+        notices += [f"distributed.{name} has no effect: synchronous workers wait for each other" for name in unused]
+    if not spec.distributed.synchronous and spec.seed is not None:
+        notices.append(
+            'with "synchronous": false workers do not wait for each other, so runs with the same seed differ'
+        )
+    return notices

@@ -1,0 +1,166 @@
+"""A worker's side of the parameter servers: whole vectors here, shards there, and pushes that count once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from steppe.runners.engines.distributed.moments import Seen
+from steppe.runners.engines.distributed.server import Answer, Push
+
+Receive = Callable[[Sequence[Any], float], list[Any]]
+"""(what was sent, seconds) -> an Answer, or the exception, for each."""
+
+
+class ServersLost(Exception):
+    """Some servers did not answer; what was sent to them is kept, for those who take their places."""
+
+    def __init__(self, indices: list[int]) -> None:
+        super().__init__(indices)
+        self.indices = indices
+
+
+class Settled(NamedTuple):
+    """What became of a push."""
+
+    gradients: int
+    """How many it had."""
+    was_applied: bool
+    """By all servers."""
+    staleness: float
+    """The mean over the servers, in updates."""
+
+
+@dataclass
+class _Flying:
+    """A push that is not settled."""
+
+    pushes: list[Push]
+    """One for each server."""
+    sent: list[Any]
+    """What Ray gave for each; None where it must be sent (again)."""
+    answers: list[Answer | None]
+
+
+class Exchange:
+    """The newest parameters that a worker knows, and its push on the way."""
+
+    def __init__(self, worker: int, borders: Sequence[int], receive: Receive, timeout: float) -> None:
+        """`borders` say where shards begin, and in the end where the last one ends."""
+        self.worker = worker
+        self._shards = [slice(start, stop) for start, stop in pairwise(borders)]
+        self._receive, self._timeout = receive, timeout
+        self._servers: list[Any] = [None] * len(self._shards)
+        self.params = np.zeros(borders[-1], np.float32)
+        self.target = np.zeros(0, np.float32)
+        self.seen: Seen | None = None
+        self._versions = [-1] * len(self._shards)
+        self._target_versions = [-1] * len(self._shards)
+        self._sequence = 0
+        self._flying: _Flying | None = None
+
+    @property
+    def versions(self) -> list[int]:
+        """How many updates each server had made when it gave its parameters."""
+        return list(self._versions)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a push is not settled."""
+        return self._flying is not None
+
+    def connect(self, servers: Sequence[Any]) -> None:
+        """From now on these are the servers; nothing is known of those that are new."""
+        for index, server in enumerate(servers):
+            if server != self._servers[index]:
+                self._versions[index] = self._target_versions[index] = -1
+                if self._flying is not None and self._flying.answers[index] is None:
+                    self._flying.sent[index] = None
+                    self._flying.pushes[index] = self._flying.pushes[index]._replace(known=-1, known_target=-1)
+        self._servers = list(servers)
+
+    def pull(self) -> None:
+        """The newest parameters, of which only those travel that have changed."""
+        sent = [
+            server.pull.remote(version, target)
+            for server, version, target in zip(self._servers, self._versions, self._target_versions, strict=True)
+        ]
+        self._take_in(self._answered(sent))
+
+    def push(self, gradients: np.ndarray, seen: Seen | None, read: Sequence[int]) -> None:
+        """Sends gradients [G, P] taken at the versions `read` of the servers; `settle` waits for their answers."""
+        assert self._flying is None
+        self._flying = self._prepared(gradients, seen, read)
+        self._send(self._flying)
+
+    def settle(self) -> Settled:
+        """Waits until every server has answered the push; then their parameters are the newest."""
+        flying = self._flying
+        assert flying is not None
+        self._send(flying)
+        missing = [index for index, answer in enumerate(flying.answers) if answer is None]
+        lost = []
+        for index, answer in zip(missing, self._receive([flying.sent[i] for i in missing], self._timeout), strict=True):
+            if isinstance(answer, Exception):
+                flying.sent[index] = None
+                lost.append(index)
+            else:
+                flying.answers[index] = answer
+        if lost:
+            raise ServersLost(lost)
+        answers = [answer for answer in flying.answers if answer is not None]
+        self._take_in(answers)
+        self._flying = None
+        return Settled(
+            gradients=len(flying.pushes[0].gradients),
+            was_applied=all(each.was_applied for each in answers),
+            staleness=float(np.mean([each.staleness for each in answers])),
+        )
+
+    def hold(self, gradients: np.ndarray, seen: Seen | None) -> None:
+        """Sends gradients that wait for those of the other workers."""
+        flying = self._prepared(gradients, seen, self._versions)
+        sent = [server.hold.remote(push) for server, push in zip(self._servers, flying.pushes, strict=True)]
+        self._answered(sent)
+
+    def _prepared(self, gradients: np.ndarray, seen: Seen | None, read: Sequence[int]) -> _Flying:
+        self._sequence += 1
+        pushes = [
+            Push(
+                worker=self.worker,
+                sequence=self._sequence,
+                read=read[index],
+                gradients=np.ascontiguousarray(gradients[:, shard]),
+                known=self._versions[index],
+                known_target=self._target_versions[index],
+                seen=seen if index == 0 else None,
+            )
+            for index, shard in enumerate(self._shards)
+        ]
+        return _Flying(pushes, [None] * len(pushes), [None] * len(pushes))
+
+    def _send(self, flying: _Flying) -> None:
+        for index, push in enumerate(flying.pushes):
+            if flying.sent[index] is None and flying.answers[index] is None:
+                flying.sent[index] = self._servers[index].push.remote(push)
+
+    def _answered(self, sent: list[Any]) -> list[Any]:
+        answers = self._receive(sent, self._timeout)
+        if lost := [index for index, answer in enumerate(answers) if isinstance(answer, Exception)]:
+            raise ServersLost(lost)
+        return answers
+
+    def _take_in(self, answers: list[Answer]) -> None:
+        for index, (answer, shard) in enumerate(zip(answers, self._shards, strict=True)):
+            self._versions[index], self._target_versions[index] = answer.version, answer.target_version
+            if answer.params is not None:
+                self.params[shard] = answer.params
+            if answer.target is not None:
+                if not len(self.target):
+                    self.target = np.zeros_like(self.params)
+                self.target[shard] = answer.target
+        self.seen = answers[0].seen

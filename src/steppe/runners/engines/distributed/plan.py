@@ -1,0 +1,87 @@
+"""From an experiment's spec to who does what: what each worker runs, and how the parameters are shared out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steppe.agents import agent_class
+from steppe.errors import UserError
+from steppe.specs.experiment import ExperimentSpec
+from steppe.specs.learning.agent import AgentSpec
+
+if TYPE_CHECKING:
+    from steppe.agents._base import Agent
+    from steppe.runners.engines.distributed.server import Duty
+    from steppe.runners.engines.distributed.tape import Part
+
+GRADIENTS_PER_PUSH = {"trajectories": 16, "transitions": 4}
+"""A message costs about as much as a small network's rollout and gradient, so several share one. Learning from a memory
+suffers more from what is stale: with two workers, 16 gradients at once cost it half of its return after 50,000
+timesteps of CartPole-v1, and 4 cost nothing."""
+MOST_NUMBERS_PER_PUSH = 2**20
+"""But of a large network fewer do: sending them would cost more than it saves."""
+
+
+def worker_engine(spec: ExperimentSpec) -> Any:
+    """The engine that each worker runs, with an agent that knows how many it is one of."""
+    from steppe.runners.setup import make_engine
+
+    engine: Any = make_engine(worker_spec(spec), shards=1, xla_threads=1)
+    if engine.agent.experience == "transitions":
+        engine.agent.workers = spec.num_workers
+        engine.agent.waits = 1 if spec.distributed.synchronous else spec.num_workers
+    return engine
+
+
+def worker_spec(spec: ExperimentSpec) -> ExperimentSpec:
+    """What each worker runs, as if it were alone."""
+    changes: dict[str, Any] = {"run_mode": "single"}
+    timesteps = spec.limits[1]
+    if spec.distributed.synchronous and timesteps is not None:
+        # All workers together make one update, so that there are fewer until the end.
+        changes["total_timesteps"] = -(-timesteps // spec.num_workers)
+    algorithm = agent_class(spec.agent)
+    if algorithm.experience == "transitions":
+        settings = spec.agent.settings_as(algorithm.Settings)
+        memory = settings.memory
+        # The experiment says how much is remembered, by all workers together.
+        share = max(-(-memory.capacity // spec.num_workers), settings.batch_size)
+        smaller = memory.model_dump(mode="json", exclude_unset=True) | {"capacity": share}
+        agent = AgentSpec.model_validate({"type": spec.agent.type} | spec.agent.settings | {"memory": smaller})
+        changes["agent"] = agent.suited_to(spec.agent.defaults)
+    return spec.model_copy(update=changes)
+
+
+def rollouts_per_push(spec: ExperimentSpec, agent: Agent[Any]) -> int:
+    """As the experiment says, or as suits the agent."""
+    from steppe.runners.engines.distributed.tape import steps_per_rollout
+
+    if spec.distributed.rollouts_per_push is not None:
+        return spec.distributed.rollouts_per_push
+    steps = steps_per_rollout(agent)
+    size: int = agent.layout.size  # type: ignore[attr-defined]
+    return max(1, min(GRADIENTS_PER_PUSH[agent.experience] // steps, MOST_NUMBERS_PER_PUSH // (size * steps)))
+
+
+def borders_of(size: int, servers: int) -> list[int]:
+    """Where each server's shard begins, and where the last one ends."""
+    if servers > size:
+        raise UserError(f"num_parameter_servers is {servers}, but the network has only {size} parameters to share out")
+    return [size * index // servers for index in range(servers + 1)]
+
+
+def duty_of(spec: ExperimentSpec, agent: Agent[Any], parts: list[Part], start: int, stop: int) -> Duty:
+    """What the server of the parameters start to stop has to do."""
+    from steppe.runners.engines.distributed.server import Duty, Segment
+
+    segments = [
+        Segment(max(part.start, start) - start, min(part.stop, stop) - start, part.optimizer, part.rate)
+        for part in parts
+        if part.start < stop and part.stop > start
+    ]
+    return Duty(
+        segments=segments,
+        max_staleness=spec.distributed.max_staleness,
+        target_sync_frequency=getattr(agent.settings, "target_sync_frequency", 0),
+        target_update_weight=getattr(agent.settings, "target_update_weight", 0.0),
+    )

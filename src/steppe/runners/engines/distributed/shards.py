@@ -1,0 +1,70 @@
+"""What the servers know as one whole, as in a checkpoint, and shared out again, over as many servers as there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from steppe.errors import CheckpointError
+from steppe.runners.engines.distributed.server import State
+from steppe.runners.engines.distributed.tape import Part
+
+
+def joined(states: Sequence[State], borders: Sequence[int], parts: Sequence[Part]) -> State:
+    """The servers' states -> arrays over all parameters; which pushes they know is left out, since no worker stays."""
+    whole = {
+        # A server that took over for another may lag behind the rest.
+        "counters": np.max([state["counters"] for state in states], axis=0),
+        "params": np.concatenate([state["params"] for state in states]),
+        "target": np.concatenate([state["target"] for state in states]),
+    }
+    whole |= {name: array for name, array in states[0].items() if name.startswith("seen/")}
+    pieces: dict[str, list[np.ndarray]] = {}
+    for state, held in zip(states, _held(borders, parts), strict=True):
+        for place, (part, _) in enumerate(held):
+            prefix = f"optimizer/{place}/"
+            for name, array in state.items():
+                if name.startswith(prefix):
+                    pieces.setdefault(f"optimizer/{part}/{name.removeprefix(prefix)}", []).append(array)
+    for name, arrays in pieces.items():
+        whole[name] = np.concatenate(arrays) if arrays[0].ndim else np.max(arrays)
+    return whole
+
+
+def shared_out(whole: State, borders: Sequence[int], parts: Sequence[Part]) -> list[State]:
+    """The opposite."""
+    if whole["params"].shape != (borders[-1],):
+        raise CheckpointError(
+            f"the checkpoint holds {whole['params'].size:,} parameters, but this experiment has {borders[-1]:,}; it "
+            "was made by an experiment with other settings"
+        )
+    states = []
+    for index, ((start, stop), held) in enumerate(zip(pairwise(borders), _held(borders, parts), strict=True)):
+        state = {
+            "counters": whole["counters"],
+            "params": whole["params"][start:stop],
+            "target": whole["target"][start:stop] if len(whole["target"]) else whole["target"],
+            "known": np.zeros((0, 3), np.int64),
+        }
+        if index == 0:
+            state |= {name: array for name, array in whole.items() if name.startswith("seen/")}
+        for place, (part, inside) in enumerate(held):
+            prefix = f"optimizer/{part}/"
+            for name, array in whole.items():
+                if name.startswith(prefix):
+                    key = f"optimizer/{place}/{name.removeprefix(prefix)}"
+                    state[key] = array[inside] if array.ndim else array
+        states.append({name: np.array(array) for name, array in state.items()})
+    return states
+
+
+def _held(borders: Sequence[int], parts: Sequence[Part]) -> Iterator[list[tuple[int, slice]]]:
+    """For each server: (which part, what of it) for every part that it holds something of."""
+    for start, stop in pairwise(borders):
+        yield [
+            (index, slice(max(part.start, start) - part.start, min(part.stop, stop) - part.start))
+            for index, part in enumerate(parts)
+            if part.start < stop and part.stop > start
+        ]

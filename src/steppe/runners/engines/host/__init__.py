@@ -1,0 +1,1 @@
+"""gymnasium environments stepped in NumPy, learning in one compiled call for each rollout."""

@@ -1,0 +1,164 @@
+"""From collected timesteps to a better agent: the same step whether they came from a compiled or a host environment."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from steppe.agents._base import Agent, Metrics, TrainState, Trajectory, Transitions
+from steppe.memories import DemonstratedState, ReplayState, Sample, Timesteps, stored_dtype
+from steppe.policies.preprocessing import RewardPreprocessing
+from steppe.runners.compilation import jit_for_learning
+from steppe.specs.spaces import Box, Space
+
+LARGEST_TIMESTEP = 2**30
+"""Timesteps are counted by the host without bound; inside compiled programs schedules see no more than this."""
+PRETRAINING_CHUNK = 1000
+"""How many updates of pretraining are one call, between which the log is written."""
+
+log = logging.getLogger(__name__)
+
+
+class Learner(NamedTuple):
+    """An agent's state and its memory, () where it has none."""
+
+    agent: TrainState
+    memory: ReplayState | DemonstratedState | tuple[()]
+
+
+def begin(agent: Agent[Any], key: Array, pretrains: bool = True) -> Learner:
+    """Before the first timestep, but after what can be learned from demonstrations; not where it is not wanted."""
+    memory: Any = ()
+    if agent.experience == "transitions":
+        memory = agent.memory.init(example_of(agent))  # type: ignore[attr-defined]
+    learner = Learner(agent.init(key), memory)
+    updates: int = getattr(agent, "pretraining_updates", 0)
+    return _pretrained(agent, learner) if pretrains and updates else learner
+
+
+def each_reward(agent: Agent[Any]) -> RewardPreprocessing | None:
+    """What is done to every reward as it comes; None where nothing is, or where all of a rollout are needed."""
+    stages = agent.reward_preprocessing
+    return None if stages is None or stages.spans_rollout else stages
+
+
+def learn(agent: Agent[Any], learner: Learner, trajectory: Trajectory) -> tuple[Learner, Metrics]:
+    """Takes in [T, N, ...] timesteps; the metrics are scalars, `updates` says how many optimiser steps were taken."""
+    before = learner.agent.updates
+    if agent.reward_preprocessing is not None and agent.reward_preprocessing.spans_rollout:
+        average = None if agent.axis is None else partial(jax.lax.pmean, axis_name=agent.axis)
+        trajectory = trajectory._replace(rewards=agent.reward_preprocessing(trajectory.rewards, jnp, average))
+    match agent.experience:
+        case "trajectories":
+            state, metrics = agent.update(learner.agent, trajectory)
+            learner = Learner(state, ())
+        case "transitions":
+            learner, metrics = _replay(agent, learner, trajectory)
+        case _:
+            metrics = {}
+    return learner, {**metrics, "updates": learner.agent.updates - before}
+
+
+def is_healthy(learner: Learner, metrics: Metrics) -> Array:
+    """Whether loss and parameters are finite: a finite loss can still have had a gradient that was not."""
+    params = learner.agent.params
+    # One product instead of a look at each: not finite where any parameter is not, or where they are all but lost.
+    return jnp.isfinite(metrics.get("loss", jnp.float32(0.0))) & jnp.isfinite(jnp.vdot(params, params))
+
+
+def timesteps_of(trajectory: Trajectory) -> Timesteps:
+    """What a replay memory keeps of a trajectory."""
+    return Timesteps(
+        trajectory.observations,
+        trajectory.actions,
+        trajectory.rewards,
+        trajectory.terminated,
+        trajectory.truncated,
+        trajectory.next_observations,
+    )
+
+
+def example_of(agent: Agent[Any]) -> Timesteps:
+    """Shapes and dtypes of one environment's timestep, as a memory keeps it."""
+    observation, action = agent.situation.observation, agent.situation.action
+
+    def room(space: Space) -> jax.ShapeDtypeStruct:
+        shape = (space.size,) if isinstance(space, Box) and space is action else space.shape
+        return jax.ShapeDtypeStruct(shape, np.dtype(stored_dtype(space)))
+
+    scalar, flag = jax.ShapeDtypeStruct((), np.float32), jax.ShapeDtypeStruct((), np.bool_)
+    return Timesteps(room(observation), room(action), scalar, flag, flag, room(observation))
+
+
+def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Metrics]:
+    memory, settings = agent.memory, agent.settings
+    kept = memory.add(learner.memory, timesteps_of(trajectory))
+    state = agent.observe(learner.agent, trajectory)
+    enough = kept.filled * memory.num_envs >= agent.first_update
+    enough &= kept.filled >= memory.n_step
+
+    @partial(jax.jit, inline=True)  # traced once, for the shapes and for the loop
+    def once(state: TrainState, kept: Any) -> tuple[TrainState, Any, Metrics]:
+        sample_key, key = jax.random.split(state.key)
+        drawn = memory.sample(kept, sample_key, settings.batch_size)
+        state, metrics = agent.update(state._replace(key=key), _batch(drawn))
+        errors = metrics.pop("priorities")
+        if memory.prioritized:
+            kept = memory.reprioritize(kept, drawn.places, errors, when=True)
+        return state, kept, metrics
+
+    def again(_: Any, carry: tuple[TrainState, Any, Metrics]) -> tuple[TrainState, Any, Metrics]:
+        state, own, total = carry
+        state, after, metrics = once(state, own if memory.prioritized else kept)
+        return state, after if memory.prioritized else (), jax.tree.map(jnp.add, total, metrics)
+
+    shapes = jax.eval_shape(once, state, kept)[2]
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    # A loop of no rounds instead of a branch: XLA runs it faster on CPUs, and copies no memory that it only reads.
+    rounds = jnp.where(enough, settings.updates, 0)
+    start = (state, kept if memory.prioritized else (), zeros)
+    state, own, total = jax.lax.fori_loop(0, rounds, again, start)
+    metrics = jax.tree.map(lambda leaf: leaf / settings.updates, total)
+    kept = own if memory.prioritized else kept
+    # Noise in parameters follows from the key, and must change before anything is learned too.
+    key = jnp.where(enough, state.key, jax.random.split(state.key)[1])
+    return Learner(state._replace(key=key), kept), metrics
+
+
+def _pretrained(agent: Any, learner: Learner) -> Learner:
+    """After all updates on demonstrations alone."""
+    total = agent.pretraining_updates
+    pretrain = jit_for_learning(partial(_pretrain, agent), donate_argnums=0)
+    for done in range(0, total, PRETRAINING_CHUNK):
+        count = min(PRETRAINING_CHUNK, total - done)
+        learner, loss = pretrain(learner, jnp.int32(count))
+        log.info("pretraining: %d of %d updates, loss %.4g", done + count, total, float(loss))
+    return learner
+
+
+def _pretrain(agent: Any, learner: Learner, updates: Array) -> tuple[Learner, Array]:
+    """So many updates on demonstrations; the loss of the last one."""
+    memory = agent.memory
+
+    def once(_: Array, carry: tuple[TrainState, DemonstratedState, Array]) -> Any:
+        state, kept, _ = carry
+        sample_key, key = jax.random.split(state.key)
+        drawn = memory.sample_demonstrations(kept, sample_key, agent.settings.batch_size)
+        state, metrics = agent.update(state._replace(key=key), _batch(drawn))
+        if memory.prioritized:
+            kept = memory.reprioritize_demonstrations(kept, drawn.places, metrics["priorities"], when=True)
+        return state, kept, metrics["loss"]
+
+    state, kept, loss = jax.lax.fori_loop(0, updates, once, (*learner, jnp.float32(0.0)))
+    return Learner(state, kept), loss
+
+
+def _batch(drawn: Sample) -> Transitions:
+    """All of a sample but where it was drawn from."""
+    return Transitions(**{name: value for name, value in drawn._asdict().items() if name != "places"})

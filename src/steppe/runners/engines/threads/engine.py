@@ -1,0 +1,149 @@
+"""The engine of run mode multi-threaded: many workers in threads of one process, one model (Hogwild)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from steppe.agents._base import Acting, Agent
+from steppe.errors import CheckpointError, EnvironmentFault
+from steppe.policies.policy import Policy
+from steppe.runners import keys
+from steppe.runners._base import Chunk, Limits
+from steppe.runners.arrays import from_arrays, to_arrays
+from steppe.runners.engines.compiled.rollout import Rollout
+from steppe.runners.engines.learning import LARGEST_TIMESTEP, begin
+from steppe.runners.engines.threads.crew import Crew
+from steppe.runners.engines.threads.exploration import explores_apart
+from steppe.runners.engines.threads.hosts import Hosts
+from steppe.runners.engines.threads.model import SharedModel
+from steppe.runners.engines.threads.optimizer_plan import plan_for
+from steppe.runners.engines.threads.program import Program
+from steppe.runners.engines.threads.work_queue import Ledger, Window
+from steppe.runners.engines.threads.worker import Worker
+from steppe.runners.play.episodes import Rules, play
+
+
+class ThreadsEngine:
+    """`num_workers` threads; an iteration is one batch of one of them."""
+
+    def __init__(
+        self,
+        agent: Agent[Any],
+        num_workers: int,
+        rules: Rules,
+        rollout: Rollout | None,
+        hosts: Hosts | None,
+    ) -> None:
+        """Environments are compiled (`rollout`), or on the host (`hosts`)."""
+        self.agent = agent
+        self.notices: tuple[str, ...] = ()
+        self.num_workers = num_workers
+        self.timesteps_per_iteration = agent.horizon * agent.situation.num_envs
+        self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, num_workers, 1024))
+        self.least_iterations = num_workers
+        self.exact_resume = rollout is not None
+        self.plan = plan_for(agent, num_workers)
+        self._rules, self._rollout, self._hosts = rules, rollout, hosts
+        self._play = None if rollout is None else jax.jit(rollout.play, static_argnums=(2, 3))
+        self._crew: Crew | None = None
+        self._is_warm = False
+
+    def begin(self, seed: int) -> None:
+        """Fresh parameters and fresh episodes."""
+        self._build(seed, pretrains=True)
+        self._start()
+
+    def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
+        """Every worker as it was; host environments start new episodes."""
+        self._build(seed, pretrains=False)
+        count = arrays.get("workers")
+        if count is None or int(count) != self.num_workers:
+            raise CheckpointError(
+                f"the checkpoint is of {'another run mode' if count is None else f'{int(count)} workers'}, but this "
+                f"experiment has {self.num_workers} in threads; it was made by an experiment with other settings"
+            )
+        self.model.restore(_below("model/", arrays))
+        for worker in self._workers:
+            carry = from_arrays(worker.carry(), _below(f"workers/{worker.index}/", arrays))
+            worker.restore(carry, arrays.get(f"randomness/{worker.index}"))
+        self.window.record(arrays["window/returns"].tolist(), arrays["window/lengths"].tolist())
+        self._start()
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """The model, and each worker's environments, randomness and memory."""
+        arrays = {f"model/{name}": value for name, value in self.model.arrays().items()}
+        arrays["workers"] = np.array(self.num_workers)
+        for worker in self._workers:
+            arrays |= to_arrays({"workers": {str(worker.index): worker.carry()}})
+            if (randomness := worker.randomness()) is not None:
+                arrays[f"randomness/{worker.index}"] = randomness
+        return arrays | {
+            "window/returns": np.array(self.window.returns, np.float64),
+            "window/lengths": np.array(self.window.lengths, np.int64),
+        }
+
+    def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
+        """Hands out `iterations` tickets, or fewer where a limit is reached, and returns when every thread is quiet."""
+        assert self._crew is not None
+        ledger = Ledger(iterations, timestep, limits, self.window)
+        began = time.perf_counter()
+        # Batches that were under way when the mean reached stop_at_return may have lowered it again.
+        while ledger.has_more:
+            self._crew.run(ledger)
+        spent = time.perf_counter() - began
+        if ledger.error is not None and not isinstance(ledger.error, EnvironmentFault):
+            raise ledger.error
+        constants = {"workers": float(self._crew.alive)}
+        if self._is_warm:
+            constants["updates_per_second"] = ledger.updates / spent
+        self._is_warm = True
+        return ledger.chunk(self._program.metric_names, constants, self.model.is_finite())
+
+    def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
+        """In environments of its own."""
+        if self._play is None:
+            return play(self.policy(0), self._rules, self.agent.situation.num_envs, episodes, greedy, seed)
+        # As the saved policy acts: without the noise that some agents explore with.
+        state = self.model.state()
+        acting = Acting(state.params, state.observations)
+        returns, lengths = self._play(acting, keys.make(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
+        return float(np.mean(returns)), float(np.mean(lengths))
+
+    def policy(self, timestep: int) -> Policy:
+        """The policy of the model as it is."""
+        return self.agent.policy(self.model.state(), timestep)
+
+    def close(self) -> None:
+        """Ends threads, environments and their processes; may be called again."""
+        if self._crew is not None:
+            self._crew.close()
+        if self._hosts is not None:
+            self._hosts.close()
+
+    def _build(self, seed: int, pretrains: bool) -> None:
+        """The model and the workers, before anything has happened."""
+        agent = self.agent
+        learner = begin(agent, keys.make(seed), pretrains)
+        self.model = SharedModel(agent, self.plan, learner.agent)
+        self.window = Window()
+        self._program = Program(
+            agent, self.plan, self._rollout, self.model.example(), explores_apart(agent, self.num_workers)
+        )
+        self._workers = []
+        for index in range(self.num_workers):
+            envs = None if self._hosts is None else self._hosts.give()
+            self._workers.append(Worker(index, self._program, self.model, seed, learner.memory, envs))
+
+    def _start(self) -> None:
+        for worker in self._workers:
+            worker.start()
+        self._crew = Crew(self._workers)
+
+
+def _below(start: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}

@@ -1,0 +1,215 @@
+"""The model that all threads share: one vector of parameters in host memory, moved in place without a lock.
+
+Threads read while others write, so a thread may see half of another's step, and of two steps to the same parameter at
+the same instant one may be lost. That is Hogwild (Recht et al. 2011, arXiv:1106.5730): gradients are noisy anyway, and
+waiting would cost more than it is worth.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from steppe.agents._base import Agent, TrainState
+from steppe.agents.core.normalizers import Statistics
+from steppe.errors import CheckpointError
+from steppe.runners.engines.shared_optimizers import SharedOptimizer
+from steppe.runners.engines.threads.optimizer_plan import Plan
+
+
+class Reading(NamedTuple):
+    """What a thread takes from the model before it computes, and what else its program needs to know."""
+
+    params: Any
+    target: Any
+    observations: Any
+    """Statistics, () where observations are not normalised."""
+    returns: Any
+    """Statistics, () where rewards are not normalised."""
+    updates: Any
+    """How many steps the model had taken: int32."""
+    timestep: Any
+    """How many timesteps all workers together had taken: int32."""
+    batch: Any
+    """Which of a rollout's batches is learned from: int32."""
+    final_epsilon: Any
+    """Where this worker's exploration ends."""
+    optimizers: Any
+    """An OptimizerReading of each block, of each phase."""
+
+
+class OptimizerReading(NamedTuple):
+    """What an optimiser's next step depends on."""
+
+    statistics: Any
+    """[statistics, size]"""
+    taken: Any
+    """How many steps it had taken: int32."""
+
+
+class SharedModel:
+    """Parameters, targets, statistics of optimisers and normalisers, and the number of steps taken."""
+
+    def __init__(self, agent: Agent[Any], plan: Plan, state: TrainState) -> None:
+        """Starts from a state of the agent's."""
+        settings: Any = agent.settings
+        self.params = np.array(state.params, np.float32)
+        self.target = np.array(state.target, np.float32)
+        self.updates = int(state.updates)
+        self.observations = SharedStatistics(state.observations) if agent.normalizes_observations else None
+        self.returns = SharedStatistics(state.returns) if agent.situation.normalize_rewards else None
+        self._state = state._replace(optimizer=())
+        self._counting = threading.Lock()
+        self._phases = [
+            [
+                (self.params[block.start : block.stop], block, SharedOptimizer(block.rule, block.stop - block.start))
+                for block in phase.blocks
+            ]
+            for phase in plan.phases
+        ]
+        self._target_every = getattr(settings, "target_sync_frequency", 1)
+        self._target_weight = getattr(settings, "target_update_weight", 0.0)
+        self._target_waits = getattr(settings, "policy_delay", 1)
+
+    def example(self) -> Reading:
+        """Shapes and dtypes of a reading."""
+        count = np.int32(0)
+        observations: Any = () if self.observations is None else self.observations.value
+        returns: Any = () if self.returns is None else self.returns.value
+        optimizers = [
+            [OptimizerReading(optimizer.statistics, count) for _, _, optimizer in blocks] for blocks in self._phases
+        ]
+        return Reading(
+            self.params, self.target, observations, returns, count, count, count, np.float32(0.0), optimizers
+        )
+
+    def read(self, into: Reading) -> None:
+        """Copies the model as it is now, give or take what others are writing."""
+        np.copyto(into.params, self.params)
+        if self.target.size:
+            np.copyto(into.target, self.target)
+        if self.observations is not None:
+            self.observations.read(into.observations)
+        if self.returns is not None:
+            self.returns.read(into.returns)
+        into.updates[...] = self.updates
+        for blocks, readings in zip(self._phases, into.optimizers, strict=True):
+            for (_, _, optimizer), reading in zip(blocks, readings, strict=True):
+                np.copyto(reading.statistics, optimizer.statistics)
+                reading.taken[...] = optimizer.taken
+
+    def step(self, phase: int, changes: Sequence[np.ndarray], turn: int) -> int:
+        """Moves the blocks of one phase; how many updates all workers had made before.
+
+        Each change is [1 + statistics, size]: what comes off the parameters, and what is added to the optimiser's
+        statistics. `turn` counts what is to be moved by each second or third step only (td3's actor and targets).
+        """
+        for (params, block, optimizer), change in zip(self._phases[phase], changes, strict=True):
+            if (turn + 1) % block.every == 0:
+                optimizer.move(params, change[0], change[1:])
+        with self._counting:
+            before = self.updates
+            self.updates += 1
+        if self.target.size and (before + 1) % self._target_every == 0 and (turn + 1) % self._target_waits == 0:
+            self._move_target()
+        return before
+
+    def is_finite(self) -> bool:
+        """Whether no parameter has become NaN or infinite."""
+        return bool(np.isfinite(self.params).all())
+
+    def state(self) -> TrainState:
+        """The model as the agent's functions take it, but without the optimisers; copied."""
+        params: Any = self.params.copy()
+        target: Any = self.target.copy()
+        return self._state._replace(
+            params=params,
+            target=target,
+            observations=self._state.observations if self.observations is None else self.observations.copied(),
+            returns=self._state.returns if self.returns is None else self.returns.copied(),
+            updates=np.int32(self.updates),
+        )
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Copies of all that learning depends on, by name."""
+        arrays = {"params": self.params.copy(), "target": self.target.copy(), "updates": np.array(self.updates)}
+        for name, statistics in (("observations", self.observations), ("returns", self.returns)):
+            if statistics is not None:
+                arrays |= {f"{name}/{part}": value for part, value in statistics.copied()._asdict().items()}
+        for number, optimizer in enumerate(self._optimizers):
+            arrays |= {f"optimizers/{number}/{name}": value for name, value in optimizer.arrays().items()}
+        return arrays
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        """Goes on where `arrays` left off."""
+        np.copyto(self.params, _fitting(arrays, "params", self.params))
+        np.copyto(self.target, _fitting(arrays, "target", self.target))
+        self.updates = int(_fitting(arrays, "updates", np.array(0)))
+        for name, statistics in (("observations", self.observations), ("returns", self.returns)):
+            if statistics is not None:
+                saved = {
+                    part: _fitting(arrays, f"{name}/{part}", value)
+                    for part, value in statistics.value._asdict().items()
+                }
+                statistics.restore(Statistics(**saved))
+        for number, optimizer in enumerate(self._optimizers):
+            start = f"optimizers/{number}/"
+            optimizer.restore(
+                {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
+            )
+
+    @property
+    def _optimizers(self) -> list[Any]:
+        return [optimizer for blocks in self._phases for _, _, optimizer in blocks]
+
+    def _move_target(self) -> None:
+        if self._target_weight == 1.0:
+            np.copyto(self.target, self.params)
+        else:
+            self.target += self._target_weight * (self.params - self.target)
+
+
+class SharedStatistics:
+    """Running mean and variance that many threads add to; half of a merge would be wrong, so there is a lock."""
+
+    def __init__(self, start: Statistics) -> None:
+        self.value = Statistics(*(np.array(part, np.float32) for part in start))
+        self._lock = threading.Lock()
+
+    def read(self, into: Statistics) -> None:
+        """Copies all three numbers as of one moment."""
+        with self._lock:
+            for target, part in zip(into, self.value, strict=True):
+                target[...] = part
+
+    def merge(self, mean: np.ndarray, variance: np.ndarray, samples: int) -> None:
+        """Takes in a batch, told by its own mean and variance (Chan et al. 1979)."""
+        with self._lock:
+            own = self.value
+            total = own.samples + samples
+            # By the share of what is new, which stays right where the count has reached the end of its precision.
+            share, shift = np.float32(samples) / total, mean - own.mean
+            own.mean[...] += share * shift
+            own.variance[...] += share * (variance - own.variance + (1.0 - share) * shift**2)
+            own.samples[...] = total
+
+    def copied(self) -> Statistics:
+        """As of one moment."""
+        with self._lock:
+            return Statistics(*(part.copy() for part in self.value))
+
+    def restore(self, saved: Statistics) -> None:
+        """As they were."""
+        for part, value in zip(self.value, saved, strict=True):
+            part[...] = value
+
+
+def _fitting(arrays: dict[str, np.ndarray], name: str, like: np.ndarray) -> np.ndarray:
+    if name not in arrays or arrays[name].shape != like.shape:
+        raise CheckpointError(
+            f'the checkpoint has no fitting "{name}"; it was made by an experiment with other settings'
+        )
+    return arrays[name]

@@ -1,0 +1,82 @@
+"""Episodes of a policy in environments of its own, beside any training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from steppe.envs.interruption import EpisodesCut
+from steppe.policies.policy import Policy
+from steppe.runners.play.single_environment import Host, Twin
+from steppe.specs.environment import EnvironmentSpec
+
+
+class Rules(NamedTuple):
+    """Which environment is played, and what an episode is in it."""
+
+    environment: EnvironmentSpec
+    max_timesteps: int | None = None
+    repeat_actions: int = 1
+
+
+class Episode(NamedTuple):
+    """A whole episode."""
+
+    score: float
+    """The sum of its rewards, before any clipping."""
+    length: int
+
+
+def play(policy: Policy, rules: Rules, width: int, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
+    """(mean return, mean length) of so many episodes, at most `width` of them at once."""
+    done: list[Episode] = []
+    with Host(rules.environment, rules.max_timesteps, rules.repeat_actions, min(episodes, width)) as envs:
+        play_episodes(policy, envs, episodes, greedy, seed, done.append)
+    return float(np.mean([each.score for each in done])), float(np.mean([each.length for each in done]))
+
+
+def play_episodes(
+    policy: Policy,
+    envs: Host | Twin,
+    episodes: int,
+    greedy: bool,
+    seed: int,
+    ended: Callable[[Episode], None],
+    may_begin: Callable[[], bool] = lambda: True,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Plays episodes to their ends, each of which is handed to `ended`.
+
+    Once `may_begin` denies it no other one begins. `tick` is called before each timestep, and may raise.
+    """
+    rng = np.random.default_rng(seed)
+    width = envs.num_envs
+    returns, lengths = np.zeros(width), np.zeros(width, int)
+    # Each environment plays its share, so that quick failures are not over-represented.
+    shares = [len(range(i, episodes, width)) for i in range(width)]
+    policy.reset()
+    observations = envs.reset(seed)
+    while any(shares):
+        tick()
+        actions = policy.act(observations, deterministic=greedy, rng=rng)
+        try:
+            step = envs.step(actions)
+        except EpisodesCut as cut:
+            # Half an episode says nothing; it is played again.
+            returns[:], lengths[:], observations = 0.0, 0, cut.observations
+            policy.reset()
+            continue
+        returns += step.scores
+        lengths += 1
+        for i in np.flatnonzero(step.finished):
+            if shares[i]:
+                shares[i] -= 1
+                ended(Episode(float(returns[i]), int(lengths[i])))
+                if shares[i] and not may_begin():
+                    shares[i] = 0
+            returns[i], lengths[i] = 0.0, 0
+        if policy.is_recurrent:
+            policy.reset(step.terminated | step.truncated)
+        observations = step.observations

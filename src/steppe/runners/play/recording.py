@@ -1,0 +1,116 @@
+"""Plays episodes with a policy and keeps them as demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steppe.errors import UserError
+from steppe.policies.policy import Policy
+from steppe.records.demonstrations import ARRAYS, Demonstrations
+from steppe.runners.play.evaluation import check_fit, open_environments
+from steppe.specs.experiment import ExperimentSpec
+
+TRIES = 20
+"""How many episodes are played for each one that is wanted, before too few of them are good enough."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be recorded."""
+
+    episodes: int
+    seed: int = 0
+    greedy: bool = True
+    """Whether the best action is taken instead of a drawn one."""
+    min_return: float | None = None
+    """The least return of an episode that is kept."""
+
+    @property
+    def most_episodes(self) -> int:
+        """How many are played at most."""
+        return self.episodes if self.min_return is None else self.episodes * TRIES
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """How far it is."""
+
+    played: int
+    kept: int
+    timesteps: int
+    """Of the episodes that were kept."""
+    mean_return: float | None
+    """Of the episodes that were kept."""
+    best_return: float | None
+    """Of all that were played."""
+
+
+def record(
+    policy: Policy, spec: ExperimentSpec, wish: Wish, show: Callable[[Recorded], None] = lambda recorded: None
+) -> tuple[Demonstrations, Recorded]:
+    """Plays in the experiment's environment, one episode after the other, until enough were good enough."""
+    rng = np.random.default_rng(wish.seed)
+    with open_environments(spec) as env:
+        check_fit(policy, env, spec.environment.id)
+        kept: list[_Episode] = []
+        returns: list[float] = []
+        observations = env.reset(wish.seed)
+        while len(kept) < wish.episodes and len(returns) < wish.most_episodes:
+            episode, observations = _play(policy, env, observations, wish.greedy, rng)
+            returns.append(episode.score)
+            if wish.min_return is None or episode.score >= wish.min_return:
+                kept.append(episode)
+            progress = _progress(kept, returns)
+            show(progress)
+        if not kept:
+            raise UserError(
+                f"none of {len(returns)} episodes had a return of at least {wish.min_return:g} (the best had "
+                f"{max(returns):g}); ask for less with --min-return, or record a better policy"
+            )
+        columns = ([row[i] for episode in kept for row in episode.rows] for i in range(len(ARRAYS)))
+        arrays = {name: np.stack(column) for name, column in zip(ARRAYS, columns, strict=True)}
+        mean = float(np.mean([episode.score for episode in kept]))
+        spaces = env.observation_space, env.action_space
+        return Demonstrations(spec.environment.id, *spaces, arrays, mean), progress
+
+
+@dataclass(frozen=True)
+class _Episode:
+    rows: list[tuple[Any, ...]]
+    """One tuple for each timestep, in the order of ARRAYS."""
+    score: float
+
+
+def _play(
+    policy: Policy, env: Any, observations: np.ndarray, greedy: bool, rng: np.random.Generator
+) -> tuple[_Episode, np.ndarray]:
+    """(a whole episode, the first observation of the next); observations: [1, ...]."""
+    rows, score = [], 0.0
+    policy.reset()
+    while True:
+        # Copies: an environment may hand out the same array again.
+        shown = observations[0].copy()
+        actions = policy.act(observations, deterministic=greedy, rng=rng)
+        step = env.step(actions)
+        following = step.next_observations[0].copy()
+        rows.append((shown, actions[0], step.rewards[0], step.terminated[0], step.truncated[0], following))
+        score += float(step.scores[0])
+        observations = step.observations
+        if step.finished[0]:
+            return _Episode(rows, score), observations
+        if step.terminated[0] or step.truncated[0]:
+            policy.reset()
+
+
+def _progress(kept: list[_Episode], returns: list[float]) -> Recorded:
+    return Recorded(
+        played=len(returns),
+        kept=len(kept),
+        timesteps=sum(len(episode.rows) for episode in kept),
+        mean_return=float(np.mean([episode.score for episode in kept])) if kept else None,
+        best_return=max(returns, default=None),
+    )

@@ -1,0 +1,1 @@
+"""A Ray for as long as a run needs one."""

@@ -1,0 +1,369 @@
+"""A Ray for as long as a run needs one: joined where the experiment names an address, else started and stopped again.
+
+    with ray_session(spec.ray, cpus=4.5) as session:
+        worker = ray.remote(Worker).options(num_cpus=spec.ray.cpus_per_worker).remote(...)
+
+`cpus` is how much of them all actors together ask for; a Ray that is started here has that many, whatever the machine
+has. `session.address` is where other machines join. An engine enters the context in `begin` and leaves it in `close`
+(`contextlib.ExitStack`). Import `ray` only inside of it: the environment says how Ray talks from its first import on.
+
+A Ray that is started here listens on loopback, or, with `spec.port`, on every interface. Either way nothing runs on it
+without its token: one of its own on loopback, else that of RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token.
+Its processes end with the context, and with this process, however that dies.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import math
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from steppe.errors import MissingExtra, UserError
+from steppe.runners.ray import ray_reaper
+from steppe.specs.running.distributed import RaySpec, TLSSpec
+
+CONNECT_SECONDS = 10.0
+"""How long an address may take to answer."""
+START_SECONDS = 90.0
+"""How long Ray's processes may take to start on a busy machine."""
+PREFIX = "steppe-ray-"
+LONGEST_ROOT = 20
+"""Ray puts sockets below this folder, whose paths may not be longer than 107 bytes."""
+TLS_SWITCH = "RAY_USE_TLS"
+MODE_SWITCH = "RAY_AUTH_MODE"
+"""Whether Ray asks for a token: "token" or "disabled"."""
+LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Whether Ray talks to other machines at all; named after the systems where it does not by default."""
+
+log = logging.getLogger(__name__)
+
+
+class Session(NamedTuple):
+    """A Ray that this process is connected to."""
+
+    address: str
+    """Where others join it."""
+    is_own: bool
+    """Whether it was started for this session."""
+
+
+@contextmanager
+def ray_session(spec: RaySpec, *, cpus: float) -> Iterator[Session]:
+    """Connects this process to Ray; see the top of this file."""
+    with ExitStack() as stack:
+        ray = sys.modules.get("ray")
+        if ray is not None and ray.is_initialized():
+            # Whoever connected this process has chosen the Ray, and ends it.
+            yield Session(ray.get_runtime_context().gcs_address, is_own=False)
+            return
+        if spec.address is not None:
+            session = stack.enter_context(_joined(spec.address, spec))
+        else:
+            session = stack.enter_context(_started(spec, math.ceil(cpus)))
+        yield session
+
+
+def has_token() -> bool:
+    """Whether this machine knows a token for Ray."""
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"
+    return bool(os.environ.get("RAY_AUTH_TOKEN")) or Path(path).is_file()
+
+
+def die_with_parent() -> None:
+    """Asks Linux to end the calling process when the one that started it ends."""
+    if sys.platform == "linux":
+        import ctypes
+
+        set_death_signal = 1  # PR_SET_PDEATHSIG in linux/prctl.h
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
+@contextmanager
+def _started(spec: RaySpec, cpus: int) -> Iterator[Session]:
+    """A new Ray with one node: this machine."""
+    listens = spec.port is not None
+    if listens and not has_token():
+        raise UserError(
+            f"a Ray that listens on port {spec.port} for other machines needs a token that they know too; set "
+            'RAY_AUTH_TOKEN to the same secret everywhere (python -c "import secrets; print(secrets.token_hex(32))")'
+        )
+    # Ray would have its workers yield to every other program, and to the one that they work for.
+    changes = {MODE_SWITCH: "token", LOOPBACK_SWITCH: "1" if listens else "0", "RAY_worker_niceness": "0"}
+    if not listens:
+        changes |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    with _private_folder() as folder, _environment(changes, spec.tls) as ray:
+        if listens:
+            words = ["--head", f"--port={spec.port}", f"--num-cpus={cpus}", "--include-dashboard=false"]
+            words += [f"--object-store-memory={_bytes(spec)}", f"--temp-dir={folder}"]
+            with _node(words, folder, f"port {spec.port} is in use"), _connected(ray, f"127.0.0.1:{spec.port}"):
+                yield Session(ray.get_runtime_context().gcs_address, is_own=True)
+            return
+        options = {
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "object_store_memory": _bytes(spec),
+            "_temp_dir": str(folder),
+        }
+        with _connected(ray, "local", **options):
+            yield Session(ray.get_runtime_context().gcs_address, is_own=True)
+
+
+@contextmanager
+def _joined(address: str, spec: RaySpec) -> Iterator[Session]:
+    """A Ray that runs already; where no part of it runs on this machine, this machine becomes one without CPUs."""
+    is_client = address.startswith("ray://")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    is_here = _is_loopback(host)
+    changes = {LOOPBACK_SWITCH: "0" if is_here else "1"}
+    if has_token() and MODE_SWITCH not in os.environ:
+        changes[MODE_SWITCH] = "token"
+    with ExitStack() as stack:
+        ray = stack.enter_context(_environment(changes, spec.tls))
+        _check_answer(host, int(port), spec.tls)
+        if not is_client and not is_here and not _has_node_here(host, port):
+            _check_lock(address)
+            folder = stack.enter_context(_private_folder())
+            words = [f"--address={address}", "--num-cpus=0", f"--object-store-memory={_bytes(spec)}"]
+            stack.enter_context(_node(words, folder, f"the Ray at {address} did not take this machine in"))
+        stack.enter_context(_connected(ray, address))
+        if not has_token() and MODE_SWITCH not in os.environ:
+            _tell_of_open_doors(ray, address)
+        yield Session(address, is_own=False)
+
+
+def _check_lock(address: str) -> None:
+    """A node on this machine listens on its network, and does what whoever reaches it says, unless there is a token."""
+    if has_token() or MODE_SWITCH in os.environ:
+        return
+    raise UserError(
+        f"to join the Ray at {address} this machine becomes a part of it, where without a token whoever reaches it "
+        "could run programs; set RAY_AUTH_TOKEN to the token of that Ray, or, where its network is yours alone, "
+        f"{MODE_SWITCH}=disabled"
+    )
+
+
+def _tell_of_open_doors(ray: Any, address: str) -> None:
+    """Says that the Ray of others has let this process in without a token, where it listens on a network."""
+    machines = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+    if not all(map(_is_loopback, machines)):
+        log.warning(
+            "the Ray at %s takes no token, so that whoever reaches its machines can run programs there; start it with "
+            "%s=token and the same RAY_AUTH_TOKEN everywhere, or, where its network is yours alone, set %s=disabled",
+            *(address, MODE_SWITCH, MODE_SWITCH),
+        )
+
+
+@contextmanager
+def _connected(ray: Any, address: str, **options: Any) -> Iterator[None]:
+    """This process as a driver of the Ray at `address`."""
+    is_main = threading.current_thread() is threading.main_thread()
+    # Ray puts a handler of its own in its place, which would end a run without a checkpoint.
+    handler = signal.getsignal(signal.SIGTERM) if is_main else None
+    its_words = ray._private.worker
+    prints, its_words.print_to_stdstream = its_words.print_to_stdstream, _log_its_words
+    try:
+        with warnings.catch_warnings():
+            # JAX warns of forks, but these become other programs at once.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            _initialize(ray, address, options)
+    except Exception as error:
+        with suppress(Exception):
+            ray.shutdown()
+        its_words.print_to_stdstream = prints
+        where = "could not be started" if address == "local" else f"at {address} could not be joined"
+        raise UserError(f"a Ray {where}: {_reason(error)}") from error
+    finally:
+        if handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        its_words.print_to_stdstream = prints
+
+
+def _initialize(ray: Any, address: str, options: dict[str, Any]) -> None:
+    """Ray gives its processes 30 seconds to start, which a busy machine may not: once more, where that was it."""
+    for is_last in (False, True):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+            return
+        except Exception as error:
+            if is_last or "timed out during startup" not in str(error):
+                raise
+            log.warning("Ray took too long to start; it is started once more")
+            ray.shutdown()
+
+
+def _log_its_words(data: dict[str, Any], ignore_prefix: bool = False) -> None:
+    """What Ray would print in the middle of a progress display, such as which of its processes has died."""
+    for line in data.get("lines", ()):
+        log.info("Ray: %s", str(line).partition("\n")[0])
+
+
+@contextmanager
+def _node(words: list[str], folder: Path, failure: str) -> Iterator[None]:
+    """Ray's own processes on this machine, ended with the context or with this process."""
+    program = f"from {__name__} import die_with_parent; die_with_parent(); from ray.scripts.scripts import main; main()"
+    command = [sys.executable, "-c", program, "start", "--block", "--disable-usage-stats", "--log-color=false", *words]
+    output = folder / "start.txt"
+    with output.open("wb") as file:
+        # A group of its own: Ctrl-C is for the run, which still has a checkpoint to write.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while b"--block" not in output.read_bytes():
+            if process.poll() is not None or time.monotonic() > deadline:
+                lines = output.read_text(errors="replace").strip().splitlines()
+                raise UserError(f"a Ray could not be started: {failure}? ({lines[-1].strip() if lines else 'no word'})")
+            time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(CONNECT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _environment(changes: dict[str, str], tls: TLSSpec | None) -> Iterator[Any]:
+    """The module `ray`, which does as the changed environment says; all is as it was afterwards."""
+    changes = changes | (_tls_variables(tls) if tls is not None else {})
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield _ray_as_environment_says()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _ray_as_environment_says()
+
+
+def _ray_as_environment_says() -> Any:
+    """The module, with what it read from the environment when it was first imported read again."""
+    try:
+        import ray
+        from ray._private import ray_constants
+        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+    except ImportError as error:
+        raise MissingExtra("a run on Ray", "cluster") from error
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+    talks = {"1": True, "0": False}.get(os.environ.get(LOOPBACK_SWITCH, ""), sys.platform == "linux")
+    ray_constants.ENABLE_RAY_CLUSTER = talks
+    return ray
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A new folder that only this user can reach; it and all processes that use it end with the context, or with this
+    process."""
+    root = Path(tempfile.gettempdir())
+    if len(str(root)) > LONGEST_ROOT:
+        root = Path("/tmp")
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+    command = [sys.executable, "-I", "-S", ray_reaper.__file__, str(folder), str(os.getpid())]
+    reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        # Ray opens its own folder to every user of the machine, so that lies inside.
+        inner = folder / "r"
+        inner.mkdir()
+        yield inner
+    finally:
+        reaper.communicate()
+
+
+def _tls_variables(tls: TLSSpec) -> dict[str, str]:
+    files = {"certificate": "SERVER_CERT", "key": "SERVER_KEY", "authority": "CA_CERT"}
+    for name in files:
+        if not Path(getattr(tls, name)).is_file():
+            raise UserError(f"ray.tls.{name}: there is no file {getattr(tls, name)}")
+    return {TLS_SWITCH: "1"} | {
+        f"RAY_TLS_{word}": str(Path(getattr(tls, name)).absolute()) for name, word in files.items()
+    }
+
+
+def _check_answer(host: str, port: int, tls: TLSSpec | None) -> None:
+    """Finds out quickly whether a Ray is there: Ray itself would try for a minute."""
+    way_out = 'check ray.address (--address), or have a Ray started here (platform "local"); "ray status" there tells'
+    try:
+        with socket.create_connection((host, port), CONNECT_SECONDS) as plain:
+            plain.settimeout(CONNECT_SECONDS)
+            connection = _encrypted(plain, tls) if tls is not None else plain
+            # The beginning of HTTP/2 (RFC 9113, section 3.4), which Ray speaks, with no settings.
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            head = b""
+            while len(head) < 4 and (more := connection.recv(9)):
+                head += more
+    except ssl.SSLError as error:
+        raise UserError(
+            f"the Ray at {host}:{port} does not accept ray.tls ({error.reason}); compare the files"
+        ) from error
+    except OSError as error:
+        reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise UserError(f"nobody answers at {host}:{port} ({reason}); {way_out}") from error
+    if head[3:4] != b"\x04":
+        encrypted = "" if tls is not None else ", or one that wants ray.tls"
+        raise UserError(f"what answers at {host}:{port} is no Ray{encrypted}; {way_out}")
+
+
+def _encrypted(connection: socket.socket, tls: TLSSpec) -> ssl.SSLSocket:
+    context = ssl.create_default_context(cafile=tls.authority)
+    context.check_hostname = False
+    context.load_cert_chain(tls.certificate, tls.key)
+    context.set_alpn_protocols(["h2"])
+    return context.wrap_socket(connection)
+
+
+def _has_node_here(host: str, port: str) -> bool:
+    """Whether a part of the Ray at host:port runs on this machine."""
+    from ray._private import services
+
+    addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    services.find_gcs_addresses.cache_clear()  # type: ignore[attr-defined]
+    known = (address.rpartition(":") for address in services.find_gcs_addresses())
+    return any(its_port == port and its_host.strip("[]") in addresses for its_host, _, its_port in known)
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"
+
+
+def _bytes(spec: RaySpec) -> int:
+    return int(spec.object_store * 2**30)
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of what was found first, and what to do about it where that is known."""
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    text = str(root) or type(root).__name__
+    sentence = text.strip().splitlines()[0].partition(". ")[0].rstrip(".")
+    if "oken" in text or "nauthenticated" in text:
+        return f"{sentence}; set RAY_AUTH_TOKEN to the token of that Ray"
+    if "ersion mismatch" in text:
+        return f"{sentence}; install the same versions of Ray and Python on all machines"
+    return sentence

@@ -1,0 +1,87 @@
+"""What a message of the Seldon v1 dialect means, however it is sent: by HTTP or by gRPC.
+
+A request's `meta.puid` is the question's id. An episode is named in `meta.tags`, which any client of the dialect can
+send: `sequence_id`, `sequence_start`, `sequence_end`, `deterministic`; the answer's tags have `policy`, `version` and
+`propensity` beside them, and `meta.routing` the branch of every router.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from steppe.errors import UserError
+from steppe.serve.http.replies import flag_field, object_field, optional_flag, reward_field, text_field
+from steppe.serve.messages.checking import check_depth
+from steppe.serve.messages.exchange import Answer, Feedback, Question, Receipt
+from steppe.serve.messages.tensors import as_array, flattened, shape_of
+
+OBSERVATIONS = "the observations"
+"""What errors call the numbers of a question."""
+
+
+def question_of(meta: dict[str, Any], observations: np.ndarray) -> Question:
+    """The question that a message's `meta` makes of checked observations."""
+    tags = object_field(meta, "tags")
+    # They are sent back, and orjson writes no more than 254 levels.
+    check_depth(tags, '"tags"')
+    return Question(
+        observations=observations,
+        id=text_field(meta, "puid"),
+        sequence_id=text_field(tags, "sequence_id"),
+        sequence_start=flag_field(tags, "sequence_start"),
+        sequence_end=flag_field(tags, "sequence_end"),
+        deterministic=optional_flag(tags, "deterministic"),
+    )
+
+
+def feedback_of(message: dict[str, Any]) -> Feedback:
+    """A reward for the request whose answer comes with it; clients leave out a reward of zero."""
+    request, response = object_field(message, "request"), object_field(message, "response")
+    asked, answered = object_field(request, "meta"), object_field(response, "meta")
+    tags = object_field(asked, "tags") | object_field(answered, "tags")
+    return Feedback(
+        reward=reward_field(message, 0.0),
+        id=text_field(answered, "puid") or text_field(asked, "puid"),
+        sequence_id=text_field(tags, "sequence_id"),
+        sequence_end=flag_field(tags, "sequence_end"),
+        feedback_id=text_field(tags, "feedback_id"),
+        truth=message.get("truth"),
+    )
+
+
+def answered_tags(answer: Answer, tags: dict[str, Any]) -> dict[str, Any]:
+    """The tags of an answer: those that came with the question, and who answered."""
+    return tags | {"policy": answer.policy, "version": answer.version, "propensity": answer.propensity}
+
+
+def receipted_tags(receipt: Receipt) -> dict[str, Any]:
+    """The tags that a client gets for its reward."""
+    return {"applied": receipt.applied, "policy": receipt.policy}
+
+
+def named_table(actions: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """(actions [B, columns], the columns' names): the dialect's tensors have rows, so one choice is one column."""
+    table = actions.reshape(len(actions), -1) if actions.ndim != 2 else actions
+    return table, ["action"] if table.shape[1] == 1 else [f"action:{i}" for i in range(table.shape[1])]
+
+
+def from_tensor(shape: Any, values: Any) -> np.ndarray:
+    """The array of `data.tensor`."""
+    sizes = shape_of(shape, "tensor")
+    if type(values) is not list:
+        raise UserError('"tensor" must have "values", a list of numbers')
+    numbers, _ = flattened(values, OBSERVATIONS)
+    if len(numbers) != math.prod(sizes):
+        raise UserError(f'"tensor" has {len(numbers)} values, but its shape {list(sizes)} has {math.prod(sizes)}')
+    return as_array(numbers, OBSERVATIONS).reshape(sizes)
+
+
+def from_ndarray(values: Any) -> np.ndarray:
+    """The array of `data.ndarray`."""
+    if type(values) is not list:
+        raise UserError('"ndarray" must be a list of observations, each a list of numbers')
+    numbers, sizes = flattened(values, OBSERVATIONS)
+    return as_array(numbers, OBSERVATIONS).reshape(sizes)

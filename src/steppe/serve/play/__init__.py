@@ -1,0 +1,1 @@
+"""Plays environments through an endpoint."""

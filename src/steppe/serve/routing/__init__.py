@@ -1,0 +1,1 @@
+"""Which policy answers: graphs, bandits, open episodes."""

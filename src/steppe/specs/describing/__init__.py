@@ -1,0 +1,1 @@
+"""Tells people and editors what can be written in a spec file."""

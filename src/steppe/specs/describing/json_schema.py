@@ -1,0 +1,163 @@
+"""JSON Schema of every kind of spec file, for editors and for `steppe schema`: it takes what the loader takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel
+from pydantic.json_schema import models_json_schema
+
+from steppe.specs._base import Settings
+from steppe.specs.describing import spellings
+from steppe.specs.describing.docstrings import DescribedSchema
+from steppe.specs.environment import EnvironmentSpec
+from steppe.specs.experiment import OLD_FIELDS, ExperimentSpec
+from steppe.specs.learning.agent import AgentSpec
+from steppe.specs.learning.network import NetworkSpec
+from steppe.specs.loading.files import EFFECTIVE
+from steppe.specs.loading.inlining import SUB_SPECS
+from steppe.specs.loading.validation import unknown_word
+from steppe.specs.running.cluster import ClusterSpec
+from steppe.specs.running.frequency import Frequency
+from steppe.specs.serving import GraphSpec
+from steppe.tensorforce import vocabulary
+from steppe.tensorforce.defaults import FIELD as DEFAULTS_OF
+from steppe.tensorforce.names import replaced_by
+
+KINDS: dict[str, type[BaseModel]] = {
+    "experiment": ExperimentSpec,
+    "environment": EnvironmentSpec,
+    "agent": AgentSpec,
+    "network": NetworkSpec,
+    "cluster": ClusterSpec,
+    "graph": GraphSpec,
+}
+Json = dict[str, Any]
+_GIVEN_OTHERWISE = {"name", "agent"}
+"""What an experiment has and its file need not say: it is called like its file, and `ppo` learns."""
+
+
+def schema_of(kind: str, agents: Mapping[str, type[Settings]] | None = None) -> Json:
+    """The JSON Schema (draft 2020-12) of one kind of file; `agents` are the agents there are with their settings."""
+    if kind not in KINDS:
+        raise unknown_word("kind of spec", kind, KINDS)
+    schema = KINDS[kind].model_json_schema(schema_generator=_Schema)
+    if kind == "agent":
+        schema = _any_of(agents, schema) if agents else _or_word(schema)
+    if kind == "experiment":
+        if agents:
+            agent = _any_of(agents, schema["$defs"]["AgentSpec"])
+            schema["$defs"] |= agent.pop("$defs") | {"AgentSpec": agent}
+        schema["required"] = [name for name in schema["required"] if name not in _GIVEN_OTHERWISE]
+        for name in SUB_SPECS:
+            schema["properties"][name] = _or_name(name, schema["properties"][name])
+        schema["properties"]["agent"]["anyOf"].append({"type": "null"})
+        schema["properties"]["type"] = {"const": "experiment", "description": "Old files say it; it may be left out."}
+        schema["properties"][EFFECTIVE] = {
+            "type": "object",
+            "description": "What a run has noted of its settings with all defaults; nothing is trained by it.",
+        }
+        for old, new in OLD_FIELDS.items():
+            schema["properties"][old] = schema["properties"][new] | {"description": f"The same as {new}."}
+    if kind == "graph":
+        # Only the node at the top may name its schema; those below it are referred to by their names.
+        schema["anyOf"] = [_referred(option, schema["$defs"]) for option in schema["anyOf"]]
+    if kind == "network":
+        schema = spellings.or_wrapped(schema)
+    elif "NetworkSpec" in (definitions := schema.get("$defs", {})):
+        definitions["NetworkSpec"] = spellings.or_wrapped(definitions["NetworkSpec"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _naming_its_schema(schema)
+
+
+class _Schema(DescribedSchema):
+    def encode_default(self, value: Any) -> Any:
+        # Pydantic would write a default out by its parts, where files write text.
+        return str(value) if isinstance(value, Frequency) else super().encode_default(value)
+
+    def model_schema(self, schema: Any) -> Json:
+        model: type[BaseModel] = schema["cls"]
+        return spellings.of_model(model, _with_aliases(model, super().model_schema(schema)))
+
+    def function_before_schema(self, schema: Any) -> Json:
+        return spellings.of_value(schema["function"]["function"], super().function_before_schema(schema))
+
+
+def _with_aliases(model: type[BaseModel], schema: Json) -> Json:
+    """The fields again under the other names they may be written with."""
+    aliases = [field.validation_alias for field in model.model_fields.values()]
+    names = [[str(name) for name in alias.choices] for alias in aliases if isinstance(alias, AliasChoices)]
+    if not names or "properties" not in schema:
+        return schema
+    properties = schema["properties"]
+    spelled = {other: properties[first] for first, *others in names for other in others if first in properties}
+    required = schema.get("required", [])
+    either = [{"anyOf": [{"required": [name]} for name in each]} for each in names if each[0] in required]
+    rest = [name for name in required if name not in {each[0] for each in names}]
+    kept = {key: value for key, value in schema.items() if key != "required"}
+    return kept | {"properties": properties | spelled} | ({"required": rest} if rest else {}) | _all_of(either)
+
+
+def _all_of(rules: list[Json]) -> Json:
+    return {"allOf": rules} if len(rules) > 1 else rules[0] if rules else {}
+
+
+def _any_of(agents: Mapping[str, type[Settings]], general: Json) -> Json:
+    """The schema of an agent with one branch for each type, in place of the general one that takes any setting."""
+    models = [(settings, "validation") for settings in agents.values()]
+    places, shared = models_json_schema(models, schema_generator=_Schema)  # type: ignore[arg-type]
+    definitions = shared["$defs"]
+    own = {settings: place["$ref"].rpartition("/")[2] for (settings, _), place in places.items()}
+    branches = []
+    for name, settings in agents.items():
+        inner = definitions[own[settings]]
+        kind = {"description": general["properties"]["type"]["description"]} | _named(name)
+        properties = {"type": kind} | vocabulary.schemas(settings, inner.get("properties", {}))
+        properties[DEFAULTS_OF] = vocabulary.owners(name)
+        required = ["type", *inner.get("required", [])]
+        branches.append(_naming_its_schema({**inner, "title": name, "properties": properties, "required": required}))
+    complete = [name for name, settings in agents.items() if not definitions[own[settings]].get("required")]
+    words = {"title": "an agent with its defaults", "anyOf": [_named(name) for name in complete]}
+    return {
+        "title": general["title"],
+        "description": general["description"],
+        "oneOf": [*branches, words],
+        "$defs": {name: schema for name, schema in definitions.items() if name not in own.values()},
+    }
+
+
+def _named(agent: str) -> Json:
+    """TensorForce registered each agent as "ppo_agent" too, and its class could be named by its path."""
+    others = replaced_by(agent)
+    words = {"enum": [agent, f"{agent}_agent", *(f"{name}_agent" for name in others)]}
+    any_case = "".join(f"[{char}{char.upper()}]" if char.isalpha() else "[-_]?" for char in agent)
+    plain = agent.replace("_", "[-_]")
+    path = r"tensorforce\.(.*\.)?"
+    old = "".join(rf"|{name}[-_]agent|{name.upper()}Agent" for name in others)
+    return {"anyOf": [words, {"type": "string", "pattern": rf"^({path})?({plain}([-_]agent)?|{any_case}Agent{old})$"}]}
+
+
+def _or_word(schema: Json) -> Json:
+    description = {"description": schema.pop("description")}
+    return description | {"anyOf": [{"type": "string", "minLength": 1}, schema]}
+
+
+def _or_name(kind: str, schema: Json) -> Json:
+    """A file may give a sub-spec by name, where the spec itself holds it inline."""
+    name = spellings.name_of(kind)
+    description = {"description": schema.pop("description")} if "description" in schema else {}
+    return description | {"anyOf": [name, *schema.get("anyOf", [schema])]}
+
+
+def _referred(schema: Json, definitions: Json) -> Json:
+    """What a reference refers to, or the schema itself."""
+    return definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+
+
+def _naming_its_schema(schema: Json) -> Json:
+    """Every object in a file of its own may say to editors which schema it has."""
+    if "anyOf" in schema:
+        schema = schema | {"anyOf": [_naming_its_schema(option) for option in schema["anyOf"]]}
+    if "properties" in schema:
+        schema = schema | {"properties": schema["properties"] | {"$schema": {"type": "string"}}}
+    return schema

@@ -1,0 +1,374 @@
+"""Networks as lists of layers, in TensorForce's words: `[{"type": "dense", "size": 64, "activation": "tanh"}, ...]`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
+
+from steppe.errors import SpecError
+from steppe.specs._base import Count, Flag, ListSpec, Number, Spec, Unit
+from steppe.specs.learning.layer_options import (
+    BATCH_NORMALIZATION,
+    L1,
+    L2,
+    LAYER_NORM_INSTEAD,
+    ActivationWord,
+    Aggregation,
+    OneOrTwo,
+    PaddingWord,
+    PoolingWord,
+    checked_path,
+    in_present_words,
+    is_batch_normalization,
+    listed_names,
+)
+from steppe.specs.loading.validation import validate
+from steppe.tensorforce.environment_names import Notices
+
+
+class Dense(Spec):
+    """A fully connected layer."""
+
+    type: Literal["dense"]
+    size: Count | None = None
+    """How many outputs; required, except with skip, which keeps the size of its inputs."""
+    activation: ActivationWord = "relu"
+    """The nonlinearity after it."""
+    bias: Flag = True
+    """Whether a bias is added."""
+    skip: Flag = False
+    """Whether it is a residual block: two layers of its inputs' size, and the inputs are added before the last
+    nonlinearity."""
+    l2_regularization: L2 = 0.0
+    l1_regularization: L1 = 0.0
+
+    @model_validator(mode="after")
+    def _has_one_size(self) -> Dense:
+        if self.size is None and not self.skip:
+            raise ValueError('the field "size" is missing: how many outputs a dense layer has')
+        if self.size is not None and self.skip:
+            raise ValueError("with skip a dense layer has the size of its inputs; leave out size")
+        if self.skip and self.activation == "crelu":
+            raise ValueError('"crelu" doubles the features, which then cannot be added to the inputs of skip')
+        return self
+
+
+class Linear(Spec):
+    """A fully connected layer without a nonlinearity."""
+
+    type: Literal["linear"]
+    size: Count
+    """How many outputs."""
+    bias: Flag = True
+    """Whether a bias is added."""
+    l2_regularization: L2 = 0.0
+    l1_regularization: L1 = 0.0
+
+
+class Conv1d(Spec):
+    """A convolution over a sequence: length x channels."""
+
+    type: Literal["conv1d"]
+    size: Count
+    """How many filters."""
+    window: Count = 3
+    """How many positions a filter sees."""
+    stride: Count = 1
+    """How far it moves each time."""
+    padding: PaddingWord = "SAME"
+    """SAME pads with zeros, VALID does not."""
+    activation: ActivationWord = "relu"
+    """The nonlinearity after it."""
+    bias: Flag = True
+    """Whether a bias is added."""
+    l2_regularization: L2 = 0.0
+    l1_regularization: L1 = 0.0
+
+
+class Conv2d(Spec):
+    """A convolution over an image: height x width x channels."""
+
+    type: Literal["conv2d"]
+    size: Count
+    """How many filters."""
+    window: OneOrTwo = 3
+    """The filter's height and width."""
+    stride: OneOrTwo = 1
+    """How far it moves each time."""
+    padding: PaddingWord = "SAME"
+    """SAME pads with zeros, VALID does not."""
+    activation: ActivationWord = "relu"
+    """The nonlinearity after it."""
+    bias: Flag = True
+    """Whether a bias is added."""
+    l2_regularization: L2 = 0.0
+    l1_regularization: L1 = 0.0
+
+
+class Pool2d(Spec):
+    """The maximum or the mean of each window of an image."""
+
+    type: Literal["pool2d"]
+    pooling_type: PoolingWord = "max"
+    """What is taken of each window."""
+    window: OneOrTwo = 2
+    """The window's height and width."""
+    stride: OneOrTwo = 2
+    """How far it moves each time."""
+    padding: PaddingWord = "SAME"
+    """SAME pads at the borders, VALID does not."""
+
+
+class Flatten(Spec):
+    """All axes of one observation into one vector."""
+
+    type: Literal["flatten"]
+
+
+class Dropout(Spec):
+    """Sets a random share of its inputs to zero while learning; does nothing while acting."""
+
+    type: Literal["dropout"]
+    rate: Unit = 0.1
+    """The share that is dropped."""
+
+
+class Nonlinearity(Spec):
+    """A nonlinearity by itself."""
+
+    type: Literal["nonlinearity"]
+    name: ActivationWord = "relu"
+    """Which one."""
+    alpha: Number | None = None
+    """The slope of leaky_relu for negative inputs; null: 0.01."""
+    beta: Number | Literal["learn"] = 1.0
+    """What inputs are multiplied by first; "learn" learns it, from 1 on."""
+    max: Number | None = None
+    """Inputs, times beta, are cut off above this."""
+    min: Number | None = None
+    """Inputs, times beta, are cut off below this."""
+
+    @model_validator(mode="after")
+    def _alpha_has_a_use(self) -> Nonlinearity:
+        if self.alpha is not None and self.name != "leaky_relu":
+            raise ValueError('"alpha" is the slope of "leaky_relu" and means nothing elsewhere')
+        return self
+
+
+class Embedding(Spec):
+    """A learned vector for each whole number that can be observed."""
+
+    type: Literal["embedding"]
+    indices: Count
+    """How many numbers there are: observations lie in 0 .. indices - 1."""
+    size: Count
+    """The length of each vector."""
+    l2_regularization: L2 = 0.0
+    l1_regularization: L1 = 0.0
+
+
+class LayerNorm(Spec):
+    """Shifts and scales each sample's features to mean 0 and variance 1, then by learned factors."""
+
+    type: Literal["layer_norm"]
+
+
+class Lstm(Spec):
+    """Long short-term memory: its state goes from timestep to timestep and begins each episode at zero."""
+
+    type: Literal["lstm"]
+    size: Count
+    """How many features it remembers and puts out."""
+    dropout: Unit | None = None
+    """The share of its outputs that is dropped while learning."""
+
+
+class InternalLstm(Spec):
+    """The same as lstm."""
+
+    type: Literal["internal_lstm"]
+    size: Count
+    """How many features it remembers and puts out."""
+    dropout: Unit | None = None
+    """The share of its outputs that is dropped while learning."""
+
+
+class Gru(Spec):
+    """A gated recurrent unit: like lstm, with a smaller state and fewer weights."""
+
+    type: Literal["gru"]
+    size: Count
+    """How many features it remembers and puts out."""
+    dropout: Unit | None = None
+    """The share of its outputs that is dropped while learning."""
+
+
+class Dueling(Spec):
+    """As the last layer of a network for dqn: learns the value of a state and its actions' advantages apart."""
+
+    type: Literal["dueling"]
+    size: Count | None = None
+    """The number of actions; it may be left out."""
+
+
+class Input(Spec):
+    """Begins a branch with named parts of the observation, or with what outputs before it are named."""
+
+    type: Literal["input"]
+    names: Annotated[list[str], BeforeValidator(listed_names), Field(min_length=1)] = Field(
+        validation_alias=AliasChoices("names", "inputs")
+    )
+    """What is read: parts of the observation, names of outputs, or "*" for what the layer before put out."""
+    aggregation_type: Aggregation = "concat"
+    """How several become one."""
+    axis: int = -1
+    """Along which axis they are joined by concat: -1 is the last, 1 the first after the batch."""
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.names), self.aggregation_type, self.axis))
+
+
+class Output(Spec):
+    """Names what the layer before put out, so that an input can read it."""
+
+    type: Literal["output"]
+    name: Annotated[str, Field(min_length=1)] = Field(validation_alias=AliasChoices("name", "output"))
+    """The name."""
+
+
+class Custom(Spec):
+    """Your own flax.linen module, also written `{"type": "my_layers:MyLayer", ...}` with its arguments in place."""
+
+    type: Literal["custom"]
+    module: Annotated[str, AfterValidator(checked_path)]
+    """Where it is: "module:Class"."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """What its constructor is given."""
+
+    def __hash__(self) -> int:
+        return hash((self.module, json.dumps(self.arguments, sort_keys=True, default=str)))
+
+
+Layer = Annotated[
+    Dense
+    | Linear
+    | Conv1d
+    | Conv2d
+    | Pool2d
+    | Flatten
+    | Dropout
+    | Nonlinearity
+    | Embedding
+    | LayerNorm
+    | Lstm
+    | InternalLstm
+    | Gru
+    | Dueling
+    | Input
+    | Output
+    | Custom,
+    Field(discriminator="type", title="layer"),
+    BeforeValidator(in_present_words),
+]
+
+RECURRENT = ("lstm", "internal_lstm", "gru")
+"""The layers that keep a state from timestep to timestep."""
+
+
+class _Branch(ListSpec[list[Layer]]):
+    """One of several lists of layers."""
+
+
+def _as_one_list(data: Any) -> Any:
+    """A list of branches as one list of layers, since each branch begins with an input layer anyway."""
+    data = _layers_of(data)
+    if not isinstance(data, list) or not any(isinstance(each, list) for each in data):
+        return data
+    layers: list[Any] = []
+    for index, branch in enumerate(data):
+        if not isinstance(branch, list):
+            raise ValueError(f"a network is a list of layers or a list of such lists, but [{index}] is no list")
+        try:
+            branch = validate(_Branch, branch, path=f"[{index}]").root
+        except SpecError as error:
+            raise ValueError(str(error)) from error
+        if index > 0 and not (branch and branch[0].type == "input"):
+            raise ValueError(f'the list at [{index}] must begin with {{"type": "input", "names": [...]}}')
+        layers += branch
+    return layers
+
+
+def _layers_of(data: Any) -> Any:
+    """TensorForce could wrap the list: {"type": "layered", "layers": [...]}."""
+    if isinstance(data, str):
+        raise ValueError("it must be a list of layers")
+    if not isinstance(data, dict) or data.get("type", "layered") != "layered":
+        return data
+    names = {"layers", "layers_spec"} & data.keys()
+    return data[names.pop()] if len(names) == 1 and len(data.keys() - {"type"}) == 1 else data
+
+
+def _written_layers(data: Any) -> Iterator[Any]:
+    """Each layer as it was written, of every branch."""
+    layers = _layers_of(data)
+    for each in layers if isinstance(layers, list) else ():
+        yield from each if isinstance(each, list) else (each,)
+
+
+class NetworkSpec(ListSpec[list[Layer]]):
+    """The layers between the observation and the agent's output, first to last; the agent adds its own output layer.
+
+    A list of lists is a network with branches, each from an `input` to an `output`; the last one ends the network.
+    """
+
+    root: Annotated[list[Layer], Field(min_length=1), BeforeValidator(_as_one_list)]
+    _notices: Notices = PrivateAttr(default_factory=Notices)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know of how the layers were understood; no part of the value."""
+        return self._notices.sentences
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _tell_of_other_layers(cls, data: Any, handler: ModelWrapValidatorHandler[NetworkSpec]) -> NetworkSpec:
+        spec = handler(data)
+        if not isinstance(data, NetworkSpec) and any(is_batch_normalization(layer) for layer in _written_layers(data)):
+            spec._notices = Notices((LAYER_NORM_INSTEAD,))
+        return spec
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer keeps a state from timestep to timestep."""
+        return any(layer.type in RECURRENT for layer in self.root)
+
+    @property
+    def is_dueling(self) -> bool:
+        """Whether the last layer says that values and advantages are learned apart."""
+        return self.root[-1].type == "dueling"
+
+    def without_dueling(self) -> NetworkSpec:
+        """The layers before a dueling last one, which the agent itself makes."""
+        if not self.is_dueling:
+            return self
+        return NetworkSpec(self.root[:-1] or [Flatten(type="flatten")])
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
+        """The schema also allows branches, and layers of one's own by their path alone."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        own = {"type": "object", "properties": {"type": {"type": "string", "pattern": "[:.]"}}, "required": ["type"]}
+        layer = {"title": "layer", "anyOf": [schema["items"], own, BATCH_NORMALIZATION]}
+        schema["items"] = {"anyOf": [layer, {"type": "array", "items": layer}]}
+        return schema

@@ -1,0 +1,1 @@
+"""Where and how a run takes place: run modes, clusters, connections, seeds."""

@@ -1,0 +1,83 @@
+"""A cluster: its nodes and where they stand."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from steppe.specs._base import Count, Flag, Natural, Positive, Spec
+from steppe.specs.running.distributed import WORKERS_PER_GPU
+from steppe.specs.running.kubernetes import KubernetesSpec
+
+Text = Annotated[str, Field(min_length=1)]
+Provider = Literal["kubeconfig", "gke", "eks", "kind", "k3d"]
+
+
+class ClusterSpec(Spec):
+    """Equal nodes of one machine type, or of so many CPUs and so much memory each."""
+
+    name: Text | None = None
+    """What the cluster is called."""
+    machine_type: Text | None = None
+    """The provider's name for the kind of machine; or give cpus_per_node and memory_per_node."""
+    cpus_per_node: Count | None = None
+    """How many CPUs each node has."""
+    memory_per_node: Positive | None = None
+    """How much memory each node has, in GB."""
+    num_nodes: Count = 3
+    """How many nodes."""
+    gpus_per_node: Natural = 0
+    """How many GPUs each node has."""
+    gpu_type: Text | None = None
+    """The provider's name for the kind of GPU."""
+    disk_size: Count = 100
+    """The size of each node's disk, in GB."""
+    location: Text | None = None
+    """The provider's region or zone."""
+    subnets: list[Text] | None = None
+    """The subnets it is put in, of two zones at least (eks): nodes stand in the first. Else the default network's."""
+    provider: Provider | None = None
+    """Who runs it: `gke`, `eks`, `kind` or `k3d` make clusters, `kubeconfig` is one that is there already."""
+    project: Text | None = None
+    """The cloud project it belongs to (gke); without it the one that `steppe init -r` has noted."""
+    kubeconfig: Text | None = None
+    """The file that says how it is reached (provider kubeconfig); without it KUBECONFIG, or ~/.kube/config."""
+    context: Text | None = None
+    """Which context of that file it is; without it the current one."""
+    namespace: Text | None = None
+    """The namespace for experiments; without it the context's own, or "default"."""
+    gpu_sharing: Flag = False
+    """Whether the provider lets several Pods share a GPU (gke, eks)."""
+    clients_per_gpu: Count = WORKERS_PER_GPU
+    """How many workers share a GPU at most: those of one Pod, or with gpu_sharing as many Pods, each with a part."""
+    spot: Flag = False
+    """Whether nodes are the cheaper kind that the provider may take back; training goes on elsewhere then."""
+    version: Text | None = None
+    """The Kubernetes version; without it the provider's default."""
+    kubernetes: KubernetesSpec = KubernetesSpec()
+    """How Pods are made on it, unless an experiment says otherwise."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _understand_old_words(cls, data: Any) -> Any:
+        # An old file says what it is.
+        if not isinstance(data, dict) or data.get("type") != "cluster":
+            return data
+        return {name: value for name, value in data.items() if name != "type"}
+
+    @field_validator("namespace")
+    @classmethod
+    def _is_a_namespace(cls, namespace: str | None) -> str | None:
+        if namespace is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", namespace):
+            raise ValueError('a namespace is made of lower-case letters, digits and "-", and has at most 63 of them')
+        return namespace
+
+    @model_validator(mode="after")
+    def _one_kind_of_node(self) -> ClusterSpec:
+        if self.machine_type is not None and (self.cpus_per_node is not None or self.memory_per_node is not None):
+            raise ValueError("give either machine_type or cpus_per_node and memory_per_node, not both")
+        if (self.cpus_per_node is None) != (self.memory_per_node is None):
+            raise ValueError("cpus_per_node and memory_per_node must be given together")
+        return self

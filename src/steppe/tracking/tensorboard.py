@@ -1,0 +1,105 @@
+"""TensorBoard's event files, written without TensorBoard.
+
+A file is a sequence of records. Each holds one `Event`, a protocol-buffer message, of which a run needs these fields:
+
+    message Event {
+      double wall_time = 1;
+      int64 step = 2;
+      string file_version = 3;     // in the first event
+      Summary summary = 5;         // message Summary { repeated Value value = 1; }
+      SessionLog session_log = 7;  // message SessionLog { SessionStatus status = 1; }, where START = 1
+    }
+    message Value { string tag = 1; float simple_value = 2; }
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from steppe.files.durable import storing, write_all
+
+_START = 1
+
+
+class EventFile:
+    """One event file. Each record is in it when `write` returns."""
+
+    def __init__(self, folder: Path, resume_from: int | None) -> None:
+        """Begin a new file in `folder`; what earlier files hold after the timestep `resume_from` no longer counts."""
+        now = time.time_ns()
+        # Runs that are resumed within the same second must not share a name.
+        name = f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{now % 10**9:09d}.{os.getpid()}"
+        self._path = folder / name
+        with storing(self._path):
+            folder.mkdir(exist_ok=True)
+            self._file = self._path.open("xb", buffering=0)
+        self._append(_event(now / 1e9, 0, _message(3, b"brain.Event:2")))
+        if resume_from is not None:
+            self._append(_event(now / 1e9, int(resume_from) + 1, _message(7, _whole_number(1, _START))))
+
+    def write(self, scalars: Mapping[str, float], timestep: int, wall_time: float) -> None:
+        """Append one value for each tag."""
+        values = b"".join(_message(1, _message(1, tag.encode()) + _float(2, value)) for tag, value in scalars.items())
+        self._append(_event(wall_time, timestep, _message(5, values)))
+
+    def close(self) -> None:
+        """Nothing can be written afterwards."""
+        self._file.close()
+
+    def _append(self, event: bytes) -> None:
+        length = struct.pack("<Q", len(event))
+        with storing(self._path):
+            write_all(self._file, length + _checksum(length) + event + _checksum(event))
+
+
+def _event(wall_time: float, step: int, content: bytes) -> bytes:
+    return _key(1, 1) + struct.pack("<d", wall_time) + _whole_number(2, step) + content
+
+
+def _whole_number(field: int, value: int) -> bytes:
+    return _key(field, 0) + _varint(value)
+
+
+def _float(field: int, value: float) -> bytes:
+    return _key(field, 5) + _single(value)
+
+
+def _single(value: float) -> bytes:
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:
+        # Too large for 32 bits.
+        return struct.pack("<f", float("inf") if value > 0 else float("-inf"))
+
+
+def _message(field: int, content: bytes) -> bytes:
+    """A field whose value is a message or text."""
+    return _key(field, 2) + _varint(len(content)) + content
+
+
+def _key(field: int, wire_type: int) -> bytes:
+    return _varint(field << 3 | wire_type)
+
+
+def _varint(value: int) -> bytes:
+    """A number from 0, seven bits a byte, the lowest first; all bytes but the last have their highest bit set."""
+    data = bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    data.append(value)
+    return bytes(data)
+
+
+def _checksum(data: bytes) -> bytes:
+    """TensorBoard's: CRC-32C, turned by 15 bits and shifted, so that a checksum of checksums is not zero."""
+    import google_crc32c
+
+    value = google_crc32c.value(data)
+    turned = (value >> 15 | value << 17) & 0xFFFFFFFF
+    return struct.pack("<I", (turned + 0xA282EAD8) & 0xFFFFFFFF)

@@ -1,0 +1,27 @@
+"""What is said of a run on a cluster while it is watched."""
+
+from __future__ import annotations
+
+from steppe.cli.display.progress import Display
+from steppe.cli.starting.following import _Watching
+from steppe.experiments.run_folder.store import Status
+from steppe.specs.experiment import ExperimentSpec
+
+
+class Said(Display):
+    """Remembers what it was to say."""
+
+    def __init__(self) -> None:
+        super().__init__(ExperimentSpec(name="first", environment="CartPole-v1", agent="random"))
+        self.sentences: list[str] = []
+
+    def announce(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+
+
+def test_trouble_that_is_told_in_turns_is_said_once_until_all_is_well() -> None:
+    shows = Said()
+    watching = _Watching(shows)
+    for phase in ("no image (refused)", "no image (waits)", "no image (refused)", "training", "no image (waits)"):
+        watching(Status(state="running", phase=phase))
+    assert shows.sentences == ["no image (refused)", "no image (waits)", "no image (waits)"]

@@ -1,0 +1,237 @@
+"""What object storage changes for Pods: their manifests, the reader's door, and what a driver shows of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from door_client import TOKEN, opened
+from pydantic import ValidationError
+
+from steppe.errors import StateError
+from steppe.platforms.kubernetes.manifests import rendering
+from steppe.platforms.kubernetes.pod.stored_run import StoredRun
+from steppe.platforms.kubernetes.storage import result_sync as mirrors
+from steppe.platforms.kubernetes.storage import stored_results
+from steppe.platforms.kubernetes.storage import sync_thread as keepers
+from steppe.platforms.kubernetes.storage.object_store import ObjectStore
+from steppe.platforms.kubernetes.storage.result_sync import Mirror
+from steppe.platforms.kubernetes.storage.stored_status import StoredDoor
+from steppe.specs.running.kubernetes import KubernetesSpec
+
+URL = "s3://bucket/path"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("s3://bucket", "s3://bucket"),
+        ("s3://bucket/", "s3://bucket"),
+        ("gs://my-bucket/a/b.c/", "gs://my-bucket/a/b.c"),
+        ("abfs://container/path", "abfs://container/path"),
+    ],
+)
+def test_a_store_is_a_url_with_a_bucket(given, kept):
+    assert KubernetesSpec(results=given).results == kept
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "bucket/path",
+        "s3://",
+        "s3:///path",
+        "s3://key:secret@bucket/path",
+        "s3://bucket/a b",
+        "s3://bucket/../other",
+        "s3://bucket/path?x=1",
+        "https://bucket.s3.amazonaws.com/path",
+        "file:///tmp/results",
+        "memory://results",
+    ],
+)
+def test_anything_else_is_refused(given):
+    with pytest.raises(ValidationError, match="is no object storage; write s3://bucket/path"):
+        KubernetesSpec(results=given)
+
+
+def test_results_in_object_storage_need_no_claim(planned):
+    plan = planned(kubernetes={"results": URL, "env_from_secrets": ["keys"]})
+    kinds = [manifest["kind"] for manifest in rendering.render(plan)]
+    assert "PersistentVolumeClaim" not in kinds
+    (driver,) = rendering.jobs(plan)
+    pod = driver["spec"]["template"]["spec"]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "results"]
+    assert volume == {"name": "results", "emptyDir": {}}
+    told = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    assert told["STEPPE_POD_STORE"] == URL
+    assert told["STEPPE_POD_HEAD"] == plan.name
+
+
+def test_an_experiment_may_say_how_much_of_the_node_it_uses(planned):
+    (driver,) = rendering.jobs(planned(kubernetes={"results": URL, "storage": 2.0}))
+    assert {"name": "results", "emptyDir": {"sizeLimit": "2048Mi"}} in driver["spec"]["template"]["spec"]["volumes"]
+
+
+@pytest.mark.parametrize("role", ["reader", "eraser"])
+def test_a_reader_has_the_credentials(planned, role):
+    plan = planned(cluster={"kubernetes": {"results": URL, "env_from_secrets": ["keys"]}})
+    pod = rendering.reader(plan, role=role)
+    assert pod["metadata"]["name"] == f"{plan.name}-{role}"
+    (container,) = pod["spec"]["containers"]
+    assert container["command"][-1] == role
+    assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    assert {"name": "STEPPE_POD_STORE", "value": URL} in container["env"]
+    assert {"name": "results", "emptyDir": {}} in pod["spec"]["volumes"]
+    assert not any(mount.get("readOnly") for mount in container["volumeMounts"] if mount["name"] == "results")
+
+
+def test_without_it_pods_are_as_they_were(planned):
+    plan = planned(kubernetes={"env_from_secrets": ["keys"]})
+    assert "PersistentVolumeClaim" in [manifest["kind"] for manifest in rendering.render(plan)]
+    (container,) = rendering.reader(plan)["spec"]["containers"]
+    assert "envFrom" not in container
+    assert not [each for each in container["env"] if each["name"] == "STEPPE_POD_STORE"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        (URL, None, "are in s3://bucket/path, and cannot be on a disk of the cluster from now on"),
+        (None, URL, "leave kubernetes.results out"),
+        (URL, "gs://bucket/path", "set kubernetes.results to s3://bucket/path"),
+    ],
+)
+def test_results_stay_where_they_are(planned, before, after, sentence):
+    plans = [planned(kubernetes={} if results is None else {"results": results}) for results in (before, after)]
+    with pytest.raises(StateError, match=sentence):
+        stored_results.check_place(*plans)
+    stored_results.check_place(plans[0], plans[0])
+
+
+@pytest.fixture
+def url(place, monkeypatch):
+    monkeypatch.setattr(mirrors, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.01)
+    return place
+
+
+@pytest.fixture
+def mirror(url, tmp_path):
+    """A run that is stored."""
+    run = tmp_path / "run"
+    (run / "policy").mkdir(parents=True)
+    (run / "status.json").write_text('{"state": "completed", "timestep": 5}')
+    (run / "log.txt").write_text("first\nsecond\n")
+    (run / "policy" / "weights").write_bytes(bytes(range(256)) * 100)
+    (run / ".pod.json").write_text("{}")
+    made = Mirror(ObjectStore(url), run, "writer")
+    made.claim()
+    made.settle()
+    return made
+
+
+@pytest.fixture
+def ask(url, tmp_path):
+    with opened(StoredDoor(url, tmp_path / "reader", TOKEN, {"role": "reader"})) as ask:
+        yield ask
+
+
+def test_a_reader_shows_what_is_stored(mirror, ask):
+    assert json.loads(ask("/status")[1]) == {"status": {"state": "completed", "timestep": 5}, "role": "reader"}
+    files = {each["path"]: each for each in json.loads(ask("/files")[1])["files"]}
+    whole = (mirror.folder / "policy" / "weights").read_bytes()
+    assert set(files) == {"status.json", "log.txt", "policy/weights"}
+    assert files["policy/weights"]["sha256"] == hashlib.sha256(whole).hexdigest()
+    assert files["policy/weights"]["size"] == len(whole)
+    assert json.loads(ask("/files?name=policy/weights")[1])["files"] == [files["policy/weights"]]
+    assert ask("/files/policy/weights") == (200, whole)
+    assert ask("/files/policy/weights", Range="bytes=25000-") == (206, whole[25000:])
+    assert ask("/log?from=6") == (200, b"second\n")
+
+
+@pytest.mark.parametrize("name", [".pod.json", "../run/log.txt", "/etc/passwd", "policy", "", "other"])
+def test_a_reader_shows_nothing_else(mirror, ask, name):
+    assert ask(f"/files/{name}")[0] == 404
+
+
+def test_a_reader_shows_what_has_changed_meanwhile(mirror, ask):
+    assert ask("/log") == (200, b"first\nsecond\n")
+    again = Mirror(mirror.store, mirror.folder, "again")
+    again.claim()
+    (mirror.folder / "log.txt").write_text("third\n")
+    again.settle()
+    assert ask("/log") == (200, b"third\n")
+
+
+def test_a_reader_knows_what_a_killed_writer_has_stored(mirror, ask):
+    """An object that was announced may be the old one, the new one, or not there."""
+    index = mirror.store.read_index()
+    new = b"another\n"
+    entry = type(index.files["log.txt"])(len(new), hashlib.sha256(new).hexdigest())
+    index.coming = {"log.txt": [entry], "policy/weights": [entry], "never": [entry]}
+    mirror.store.write_index(index)
+    mirror.store.write("log.txt", new)
+    files = {each["path"]: each["sha256"] for each in json.loads(ask("/files")[1])["files"]}
+    assert files["log.txt"] == entry.sha256
+    assert files["policy/weights"] == index.files["policy/weights"].sha256
+    assert "never" not in files
+    assert ask("/files/log.txt") == (200, new)
+
+
+def test_a_reader_says_what_is_damaged(mirror, ask, url):
+    mirror.store.write("policy/weights", b"half")
+    code, body = ask("/files/policy/weights")
+    assert code == 502
+    assert json.loads(body)["error"] == f"{url}/policy/weights is damaged or gone: it is not what was stored there"
+    assert ask("/files/log.txt")[0] == 200
+
+
+def test_a_reader_without_its_store_answers_all_the_same(tmp_path):
+    door = StoredDoor("nowhere://bucket/run", tmp_path, TOKEN, {"role": "reader"})
+    assert door.status() == {"status": None, "role": "reader"}
+
+
+def test_a_run_is_not_over_before_it_is_stored(mirror, url, tmp_path, monkeypatch):
+    # It does not look meanwhile, and find that there is no trouble.
+    monkeypatch.setattr(keepers, "LOOK_SECONDS", 3600.0)
+    run = StoredRun(url, tmp_path / "again", "next", lambda: None)
+    assert run.begin()
+    assert run.shown() == {"state": "completed", "timestep": 5}
+    keeper = run._keeper
+    assert keeper is not None
+    keeper.phase, keeper.trouble = "storing the results", "the store is away"
+    assert run.shown() == {
+        "state": "running",
+        "timestep": 5,
+        "phase": "storing the results",
+        "notices": ["the store is away"],
+    }
+    keeper.phase = keeper.trouble = ""
+    assert run.finish()
+    assert run.shown() == {"state": "completed", "timestep": 5}
+
+
+def test_what_is_wrong_with_the_store_is_logged_with_the_run(mirror, url, tmp_path):
+    (mirror.folder / "experiment.json").write_text("{}")
+    mirror = Mirror(mirror.store, mirror.folder, "again")
+    mirror.claim()
+    mirror.settle()
+    mirror.store.write("policy/weights", b"half")
+    run = StoredRun(url, tmp_path / "again", "next", lambda: None)
+    assert run.begin()
+    assert run.finish()
+    log = (tmp_path / "again" / "log.txt").read_text()
+    assert f"the results are kept in {url}" in log
+    assert "policy/weights is damaged or gone" in log
+
+
+def test_a_store_that_cannot_be_used_fails_the_run(tmp_path):
+    run = StoredRun("nowhere://bucket/run", tmp_path / "run", "first", lambda: None)
+    with pytest.raises(Exception, match="results cannot be stored in nowhere://bucket/run"):
+        run.begin()
+    shown = run.shown()
+    assert shown is not None
+    assert shown["state"] == "failed"
+    assert "results cannot be stored in nowhere://bucket/run" in shown["reason"]

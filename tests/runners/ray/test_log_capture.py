@@ -1,0 +1,80 @@
+"""What a worker says is heard, but not a flood of it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from steppe.runners.ray.log_capture import MOST_LINES, Listening
+
+
+def test_prints_and_logs_are_heard_in_their_order():
+    listening = Listening()
+    with listening:
+        print("one")
+        logging.getLogger("steppe.somewhere").info("two")
+        print("three\nfo", end="")
+        print("ur")
+        print("five", file=sys.stderr)
+        logging.getLogger("other").warning("six")
+        logging.getLogger("other").info("not worth it")
+    assert listening.heard() == [
+        (logging.INFO, "one"),
+        (logging.INFO, "two"),
+        (logging.INFO, "three"),
+        (logging.INFO, "four"),
+        (logging.INFO, "five"),
+        (logging.WARNING, "six"),
+    ]
+    assert listening.heard() == []
+
+
+@pytest.mark.parametrize(("settings", "most"), [({}, MOST_LINES), ({"most_lines": 10}, 10)])
+def test_a_flood_is_cut_and_counted(settings, most):
+    listening = Listening(**settings)
+    with listening:
+        for number in range(most + 50):
+            print(number)
+    lines = listening.heard()
+    assert len(lines) == most + 1
+    assert lines[-1] == (logging.WARNING, "50 more lines")
+
+
+def test_what_is_heard_is_passed_on_where_others_listen_too(capsys):
+    listening = Listening(passes_on=True)
+    with listening:
+        print("one")
+        print("two", file=sys.stderr)
+    assert capsys.readouterr() == ("one\n", "two\n")
+    assert [line for _, line in listening.heard()] == ["one", "two"]
+
+
+def test_a_program_may_print_where_a_worker_does(capfd):
+    with Listening(passes_on=True):
+        subprocess.run([sys.executable, "-c", "print('a simulator')"], stdout=sys.stdout, check=True)
+    assert capfd.readouterr().out == "a simulator\n"
+
+
+def test_warnings_that_python_would_print_are_still_printed():
+    program = (
+        "import logging\n"
+        "from steppe.runners.ray.log_capture import Listening\n"
+        "listening = Listening(passes_on=True)\n"
+        "with listening:\n"
+        "    logging.getLogger('steppe').warning('the learner is gone')\n"
+        "    logging.getLogger('steppe').info('not printed')\n"
+        "print([line for _, line in listening.heard()])\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stderr == "the learner is gone\n"
+    assert answer.stdout == "['the learner is gone', 'not printed']\n"
+
+
+def test_others_hear_what_they_heard_before(capsys):
+    with Listening():
+        print("inside")
+    print("outside")
+    assert capsys.readouterr().out == "outside\n"

@@ -1,0 +1,78 @@
+"""How many episodes are kept, and which go first."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steppe.serve.messages.exchange import Answer, Question
+from steppe.serve.routing.episodes import Episode, OpenEpisodes
+
+
+def episode(sequence, key=None):
+    return Episode(key or f"key {sequence}", sequence, None, None, 1.0)
+
+
+def test_the_one_silent_for_longest_goes_first():
+    episodes = OpenEpisodes(3, 60.0, 1 << 20)
+    a, b, c, d = (episode(name) for name in "abcd")
+    for each in (a, b, c):
+        assert episodes.touch(each) == []
+    episodes.touch(a)
+    assert episodes.touch(d) == [b]
+    assert (len(episodes), episodes.expired, episodes.get("b")) == (3, 1, None)
+
+
+def test_an_ending_does_not_close_a_later_episode_of_the_same_name():
+    episodes = OpenEpisodes(3, 60.0, 1 << 20)
+    episodes.touch(episode("a", "old"))
+    newer = episode("a", "new")
+    episodes.touch(newer)
+    assert episodes.close("a", "old") is None
+    assert episodes.get("a") is newer
+    assert episodes.close("a", "new") is newer
+    assert len(episodes) == 0
+
+
+def test_only_the_silent_expire():
+    episodes = OpenEpisodes(3, 60.0, 1 << 20)
+    old, new = episode("old"), episode("new")
+    episodes.touch(old)
+    episodes.touch(new)
+    old.touched -= 61.0
+    assert episodes.expire() == [old]
+    assert episodes.expire() == []
+
+
+def answered(episodes, name, actions):
+    """Counts a question to an episode, which was answered by these actions; those that had to go for it."""
+    one = episodes.get(name) or episode(name)
+    question = Question(np.zeros((len(actions), 4), np.float32), id="x", sequence_id=name)
+    episodes.remember(one, question, Answer("x", actions, (), "p", "v", 1.0))
+    return [each.sequence for each in episodes.touch(one)]
+
+
+def test_episodes_go_when_what_they_remember_takes_too_many_bytes():
+    episodes = OpenEpisodes(10, 60.0, 1000)
+    assert answered(episodes, "a", np.zeros(400, np.uint8)) == []
+    assert answered(episodes, "b", np.zeros(400, np.uint8)) == []
+    # The last answer takes the place of the one before.
+    assert answered(episodes, "a", np.zeros(500, np.uint8)) == []
+    assert episodes.bytes == 900
+    remembering = episode("c")
+    remembering.states["p"] = {"lstm": np.zeros((10, 5), np.float32)}
+    assert [each.sequence for each in episodes.touch(remembering)] == ["b"]
+    assert episodes.bytes == 700
+    assert answered(episodes, "large", np.zeros(5000, np.uint8)) == ["a", "c"]
+    assert len(episodes) == 1
+    assert answered(episodes, "d", np.zeros(1, np.uint8)) == ["large"]
+    episodes.close("d", "key d")
+    assert episodes.bytes == 0
+
+
+def test_an_answer_is_kept_without_the_batch_it_was_computed_in():
+    episodes = OpenEpisodes(10, 60.0, 1 << 20)
+    batch = np.arange(100_000)
+    answered(episodes, "a", batch[:2])
+    kept = episodes.get("a").last[1].actions
+    assert kept.base is None
+    assert kept.tolist() == [0, 1]
