@@ -13,7 +13,7 @@ from steppe.experiments import lifecycle
 from steppe.experiments.process.run import run
 from steppe.experiments.run_folder.store import RunFolder, Status, Store
 from steppe.records import checkpoints
-from steppe.runners import Outcome, Progress
+from steppe.runners import Progress, RunOutcome
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.learning.agent import AgentSpec
 
@@ -386,11 +386,11 @@ def test_a_detached_process_that_ends_at_once_is_told_by_its_own_words(
 def test_a_pause_can_be_waited_for_again(folder: RunFolder, wait: Any, in_background: Any) -> None:
     release: list[bool] = []
 
-    def slow(*_: Any, request: Any, on_progress: Any, **__: Any) -> Outcome:
+    def slow(*_: Any, request: Any, on_progress: Any, **__: Any) -> RunOutcome:
         on_progress(Progress("training", timestep=10))
         wait(request)
         wait(lambda: release)
-        return Outcome("paused", "asked to pause", 10, 1, 1, None, 0.1, [])
+        return RunOutcome("paused", "asked to pause", 10, 1, 1, None, 0.1, [])
 
     in_background(lambda: run(folder, trainer=slow))
     wait(lambda: folder.status().state == "running")

@@ -13,8 +13,8 @@ import pytest
 from steppe.errors import UserError
 from steppe.runners import pods
 from steppe.runners.engines.asynchronous.learner.membership import Membership
-from steppe.runners.engines.asynchronous.learner.pod_pool import PodCrew
-from steppe.runners.play.episodes import Rules
+from steppe.runners.engines.asynchronous.learner.pod_pool import PodWorkerPool
+from steppe.runners.play.episodes import EpisodeRules
 from steppe.specs.experiment import ExperimentSpec
 
 
@@ -71,7 +71,7 @@ def test_a_driver_that_waits_for_pods_tells_of_each(joined: Any, monkeypatch: py
 
 def test_a_learner_tells_of_its_workers(joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(run_mode="async", num_workers=2)
-    crew, membership = PodCrew(spec, Rules(spec.environment, None, 1), 1), Membership()
+    crew, membership = PodWorkerPool(spec, EpisodeRules(spec.environment, None, 1), 1), Membership()
     monkeypatch.setattr("steppe.runners.engines.asynchronous.learner.pod_pool.TEND_SECONDS", 0.0)
     crew.start(SimpleNamespace(membership=membership), None)  # type: ignore[arg-type]
     assert joined() == {"worker": {"here": 0, "wanted": 2, "most": 0}}
@@ -87,7 +87,7 @@ def crew(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A learner's crew of two, and who works for it."""
     spec, membership = spec_of(run_mode="async", num_workers=2), Membership()
     monkeypatch.setattr("steppe.runners.engines.asynchronous.learner.pod_pool.TEND_SECONDS", 0.0)
-    made = PodCrew(spec, Rules(spec.environment, None, 1), 1)
+    made = PodWorkerPool(spec, EpisodeRules(spec.environment, None, 1), 1)
     made.start(SimpleNamespace(membership=membership), None)  # type: ignore[arg-type]
     return SimpleNamespace(tend=made.tend, membership=membership)
 

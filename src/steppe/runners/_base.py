@@ -34,13 +34,13 @@ class Progress:
     notices: tuple[str, ...] = ()
     """What a user should know, since the start."""
     effective: Mapping[str, Any] | None = None
-    """The settings that the run really has (`steppe.runners.effective`): told once, when everything is built."""
+    """The run's effective settings (`steppe.runners.effective_settings`), set once, when everything is built."""
     evaluation: Mapping[str, Any] | None = None
     """The newest evaluation on the way: mean, episodes and timestep."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended."""
 
     state: str
@@ -57,7 +57,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChunkLimits:
     """What ends a chunk early, checked after every iteration."""
 
     episodes: int | None = None
@@ -104,7 +104,7 @@ class Engine(Protocol):
     def snapshot(self) -> dict[str, np.ndarray]:
         """Everything needed to go on from here."""
 
-    def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
+    def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
         """Runs at most `iterations`, from `timestep` on."""
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:

@@ -21,12 +21,12 @@ from steppe.files.held_folder import HeldFolder
 from steppe.policies.policy import Policy
 from steppe.records import checkpoints
 from steppe.records.checkpoints import Checkpoint
-from steppe.runners import checkpoint_room
-from steppe.runners._base import Chunk, Engine, Limits, Outcome, Progress
+from steppe.runners import checkpoint_size
+from steppe.runners._base import Chunk, ChunkLimits, Engine, Progress, RunOutcome
 from steppe.runners.compilation import xla_threads
-from steppe.runners.effective import effective
-from steppe.runners.play.final_evaluation import forget
-from steppe.runners.schedule import Schedule
+from steppe.runners.effective_settings import effective
+from steppe.runners.periodic import PeriodicTrigger
+from steppe.runners.play.final_evaluation import remove_evaluation
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.running.frequency import Frequency
 from steppe.tracking.metrics import MetricsWriter
@@ -50,7 +50,7 @@ Request = Callable[[], str | None]
 OnProgress = Callable[[Progress], None]
 
 
-class Loop:
+class TrainingLoop:
     """One run of one experiment in this process."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Loop:
         self.written_at: int | None = None
         self.notices: list[str] = []
 
-    def run(self, checkpoint: Checkpoint | None) -> Outcome:
+    def run(self, checkpoint: Checkpoint | None) -> RunOutcome:
         """Trains, from a checkpoint or from nothing, until something ends it; the work so far is always saved."""
         self.show(Progress("compiling"))
         if checkpoint is not None:
@@ -103,7 +103,7 @@ class Loop:
             if self.written_at != self.timestep:
                 self._write(self.latest)
             self._save()
-        return Outcome(
+        return RunOutcome(
             state, reason, self.timestep, self.episode, self.update, self.mean_return, self.seconds, self.notices
         )
 
@@ -163,12 +163,12 @@ class Loop:
         least: int = getattr(self.engine, "least_iterations", 1)
         return int(np.clip(fitting, least, max(least, min(8 * chunk.iterations, self.engine.most_iterations))))
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> ChunkLimits:
         lefts = [self._saves.episodes_left(self.episode)]
         if self.episode_limit is not None:
             lefts.append(self.episode_limit - self.episode)
         known = [left for left in lefts if left is not None]
-        return Limits(min(known) if known else None, self.spec.stop_at_return)
+        return ChunkLimits(min(known) if known else None, self.spec.stop_at_return)
 
     def _take_in(self, chunk: Chunk, spent: float) -> None:
         """Counts what a chunk did and writes a summary at each iteration where one is due."""
@@ -263,7 +263,7 @@ class Loop:
         with self._away():
             size = self._save_now()
         self.saved_at, self._saved_update = self.timestep, self.update
-        told = f" ({checkpoint_room.written(size)})" if size >= checkpoint_room.LARGE else ""
+        told = f" ({checkpoint_size.readable_size(size)})" if size >= checkpoint_size.LARGE else ""
         log.info("saved at timestep %d%s", self.timestep, told)
 
     def _save_now(self) -> int:
@@ -282,7 +282,7 @@ class Loop:
             "xla_threads": xla_threads(),
             "settings": self._settings(),
         }
-        forget(self.folder)
+        remove_evaluation(self.folder)
         # The checkpoint comes last: a resumed run must not take a best policy for saved that was not.
         folder = self.folder / "policy"
         with storing(folder):
@@ -347,7 +347,7 @@ class Loop:
 
     def _tell_settings(self) -> None:
         """What the run really works with, for whoever writes it down, and what should be known of it."""
-        room = checkpoint_room.sentences(self.spec, self.engine.agent, Path(self.folder))
+        room = checkpoint_size.size_notices(self.spec, self.engine.agent, Path(self.folder))
         for sentence in (*getattr(self.engine, "notices", ()), *room):
             self._notice(sentence)
         if not hasattr(self.engine.agent, "settings"):
@@ -367,8 +367,8 @@ class Loop:
             "agent.learning_rate or agent.max_gradient_norm may keep a new run from it"
         )
 
-    def _schedule(self, frequency: Frequency) -> Schedule:
-        return Schedule(frequency, self.timestep, self.episode, self.seconds)
+    def _schedule(self, frequency: Frequency) -> PeriodicTrigger:
+        return PeriodicTrigger(frequency, self.timestep, self.episode, self.seconds)
 
     def _progress(self, phase: str) -> Progress:
         return Progress(

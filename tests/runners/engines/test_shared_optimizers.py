@@ -17,7 +17,7 @@ from steppe.agents.core.kernels import in_one_kernel
 from steppe.agents.core.optimizers import OptimizerSettings, learning_rate_schedule, make_transform
 from steppe.errors import CheckpointError, UserError
 from steppe.runners.engines import shared_optimizers
-from steppe.runners.engines.shared_optimizers import Rule, SharedOptimizer, learning_rate, shared_steps
+from steppe.runners.engines.shared_optimizers import SharedOptimizer, UpdateRule, learning_rate, shared_steps
 from steppe.specs.learning.optimizer import OptimizerSpec
 
 KINDS = {
@@ -39,7 +39,7 @@ def spec_of(kind, **more):
 
 
 def optimizer_of(spec, size, rate):
-    return SharedOptimizer(Rule(spec, rate), size)
+    return SharedOptimizer(UpdateRule(spec, rate), size)
 
 
 def steps_of_optax(spec, rate, params, gradients):
@@ -104,7 +104,7 @@ def test_a_step_that_a_compiled_program_tells_is_the_same(kind):
 @pytest.mark.parametrize("decay", ["linear", "exponential", "cosine"])
 def test_a_falling_rate_falls_in_a_compiled_program_too(decay):
     options = OptimizerSettings(learning_rate=0.5, learning_rate_decay=decay, final_learning_rate=0.1)
-    rule = Rule(spec_of("gradient_descent"), learning_rate_schedule(options, 40, 0.5))
+    rule = UpdateRule(spec_of("gradient_descent"), learning_rate_schedule(options, 40, 0.5))
     told_by = jax.jit(in_one_kernel(lambda taken: rule.tell(jnp.ones(3), jnp.zeros((0, 3)), taken, jnp).change))
     falls = learning_rate(options, 40, 0.5)
     for taken in (0, 13, 40, 60):

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from steppe.runners.ray.log_capture import MOST_LINES, Listening
+from steppe.runners.ray.log_capture import MOST_LINES, LogCapture
 
 
 def test_prints_and_logs_are_heard_in_their_order():
-    listening = Listening()
+    listening = LogCapture()
     with listening:
         print("one")
         logging.getLogger("steppe.somewhere").info("two")
@@ -34,7 +34,7 @@ def test_prints_and_logs_are_heard_in_their_order():
 
 @pytest.mark.parametrize(("settings", "most"), [({}, MOST_LINES), ({"most_lines": 10}, 10)])
 def test_a_flood_is_cut_and_counted(settings, most):
-    listening = Listening(**settings)
+    listening = LogCapture(**settings)
     with listening:
         for number in range(most + 50):
             print(number)
@@ -44,7 +44,7 @@ def test_a_flood_is_cut_and_counted(settings, most):
 
 
 def test_what_is_heard_is_passed_on_where_others_listen_too(capsys):
-    listening = Listening(passes_on=True)
+    listening = LogCapture(passes_on=True)
     with listening:
         print("one")
         print("two", file=sys.stderr)
@@ -53,7 +53,7 @@ def test_what_is_heard_is_passed_on_where_others_listen_too(capsys):
 
 
 def test_a_program_may_print_where_a_worker_does(capfd):
-    with Listening(passes_on=True):
+    with LogCapture(passes_on=True):
         subprocess.run([sys.executable, "-c", "print('a simulator')"], stdout=sys.stdout, check=True)
     assert capfd.readouterr().out == "a simulator\n"
 
@@ -74,7 +74,7 @@ def test_warnings_that_python_would_print_are_still_printed():
 
 
 def test_others_hear_what_they_heard_before(capsys):
-    with Listening():
+    with LogCapture():
         print("inside")
     print("outside")
     assert capsys.readouterr().out == "outside\n"

@@ -22,7 +22,7 @@ from processes import wait_until
 from ray_processes import LOOPBACK, alive, descendants, listening_sockets, named
 
 from steppe.errors import MissingExtra, UserError
-from steppe.runners.pods import listens
+from steppe.runners.pods import is_listening
 from steppe.runners.ray import ray_session as module
 from steppe.runners.ray.ray_session import PREFIX, ray_session
 from steppe.specs.running.distributed import RaySpec, TLSSpec
@@ -155,7 +155,7 @@ def test_a_client_server_is_an_address_too() -> None:
         words = ["--address", session.address, "--host", "127.0.0.1", "--port", str(port), "--mode", "specific-server"]
         server = subprocess.Popen([sys.executable, "-m", "ray.util.client.server", *words], stderr=subprocess.DEVNULL)
         try:
-            wait_until(lambda: listens("127.0.0.1", port, 1.0), "it listens", seconds=60)
+            wait_until(lambda: is_listening("127.0.0.1", port, 1.0), "it listens", seconds=60)
             spec = RaySpec(address=f"ray://127.0.0.1:{port}")
             assert answer_of(spec, os.environ["RAY_AUTH_TOKEN"]) == "42"
         finally:

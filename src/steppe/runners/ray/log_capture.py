@@ -11,7 +11,7 @@ MOST_LINES = 200
 """How many lines are kept between two reports; what a flood of them says is said by the first."""
 
 
-class Listening:
+class LogCapture:
     """Hears Python's logging and all that is printed, while the context lasts."""
 
     def __init__(self, most_lines: int = MOST_LINES, *, passes_on: bool = False) -> None:
@@ -19,7 +19,7 @@ class Listening:
         self._most, self._passes_on = most_lines, passes_on
         self._lines: list[tuple[int, str]] = []
         self._unheard = 0
-        self._handler = _Handler(self)
+        self._handler = _CaptureHandler(self)
 
     def __enter__(self) -> None:
         root, own = logging.getLogger(), logging.getLogger("steppe")
@@ -29,7 +29,7 @@ class Listening:
         root.addHandler(self._handler)
         own.setLevel(logging.INFO)
         passed_on = self._before if self._passes_on else (None, None)
-        sys.stdout, sys.stderr = (_Printed(self, to) for to in passed_on)  # type: ignore[assignment]
+        sys.stdout, sys.stderr = (_CapturedStream(self, to) for to in passed_on)  # type: ignore[assignment]
 
     def __exit__(self, *_: object) -> None:
         sys.stdout, sys.stderr = self._before
@@ -49,8 +49,8 @@ class Listening:
         return [*lines, (logging.WARNING, f"{unheard:,} more lines")] if unheard else lines
 
 
-class _Handler(logging.Handler):
-    def __init__(self, listening: Listening) -> None:
+class _CaptureHandler(logging.Handler):
+    def __init__(self, listening: LogCapture) -> None:
         super().__init__()
         self._listening = listening
         self.printed: TextIO | None = None
@@ -63,10 +63,10 @@ class _Handler(logging.Handler):
             print(self.format(record), file=self.printed, flush=True)
 
 
-class _Printed(TextIOBase):
+class _CapturedStream(TextIOBase):
     """A file whose lines are heard."""
 
-    def __init__(self, listening: Listening, passed_on: TextIO | None) -> None:
+    def __init__(self, listening: LogCapture, passed_on: TextIO | None) -> None:
         self._listening, self._passed_on = listening, passed_on
         self._begun = ""
 

@@ -53,7 +53,7 @@ LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 log = logging.getLogger(__name__)
 
 
-class Session(NamedTuple):
+class RaySession(NamedTuple):
     """A Ray that this process is connected to."""
 
     address: str
@@ -63,13 +63,13 @@ class Session(NamedTuple):
 
 
 @contextmanager
-def ray_session(spec: RaySpec, *, cpus: float) -> Iterator[Session]:
+def ray_session(spec: RaySpec, *, cpus: float) -> Iterator[RaySession]:
     """Connects this process to Ray; see the top of this file."""
     with ExitStack() as stack:
         ray = sys.modules.get("ray")
         if ray is not None and ray.is_initialized():
             # Whoever connected this process has chosen the Ray, and ends it.
-            yield Session(ray.get_runtime_context().gcs_address, is_own=False)
+            yield RaySession(ray.get_runtime_context().gcs_address, is_own=False)
             return
         if spec.address is not None:
             session = stack.enter_context(_joined(spec.address, spec))
@@ -94,7 +94,7 @@ def die_with_parent() -> None:
 
 
 @contextmanager
-def _started(spec: RaySpec, cpus: int) -> Iterator[Session]:
+def _started(spec: RaySpec, cpus: int) -> Iterator[RaySession]:
     """A new Ray with one node: this machine."""
     listens = spec.port is not None
     if listens and not has_token():
@@ -111,7 +111,7 @@ def _started(spec: RaySpec, cpus: int) -> Iterator[Session]:
             words = ["--head", f"--port={spec.port}", f"--num-cpus={cpus}", "--include-dashboard=false"]
             words += [f"--object-store-memory={_bytes(spec)}", f"--temp-dir={folder}"]
             with _node(words, folder, f"port {spec.port} is in use"), _connected(ray, f"127.0.0.1:{spec.port}"):
-                yield Session(ray.get_runtime_context().gcs_address, is_own=True)
+                yield RaySession(ray.get_runtime_context().gcs_address, is_own=True)
             return
         options = {
             "num_cpus": cpus,
@@ -120,11 +120,11 @@ def _started(spec: RaySpec, cpus: int) -> Iterator[Session]:
             "_temp_dir": str(folder),
         }
         with _connected(ray, "local", **options):
-            yield Session(ray.get_runtime_context().gcs_address, is_own=True)
+            yield RaySession(ray.get_runtime_context().gcs_address, is_own=True)
 
 
 @contextmanager
-def _joined(address: str, spec: RaySpec) -> Iterator[Session]:
+def _joined(address: str, spec: RaySpec) -> Iterator[RaySession]:
     """A Ray that runs already; where no part of it runs on this machine, this machine becomes one without CPUs."""
     is_client = address.startswith("ray://")
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -143,7 +143,7 @@ def _joined(address: str, spec: RaySpec) -> Iterator[Session]:
         stack.enter_context(_connected(ray, address))
         if not has_token() and MODE_SWITCH not in os.environ:
             _tell_of_open_doors(ray, address)
-        yield Session(address, is_own=False)
+        yield RaySession(address, is_own=False)
 
 
 def _check_lock(address: str) -> None:

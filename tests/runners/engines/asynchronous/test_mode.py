@@ -122,7 +122,7 @@ def test_the_process_of_a_worker_that_ray_starts_imports_neither_jax_nor_flax(tm
     (file,) = seen.iterdir()
     assert file.stem != str(os.getpid())
     modules = set(json.loads(file.read_text()))
-    assert {"ray", "steppe.runners.engines.asynchronous.worker.actor", "steppe.policies.policy"} <= modules
+    assert {"ray", "steppe.runners.engines.asynchronous.worker.ray_actor", "steppe.policies.policy"} <= modules
     assert not {"jax", "jaxlib", "flax", "optax", "torch", "tensorboardX", "safetensors"} & modules
 
 

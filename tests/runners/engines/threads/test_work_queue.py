@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from steppe.errors import EnvironmentFault
-from steppe.runners._base import Limits
-from steppe.runners.engines.threads.work_queue import Ledger, Window
-from steppe.runners.engines.threads.worker import Batch
+from steppe.runners._base import ChunkLimits
+from steppe.runners.engines.threads.thread_worker import LearnedBatch
+from steppe.runners.engines.threads.work_queue import EpisodeWindow, WorkQueue
 
 
 def batch(returns=(), timesteps=10, updates=1, lag=0, metrics=((1.0, 2.0),), counts=(1,), healthy=True):
-    return Batch(
+    return LearnedBatch(
         timesteps,
         list(returns),
         [int(each) for each in returns],
@@ -28,7 +28,7 @@ def batch(returns=(), timesteps=10, updates=1, lag=0, metrics=((1.0, 2.0),), cou
 
 
 def test_exactly_so_many_tickets_are_handed_out_to_many_threads():
-    ledger, taken = Ledger(1000, 0, Limits(), Window()), []
+    ledger, taken = WorkQueue(1000, 0, ChunkLimits(), EpisodeWindow()), []
 
     def work():
         while (timestep := ledger.take()) is not None:
@@ -47,14 +47,14 @@ def test_exactly_so_many_tickets_are_handed_out_to_many_threads():
 
 
 def test_a_ticket_tells_how_many_timesteps_were_taken_before():
-    ledger = Ledger(3, 500, Limits(), Window())
+    ledger = WorkQueue(3, 500, ChunkLimits(), EpisodeWindow())
     assert ledger.take() == 500
     ledger.commit(batch(timesteps=16))
     assert ledger.take() == 516
 
 
 def test_no_batch_begins_once_enough_episodes_have_ended_but_those_under_way_count():
-    ledger = Ledger(100, 0, Limits(episodes=3), Window())
+    ledger = WorkQueue(100, 0, ChunkLimits(episodes=3), EpisodeWindow())
     assert [ledger.take() for _ in range(3)] == [0, 0, 0]
     ledger.commit(batch(returns=[1.0, 2.0]))
     assert ledger.take() == 10
@@ -70,9 +70,9 @@ def test_no_batch_begins_once_enough_episodes_have_ended_but_those_under_way_cou
 
 
 def test_a_return_counts_as_reached_only_if_it_still_is_when_all_are_quiet():
-    window = Window()
+    window = EpisodeWindow()
     window.record([10.0] * 99, [10] * 99)
-    ledger = Ledger(5, 0, Limits(stop_at_return=10.0), window)
+    ledger = WorkQueue(5, 0, ChunkLimits(stop_at_return=10.0), window)
     ledger.take()
     ledger.take()
     ledger.commit(batch(returns=[10.0]))
@@ -87,14 +87,14 @@ def test_a_return_counts_as_reached_only_if_it_still_is_when_all_are_quiet():
 
 
 def test_a_loss_that_is_no_number_ends_the_round():
-    ledger = Ledger(5, 0, Limits(), Window())
+    ledger = WorkQueue(5, 0, ChunkLimits(), EpisodeWindow())
     ledger.commit(batch(healthy=False))
     assert ledger.take() is None
     assert not ledger.chunk([["loss", "entropy"]], {}, True).is_healthy
 
 
 def test_the_first_error_ends_the_round_and_is_kept():
-    ledger = Ledger(5, 0, Limits(), Window())
+    ledger = WorkQueue(5, 0, ChunkLimits(), EpisodeWindow())
     ledger.commit(batch())
     first = EnvironmentFault("the wheel came off")
     ledger.fail(first)
@@ -105,7 +105,7 @@ def test_the_first_error_ends_the_round_and_is_kept():
 
 
 def test_metrics_are_means_over_the_steps_of_each_phase_and_losses_add_up():
-    ledger = Ledger(2, 0, Limits(), Window())
+    ledger = WorkQueue(2, 0, ChunkLimits(), EpisodeWindow())
     ledger.commit(batch(updates=3, lag=6, metrics=([2.0, 8.0], [5.0, 7.0]), counts=(2, 1)))
     ledger.commit(batch(updates=0, metrics=([0.0, 0.0], 0.0), counts=(0, 0)))
     columns = ledger.chunk([["entropy", "loss"], ["loss", "value_loss"]], {"workers": 4.0}, True).columns
@@ -117,12 +117,12 @@ def test_metrics_are_means_over_the_steps_of_each_phase_and_losses_add_up():
 
 
 def test_a_round_without_a_batch_has_no_row():
-    chunk = Ledger(0, 0, Limits(), Window()).chunk([["loss"]], {"workers": 1.0}, True)
+    chunk = WorkQueue(0, 0, ChunkLimits(), EpisodeWindow()).chunk([["loss"]], {"workers": 1.0}, True)
     assert (chunk.iterations, chunk.columns) == (0, {})
 
 
 def test_the_window_holds_the_last_hundred_episodes():
-    window = Window()
+    window = EpisodeWindow()
     assert math.isnan(window.mean_return)
     window.record([1.0] * 60, [1] * 60)
     assert not window.has_reached(1.0)

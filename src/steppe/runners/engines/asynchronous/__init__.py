@@ -14,15 +14,19 @@ from steppe.specs.experiment import ExperimentSpec
 if TYPE_CHECKING:
     from steppe.runners._base import Engine
     from steppe.runners.engines.asynchronous.cores.uniform import UniformReplay
-    from steppe.runners.engines.asynchronous.learner.learner import AsyncLearner
-    from steppe.runners.engines.asynchronous.worker.worker import AsyncWorker
-    from steppe.runners.play.episodes import Rules
+    from steppe.runners.engines.asynchronous.learner.async_learner import AsyncLearner
+    from steppe.runners.engines.asynchronous.worker.async_worker import AsyncWorker
+    from steppe.runners.play.episodes import EpisodeRules
     from steppe.specs.spaces import Space
 
 __all__ = ["AsyncLearner", "AsyncWorker", "UniformReplay", "check", "make_engine"]
 
 # By name and only when asked for: a worker must not import what only a learner needs.
-_HOMES = {"AsyncLearner": "learner.learner", "AsyncWorker": "worker.worker", "UniformReplay": "cores.uniform"}
+_HOMES = {
+    "AsyncLearner": "learner.async_learner",
+    "AsyncWorker": "worker.async_worker",
+    "UniformReplay": "cores.uniform",
+}
 SLOW = {"conv1d", "conv2d", "pool2d", "custom"}
 """Layers that take long in NumPy, which workers act with."""
 
@@ -71,45 +75,47 @@ def make_engine(spec: ExperimentSpec) -> Engine:
     _check_packages(spec)
     _check_environment(spec)
     from steppe.runners.compilation import prepare_jax
-    from steppe.runners.engines.asynchronous.learner.building import make_core, refuse
+    from steppe.runners.engines.asynchronous.learner.core_factory import check_agent, make_core
     from steppe.runners.engines.asynchronous.learner.engine import AsyncEngine
-    from steppe.runners.engines.asynchronous.learner.open_server import opener
-    from steppe.runners.engines.asynchronous.learner.pod_pool import PodCrew, in_pods
-    from steppe.runners.engines.asynchronous.learner.worker_pool import RayCrew
+    from steppe.runners.engines.asynchronous.learner.open_server import server_opener
+    from steppe.runners.engines.asynchronous.learner.pod_pool import PodWorkerPool, in_pods
+    from steppe.runners.engines.asynchronous.learner.worker_pool import RayWorkerPool
     from steppe.runners.setup import num_envs_of, xla_threads_of
 
     prepare_jax(xla_threads=xla_threads_of(spec))
-    refuse(spec)
+    check_agent(spec)
     try:
         rules, spaces, limit, notices = _explored(spec)
     except MissingEnvironment as error:
         if CREW_FILE_VARIABLE not in os.environ:
             raise
-        from steppe.runners.engines.asynchronous.learner.deferred_spaces import engine_by_hearsay
+        from steppe.runners.engines.asynchronous.learner.deferred_spaces import engine_with_deferred_spaces
 
-        return engine_by_hearsay(spec, error)
+        return engine_with_deferred_spaces(spec, error)
     core = make_core(spec, spaces, limit)
     num_envs = num_envs_of(spec)
     if spec.platform == "kubernetes":
-        opens = opener(in_pods(spec.asynchronous))
-        engine = AsyncEngine(core, opens, PodCrew(spec, rules, num_envs), rules, num_envs)
+        opens = server_opener(in_pods(spec.asynchronous))
+        engine = AsyncEngine(core, opens, PodWorkerPool(spec, rules, num_envs), rules, num_envs)
     else:
-        engine = AsyncEngine(core, opener(spec.asynchronous), RayCrew(spec, rules, num_envs), rules, num_envs)
+        engine = AsyncEngine(
+            core, server_opener(spec.asynchronous), RayWorkerPool(spec, rules, num_envs), rules, num_envs
+        )
     engine.notices = notices
     return engine
 
 
-def _explored(spec: ExperimentSpec) -> tuple[Rules, tuple[Space, Space], int | None, tuple[str, ...]]:
+def _explored(spec: ExperimentSpec) -> tuple[EpisodeRules, tuple[Space, Space], int | None, tuple[str, ...]]:
     """How episodes are played, the environment's spaces, after how many timesteps its episodes are over, notices."""
     from steppe.envs.host import HostEnvs
     from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
-    from steppe.runners.play.episodes import Rules
+    from steppe.runners.play.episodes import EpisodeRules
 
     limit = spec.max_timesteps_per_episode
     with HostEnvs(spec.environment, 1, limit, spec.repeat_actions) as envs:
         if limit is None and envs.max_episode_steps is None:
             limit = DEFAULT_EPISODE_LIMIT
-        rules = Rules(spec.environment, limit, spec.repeat_actions)
+        rules = EpisodeRules(spec.environment, limit, spec.repeat_actions)
         spaces = envs.observation_space, envs.action_space
         return rules, spaces, envs.max_episode_steps or limit, envs.notices
 
@@ -141,7 +147,7 @@ def _check_environment(spec: ExperimentSpec) -> None:
 def _check_address(spec: ExperimentSpec) -> None:
     from steppe.net.credentials import read_token
     from steppe.net.sockets import is_loopback
-    from steppe.runners.engines.asynchronous.wire.constants import TOKEN_VARIABLE
+    from steppe.runners.engines.asynchronous.wire.protocol import TOKEN_VARIABLE
     from steppe.specs.running.connections import split_address
 
     wishes = spec.asynchronous

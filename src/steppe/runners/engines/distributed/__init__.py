@@ -27,7 +27,7 @@ def make_engine(spec: ExperimentSpec) -> Engine:
 
 def check(spec: ExperimentSpec) -> list[str]:
     """Notices; a UserError that says why an experiment cannot be run by parameter servers and workers."""
-    from steppe.runners.ray.placing import check_sharing
+    from steppe.runners.ray.placement import check_sharing
     from steppe.runners.ray.ray_session import has_token
 
     if spec.platform != "kubernetes" and find_spec("ray") is None:

@@ -16,22 +16,22 @@ from steppe.agents._base import Acting, TrainState
 from steppe.errors import EnvironmentFault
 from steppe.policies.policy import Policy
 from steppe.runners import keys, pods
-from steppe.runners._base import Chunk, Limits
+from steppe.runners._base import Chunk, ChunkLimits
 from steppe.runners.compilation import keep_off_gpus
-from steppe.runners.engines.distributed import servers as server_places
-from steppe.runners.engines.distributed.counting import Count
-from steppe.runners.engines.distributed.crew import Crew
-from steppe.runners.engines.distributed.messages import Order, Posting, Report
-from steppe.runners.engines.distributed.moments import Seen, moments
-from steppe.runners.engines.distributed.plan import borders_of, duty_of, rollouts_per_push, worker_engine
-from steppe.runners.engines.distributed.server import State, fresh_state
-from steppe.runners.engines.distributed.servers import Servers
+from steppe.runners.engines.distributed import server_pool
+from steppe.runners.engines.distributed.gradient_tape import parts_of
+from steppe.runners.engines.distributed.gradient_worker_pool import GradientWorkerPool
+from steppe.runners.engines.distributed.messages import WorkerConfig, WorkOrder, WorkReport
+from steppe.runners.engines.distributed.moments import NormalizerMoments, moments
+from steppe.runners.engines.distributed.parameter_server import State, fresh_state
+from steppe.runners.engines.distributed.plan import borders_of, rollouts_per_push, shard_config, worker_engine
+from steppe.runners.engines.distributed.report_totals import ReportTotals
+from steppe.runners.engines.distributed.rollout_learner import statistics
+from steppe.runners.engines.distributed.server_pool import ServerPool
 from steppe.runners.engines.distributed.shards import joined, shared_out
-from steppe.runners.engines.distributed.tape import parts_of
-from steppe.runners.engines.distributed.work import statistics
 from steppe.runners.engines.learning import LARGEST_TIMESTEP, begin
-from steppe.runners.play.episodes import Rules, play
-from steppe.runners.ray.placing import check_room, check_sharing
+from steppe.runners.play.episodes import EpisodeRules, play
+from steppe.runners.ray.placement import check_room, check_sharing
 from steppe.runners.ray.ray_session import ray_session
 from steppe.specs.experiment import ExperimentSpec, dump
 
@@ -73,22 +73,22 @@ class DistributedEngine:
         self._rollouts = rollouts_per_push(spec, self.agent)
         self.timesteps_per_iteration = self._rollouts * self.agent.horizon * self.agent.situation.num_envs
         self._stack = ExitStack()
-        self._count = Count()
+        self._count = ReportTotals()
         self._roll = pods.RollCall()
-        self._servers: Servers | None = None
-        self._crew: Crew | None = None
+        self._servers: ServerPool | None = None
+        self._crew: GradientWorkerPool | None = None
         self._first_worker = self._round = self._version = 0
         self._left: dict[int, dict[str, np.ndarray]] = {}
         """What workers have left in the checkpoint that the run goes on from, by number."""
         self._is_warm = False
         """Whether a synchronous round has been made since the start."""
-        self._round_reports: list[Report] | None = None
+        self._round_reports: list[WorkReport] | None = None
         """What came of a synchronous round that is not over."""
 
     def begin(self, seed: int) -> None:
         """Fresh parameters; the servers are there when this returns, and the workers are on their way."""
         state = self._fresh(seed, pretrains=True)
-        seen = Seen(moments(state.observations), moments(state.returns)) if self._normalizes else None
+        seen = NormalizerMoments(moments(state.observations), moments(state.returns)) if self._normalizes else None
         whole = fresh_state(np.array(state.params), np.array(state.target), int(state.updates), seen)
         self._start(whole, seed)
 
@@ -123,7 +123,7 @@ class DistributedEngine:
             arrays |= {f"workers/{number}/{name}": array for name, array in each.items()}
         return arrays
 
-    def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
+    def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
         """What all workers together have done in the last tenth of a second or so, as one row."""
         started = time.monotonic()
         while True:
@@ -142,7 +142,7 @@ class DistributedEngine:
         """Plays in this process; the workers meanwhile do what they were ordered."""
         situation = self.agent.situation
         if self._rollout is None:
-            rules = Rules(self.spec.environment, situation.episode_limit, self.spec.repeat_actions)
+            rules = EpisodeRules(self.spec.environment, situation.episode_limit, self.spec.repeat_actions)
             return play(self.policy(0), rules, situation.num_envs, episodes, greedy, seed)
         state, key = self._newest(), keys.make(seed)
         # As the saved policy acts: without the noise that some agents explore with.
@@ -159,12 +159,12 @@ class DistributedEngine:
         self._stack.close()
 
     @property
-    def _its_servers(self) -> Servers:
+    def _its_servers(self) -> ServerPool:
         assert self._servers is not None
         return self._servers
 
     @property
-    def _its_crew(self) -> Crew:
+    def _its_crew(self) -> GradientWorkerPool:
         assert self._crew is not None
         return self._crew
 
@@ -185,7 +185,7 @@ class DistributedEngine:
 
     def _start(self, whole: State, seed: int) -> None:
         spec = self.spec
-        cpus = spec.num_workers * spec.ray.cpus_per_worker + spec.num_parameter_servers * server_places.CPUS
+        cpus = spec.num_workers * spec.ray.cpus_per_worker + spec.num_parameter_servers * server_pool.CPUS
         check_sharing(spec)
         try:
             if spec.platform == "kubernetes":
@@ -199,15 +199,15 @@ class DistributedEngine:
             self._version, _, self._round = (int(number) for number in whole["counters"])
             states = shared_out(whole, self._borders, self._parts)
             duties = [
-                duty_of(spec, self.agent, self._parts, start, stop)
+                shard_config(spec, self.agent, self._parts, start, stop)
                 for start, stop in zip(self._borders, self._borders[1:], strict=False)
             ]
             timeout = spec.distributed.worker_timeout
-            self._servers = Servers(ray, duties, states, timeout, pods.room_for(spec, "server"))
+            self._servers = ServerPool(ray, duties, states, timeout, pods.pod_resources(spec, "server"))
             self._stack.callback(self._servers.close)
 
-            def posting(number: int) -> Posting:
-                return Posting(
+            def posting(number: int) -> WorkerConfig:
+                return WorkerConfig(
                     number=number,
                     seed=seed,
                     spec=dump(spec),
@@ -220,8 +220,8 @@ class DistributedEngine:
                     paths=tuple(sys.path),
                 )
 
-            room = pods.room_for(spec, "worker")
-            self._crew = Crew(ray, spec.ray, posting, timeout, self._first_worker, room)
+            room = pods.pod_resources(spec, "worker")
+            self._crew = GradientWorkerPool(ray, spec.ray, posting, timeout, self._first_worker, room)
             self._stack.callback(self._crew.close)
             self._crew.fill(spec.num_workers, list(self._left))
         except BaseException:
@@ -241,7 +241,7 @@ class DistributedEngine:
             if crew.is_busy:
                 self._round_reports = []
 
-    def _order(self, timestep: int) -> Order | None:
+    def _order(self, timestep: int) -> WorkOrder | None:
         """The next thing to do; None where all that is left to do was ordered."""
         crew, limit = self._its_crew, self.spec.limits[1]
         known = timestep + self._count.timesteps
@@ -251,7 +251,7 @@ class DistributedEngine:
             if left <= 0:
                 return None
             pushes = min(pushes, max(1, left // (DEPTH * max(crew.working, 1))))
-        return Order(self._its_servers.handles, pushes, ORDER_SECONDS, known, self.spec.num_workers)
+        return WorkOrder(self._its_servers.handles, pushes, ORDER_SECONDS, known, self.spec.num_workers)
 
     def _gather(self, seconds: float) -> None:
         """Takes in what workers report within so many seconds."""

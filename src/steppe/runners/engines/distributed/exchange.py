@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from steppe.runners.engines.distributed.moments import Seen
-from steppe.runners.engines.distributed.server import Answer, Push
+from steppe.runners.engines.distributed.moments import NormalizerMoments
+from steppe.runners.engines.distributed.parameter_server import Push, ServerAnswer
 
 Receive = Callable[[Sequence[Any], float], list[Any]]
 """(what was sent, seconds) -> an Answer, or the exception, for each."""
@@ -24,7 +24,7 @@ class ServersLost(Exception):
         self.indices = indices
 
 
-class Settled(NamedTuple):
+class PushResult(NamedTuple):
     """What became of a push."""
 
     gradients: int
@@ -36,14 +36,14 @@ class Settled(NamedTuple):
 
 
 @dataclass
-class _Flying:
+class _PendingPush:
     """A push that is not settled."""
 
     pushes: list[Push]
     """One for each server."""
     sent: list[Any]
     """What Ray gave for each; None where it must be sent (again)."""
-    answers: list[Answer | None]
+    answers: list[ServerAnswer | None]
 
 
 class Exchange:
@@ -57,11 +57,11 @@ class Exchange:
         self._servers: list[Any] = [None] * len(self._shards)
         self.params = np.zeros(borders[-1], np.float32)
         self.target = np.zeros(0, np.float32)
-        self.seen: Seen | None = None
+        self.seen: NormalizerMoments | None = None
         self._versions = [-1] * len(self._shards)
         self._target_versions = [-1] * len(self._shards)
         self._sequence = 0
-        self._flying: _Flying | None = None
+        self._flying: _PendingPush | None = None
 
     @property
     def versions(self) -> list[int]:
@@ -91,13 +91,13 @@ class Exchange:
         ]
         self._take_in(self._answered(sent))
 
-    def push(self, gradients: np.ndarray, seen: Seen | None, read: Sequence[int]) -> None:
+    def push(self, gradients: np.ndarray, seen: NormalizerMoments | None, read: Sequence[int]) -> None:
         """Sends gradients [G, P] taken at the versions `read` of the servers; `settle` waits for their answers."""
         assert self._flying is None
         self._flying = self._prepared(gradients, seen, read)
         self._send(self._flying)
 
-    def settle(self) -> Settled:
+    def settle(self) -> PushResult:
         """Waits until every server has answered the push; then their parameters are the newest."""
         flying = self._flying
         assert flying is not None
@@ -115,19 +115,19 @@ class Exchange:
         answers = [answer for answer in flying.answers if answer is not None]
         self._take_in(answers)
         self._flying = None
-        return Settled(
+        return PushResult(
             gradients=len(flying.pushes[0].gradients),
             was_applied=all(each.was_applied for each in answers),
             staleness=float(np.mean([each.staleness for each in answers])),
         )
 
-    def hold(self, gradients: np.ndarray, seen: Seen | None) -> None:
+    def hold(self, gradients: np.ndarray, seen: NormalizerMoments | None) -> None:
         """Sends gradients that wait for those of the other workers."""
         flying = self._prepared(gradients, seen, self._versions)
         sent = [server.hold.remote(push) for server, push in zip(self._servers, flying.pushes, strict=True)]
         self._answered(sent)
 
-    def _prepared(self, gradients: np.ndarray, seen: Seen | None, read: Sequence[int]) -> _Flying:
+    def _prepared(self, gradients: np.ndarray, seen: NormalizerMoments | None, read: Sequence[int]) -> _PendingPush:
         self._sequence += 1
         pushes = [
             Push(
@@ -141,9 +141,9 @@ class Exchange:
             )
             for index, shard in enumerate(self._shards)
         ]
-        return _Flying(pushes, [None] * len(pushes), [None] * len(pushes))
+        return _PendingPush(pushes, [None] * len(pushes), [None] * len(pushes))
 
-    def _send(self, flying: _Flying) -> None:
+    def _send(self, flying: _PendingPush) -> None:
         for index, push in enumerate(flying.pushes):
             if flying.sent[index] is None and flying.answers[index] is None:
                 flying.sent[index] = self._servers[index].push.remote(push)
@@ -154,7 +154,7 @@ class Exchange:
             raise ServersLost(lost)
         return answers
 
-    def _take_in(self, answers: list[Answer]) -> None:
+    def _take_in(self, answers: list[ServerAnswer]) -> None:
         for index, (answer, shard) in enumerate(zip(answers, self._shards, strict=True)):
             self._versions[index], self._target_versions[index] = answer.version, answer.target_version
             if answer.params is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Posting:
+class WorkerConfig:
     """What a worker must know before it begins."""
 
     number: int
@@ -31,7 +31,7 @@ class Posting:
 
 
 @dataclass(frozen=True)
-class Order:
+class WorkOrder:
     """Something to do for a worker."""
 
     servers: Sequence[Any]
@@ -46,7 +46,7 @@ class Order:
 
 
 @dataclass
-class Report:
+class WorkReport:
     """What a worker did."""
 
     worker: int

@@ -15,7 +15,7 @@ class Moments(NamedTuple):
     samples: np.ndarray
 
 
-class Seen(NamedTuple):
+class NormalizerMoments(NamedTuple):
     """What the normalisers go by."""
 
     observations: Moments
@@ -34,7 +34,7 @@ def of_values(values: np.ndarray) -> Moments:
     return Moments(mean, values.var((0, 1), dtype=np.float64), np.asarray(count))
 
 
-def together(one: Moments, other: Moments) -> Moments:
+def merged(one: Moments, other: Moments) -> Moments:
     """Of all values of both."""
     total = one.samples + other.samples
     if total == 0:
@@ -48,6 +48,6 @@ def together(one: Moments, other: Moments) -> Moments:
     )
 
 
-def all_together(one: Seen, other: Seen) -> Seen:
+def merged_moments(one: NormalizerMoments, other: NormalizerMoments) -> NormalizerMoments:
     """Of both kinds."""
-    return Seen(together(one.observations, other.observations), together(one.returns, other.returns))
+    return NormalizerMoments(merged(one.observations, other.observations), merged(one.returns, other.returns))

@@ -11,8 +11,8 @@ from steppe.specs.learning.agent import AgentSpec
 
 if TYPE_CHECKING:
     from steppe.agents._base import Agent
-    from steppe.runners.engines.distributed.server import Duty
-    from steppe.runners.engines.distributed.tape import Part
+    from steppe.runners.engines.distributed.gradient_tape import OptimizerRange
+    from steppe.runners.engines.distributed.parameter_server import ShardConfig
 
 GRADIENTS_PER_PUSH = {"trajectories": 16, "transitions": 4}
 """A message costs about as much as a small network's rollout and gradient, so several share one. Learning from a memory
@@ -54,7 +54,7 @@ def worker_spec(spec: ExperimentSpec) -> ExperimentSpec:
 
 def rollouts_per_push(spec: ExperimentSpec, agent: Agent[Any]) -> int:
     """As the experiment says, or as suits the agent."""
-    from steppe.runners.engines.distributed.tape import steps_per_rollout
+    from steppe.runners.engines.distributed.gradient_tape import steps_per_rollout
 
     if spec.distributed.rollouts_per_push is not None:
         return spec.distributed.rollouts_per_push
@@ -70,16 +70,18 @@ def borders_of(size: int, servers: int) -> list[int]:
     return [size * index // servers for index in range(servers + 1)]
 
 
-def duty_of(spec: ExperimentSpec, agent: Agent[Any], parts: list[Part], start: int, stop: int) -> Duty:
+def shard_config(
+    spec: ExperimentSpec, agent: Agent[Any], parts: list[OptimizerRange], start: int, stop: int
+) -> ShardConfig:
     """What the server of the parameters start to stop has to do."""
-    from steppe.runners.engines.distributed.server import Duty, Segment
+    from steppe.runners.engines.distributed.parameter_server import Segment, ShardConfig
 
     segments = [
         Segment(max(part.start, start) - start, min(part.stop, stop) - start, part.optimizer, part.rate)
         for part in parts
         if part.start < stop and part.stop > start
     ]
-    return Duty(
+    return ShardConfig(
         segments=segments,
         max_staleness=spec.distributed.max_staleness,
         target_sync_frequency=getattr(agent.settings, "target_sync_frequency", 0),

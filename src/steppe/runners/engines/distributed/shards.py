@@ -8,11 +8,11 @@ from itertools import pairwise
 import numpy as np
 
 from steppe.errors import CheckpointError
-from steppe.runners.engines.distributed.server import State
-from steppe.runners.engines.distributed.tape import Part
+from steppe.runners.engines.distributed.gradient_tape import OptimizerRange
+from steppe.runners.engines.distributed.parameter_server import State
 
 
-def joined(states: Sequence[State], borders: Sequence[int], parts: Sequence[Part]) -> State:
+def joined(states: Sequence[State], borders: Sequence[int], parts: Sequence[OptimizerRange]) -> State:
     """The servers' states -> arrays over all parameters; which pushes they know is left out, since no worker stays."""
     whole = {
         # A server that took over for another may lag behind the rest.
@@ -33,7 +33,7 @@ def joined(states: Sequence[State], borders: Sequence[int], parts: Sequence[Part
     return whole
 
 
-def shared_out(whole: State, borders: Sequence[int], parts: Sequence[Part]) -> list[State]:
+def shared_out(whole: State, borders: Sequence[int], parts: Sequence[OptimizerRange]) -> list[State]:
     """The opposite."""
     if whole["params"].shape != (borders[-1],):
         raise CheckpointError(
@@ -60,7 +60,7 @@ def shared_out(whole: State, borders: Sequence[int], parts: Sequence[Part]) -> l
     return states
 
 
-def _held(borders: Sequence[int], parts: Sequence[Part]) -> Iterator[list[tuple[int, slice]]]:
+def _held(borders: Sequence[int], parts: Sequence[OptimizerRange]) -> Iterator[list[tuple[int, slice]]]:
     """For each server: (which part, what of it) for every part that it holds something of."""
     for start, stop in pairwise(borders):
         yield [

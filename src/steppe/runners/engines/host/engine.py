@@ -16,14 +16,14 @@ from steppe.envs.host import HostEnvs
 from steppe.errors import EnvironmentFault
 from steppe.policies.policy import Policy
 from steppe.runners import keys
-from steppe.runners._base import Chunk, Limits
+from steppe.runners._base import Chunk, ChunkLimits
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.compilation import jit_for_learning, jit_for_threads
-from steppe.runners.engines.compiled.episode_window import WINDOW
-from steppe.runners.engines.host.collecting import Collector
+from steppe.runners.engines.compiled.compiled_window import WINDOW
+from steppe.runners.engines.device_spread import AXIS, EVERYWHERE, DeviceSpread
+from steppe.runners.engines.host.rollout_collector import RolloutCollector
 from steppe.runners.engines.learning import Learner, begin, is_healthy, learn
-from steppe.runners.engines.spreading import AXIS, EVERYWHERE, Spread
-from steppe.runners.play.episodes import Rules, play
+from steppe.runners.play.episodes import EpisodeRules, play
 from steppe.specs.environment import EnvironmentSpec
 
 BY_ENVIRONMENT = P(None, AXIS)
@@ -50,7 +50,7 @@ class HostEngine:
         self._environment = environment
         self._episode_rules = (max_timesteps, repeat_actions)
         self.timesteps_per_iteration = agent.horizon * envs.num_envs
-        self._spread = Spread(agent)
+        self._spread = DeviceSpread(agent)
         learned = self._spread.over_devices(self._learned, (EVERYWHERE, BY_ENVIRONMENT), (EVERYWHERE, EVERYWHERE))
         # Each device has a core of its own; none hands a part of its products over to another's.
         jitted = jit_for_learning if agent.situation.shards == 1 else jit_for_threads
@@ -62,7 +62,7 @@ class HostEngine:
     def begin(self, seed: int) -> None:
         """Fresh parameters and fresh episodes."""
         self._learner = self._spread.placed(begin(self.agent, keys.make(seed)), EVERYWHERE)
-        self._collector = Collector(self.agent, self.envs, self._state, np.random.default_rng(seed))
+        self._collector = RolloutCollector(self.agent, self.envs, self._state, np.random.default_rng(seed))
         self._collector.start(seed)
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
@@ -74,7 +74,7 @@ class HostEngine:
         self._lengths.extend(arrays.pop("host/lengths").tolist())
         template = begin(self.agent, keys.make(seed), pretrains=False)
         self._learner = self._cut_off(self._spread.placed(from_arrays(template, arrays), EVERYWHERE))
-        self._collector = Collector(self.agent, self.envs, self._state, rng)
+        self._collector = RolloutCollector(self.agent, self.envs, self._state, rng)
         self._collector.start(int(rng.integers(2**31)))
 
     def snapshot(self) -> dict[str, np.ndarray]:
@@ -85,7 +85,7 @@ class HostEngine:
             "host/lengths": np.array(self._lengths, np.int32),
         }
 
-    def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
+    def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
         """Collects and learns, iteration by iteration."""
         rows: list[dict[str, float]] = []
         finished, reached, healthy = 0, False, True
@@ -117,7 +117,7 @@ class HostEngine:
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """Plays in environments of its own, several at once."""
-        rules = Rules(self._environment, *self._episode_rules)
+        rules = EpisodeRules(self._environment, *self._episode_rules)
         return play(self.policy(0), rules, self.envs.num_envs, episodes, greedy, seed)
 
     def policy(self, timestep: int) -> Policy:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import EnvironmentFault
-from steppe.runners._base import Chunk, Limits
-from steppe.runners.engines.compiled.episode_window import WINDOW
-from steppe.runners.engines.threads.worker import Batch
+from steppe.runners._base import Chunk, ChunkLimits
+from steppe.runners.engines.compiled.compiled_window import WINDOW
+from steppe.runners.engines.threads.thread_worker import LearnedBatch
 
 
-class Window:
+class EpisodeWindow:
     """The last 100 finished episodes, of all workers."""
 
     def __init__(self) -> None:
@@ -37,17 +37,17 @@ class Window:
         return threshold is not None and len(self.returns) == WINDOW and self.mean_return >= threshold
 
 
-class Ledger:
+class WorkQueue:
     """One call of `advance`: hands out so many tickets, and stops handing them out when a limit is reached."""
 
-    def __init__(self, tickets: int, timestep: int, limits: Limits, window: Window) -> None:
+    def __init__(self, tickets: int, timestep: int, limits: ChunkLimits, window: EpisodeWindow) -> None:
         self._left = tickets
         self._timestep = timestep
         self._limits = limits
         self._window = window
         self._lock = threading.Lock()
         self._rows: list[tuple[Any, ...]] = []
-        self._batches: list[Batch] = []
+        self._batches: list[LearnedBatch] = []
         self._finished = 0
         self._is_healthy = True
         self._is_stopped = False
@@ -62,7 +62,7 @@ class Ledger:
             self._left -= 1
             return self._timestep
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: LearnedBatch) -> None:
         """Counts a batch that is whole: collected, learned from, and part of the model."""
         with self._lock:
             self._window.record(batch.returns, batch.lengths)
@@ -129,7 +129,7 @@ class Ledger:
         )
 
 
-def _metrics(names: list[list[str]], batches: list[Batch]) -> dict[str, np.ndarray]:
+def _metrics(names: list[list[str]], batches: list[LearnedBatch]) -> dict[str, np.ndarray]:
     """The mean of each phase's metrics over its steps; losses of several phases add up."""
     columns: dict[str, np.ndarray] = {}
     loss: Any = 0.0

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from steppe.runners.engines.asynchronous.wire.batches import Batch
+from steppe.runners.engines.asynchronous.wire.batches import WorkerBatch
 from steppe.runners.engines.asynchronous.wire.board import Spaces
 from steppe.runners.engines.asynchronous.wire.task import Task
 
@@ -54,7 +54,7 @@ class Core(Protocol):
     def can_learn(self) -> bool:
         """Whether there is something to learn from now."""
 
-    def take_in(self, batch: Batch) -> None:
+    def take_in(self, batch: WorkerBatch) -> None:
         """Remembers a batch."""
 
     def learn(self, seconds: float) -> Learned:

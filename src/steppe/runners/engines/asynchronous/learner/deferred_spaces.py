@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 from steppe.errors import MissingEnvironment, UserError
-from steppe.runners.engines.asynchronous.learner.building import make_core
+from steppe.runners.engines.asynchronous.learner.core_factory import make_core
 from steppe.runners.engines.asynchronous.learner.engine import AsyncEngine
-from steppe.runners.engines.asynchronous.learner.open_server import opener
-from steppe.runners.engines.asynchronous.learner.pod_pool import PodCrew, in_pods
-from steppe.runners.play.episodes import Rules
+from steppe.runners.engines.asynchronous.learner.open_server import server_opener
+from steppe.runners.engines.asynchronous.learner.pod_pool import PodWorkerPool, in_pods
+from steppe.runners.play.episodes import EpisodeRules
 from steppe.runners.setup import num_envs_of
 from steppe.specs.experiment import ExperimentSpec
 
@@ -19,7 +19,7 @@ WAIT_SECONDS = 0.2
 log = logging.getLogger(__name__)
 
 
-def engine_by_hearsay(spec: ExperimentSpec, missing: MissingEnvironment) -> AsyncEngine:
+def engine_with_deferred_spaces(spec: ExperimentSpec, missing: MissingEnvironment) -> AsyncEngine:
     """The learner once a worker has told its spaces; for as long as that takes, as with every Pod."""
     if spec.evaluation is not None:
         raise UserError(
@@ -28,8 +28,8 @@ def engine_by_hearsay(spec: ExperimentSpec, missing: MissingEnvironment) -> Asyn
             "has it in kubernetes.driver.image"
         )
     limit, num_envs = spec.max_timesteps_per_episode, num_envs_of(spec)
-    crew = PodCrew(spec, Rules(spec.environment, limit, spec.repeat_actions), num_envs)
-    server, access = opener(in_pods(spec.asynchronous))(crew.open())
+    crew = PodWorkerPool(spec, EpisodeRules(spec.environment, limit, spec.repeat_actions), num_envs)
+    server, access = server_opener(in_pods(spec.asynchronous))(crew.open())
     try:
         crew.start(server, access.token)
         log.info("this image does not have the environment; a worker will tell what is observed and done in it")

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import CheckpointError, EnvironmentFault, UserError
-from steppe.runners._base import Chunk, Limits
+from steppe.runners._base import Chunk, ChunkLimits
 from steppe.runners.engines.asynchronous.cores._base import Core, Learned
-from steppe.runners.engines.asynchronous.learner.server import Server
-from steppe.runners.engines.asynchronous.learner.worker_pool import Crew
-from steppe.runners.engines.asynchronous.wire.access import Access
-from steppe.runners.play.episodes import Rules, play
+from steppe.runners.engines.asynchronous.learner.worker_pool import WorkerPool
+from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServer
+from steppe.runners.engines.asynchronous.wire.access import LearnerAccess
+from steppe.runners.play.episodes import EpisodeRules, play
 
 WINDOW = 100
 """How many episodes the mean return is of."""
@@ -54,9 +54,9 @@ class AsyncEngine:
     def __init__(
         self,
         core: Core,
-        open_server: Callable[[str], tuple[Server, Access]],
-        crew: Crew,
-        rules: Rules | None = None,
+        open_server: Callable[[str], tuple[WorkerServer, LearnerAccess]],
+        crew: WorkerPool,
+        rules: EpisodeRules | None = None,
         num_envs: int = 1,
     ) -> None:
         """`open_server` takes the host to listen at; `rules` are for evaluations here, where they are possible."""
@@ -67,7 +67,7 @@ class AsyncEngine:
             core.task = replace(core.task, max_timesteps=rules.max_timesteps, repeat_actions=rules.repeat_actions)
         self.timesteps_per_iteration = core.task.rows_for(num_envs)[1] * num_envs
         self._open_server, self._crew, self._rules = open_server, crew, rules
-        self._server: Server | None = None
+        self._server: WorkerServer | None = None
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[int] = deque(maxlen=WINDOW)
         self._evaluations: deque[tuple[float, int]] = deque(maxlen=EVALUATIONS)
@@ -113,7 +113,7 @@ class AsyncEngine:
             "async/counts": _stored(counts, np.int64),
         }
 
-    def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
+    def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
         """Takes in at most `iterations` batches and learns, for about a quarter of a second."""
         core, self._timestep = self.core, timestep
         deadline = time.monotonic() + ADVANCE_SECONDS
@@ -184,11 +184,11 @@ class AsyncEngine:
         return [members.next_number, self.dropped + waiting, members.lost, self._starts, self._timestep]
 
     @property
-    def _opened(self) -> Server:
+    def _opened(self) -> WorkerServer:
         assert self._server is not None
         return self._server
 
-    def _open(self, seed: int) -> Server:
+    def _open(self, seed: int) -> WorkerServer:
         """The door, and workers on their way to it."""
         sys.setswitchinterval(SWITCH_SECONDS)
         host = self._crew.open()
@@ -197,12 +197,12 @@ class AsyncEngine:
         self._crew.start(self._server, access.token)
         return self._server
 
-    def _welcome(self, server: Server) -> None:
+    def _welcome(self, server: WorkerServer) -> None:
         server.board.post(self.core.weights(), self.core.updates)
         server.board.note(self._timestep, self.core.exploration(self._timestep))
         server.board.offer(self.core.task, self.core.spaces)
 
-    def _take_in(self, rows: list[dict[str, float]], iterations: int, limits: Limits) -> None:
+    def _take_in(self, rows: list[dict[str, float]], iterations: int, limits: ChunkLimits) -> None:
         """The batches that wait, as long as the learner wants them and the time allows; one row each."""
         core, inbox = self.core, self._opened.inbox
         until = time.monotonic() + LEARN_SECONDS
@@ -216,7 +216,7 @@ class AsyncEngine:
             self._timestep += batch.timesteps
             rows.append(self._row(batch))
 
-    def _is_full(self, rows: list[dict[str, float]], iterations: int, limits: Limits) -> bool:
+    def _is_full(self, rows: list[dict[str, float]], iterations: int, limits: ChunkLimits) -> bool:
         """Whether no further batch may be taken in by this call."""
         episodes = sum(row["episodes"] for row in rows)
         is_enough = limits.episodes is not None and episodes >= limits.episodes

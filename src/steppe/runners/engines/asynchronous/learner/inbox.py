@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from steppe.runners.engines.asynchronous.wire.batches import Batch
+from steppe.runners.engines.asynchronous.wire.batches import WorkerBatch
 
 WORD_SECONDS = 20.0
 """How often those who stand in line hear that they are not forgotten."""
@@ -28,7 +28,7 @@ class Inbox:
         """Batches for which there was no room in time."""
         self.left = 0
         """Batches that stood in line, or came, when nobody took any more."""
-        self._waiting: deque[Batch] = deque()
+        self._waiting: deque[WorkerBatch] = deque()
         self._line: deque[Ticket] = deque()
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
@@ -36,7 +36,7 @@ class Inbox:
         self._away = 0.0
         self._away_since: float | None = None
 
-    def put(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> bool:
+    def put(self, batch: WorkerBatch, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """Whether there was room in time; `Over` where nobody takes batches any more.
 
         While it stands in line for long, `meanwhile` is called now and then.
@@ -61,7 +61,7 @@ class Inbox:
             self.dropped += 1
             return False
 
-    def take(self) -> Batch | None:
+    def take(self) -> WorkerBatch | None:
         """The oldest batch, where there is one; the first in line moves up."""
         with self._lock:
             if not self._waiting:
@@ -131,7 +131,7 @@ class Inbox:
 class Ticket:
     """A place in the line before a full inbox."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: WorkerBatch) -> None:
         self.batch = batch
         self.called = threading.Event()
         self.is_in = False

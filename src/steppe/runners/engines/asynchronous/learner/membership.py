@@ -12,7 +12,7 @@ REMEMBERED = 10_000
 
 
 @dataclass
-class Member:
+class JoinedWorker:
     """One worker, by the name that it gave itself."""
 
     number: int
@@ -30,7 +30,7 @@ class Membership:
     def __init__(self) -> None:
         self.next_number = 0
         self._lost = 0
-        self._members: OrderedDict[str, Member] = OrderedDict()
+        self._members: OrderedDict[str, JoinedWorker] = OrderedDict()
         self._lock = threading.Lock()
         self._hung: set[str] = set()
         self.batches = 0
@@ -83,7 +83,7 @@ class Membership:
         with self._lock:
             member = self._members.get(name)
             if member is None:
-                member = self._members[name] = Member(self.next_number)
+                member = self._members[name] = JoinedWorker(self.next_number)
                 self.next_number += 1
             elif member.state == "vanished":
                 self._lost -= 1

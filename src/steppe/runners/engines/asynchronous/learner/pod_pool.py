@@ -11,9 +11,9 @@ from pathlib import Path
 
 from steppe.errors import EnvironmentFault, UserError
 from steppe.files.durable import write_atomically
-from steppe.runners.engines.asynchronous.learner.server import Server
 from steppe.runners.engines.asynchronous.learner.worker_pool import BATCHES_PER_DEATH, START_SECONDS, TEND_SECONDS
-from steppe.runners.play.episodes import Rules
+from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServer
+from steppe.runners.play.episodes import EpisodeRules
 from steppe.runners.pods import CREW_FILE_VARIABLE, LEARNER_PORT, RollCall
 from steppe.specs.allowed_modules import named_by
 from steppe.specs.experiment import ExperimentSpec
@@ -32,10 +32,10 @@ def in_pods(wishes: AsyncSpec) -> AsyncSpec:
     return wishes.model_copy(update={"address": f"0.0.0.0:{LEARNER_PORT}"})
 
 
-class PodCrew:
+class PodWorkerPool:
     """Writes down what workers must know, for the Pod to hand out; Kubernetes starts and replaces them."""
 
-    def __init__(self, spec: ExperimentSpec, rules: Rules, num_envs: int) -> None:
+    def __init__(self, spec: ExperimentSpec, rules: EpisodeRules, num_envs: int) -> None:
         self._spec, self._rules, self._num_envs = spec, rules, num_envs
         self._tended = self._started = 0.0
         self._level = 0.0
@@ -47,7 +47,7 @@ class PodCrew:
         """Every address of this Pod."""
         return "0.0.0.0"
 
-    def start(self, server: Server, token: str | None) -> None:
+    def start(self, server: WorkerServer, token: str | None) -> None:
         """From now on workers may come."""
         certificate = self._spec.asynchronous.tls_cert
         plan = {

@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 from steppe.net.local_tokens import token_sentence
-from steppe.runners._base import Outcome, Progress
+from steppe.runners._base import Progress, RunOutcome
 
 LINE_SECONDS = 10.0
 
 
-class Lines:
+class ProgressLines:
     """Shows progress where the program has nothing else in mind."""
 
     def __init__(self, timesteps: int | None) -> None:
@@ -45,7 +45,7 @@ class Lines:
             f"{metrics.get('dropped', 0):.0f} batches dropped, {metrics.get('lost', 0):.0f} lost"
         )
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         """How it came to its end."""
         _say(f"{outcome.state} after {outcome.timestep:,} timesteps: {outcome.reason}")
 

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from steppe.errors import EnvironmentFault, UserError
 from steppe.net.sockets import is_loopback
 from steppe.runners.engines.asynchronous.learner.membership import Membership
-from steppe.runners.engines.asynchronous.learner.server import Server
-from steppe.runners.engines.asynchronous.wire.constants import not_made_within
-from steppe.runners.engines.asynchronous.worker.actor import Placement, WorkerActor
-from steppe.runners.play.episodes import Rules
-from steppe.runners.ray.placing import check_room, check_sharing
+from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServer
+from steppe.runners.engines.asynchronous.wire.protocol import not_made_within
+from steppe.runners.engines.asynchronous.worker.ray_actor import Placement, WorkerActor
+from steppe.runners.play.episodes import EpisodeRules
+from steppe.runners.ray.placement import check_room, check_sharing
 from steppe.specs.allowed_modules import named_by
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.running.connections import split_address
@@ -39,13 +39,13 @@ START_SECONDS = 120.0
 log = logging.getLogger(__name__)
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """Whoever cares for the workers of a learner."""
 
     def open(self) -> str:
         """Makes ready; the host at which the learner should listen where none is set."""
 
-    def start(self, server: Server, token: str | None) -> None:
+    def start(self, server: WorkerServer, token: str | None) -> None:
         """Sends the workers to a learner."""
 
     def tend(self) -> EnvironmentFault | None:
@@ -55,7 +55,7 @@ class Crew(Protocol):
         """Ends all workers; may be called again."""
 
 
-class NoCrew:
+class UnmanagedPool:
     """Workers come and go as they like."""
 
     _membership: Membership | None = None
@@ -64,7 +64,7 @@ class NoCrew:
         """Only this machine."""
         return "127.0.0.1"
 
-    def start(self, server: Server, token: str | None) -> None:
+    def start(self, server: WorkerServer, token: str | None) -> None:
         """Nobody is sent."""
         self._membership = server.membership
 
@@ -79,7 +79,7 @@ class NoCrew:
 
 
 @dataclass
-class Post:
+class WorkerSlot:
     """One worker's place, and who fills it."""
 
     name: str
@@ -95,13 +95,13 @@ class Post:
     """Why it was ended, where that is known."""
 
 
-class RayCrew:
+class RayWorkerPool:
     """`num_workers` Ray actors."""
 
-    def __init__(self, spec: ExperimentSpec, rules: Rules, num_envs: int) -> None:
+    def __init__(self, spec: ExperimentSpec, rules: EpisodeRules, num_envs: int) -> None:
         self._spec, self._rules, self._num_envs = spec, rules, num_envs
         self._stack = contextlib.ExitStack()
-        self._posts: list[Post] = []
+        self._posts: list[WorkerSlot] = []
         self._level = 0.0
         self._tended = self._started = 0.0
         self._batches = 0
@@ -120,7 +120,7 @@ class RayCrew:
         self._host = self._host_among(ray, session.address)
         return self._host
 
-    def start(self, server: Server, token: str | None) -> None:
+    def start(self, server: WorkerServer, token: str | None) -> None:
         """Places all workers; they wait until the learner knows what they are to do."""
         import ray
 
@@ -208,7 +208,7 @@ class RayCrew:
         options = {"num_cpus": ray_spec.cpus_per_worker, "num_gpus": ray_spec.gpus_per_worker}
         actor: Any = self._ray.remote(WorkerActor).options(max_restarts=0, **options).remote()
         arrival, ending = actor.arrive.remote(), actor.work.remote(Placement(name=name, **self._plan))
-        self._posts.append(Post(name, actor, arrival, ending))
+        self._posts.append(WorkerSlot(name, actor, arrival, ending))
 
     def _kill(self, name: str) -> None:
         for post in self._posts:
@@ -233,7 +233,7 @@ class RayCrew:
                 post.fault = not_made_within(patience)
                 self._ray.kill(post.actor)
 
-    def _reason(self, post: Post) -> str:
+    def _reason(self, post: WorkerSlot) -> str:
         """Why a worker ended; a mistake of the user's is raised, unless workers with the same settings have worked."""
         try:
             ending = self._ray.get(post.ending)

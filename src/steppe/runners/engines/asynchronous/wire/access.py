@@ -8,22 +8,22 @@ from pathlib import Path
 
 from steppe.errors import UserError, reason_of
 from steppe.net.credentials import server_tls, server_token
-from steppe.runners.engines.asynchronous.wire.constants import TOKEN_VARIABLE
+from steppe.runners.engines.asynchronous.wire.protocol import TOKEN_VARIABLE
 
 File = str | Path | None
 
 
 @dataclass(frozen=True)
-class Access:
+class LearnerAccess:
     """What the learner asks of those who connect."""
 
     token: str | None = None
     tls: ssl.SSLContext | None = None
 
 
-def access_from(token_file: File, tls_cert: File, tls_key: File) -> Access:
+def access_from(token_file: File, tls_cert: File, tls_key: File) -> LearnerAccess:
     """A learner's access from files, the token also from the variable STEPPE_LEARNER_TOKEN."""
-    return Access(server_token(token_file, TOKEN_VARIABLE), server_tls(tls_cert, tls_key))
+    return LearnerAccess(server_token(token_file, TOKEN_VARIABLE), server_tls(tls_cert, tls_key))
 
 
 def trust_in(file: File) -> ssl.SSLContext | None:

@@ -32,7 +32,7 @@ LARGEST_NUMBER = 1e19
 
 
 @dataclass
-class Batch:
+class WorkerBatch:
     """T timesteps of N environments of one worker, in order of time; arrays are [T, N, ...]."""
 
     observations: np.ndarray
@@ -72,7 +72,7 @@ class Batch:
         return self.terminated | self.truncated
 
 
-class Form:
+class BatchFormat:
     """The shapes and dtypes of everything in a batch, which follow from the task and the environment's spaces."""
 
     def __init__(self, task: Task, observation: Space, action: Space) -> None:
@@ -110,7 +110,7 @@ class Form:
         """As actions are stored."""
         return np.dtype(np.float32 if isinstance(self.action, Box) else np.int32)
 
-    def allocate(self, rows: int, environments: int) -> Batch:
+    def allocate(self, rows: int, environments: int) -> WorkerBatch:
         """Room for a batch."""
         lead = (rows, environments)
 
@@ -118,7 +118,7 @@ class Form:
             return np.zeros((*lead, *shape), dtype)
 
         extras: dict[str, Any] = {name: zeros(*each) for name, each in self.extras.items()}
-        return Batch(
+        return WorkerBatch(
             observations=zeros(self.seen.shape, self.observation_dtype),
             actions=zeros(self.action_shape, self.action_dtype),
             rewards=zeros((), np.float32),
@@ -148,7 +148,7 @@ class Form:
         return size
 
 
-def to_message(batch: Batch) -> Message:
+def to_message(batch: WorkerBatch) -> Message:
     """A batch as it is sent: successors only where they are not the next observation."""
     ended = batch.ended
     message: Message = {
@@ -175,7 +175,7 @@ def to_message(batch: Batch) -> Message:
     return message
 
 
-def from_message(message: Message, form: Form, environments: int) -> Batch:
+def from_message(message: Message, form: BatchFormat, environments: int) -> WorkerBatch:
     """The inverse, of a message that may hold anything; `Malformed` where it is no batch of this form."""
     rows = read_count(message, "timesteps")
     fewest, most = form.task.rows_for(environments)
@@ -245,7 +245,7 @@ def _check_list(values: Any, name: str) -> None:
         raise Malformed(f'sent "{name}" as something else than a list of at most {MOST_EPISODES:,}')
 
 
-def _check(batch: Batch, form: Form) -> None:
+def _check(batch: WorkerBatch, form: BatchFormat) -> None:
     """Refuses what nobody can learn from: it would spoil the learner for all."""
     if len(batch.returns) != len(batch.lengths):
         raise Malformed("sent other numbers of returns than of lengths")

@@ -11,7 +11,7 @@ import numpy as np
 
 from steppe.net.protocol import Message, to_wire
 from steppe.runners.engines.asynchronous.learner.inbox import Over
-from steppe.runners.engines.asynchronous.wire.batches import Form
+from steppe.runners.engines.asynchronous.wire.batches import BatchFormat
 from steppe.runners.engines.asynchronous.wire.task import Task
 from steppe.specs.spaces import Space
 
@@ -23,7 +23,7 @@ class Offer(NamedTuple):
     """What a worker that joins is told."""
 
     task: Task
-    form: Form
+    form: BatchFormat
     spaces: Spaces
 
 
@@ -57,7 +57,7 @@ class Board:
     def offer(self, task: Task, spaces: Spaces) -> None:
         """From now on workers are welcome."""
         with self._change:
-            self._spaces, self._offer = spaces, Offer(task, Form(task, *spaces), spaces)
+            self._spaces, self._offer = spaces, Offer(task, BatchFormat(task, *spaces), spaces)
             self._change.notify_all()
 
     def wait_for_task(self, seconds: float) -> Offer | None:

@@ -1,0 +1,47 @@
+"""The words of the protocol between a learner and its workers: frames as `steppe.net.protocol` has them.
+
+A worker speaks, the learner answers, strictly in turn; only "over" may come at any time, as the learner's last word.
+
+| worker                                                  | learner                                              |
+|---------------------------------------------------------|------------------------------------------------------|
+| hello: protocol, version, token                         | proceed                                              |
+| join: worker, environments, the two spaces              | welcome: session, number, seed, task; or wait        |
+| unable: kind, message; instead of join                  | noted                                                |
+| fetch: has, session                                     | news: version, timestep, exploration, perhaps policy |
+| batch: has, session, and as `batches.to_message` has it | taken or dropped, with news                          |
+| alive                                                   | noted                                                |
+| said: lines                                             | noted                                                |
+| fault: message                                          | noted                                                |
+| leave                                                   | bye                                                  |
+|                                                         | over: message                                        |
+|                                                         | error: kind, message, version                        |
+"""
+
+from __future__ import annotations
+
+NAME = "steppe-async"
+VERSION = 1
+GREETING_SECONDS = 10.0
+"""How long a stranger may take until the token is shown."""
+ALIVE_SECONDS = 5.0
+"""How often a worker speaks that still collects its batch."""
+LISTEN_SECONDS = 0.25
+"""How often each side looks whether it is over while the other one is silent."""
+LONGEST_SENTENCE = 4000
+SAY_SECONDS = 1.0
+"""How often a worker hands on what it has printed."""
+MOST_LINES = 10
+"""How many lines of it: the rest of a flood is only counted."""
+LONGEST_LINE = 300
+"""In characters; all of them fit into the room of the smallest message."""
+LogLines = list[tuple[int, str]]
+"""(level, text) of what was logged or printed."""
+TOKEN_VARIABLE = "STEPPE_LEARNER_TOKEN"
+
+
+def not_made_within(patience: float) -> str:
+    """What is said of a worker that hangs while it makes its environment."""
+    return (
+        f"it has not made its environment within {patience:g} s; where that is no fault of the environment, raise "
+        "asynchronous.worker_timeout"
+    )

@@ -1,0 +1,230 @@
+"""A worker: a Ray actor that plays in environments of its own and sends gradients to the parameter servers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from steppe.errors import SteppeError, UserError
+from steppe.runners.engines.distributed.exchange import Exchange, ServersLost
+from steppe.runners.engines.distributed.messages import WorkerConfig, WorkOrder, WorkReport
+from steppe.runners.ray.log_capture import LogCapture
+from steppe.runners.ray.ray_session import die_with_parent
+from steppe.specs.user_code import has_traceback, traceback_of
+
+if TYPE_CHECKING:
+    from steppe.runners.engines.distributed.rollout_learner import LearnedRollouts, StartingPoint
+
+
+log = logging.getLogger(__name__)
+
+
+class GradientWorker:
+    """Does what it is ordered to, one order after the other."""
+
+    def __init__(self, posting: WorkerConfig) -> None:
+        """Takes no time: what can go wrong does so in `begin`."""
+        die_with_parent()
+        self.posting = posting
+        self._listening = LogCapture()
+        self._work: Any = None
+
+    def begin(self) -> WorkReport:
+        """Environments, agent and programs."""
+        report = WorkReport(self.posting.number)
+        with self._listening, _errors_into(report):
+            self._build()
+        report.log = self._listening.heard()
+        return report
+
+    def collect(self, order: WorkOrder) -> WorkReport:
+        """Pushes that the servers apply at once, each taking in what others have pushed meanwhile."""
+        report = WorkReport(self.posting.number)
+        started = time.monotonic()
+        with self._listening, _errors_into(report):
+            self._exchange.connect(order.servers)
+            self._push_on(order, report, started + order.seconds)
+        return self._finished(report, started)
+
+    def contribute(self, order: WorkOrder) -> WorkReport:
+        """One push from the newest parameters, to be held until all workers have sent theirs."""
+        report = WorkReport(self.posting.number)
+        started = time.monotonic()
+        with self._listening, _errors_into(report):
+            self._exchange.connect(order.servers)
+            self._exchange.pull()
+            done = self._run(self._base(), order, report)
+            if done.is_healthy:
+                self._exchange.hold(done.gradients, done.seen)
+                report.pushes = 1
+        return self._finished(report, started)
+
+    def arrays(self) -> dict[str, Any]:
+        """For a checkpoint: what no server has."""
+        arrays: dict[str, Any] = self._work.arrays()
+        return arrays
+
+    def close(self) -> None:
+        """Ends the environments."""
+        if self._work is not None:
+            self._work.close()
+
+    def _build(self) -> None:
+        posting = self.posting
+        sys.path += [path for path in posting.paths if path not in sys.path]
+        _share_gpu()
+        import ray
+
+        from steppe.runners.engines.distributed.gradient_tape import parts_of
+        from steppe.runners.engines.distributed.plan import worker_engine
+        from steppe.runners.engines.distributed.rollout_learner import CompiledRolloutLearner, HostRolloutLearner
+        from steppe.runners.simulators import wait_for_simulator
+        from steppe.specs.experiment import ExperimentSpec
+
+        spec = ExperimentSpec.model_validate(posting.spec)
+        if spec.platform == "kubernetes":
+            # It stands in this worker's own Pod, and may start later than the driver's.
+            wait_for_simulator(spec.environment)
+        engine = worker_engine(spec)
+        self._parts = parts_of(engine.agent)
+        if hasattr(engine, "rollout"):
+            self._work = CompiledRolloutLearner(engine.agent, engine.rollout, posting.rollouts)
+        else:
+            self._work = HostRolloutLearner(engine.agent, engine.envs, posting.rollouts)
+        self._work.begin(posting.seed, posting.number, posting.left)
+
+        def receive(sent: Sequence[Any], seconds: float) -> list[Any]:
+            return received(ray, sent, seconds)
+
+        self._exchange = Exchange(posting.number, posting.borders, receive, posting.timeout)
+
+    def _push_on(self, order: WorkOrder, report: WorkReport, deadline: float) -> None:
+        exchange = self._exchange
+        if exchange.is_waiting:
+            # Left over from an order that a lost server has ended.
+            self._settle(report)
+        exchange.pull()
+        base = self._base()
+        while report.pushes < order.pushes and time.monotonic() < deadline:
+            read = [version + base.ahead for version in exchange.versions]
+            done = self._run(base, order, report)
+            if not done.is_healthy:
+                return
+            report.pushes += 1
+            if exchange.is_waiting:
+                self._settle(report)
+            exchange.push(done.gradients, done.seen, read)
+            if self.posting.overlaps:
+                # The answer comes while the next rollouts are collected.
+                base = self._base(after=done)
+            else:
+                self._settle(report)
+                base = self._base()
+        if exchange.is_waiting:
+            self._settle(report)
+
+    def _run(self, base: StartingPoint, order: WorkOrder, report: WorkReport) -> LearnedRollouts:
+        per_rollout = self._work.timesteps_per_rollout
+        timestep = order.timestep + report.timesteps * order.workers
+        done: LearnedRollouts = self._work.run(base, self.posting.rollouts, timestep, per_rollout * order.workers)
+        report.timesteps += done.timesteps
+        report.episodes += done.episodes
+        report.returns += done.returns
+        report.lengths += done.lengths
+        report.is_healthy = done.is_healthy
+        if len(done.gradients):
+            report.learned += 1
+            for name, value in done.metrics.items():
+                mean = report.metrics.get(name, value)
+                report.metrics[name] = mean + (value - mean) / report.learned
+        return done
+
+    def _settle(self, report: WorkReport) -> None:
+        settled = self._exchange.settle()
+        if settled.was_applied:
+            report.updates += settled.gradients
+        else:
+            report.dropped += settled.gradients
+        report.staleness += settled.staleness * bool(settled.gradients)
+
+    def _base(self, after: LearnedRollouts | None = None) -> StartingPoint:
+        """The newest parameters that are known; `after` a push that is on its way, as this worker has moved them."""
+        from steppe.runners.engines.distributed.gradient_tape import rates_from
+        from steppe.runners.engines.distributed.moments import merged_moments
+        from steppe.runners.engines.distributed.rollout_learner import StartingPoint
+
+        exchange = self._exchange
+        ahead = 0 if after is None else len(after.gradients)
+        version = exchange.versions[0] + ahead
+        params, seen = exchange.params.copy(), exchange.seen
+        if after is not None:
+            params += after.change
+            if seen is not None and after.seen is not None:
+                seen = merged_moments(seen, after.seen)
+        rates = [rates_from(part, version, self._work.rows) for part in self._parts]
+        return StartingPoint(params, exchange.target.copy(), version, rates, seen, ahead)
+
+    def _finished(self, report: WorkReport, started: float) -> WorkReport:
+        report.log = self._listening.heard()
+        report.seconds = time.monotonic() - started
+        return report
+
+
+@contextmanager
+def _errors_into(report: WorkReport) -> Iterator[None]:
+    """Puts what went wrong into the report, where the driver can make something of it."""
+    try:
+        yield
+    except ServersLost as lost:
+        report.lost_servers = lost.indices
+    except UserError as error:
+        _log_traceback(error)
+        report.mistake = str(error)
+    except SteppeError as error:
+        _log_traceback(error)
+        report.fault = str(error)
+
+
+def _log_traceback(error: SteppeError) -> None:
+    """Into what the driver hears of this worker, and so into log.txt, if the user's code raised it."""
+    if has_traceback(error):
+        log.error("the whole traceback:\n%s", traceback_of(error))
+
+
+def received(ray: Any, sent: Sequence[Any], seconds: float) -> list[Any]:
+    """What Ray has for each reference within so many seconds: its value, or why there is none."""
+    deadline = time.monotonic() + seconds
+    try:
+        return ray.get(list(sent), timeout=seconds)
+    except ray.exceptions.RayTaskError:
+        raise
+    except ray.exceptions.RayError:
+        pass
+    values = []
+    for each in sent:
+        try:
+            # One that is gone was told of at once, which is no reason to give the others less time; in the end, what
+            # has been answered may still be on its way.
+            values.append(ray.get(each, timeout=max(deadline - time.monotonic(), 1.0)))
+        except ray.exceptions.RayTaskError:
+            raise
+        except ray.exceptions.RayError as error:
+            values.append(error)
+    return values
+
+
+def _share_gpu() -> None:
+    """Leaves room on a GPU for the other workers that Ray puts there; called before JAX starts."""
+    import jax
+    import ray
+
+    assigned = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)
+    if not assigned:
+        jax.config.update("jax_platforms", "cpu")
+    elif assigned < 1:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 * assigned:.2f}")

@@ -1,0 +1,263 @@
+"""The driver's side of the workers: what they are ordered, what they report, and who steps in for a lost one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from steppe.errors import EnvironmentFault, SteppeError, UserError
+from steppe.runners.engines.distributed.gradient_worker import GradientWorker
+from steppe.runners.engines.distributed.messages import WorkerConfig, WorkOrder, WorkReport
+from steppe.specs.running.distributed import RaySpec
+
+CLOSE_SECONDS = 5.0
+"""How long environments may take to end by themselves."""
+PATIENCE = 10
+"""A worker that takes so many times as long as any has ever taken hangs."""
+FORGIVEN_PER_PUSH = 0.1
+SPARE_LOSSES = 5
+"""So many workers more than there are may be lost, but every push makes up for a part of a loss."""
+
+log = logging.getLogger(__name__)
+
+
+class _SentOrder(NamedTuple):
+    """An order that was not answered yet."""
+
+    answer: Any
+    """Ray's reference."""
+    pushes: int
+    """How many it allows."""
+
+
+@dataclass
+class _WorkerSlot:
+    """One worker."""
+
+    number: int
+    actor: Any
+    sent: deque[_SentOrder] = field(default_factory=deque)
+    since: float = 0.0
+    """When it began with the first of them."""
+    has_begun: bool = False
+    has_worked: bool = False
+    is_missed: bool = False
+    """Whether its absence was told."""
+
+
+class GradientWorkerPool:
+    """All workers together; a place never stays empty, and a number is never given twice."""
+
+    def __init__(
+        self,
+        ray: Any,
+        spec: RaySpec,
+        make_posting: Callable[[int], WorkerConfig],
+        timeout: float,
+        first: int,
+        room: Mapping[str, float] | None = None,
+    ) -> None:
+        """`room` is what each worker asks of Ray beside CPUs and GPUs."""
+        self._ray, self._spec, self._timeout, self._room = ray, spec, timeout, dict(room or {})
+        self._make_posting = make_posting
+        self._places: list[_WorkerSlot] = []
+        self.next_number = first
+        self._longest = 0.0
+        self._losses = 0.0
+        self._untold: list[WorkReport] = []
+
+    def fill(self, workers: int, numbers: Sequence[int] = ()) -> None:
+        """Starts workers until there are so many, the first of them with these numbers, which they had before."""
+        self._places += [self._placed(number) for number in numbers[:workers]]
+        while len(self._places) < workers:
+            self._places.append(self._placed())
+
+    @property
+    def working(self) -> int:
+        """How many are ready to do something."""
+        return sum(place.has_begun for place in self._places)
+
+    @property
+    def awaited(self) -> list[int]:
+        """The numbers of those that are not ready yet."""
+        return [place.number for place in self._places if not place.has_begun]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every worker is ready, or has been missed."""
+        return self.working > 0 and all(place.has_begun or place.is_missed for place in self._places)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any worker that is ready has something to do."""
+        return any(place.sent for place in self._places if place.has_begun)
+
+    @property
+    def pushes_allowed(self) -> int:
+        """How many pushes are allowed by orders that were not answered yet."""
+        return sum(sent.pushes for place in self._places for sent in place.sent)
+
+    def order(self, method: str, depth: int, make: Callable[[], WorkOrder | None]) -> None:
+        """Gives every worker that is ready orders until it has `depth` of them; None means that there are no more."""
+        for _ in range(depth):
+            for place in self._places:
+                if place.has_begun and len(place.sent) < depth:
+                    order = make()
+                    if order is None:
+                        return
+                    self._send(place, method, order.pushes, order)
+
+    def poll(self, seconds: float) -> list[WorkReport]:
+        """What workers report within so many seconds: all that has come as soon as anything has.
+
+        Where that is an end of the run, it is raised when all have been heard; `untold` has what they have done.
+        """
+        heads = {place.sent[0].answer: place for place in self._places if place.sent}
+        if not heads:
+            time.sleep(max(seconds, 0.0))
+            return []
+        ready, _ = self._ray.wait(list(heads), num_returns=1, timeout=max(seconds, 0.0))
+        if ready:
+            ready, _ = self._ray.wait(list(heads), num_returns=len(heads), timeout=0)
+        reports: list[WorkReport] = []
+        ends: list[SteppeError] = []
+        for each in ready:
+            try:
+                self._hear(heads[each], reports)
+            except SteppeError as end:
+                ends.append(end)
+        if ends:
+            self._untold += reports
+            raise ends[0]
+        for place in list(self._places):
+            silent = time.monotonic() - place.since if place.sent else 0.0
+            if silent > self._allowance(place):
+                way_out = "distributed.worker_timeout sets how long that may be"
+                self._replace(place, f"it has said nothing for {silent:.0f} s; {way_out}")
+            elif silent > self._timeout and not place.has_begun and not place.is_missed:
+                place.is_missed = True
+                log.warning(
+                    "worker %d has not started yet; the Ray cluster may have no room for its %g CPUs and %g GPUs",
+                    *(place.number, self._spec.cpus_per_worker, self._spec.gpus_per_worker),
+                )
+        return reports
+
+    def untold(self) -> list[WorkReport]:
+        """What workers have reported when `poll` raised."""
+        reports, self._untold = self._untold, []
+        return reports
+
+    def arrays(self) -> dict[int, dict[str, np.ndarray]]:
+        """What each worker that is ready has of its own, by number; asked for while none has anything to do."""
+        asked = {place.number: place.actor.arrays.remote() for place in self._places if place.has_begun}
+        deadline = time.monotonic() + self._patience
+        found = {}
+        for number, answer in asked.items():
+            try:
+                found[number] = self._ray.get(answer, timeout=max(deadline - time.monotonic(), 1.0))
+            except self._ray.exceptions.RayError as error:
+                # Whoever is gone does not answer the next order either, and is replaced then.
+                is_slow = isinstance(error, self._ray.exceptions.GetTimeoutError)
+                log.warning(
+                    "worker %d has not told what it has of its own (%s), which the checkpoint is therefore without%s",
+                    *(number, _last_line(error)),
+                    "; distributed.worker_timeout sets how long it may take" if is_slow else "",
+                )
+        return found
+
+    def close(self) -> None:
+        """Lets the environments end, then ends all workers."""
+        places, self._places = self._places, []
+        with suppress(Exception):
+            ends = [place.actor.close.remote() for place in places if place.has_begun]
+            if ends:
+                self._ray.wait(ends, num_returns=len(ends), timeout=CLOSE_SECONDS)
+        for place in places:
+            with suppress(Exception):
+                self._ray.kill(place.actor)
+
+    def _hear(self, place: _WorkerSlot, reports: list[WorkReport]) -> None:
+        """Takes in the answer to the oldest order, also where it ends the run."""
+        sent = place.sent.popleft()
+        place.since = time.monotonic()
+        try:
+            report: WorkReport = self._ray.get(sent.answer)
+        except self._ray.exceptions.RayTaskError as error:
+            self._replace(place, _last_line(error))
+            return
+        except self._ray.exceptions.RayError:
+            self._replace(place, "its process or its machine is gone")
+            return
+        reports.append(report)
+        for level, line in report.log:
+            log.log(level, "worker %d: %s", place.number, line)
+        if report.mistake is not None:
+            raise UserError(report.mistake)
+        if report.fault is not None:
+            self._replace(place, report.fault, is_fault=True)
+            return
+        # Of the first order too, which may compile: better to wait for too long than to end who only is slow.
+        self._longest = max(self._longest, report.seconds)
+        place.has_worked, place.has_begun = place.has_begun, True
+        self._losses = max(0.0, self._losses - FORGIVEN_PER_PUSH * report.pushes)
+
+    def _allowance(self, place: _WorkerSlot) -> float:
+        """How many seconds it may take to answer: the first time everything is compiled."""
+        if not place.has_worked:
+            return 10 * self._timeout
+        return self._patience
+
+    @property
+    def _patience(self) -> float:
+        return max(self._timeout, PATIENCE * self._longest)
+
+    def _replace(self, place: _WorkerSlot, reason: str, is_fault: bool = False) -> None:
+        """Ends a worker and starts another in its place, unless too many were lost for nothing."""
+        with suppress(Exception):
+            self._ray.kill(place.actor)
+        self._losses += 1
+        if self._losses > len(self._places) + SPARE_LOSSES:
+            # It answers no more, and nobody waits for it.
+            place.sent.clear()
+            if is_fault:
+                raise EnvironmentFault(reason)
+            raise SteppeError(
+                f"workers are lost faster than they can be replaced, the last one because {reason}; look at log.txt "
+                "and at the machines that Ray runs on, then resume from the last checkpoint"
+            )
+        new = self._placed()
+        log.warning("worker %d was lost (%s); worker %d takes its place", place.number, reason, new.number)
+        self._places[self._places.index(place)] = new
+
+    def _placed(self, number: int | None = None) -> _WorkerSlot:
+        if number is None:
+            number, self.next_number = self.next_number, self.next_number + 1
+        options = {
+            "num_cpus": self._spec.cpus_per_worker,
+            "num_gpus": self._spec.gpus_per_worker,
+            "resources": self._room,
+            "max_restarts": 0,
+            "scheduling_strategy": "SPREAD",
+        }
+        place = _WorkerSlot(
+            number, self._ray.remote(GradientWorker).options(**options).remote(self._make_posting(number))
+        )
+        self._send(place, "begin", 0)
+        return place
+
+    def _send(self, place: _WorkerSlot, method: str, pushes: int, *arguments: Any) -> None:
+        if not place.sent:
+            place.since = time.monotonic()
+        place.sent.append(_SentOrder(getattr(place.actor, method).remote(*arguments), pushes))
+
+
+def _last_line(error: Exception) -> str:
+    lines: Sequence[str] = str(error).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__

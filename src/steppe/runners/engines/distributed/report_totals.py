@@ -1,0 +1,137 @@
+"""What the workers' reports add up to: rows of metrics, and the window of the last episodes of all workers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from steppe.errors import EnvironmentFault
+from steppe.runners._base import Chunk, ChunkLimits
+from steppe.runners.engines.compiled.compiled_window import WINDOW
+from steppe.runners.engines.distributed.messages import WorkReport
+
+
+@dataclass
+class _PendingRow:
+    """What has happened since the last row."""
+
+    pushes: int = 0
+    timesteps: int = 0
+    episodes: int = 0
+    updates: int = 0
+    learned: int = 0
+    staleness: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Summed over the pushes that taught something."""
+
+
+class ReportTotals:
+    """Takes in reports, gives rows."""
+
+    def __init__(self) -> None:
+        self._returns: deque[float] = deque(maxlen=WINDOW)
+        self._lengths: deque[int] = deque(maxlen=WINDOW)
+        self._row = _PendingRow()
+        self._dropped = 0
+        self._is_healthy = True
+        self._fault: EnvironmentFault | None = None
+        self._since = time.monotonic()
+
+    @property
+    def timesteps(self) -> int:
+        """How many are not in a row yet."""
+        return self._row.timesteps
+
+    @property
+    def has_row(self) -> bool:
+        """Whether anything has happened since the last row."""
+        return self._row.pushes > 0 or self._row.timesteps > 0
+
+    @property
+    def has_trouble(self) -> bool:
+        """Whether the run cannot go on."""
+        return not self._is_healthy or self._fault is not None
+
+    def has_reached(self, limits: ChunkLimits) -> bool:
+        """Whether enough episodes have ended, or those in the window are good enough."""
+        if limits.episodes is not None and self._row.episodes >= limits.episodes:
+            return True
+        return self._has_reached_return(limits)
+
+    def take_in(self, reports: Iterable[WorkReport]) -> None:
+        """Adds up."""
+        row = self._row
+        for report in reports:
+            row.pushes += report.pushes
+            row.timesteps += report.timesteps
+            row.episodes += report.episodes
+            row.updates += report.updates
+            row.learned += report.learned
+            row.staleness += report.staleness
+            for name, value in report.metrics.items():
+                row.metrics[name] = row.metrics.get(name, 0.0) + value * report.learned
+            self._returns.extend(report.returns)
+            self._lengths.extend(report.lengths)
+            self._dropped += report.dropped
+            self._is_healthy &= report.is_healthy
+
+    def note_fault(self, fault: EnvironmentFault) -> None:
+        """Ends the run after what has been done."""
+        self._fault = fault
+
+    def chunk(self, limits: ChunkLimits, workers: int) -> Chunk:
+        """All that has happened since the last one, as one row, or as none."""
+        columns: dict[str, Any] = {}
+        has_row = self.has_row
+        if has_row:
+            row, self._row = self._row, _PendingRow()
+            now = time.monotonic()
+            spent, self._since = now - self._since, now
+            learned = max(row.learned, 1)
+            columns = {
+                "timesteps": row.timesteps,
+                "episodes": row.episodes,
+                "updates": row.updates,
+                "mean_return": _mean(self._returns),
+                "mean_length": _mean(self._lengths),
+                **{name: value / learned for name, value in row.metrics.items()},
+                "workers": workers,
+                "updates_per_second": row.updates / max(spent, 1e-3),
+                "policy_lag": row.staleness / learned,
+                "dropped": self._dropped,
+            }
+        arrays = {name: np.array([value]) for name, value in columns.items()}
+        # Where nobody is left there will be no row either that says so.
+        figures = {"workers": float(workers)} | ({} if workers else {"updates_per_second": 0.0})
+        return Chunk(int(has_row), arrays, self._has_reached_return(limits), self._is_healthy, self._fault, figures)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """For a checkpoint: also what is in no row yet, since the servers know of it."""
+        row = self._row
+        return {
+            "returns": np.array(self._returns, np.float32),
+            "lengths": np.array(self._lengths, np.int64),
+            "dropped": np.array(self._dropped),
+            "in_no_row": np.array([row.pushes, row.timesteps, row.episodes, row.updates]),
+        }
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        """Goes on from a checkpoint."""
+        self._returns.extend(arrays["returns"].tolist())
+        self._lengths.extend(arrays["lengths"].tolist())
+        self._dropped = int(arrays["dropped"])
+        pushes, timesteps, episodes, updates = (int(number) for number in arrays["in_no_row"])
+        self._row = _PendingRow(pushes, timesteps, episodes, updates)
+
+    def _has_reached_return(self, limits: ChunkLimits) -> bool:
+        enough = limits.stop_at_return
+        return enough is not None and len(self._returns) == WINDOW and _mean(self._returns) >= enough
+
+
+def _mean(values: deque[Any]) -> float:
+    return float(np.mean(values)) if values else float("nan")

@@ -1,0 +1,171 @@
+"""Threads sleep between rounds, work side by side in them, and are gone afterwards."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from steppe.errors import EnvironmentFault
+from steppe.runners._base import ChunkLimits
+from steppe.runners.engines.threads import worker_threads as worker_threads_module
+from steppe.runners.engines.threads.thread_worker import LearnedBatch
+from steppe.runners.engines.threads.work_queue import EpisodeWindow, WorkQueue
+from steppe.runners.engines.threads.worker_threads import WorkerThreads
+
+DEADLINE = 20.0
+
+
+class Fake:
+    """A worker whose batches are whatever `act` does."""
+
+    def __init__(self, index, act):
+        self.index, self.act, self.closed, self.threads = index, act, 0, set()
+
+    def work(self, timestep):
+        self.threads.add(threading.current_thread())
+        self.act(timestep)
+        return LearnedBatch(1, [], [], 1, 0, [np.zeros(1)], [1], True)
+
+    def close(self):
+        self.closed += 1
+
+
+def crew_of(*acts):
+    return WorkerThreads([Fake(index, act) for index, act in enumerate(acts)])
+
+
+def nothing(timestep):
+    pass
+
+
+def ledger_of(tickets):
+    return WorkQueue(tickets, 0, ChunkLimits(), EpisodeWindow())
+
+
+def steppe_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("steppe-worker")]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    yield
+    assert steppe_threads() == []
+
+
+def test_workers_work_side_by_side():
+    meeting = threading.Barrier(3, timeout=DEADLINE)
+    crew = crew_of(*[lambda timestep: meeting.wait()] * 3)
+    ledger = ledger_of(3)
+    crew.run(ledger)
+    crew.close()
+    assert ledger.error is None
+    assert ledger.updates == 3
+
+
+def test_the_same_threads_work_in_every_round():
+    crew = crew_of(nothing, nothing)
+    for _ in range(20):
+        ledger = ledger_of(50)
+        crew.run(ledger)
+        assert ledger.updates == 50
+    assert crew.alive == 2
+    crew.close()
+    assert all(len(worker.threads) <= 1 for worker in crew.workers)
+
+
+def test_a_round_ends_only_when_every_thread_is_quiet():
+    slow, others = threading.Event(), threading.Event()
+    done = []
+
+    def wait(timestep):
+        others.set()
+        assert slow.wait(DEADLINE)
+        done.append(True)
+
+    def let_go(timestep):
+        assert others.wait(DEADLINE)
+        slow.set()
+
+    crew = crew_of(wait, let_go)
+    crew.run(ledger_of(2))
+    assert done
+    crew.close()
+
+
+@pytest.mark.parametrize("error", [EnvironmentFault("broke"), ValueError("a mistake"), SystemExit(0)])
+def test_what_one_worker_raises_ends_the_round_and_no_thread(error):
+    def fail(timestep):
+        raise error
+
+    crew = crew_of(fail, fail)
+    ledger = ledger_of(100)
+    crew.run(ledger)
+    assert type(ledger.error) is type(error)
+    assert ledger.updates == 0
+    assert crew.alive == 2
+    crew.close()
+
+
+def test_a_fault_names_the_worker_whose_environment_broke():
+    def fail(timestep):
+        raise EnvironmentFault("the wheel came off")
+
+    began, broke = threading.Event(), threading.Event()
+    crew = crew_of(
+        lambda timestep: (began.set(), broke.wait(DEADLINE)),
+        lambda timestep: (began.wait(DEADLINE), broke.set(), fail(timestep)),
+    )
+    ledger = ledger_of(2)
+    crew.run(ledger)
+    crew.close()
+    assert str(ledger.error) == "worker 1: the wheel came off"
+    # The batch that was under way is whole.
+    assert ledger.updates == 1
+
+
+def test_closing_twice_is_the_same_as_once():
+    crew = crew_of(nothing, nothing)
+    crew.close()
+    crew.close()
+    assert crew.alive == 0
+    assert all(worker.closed for worker in crew.workers)
+
+
+def test_closing_in_the_middle_of_a_round_ends_it_after_the_batches_under_way():
+    begun = threading.Event()
+    count = []
+
+    def work(timestep):
+        count.append(timestep)
+        begun.set()
+
+    crew = crew_of(work)
+    ledger = ledger_of(10**9)
+    outside = threading.Thread(target=crew.run, args=(ledger,), daemon=True)
+    outside.start()
+    assert begun.wait(DEADLINE)
+    crew.close()
+    assert crew.alive == 0
+    assert ledger.take() is None
+    assert 0 < ledger.updates <= len(count)
+
+
+def test_a_worker_that_hangs_is_left_behind_with_a_word(monkeypatch, caplog):
+    monkeypatch.setattr(worker_threads_module, "PATIENCE", 0.05)
+    begun, end = threading.Event(), threading.Event()
+
+    def hang(timestep):
+        begun.set()
+        end.wait(DEADLINE)
+
+    crew = crew_of(hang)
+    threading.Thread(target=crew.run, args=(ledger_of(1),), daemon=True).start()
+    assert begun.wait(DEADLINE)
+    crew.close()
+    assert "steppe-worker-0 does not end" in caplog.text
+    assert crew.workers[0].closed
+    end.set()
+    for thread in steppe_threads():
+        thread.join(DEADLINE)
