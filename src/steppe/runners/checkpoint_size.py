@@ -37,7 +37,7 @@ def size_notices(spec: ExperimentSpec, agent: Any, folder: Path) -> list[str]:
 
 def largest_size(spec: ExperimentSpec, agent: Any) -> int:
     """The bytes of a replay memory as full as it gets in this run; 0 if the agent has none."""
-    if getattr(agent, "experience", None) != "transitions":
+    if agent is None or agent.experience != "transitions":
         return 0
     # Here, since a learner with a policy of the user's own needs no JAX.
     from steppe.runners.engines.learning import example_of

@@ -80,7 +80,7 @@ def serve(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPPE_POD_HEAD", "127.0.0.1")
     monkeypatch.setenv("STEPPE_POD_RUN_MODE", "distributed")
     monkeypatch.setattr(pool_client.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(pool_client, "listens", lambda *_: True)
+    monkeypatch.setattr(pool_client, "is_listening", lambda *_: True)
     monkeypatch.setattr(pool_client, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(pool_client, "POLL_SECONDS", 0.01)
     begun = []

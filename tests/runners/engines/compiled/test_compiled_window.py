@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steppe.runners.engines.compiled import compiled_window
-from steppe.runners.engines.compiled.compiled_window import WINDOW, empty_window
+from steppe.runners.engines.compiled.compiled_window import empty_window
+from steppe.runners.episode_window import WINDOW
 
 record = jax.jit(compiled_window.record)
 mean_return, mean_length = jax.jit(compiled_window.mean_return), jax.jit(compiled_window.mean_length)

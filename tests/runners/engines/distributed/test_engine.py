@@ -147,7 +147,7 @@ def test_a_third_of_a_gpu_puts_three_workers_on_one(monkeypatch):
         def begin(self):
             return WorkReport(self.number)
 
-    monkeypatch.setattr(gradient_worker_pool, "Worker", Idle)
+    monkeypatch.setattr(gradient_worker_pool, "GradientWorker", Idle)
     team = gradient_worker_pool.GradientWorkerPool(
         ray, RaySpec(gpus_per_worker=0.33, cpus_per_worker=0.1), lambda number: number, 60.0, 0
     )

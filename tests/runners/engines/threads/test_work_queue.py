@@ -11,7 +11,8 @@ import pytest
 from steppe.errors import EnvironmentFault
 from steppe.runners._base import ChunkLimits
 from steppe.runners.engines.threads.thread_worker import LearnedBatch
-from steppe.runners.engines.threads.work_queue import EpisodeWindow, WorkQueue
+from steppe.runners.engines.threads.work_queue import WorkQueue
+from steppe.runners.episode_window import EpisodeWindow
 
 
 def batch(returns=(), timesteps=10, updates=1, lag=0, metrics=((1.0, 2.0),), counts=(1,), healthy=True):

@@ -11,8 +11,9 @@ from steppe.errors import EnvironmentFault
 from steppe.runners._base import ChunkLimits
 from steppe.runners.engines.threads import worker_threads as worker_threads_module
 from steppe.runners.engines.threads.thread_worker import LearnedBatch
-from steppe.runners.engines.threads.work_queue import EpisodeWindow, WorkQueue
+from steppe.runners.engines.threads.work_queue import WorkQueue
 from steppe.runners.engines.threads.worker_threads import WorkerThreads
+from steppe.runners.episode_window import EpisodeWindow
 
 DEADLINE = 20.0
 

@@ -1,4 +1,4 @@
-"""The last 100 finished episodes, kept inside the compiled program so that stop conditions hold to the iteration."""
+"""The last 100 finished episodes as arrays, for compiled programs: stop conditions hold to the iteration."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-WINDOW = 100
+from steppe.runners.episode_window import WINDOW
 
 
 class CompiledWindow(NamedTuple):
-    """Returns and lengths of the last episodes, written round and round."""
+    """Ring buffers of the returns and lengths of the last episodes."""
 
     returns: Any
     lengths: Any
@@ -27,11 +27,11 @@ def empty_window() -> CompiledWindow:
 
 
 def record(window: CompiledWindow, finished: Array, returns: Array, lengths: Array) -> CompiledWindow:
-    """Takes in the episodes that ended in [T, N] timesteps, in order of time."""
+    """Adds the episodes that ended in [T, N] timesteps, in order of time."""
     finished = finished.reshape(-1)
     rank = jnp.cumsum(finished, dtype=jnp.int32)
     total = rank[-1]
-    # Of more than a windowful only the last count; the others are sent out of bounds, where writes are dropped.
+    # Episodes that do not fit into the window get an index out of bounds, where writes are dropped.
     kept = finished & (rank > total - WINDOW)
     places = jnp.where(kept, (window.position + rank - 1) % WINDOW, WINDOW)
     return CompiledWindow(
@@ -43,12 +43,12 @@ def record(window: CompiledWindow, finished: Array, returns: Array, lengths: Arr
 
 
 def mean_return(window: CompiledWindow) -> Array:
-    """Mean of what is in the window, NaN while it is empty."""
+    """NaN while the window is empty."""
     return jnp.where(window.filled > 0, window.returns.sum() / window.filled, jnp.nan)
 
 
 def mean_length(window: CompiledWindow) -> Array:
-    """Mean of what is in the window, NaN while it is empty."""
+    """NaN while the window is empty."""
     return jnp.where(window.filled > 0, window.lengths.sum() / window.filled, jnp.nan)
 
 

@@ -14,7 +14,7 @@ from steppe.agents._base import Acting, Agent
 from steppe.envs._base import JaxEnv
 from steppe.policies.policy import Policy
 from steppe.runners import keys
-from steppe.runners._base import Chunk, ChunkLimits
+from steppe.runners._base import Chunk, ChunkLimits, Engine
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.compilation import jit_for_learning
 from steppe.runners.engines.compiled import compiled_window
@@ -41,11 +41,11 @@ class Columns(NamedTuple):
     metrics: dict[str, Array]
 
 
-class CompiledEngine:
+class CompiledEngine(Engine):
     """One program for any number of iterations, so that chunk sizes change neither results nor compilation."""
 
     exact_resume = True
-    notices: tuple[str, ...] = ()
+    rollout: Rollout
 
     def __init__(self, agent: Agent[Any], env: JaxEnv, max_timesteps: int | None) -> None:
         situation = agent.situation

@@ -16,7 +16,7 @@ from steppe.agents._base import Acting, TrainState
 from steppe.errors import EnvironmentFault
 from steppe.policies.policy import Policy
 from steppe.runners import keys, pods
-from steppe.runners._base import Chunk, ChunkLimits
+from steppe.runners._base import Chunk, ChunkLimits, Engine
 from steppe.runners.compilation import keep_off_gpus
 from steppe.runners.engines.distributed import server_pool
 from steppe.runners.engines.distributed.gradient_tape import parts_of
@@ -49,12 +49,10 @@ MOST_PUSHES = 1000
 log = logging.getLogger(__name__)
 
 
-class DistributedEngine:
+class DistributedEngine(Engine):
     """Parameter servers and workers on Ray."""
 
-    most_iterations = 1024
-    shared_out = ("memory.capacity",)
-    """Settings of the agent of which each worker has its part."""
+    settings_per_worker = ("memory.capacity",)
 
     def __init__(self, spec: ExperimentSpec) -> None:
         self.spec = spec
@@ -64,12 +62,10 @@ class DistributedEngine:
         alone = worker_engine(spec)
         alone.close()
         self.agent = alone.agent
-        self.notices: tuple[str, ...] = alone.notices
-        self._rollout = getattr(alone, "rollout", None)
-        """Where the environment is compiled."""
+        self.notices, self.rollout = alone.notices, alone.rollout
         self._parts = parts_of(self.agent)
         self._borders = borders_of(self.agent.layout.size, spec.num_parameter_servers)
-        self.exact_resume = self._rollout is not None
+        self.exact_resume = self.rollout is not None
         self._rollouts = rollouts_per_push(spec, self.agent)
         self.timesteps_per_iteration = self._rollouts * self.agent.horizon * self.agent.situation.num_envs
         self._stack = ExitStack()
@@ -141,7 +137,7 @@ class DistributedEngine:
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """Plays in this process; the workers meanwhile do what they were ordered."""
         situation = self.agent.situation
-        if self._rollout is None:
+        if self.rollout is None:
             rules = EpisodeRules(self.spec.environment, situation.episode_limit, self.spec.repeat_actions)
             return play(self.policy(0), rules, situation.num_envs, episodes, greedy, seed)
         state, key = self._newest(), keys.make(seed)
@@ -179,8 +175,8 @@ class DistributedEngine:
         else:
             state = self.agent.init(keys.make(seed))
         self._template = state
-        if self._rollout is not None:
-            self._play = jax.jit(self._rollout.play, static_argnums=(2, 3))
+        if self.rollout is not None:
+            self._play = jax.jit(self.rollout.play, static_argnums=(2, 3))
         return state
 
     def _start(self, whole: State, seed: int) -> None:
@@ -295,7 +291,7 @@ class DistributedEngine:
         else:
             who, reason = f"all {now} workers", f"are not the {before} of the checkpoint"
         what = "empty memories" if self.agent.experience == "transitions" else "other random numbers"
-        if self._rollout is None:
+        if self.rollout is None:
             # No environment in Python goes on with its episodes.
             return f"all workers start new episodes, and {who} with {what}, since these {reason}; all else goes on"
         return f"{who} start new episodes with {what}, since they {reason}; all else goes on exactly"

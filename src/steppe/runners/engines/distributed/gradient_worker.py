@@ -92,7 +92,7 @@ class GradientWorker:
             wait_for_simulator(spec.environment)
         engine = worker_engine(spec)
         self._parts = parts_of(engine.agent)
-        if hasattr(engine, "rollout"):
+        if engine.rollout is not None:
             self._work = CompiledRolloutLearner(engine.agent, engine.rollout, posting.rollouts)
         else:
             self._work = HostRolloutLearner(engine.agent, engine.envs, posting.rollouts)

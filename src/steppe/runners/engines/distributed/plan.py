@@ -11,6 +11,7 @@ from steppe.specs.learning.agent import AgentSpec
 
 if TYPE_CHECKING:
     from steppe.agents._base import Agent
+    from steppe.runners._base import Engine
     from steppe.runners.engines.distributed.gradient_tape import OptimizerRange
     from steppe.runners.engines.distributed.parameter_server import ShardConfig
 
@@ -22,11 +23,11 @@ MOST_NUMBERS_PER_PUSH = 2**20
 """But of a large network fewer do: sending them would cost more than it saves."""
 
 
-def worker_engine(spec: ExperimentSpec) -> Any:
+def worker_engine(spec: ExperimentSpec) -> Engine:
     """The engine that each worker runs, with an agent that knows how many it is one of."""
     from steppe.runners.setup import make_engine
 
-    engine: Any = make_engine(worker_spec(spec), shards=1, xla_threads=1)
+    engine = make_engine(worker_spec(spec), shards=1, xla_threads=1)
     if engine.agent.experience == "transitions":
         engine.agent.workers = spec.num_workers
         engine.agent.waits = 1 if spec.distributed.synchronous else spec.num_workers

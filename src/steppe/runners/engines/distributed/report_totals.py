@@ -1,9 +1,8 @@
-"""What the workers' reports add up to: rows of metrics, and the window of the last episodes of all workers."""
+"""Adds up the workers' reports: rows of metrics, and the window of the last episodes of all workers."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +11,8 @@ import numpy as np
 
 from steppe.errors import EnvironmentFault
 from steppe.runners._base import Chunk, ChunkLimits
-from steppe.runners.engines.compiled.compiled_window import WINDOW
 from steppe.runners.engines.distributed.messages import WorkReport
+from steppe.runners.episode_window import EpisodeWindow
 
 
 @dataclass
@@ -31,11 +30,10 @@ class _PendingRow:
 
 
 class ReportTotals:
-    """Takes in reports, gives rows."""
+    """Adds up reports until a row of metrics is asked for."""
 
     def __init__(self) -> None:
-        self._returns: deque[float] = deque(maxlen=WINDOW)
-        self._lengths: deque[int] = deque(maxlen=WINDOW)
+        self._window = EpisodeWindow()
         self._row = _PendingRow()
         self._dropped = 0
         self._is_healthy = True
@@ -61,7 +59,7 @@ class ReportTotals:
         """Whether enough episodes have ended, or those in the window are good enough."""
         if limits.episodes is not None and self._row.episodes >= limits.episodes:
             return True
-        return self._has_reached_return(limits)
+        return self._window.has_reached(limits.stop_at_return)
 
     def take_in(self, reports: Iterable[WorkReport]) -> None:
         """Adds up."""
@@ -75,8 +73,7 @@ class ReportTotals:
             row.staleness += report.staleness
             for name, value in report.metrics.items():
                 row.metrics[name] = row.metrics.get(name, 0.0) + value * report.learned
-            self._returns.extend(report.returns)
-            self._lengths.extend(report.lengths)
+            self._window.record(report.returns, report.lengths)
             self._dropped += report.dropped
             self._is_healthy &= report.is_healthy
 
@@ -97,8 +94,8 @@ class ReportTotals:
                 "timesteps": row.timesteps,
                 "episodes": row.episodes,
                 "updates": row.updates,
-                "mean_return": _mean(self._returns),
-                "mean_length": _mean(self._lengths),
+                "mean_return": self._window.mean_return,
+                "mean_length": self._window.mean_length,
                 **{name: value / learned for name, value in row.metrics.items()},
                 "workers": workers,
                 "updates_per_second": row.updates / max(spent, 1e-3),
@@ -106,32 +103,24 @@ class ReportTotals:
                 "dropped": self._dropped,
             }
         arrays = {name: np.array([value]) for name, value in columns.items()}
-        # Where nobody is left there will be no row either that says so.
+        # With no workers left no row is produced, so report it here.
         figures = {"workers": float(workers)} | ({} if workers else {"updates_per_second": 0.0})
-        return Chunk(int(has_row), arrays, self._has_reached_return(limits), self._is_healthy, self._fault, figures)
+        reached = self._window.has_reached(limits.stop_at_return)
+        return Chunk(int(has_row), arrays, reached, self._is_healthy, self._fault, figures)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """For a checkpoint: also what is in no row yet, since the servers know of it."""
         row = self._row
         return {
-            "returns": np.array(self._returns, np.float32),
-            "lengths": np.array(self._lengths, np.int64),
+            "returns": np.array(self._window.returns, np.float32),
+            "lengths": np.array(self._window.lengths, np.int64),
             "dropped": np.array(self._dropped),
             "in_no_row": np.array([row.pushes, row.timesteps, row.episodes, row.updates]),
         }
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         """Goes on from a checkpoint."""
-        self._returns.extend(arrays["returns"].tolist())
-        self._lengths.extend(arrays["lengths"].tolist())
+        self._window.record(arrays["returns"].tolist(), arrays["lengths"].tolist())
         self._dropped = int(arrays["dropped"])
         pushes, timesteps, episodes, updates = (int(number) for number in arrays["in_no_row"])
         self._row = _PendingRow(pushes, timesteps, episodes, updates)
-
-    def _has_reached_return(self, limits: ChunkLimits) -> bool:
-        enough = limits.stop_at_return
-        return enough is not None and len(self._returns) == WINDOW and _mean(self._returns) >= enough
-
-
-def _mean(values: deque[Any]) -> float:
-    return float(np.mean(values)) if values else float("nan")

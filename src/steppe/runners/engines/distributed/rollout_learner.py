@@ -18,7 +18,7 @@ from steppe.agents.core.normalizers import Statistics
 from steppe.runners import keys
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.engines.compiled import compiled_window
-from steppe.runners.engines.compiled.compiled_window import WINDOW, CompiledWindow, empty_window
+from steppe.runners.engines.compiled.compiled_window import CompiledWindow, empty_window
 from steppe.runners.engines.compiled.rollout import Envs, Rollout
 from steppe.runners.engines.distributed.gradient_tape import (
     keep_tape,
@@ -31,6 +31,7 @@ from steppe.runners.engines.distributed.gradient_tape import (
 from steppe.runners.engines.distributed.moments import Moments, NormalizerMoments, merged_moments, moments, of_values
 from steppe.runners.engines.host.rollout_collector import RolloutCollector
 from steppe.runners.engines.learning import LARGEST_TIMESTEP, Learner, begin, is_healthy, learn
+from steppe.runners.episode_window import WINDOW
 
 
 class StartingPoint(NamedTuple):

@@ -23,14 +23,14 @@ def make_engine(spec: ExperimentSpec) -> Engine:
 
     let_threads_compute(spec.num_workers)
     alone = spec.model_copy(update={"run_mode": "single"})
-    first: Any = setup.make_engine(alone, shards=1)
+    first = setup.make_engine(alone, shards=1)
     _share_memory(first.agent, spec.num_workers)
     try:
-        if hasattr(first, "rollout"):
+        if first.rollout is not None:
             engine = ThreadsEngine(first.agent, spec.num_workers, EpisodeRules(spec.environment), first.rollout, None)
         else:
             rules = EpisodeRules(spec.environment, first.envs.max_episode_steps, spec.repeat_actions)
-            hosts = HostEnvPool(first.envs, lambda: setup.make_engine(alone, shards=1).envs)  # type: ignore[attr-defined]
+            hosts = HostEnvPool(first.envs, lambda: setup.make_engine(alone, shards=1).envs)
             engine = ThreadsEngine(first.agent, spec.num_workers, rules, None, hosts)
         engine.notices = first.notices
         return engine

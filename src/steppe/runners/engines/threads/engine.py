@@ -13,7 +13,7 @@ from steppe.agents._base import Acting, Agent
 from steppe.errors import CheckpointError, EnvironmentFault
 from steppe.policies.policy import Policy
 from steppe.runners import keys
-from steppe.runners._base import Chunk, ChunkLimits
+from steppe.runners._base import Chunk, ChunkLimits, Engine
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.engines.compiled.rollout import Rollout
 from steppe.runners.engines.learning import LARGEST_TIMESTEP, begin
@@ -23,12 +23,13 @@ from steppe.runners.engines.threads.model import SharedModel
 from steppe.runners.engines.threads.optimizer_plan import plan_for
 from steppe.runners.engines.threads.program import Program
 from steppe.runners.engines.threads.thread_worker import ThreadWorker
-from steppe.runners.engines.threads.work_queue import EpisodeWindow, WorkQueue
+from steppe.runners.engines.threads.work_queue import WorkQueue
 from steppe.runners.engines.threads.worker_threads import WorkerThreads
+from steppe.runners.episode_window import EpisodeWindow
 from steppe.runners.play.episodes import EpisodeRules, play
 
 
-class ThreadsEngine:
+class ThreadsEngine(Engine):
     """`num_workers` threads; an iteration is one batch of one of them."""
 
     def __init__(
@@ -41,14 +42,13 @@ class ThreadsEngine:
     ) -> None:
         """Environments are compiled (`rollout`), or on the host (`hosts`)."""
         self.agent = agent
-        self.notices: tuple[str, ...] = ()
         self.num_workers = num_workers
         self.timesteps_per_iteration = agent.horizon * agent.situation.num_envs
         self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, num_workers, 1024))
         self.least_iterations = num_workers
         self.exact_resume = rollout is not None
         self.plan = plan_for(agent, num_workers)
-        self._rules, self._rollout, self._hosts = rules, rollout, hosts
+        self._rules, self.rollout, self._hosts = rules, rollout, hosts
         self._play = None if rollout is None else jax.jit(rollout.play, static_argnums=(2, 3))
         self._crew: WorkerThreads | None = None
         self._is_warm = False
@@ -132,7 +132,7 @@ class ThreadsEngine:
         self.model = SharedModel(agent, self.plan, learner.agent)
         self.window = EpisodeWindow()
         self._program = Program(
-            agent, self.plan, self._rollout, self.model.example(), explores_apart(agent, self.num_workers)
+            agent, self.plan, self.rollout, self.model.example(), explores_apart(agent, self.num_workers)
         )
         self._workers = []
         for index in range(self.num_workers):

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections import deque
 from typing import Any
 
 import numpy as np
 
 from steppe.errors import EnvironmentFault
 from steppe.runners._base import Chunk, ChunkLimits
-from steppe.runners.engines.compiled.compiled_window import WINDOW
 from steppe.runners.engines.threads.thread_worker import LearnedBatch
-
-
-class EpisodeWindow:
-    """The last 100 finished episodes, of all workers."""
-
-    def __init__(self) -> None:
-        self.returns: deque[float] = deque(maxlen=WINDOW)
-        self.lengths: deque[int] = deque(maxlen=WINDOW)
-        self.mean_return = self.mean_length = math.nan
-
-    def record(self, returns: list[float], lengths: list[int]) -> None:
-        """Takes in episodes in order of time."""
-        if not returns:
-            return
-        self.returns.extend(returns)
-        self.lengths.extend(lengths)
-        self.mean_return = math.fsum(self.returns) / len(self.returns)
-        self.mean_length = sum(self.lengths) / len(self.lengths)
-
-    def has_reached(self, threshold: float | None) -> bool:
-        """Whether the window is full and its mean is at least `threshold`."""
-        return threshold is not None and len(self.returns) == WINDOW and self.mean_return >= threshold
+from steppe.runners.episode_window import EpisodeWindow
 
 
 class WorkQueue:

@@ -181,7 +181,7 @@ def test_a_worker_waits_for_a_learner_that_is_away_for_longer_than_any_answer_ma
         assert link.ask(batch(1))["op"] == "taken"
         answers = []
         asking = threading.Thread(target=lambda: answers.append(link.ask(batch(2))))
-        with server.inbox.away():
+        with server.inbox.paused():
             asking.start()
             asking.join(6.0)
             assert asking.is_alive()

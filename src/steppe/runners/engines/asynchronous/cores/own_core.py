@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -80,7 +79,7 @@ class OwnCore:
         self.policy_object, self.replay = policy, replay
         self.task, self.spaces = task, spaces
         self.updates = 0
-        self.agent = SimpleNamespace(situation=SimpleNamespace(num_envs=1, shards=1))
+        self.agent = None
         self._pace = Pace(ratio)
         self._has_enough = False
         self._drawn: Mapping[str, np.ndarray] | None = None

@@ -15,15 +15,14 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import CheckpointError, EnvironmentFault, UserError
-from steppe.runners._base import Chunk, ChunkLimits
+from steppe.runners._base import Chunk, ChunkLimits, Engine
 from steppe.runners.engines.asynchronous.cores._base import Core, Learned
 from steppe.runners.engines.asynchronous.learner.worker_pool import WorkerPool
 from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServer
 from steppe.runners.engines.asynchronous.wire.access import LearnerAccess
+from steppe.runners.episode_window import EpisodeWindow
 from steppe.runners.play.episodes import EpisodeRules, play
 
-WINDOW = 100
-"""How many episodes the mean return is of."""
 EVALUATIONS = 20
 """How many greedy episodes the evaluation return is of."""
 ADVANCE_SECONDS = 0.25
@@ -38,16 +37,13 @@ RATE_SECONDS = 5.0
 """Over how long updates per second and utilisation are measured."""
 
 
-class AsyncEngine:
+class AsyncEngine(Engine):
     """One learner in this process; its workers are elsewhere."""
 
-    notices: tuple[str, ...] = ()
-    exact_resume = False
     resume_notice = (
         "workers start new episodes, and whose batch comes first is up to them; parameters, optimiser, replay memory "
         "and counts go on as they were"
     )
-    most_iterations = 1024
     least_iterations = 64
     """A call is bounded by time: so many batches may always come."""
 
@@ -68,8 +64,7 @@ class AsyncEngine:
         self.timesteps_per_iteration = core.task.rows_for(num_envs)[1] * num_envs
         self._open_server, self._crew, self._rules = open_server, crew, rules
         self._server: WorkerServer | None = None
-        self._returns: deque[float] = deque(maxlen=WINDOW)
-        self._lengths: deque[int] = deque(maxlen=WINDOW)
+        self._window = EpisodeWindow()
         self._evaluations: deque[tuple[float, int]] = deque(maxlen=EVALUATIONS)
         self._lag = 0.0
         self._metrics: dict[str, float] = {}
@@ -92,8 +87,7 @@ class AsyncEngine:
                 "the checkpoint was made in another run mode, and has not what async needs; resume it in that one"
             )
         arrays = dict(arrays)
-        self._returns.extend(arrays.pop("async/returns").tolist())
-        self._lengths.extend(arrays.pop("async/lengths").tolist())
+        self._window.record(arrays.pop("async/returns").tolist(), arrays.pop("async/lengths").tolist())
         self._evaluations.extend((score, int(length)) for score, length in arrays.pop("async/evaluations").tolist())
         counts = (int(each) for each in arrays.pop("async/counts"))
         numbers, self._dropped, lost, starts, self._timestep = counts
@@ -107,8 +101,8 @@ class AsyncEngine:
         """The learner with its memory, the window of episodes, and what was counted."""
         self._saved = counts = self._counts()
         return self.core.snapshot() | {
-            "async/returns": _stored(self._returns, np.float32),
-            "async/lengths": _stored(self._lengths, np.int32),
+            "async/returns": _stored(self._window.returns, np.float32),
+            "async/lengths": _stored(self._window.lengths, np.int32),
             "async/evaluations": _stored(chain.from_iterable(self._evaluations), np.float32).reshape(-1, 2),
             "async/counts": _stored(counts, np.int64),
         }
@@ -134,11 +128,11 @@ class AsyncEngine:
             elif len(rows) == before and not is_full:
                 self._opened.inbox.wait(min(LEARN_SECONDS, deadline - time.monotonic()))
             self._publish()
-            is_over = self._has_reached(limits.stop_at_return) or not learned.is_healthy or fault is not None
+            is_over = self._window.has_reached(limits.stop_at_return) or not learned.is_healthy or fault is not None
             # What is owed for the batches that were taken in is learned first, as far as the time allows.
             if is_over or (is_full and core.wants_data) or time.monotonic() >= deadline:
                 break
-        return self._chunk(rows, updates, self._has_reached(limits.stop_at_return), learned.is_healthy, fault)
+        return self._chunk(rows, updates, self._window.has_reached(limits.stop_at_return), learned.is_healthy, fault)
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """Plays in environments of this process; workers meanwhile go on."""
@@ -155,9 +149,9 @@ class AsyncEngine:
         """How many batches came when there was no room, over all starts of this run."""
         return self._dropped + self._opened.inbox.dropped
 
-    def away(self) -> AbstractContextManager[None]:
-        """While this lasts, and no batch is taken in, nobody who waits loses patience."""
-        return self._opened.inbox.away()
+    def paused(self) -> AbstractContextManager[None]:
+        """Workers whose batch waits do not time out meanwhile."""
+        return self._opened.inbox.paused()
 
     def finish(self) -> bool:
         """Sends all workers home, with the work done; whether the last snapshot has not counted all that is lost now.
@@ -220,7 +214,7 @@ class AsyncEngine:
         """Whether no further batch may be taken in by this call."""
         episodes = sum(row["episodes"] for row in rows)
         is_enough = limits.episodes is not None and episodes >= limits.episodes
-        return is_enough or len(rows) >= iterations or self._has_reached(limits.stop_at_return)
+        return is_enough or len(rows) >= iterations or self._window.has_reached(limits.stop_at_return)
 
     def _publish(self) -> None:
         """How much to explore, always; the newest policy where the last one was taken, or is no longer new."""
@@ -234,25 +228,21 @@ class AsyncEngine:
         self._post_again = done + max(POST_SECONDS, (done - now) / POST_SHARE)
 
     def _row(self, batch: Any) -> dict[str, float]:
-        self._returns.extend(batch.returns)
-        self._lengths.extend(batch.lengths)
+        self._window.record(batch.returns, batch.lengths)
         self._evaluations.extend(batch.evaluations)
         return {
             "timesteps": batch.timesteps,
             "episodes": len(batch.returns),
-            "mean_return": _mean(self._returns),
-            "mean_length": _mean(self._lengths),
+            "mean_return": self._window.mean_return,
+            "mean_length": self._window.mean_length,
         }
-
-    def _has_reached(self, wanted: float | None) -> bool:
-        return wanted is not None and len(self._returns) == WINDOW and _mean(self._returns) >= wanted
 
     def _chunk(
         self, rows: list[dict[str, float]], updates: int, reached: bool, healthy: bool, fault: EnvironmentFault | None
     ) -> Chunk:
         if updates and not rows:
-            still = {"mean_return": _mean(self._returns), "mean_length": _mean(self._lengths)}
-            rows = [{"timesteps": 0, "episodes": 0, **still}]
+            means = {"mean_return": self._window.mean_return, "mean_length": self._window.mean_length}
+            rows = [{"timesteps": 0, "episodes": 0, **means}]
         columns = {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
         figures = self._figures()
         if rows:
@@ -313,7 +303,3 @@ def _stored(values: Iterable[float], dtype: type[np.float32 | np.int32 | np.int6
     else:
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     return np.array([0 if math.isnan(value) else min(max(value, low), high) for value in values], dtype)
-
-
-def _mean(values: deque[Any]) -> float:
-    return float(np.mean(values)) if values else float("nan")

@@ -33,8 +33,8 @@ class Inbox:
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._reason: str | None = None
-        self._away = 0.0
-        self._away_since: float | None = None
+        self._paused = 0.0
+        self._paused_since: float | None = None
 
     def put(self, batch: WorkerBatch, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """Whether there was room in time; `Over` where nobody takes batches any more.
@@ -80,15 +80,15 @@ class Inbox:
             return self._arrival.wait_for(lambda: bool(self._waiting) or self._reason is not None, max(0.0, seconds))
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """While this lasts nobody in line loses patience: the learner is not too slow, but does something else."""
+    def paused(self) -> Iterator[None]:
+        """Stops the timeouts of waiting workers while the learner does something else, such as saving."""
         with self._lock:
-            self._away_since = time.monotonic()
+            self._paused_since = time.monotonic()
         try:
             yield
         finally:
             with self._lock:
-                self._away, self._away_since = self._seconds_away(time.monotonic()), None
+                self._paused, self._paused_since = self._seconds_paused(time.monotonic()), None
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -113,19 +113,19 @@ class Inbox:
         with self._lock:
             # Of the same moment: a thread that is kept from going on in between has not waited meanwhile.
             begun = heard = time.monotonic()
-            away = self._seconds_away(begun)
+            paused = self._seconds_paused(begun)
         left = self.patience
         while left > 0 and not ticket.called.wait(min(max(left, LEAST_SECONDS), WORD_SECONDS)):
             with self._lock:
                 now = time.monotonic()
-                left = self.patience - (now - begun) + self._seconds_away(now) - away
+                left = self.patience - (now - begun) + self._seconds_paused(now) - paused
             if now - heard >= WORD_SECONDS:
                 meanwhile()
                 heard = now
 
-    def _seconds_away(self, now: float) -> float:
-        """For how long the learner was away so far."""
-        return self._away + (0.0 if self._away_since is None else now - self._away_since)
+    def _seconds_paused(self, now: float) -> float:
+        """For how long timeouts have been stopped so far."""
+        return self._paused + (0.0 if self._paused_since is None else now - self._paused_since)
 
 
 class Ticket:
