@@ -62,7 +62,7 @@ def test_warnings_that_python_would_print_are_still_printed():
     program = (
         "import logging\n"
         "from steppe.runners.ray.log_capture import Listening\n"
-        "listening = Listening(passes_on=True)\n"
+        "listening = LogCapture(passes_on=True)\n"
         "with listening:\n"
         "    logging.getLogger('steppe').warning('the learner is gone')\n"
         "    logging.getLogger('steppe').info('not printed')\n"

@@ -9,7 +9,6 @@ not know the norm of the whole gradient.
 
 from __future__ import annotations
 
-import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from steppe.errors import CheckpointError, UserError
+from steppe.specs.learning.learning_rate import decayed_rate
 from steppe.specs.learning.optimizer import (
     Adadelta,
     Adagrad,
@@ -171,7 +171,7 @@ def shared_steps(spec: OptimizerSpec, run_mode: str) -> Steps:
 
 
 def learning_rate(settings: OptimizerSettings, total_updates: int | None, start: float) -> Schedule:
-    """The same as `steppe.agents.core.optimizers.learning_rate_schedule`, for the host."""
+    """The same rates as `steppe.agents.core.optimizers.learning_rate_schedule`, without JAX."""
     end = settings.final_learning_rate * start / settings.learning_rate
     if settings.learning_rate_decay == "none":
         return start
@@ -180,18 +180,7 @@ def learning_rate(settings: OptimizerSettings, total_updates: int | None, start:
             f'learning_rate_decay "{settings.learning_rate_decay}" needs total_timesteps, to know when it ends'
         )
     decay, last = settings.learning_rate_decay, total_updates
-
-    def at(taken: int) -> float:
-        passed = min(taken / last, 1.0)
-        match decay:
-            case "linear":
-                return start + passed * (end - start)
-            case "exponential":
-                return start * (end / start) ** passed
-            case _:
-                return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * passed))
-
-    return at
+    return lambda taken: decayed_rate(decay, start, end, min(taken / last, 1.0))
 
 
 class _Kind(ABC):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import secrets
 import select
 import socket
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from steppe.errors import ModuleNotAllowed, SteppeError, UserError
+from steppe.net.backoff import Backoff
 from steppe.net.local_tokens import token_of_peer
 from steppe.net.messagepack import Malformed, unpack
 from steppe.net.protocol import (
@@ -50,8 +50,6 @@ ANSWER_SECONDS = 60.0
 LISTENING_SECONDS = 1.0
 """How long a word that has begun to come may take."""
 LEAVE_SECONDS = 2.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between two tries to connect again: doubled each time."""
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +175,7 @@ class LearnerConnection:
         door = self._door
         if reason is not None:
             log.warning("the learner at %s is gone (%s); looking for it", door.address, _why(reason))
-        deadline, pause = time.monotonic() + door.reconnect, FIRST_PAUSE
+        backoff = Backoff(door.reconnect)
         while True:
             self._drop()
             try:
@@ -191,17 +189,13 @@ class LearnerConnection:
             except BaseException:
                 self._drop()
                 raise
-            pause = min(pause, max(0.0, deadline - time.monotonic()))
-            if not pause:
+            if not backoff.wait():
                 self._drop()
                 raise LearnerLost(
                     f"the learner at {door.address} could not be reached within {door.reconnect:g} s "
                     f"({_why(reason)}); see that it runs and listens there, with TLS on both sides or on none, then "
                     "start this worker again"
                 )
-            # Many workers may wait for one learner: they should not come all at once.
-            time.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _connect(self) -> None:
         door = self._door
