@@ -61,7 +61,7 @@ def test_a_program_may_print_where_a_worker_does(capfd):
 def test_warnings_that_python_would_print_are_still_printed():
     program = (
         "import logging\n"
-        "from steppe.runners.ray.log_capture import Listening\n"
+        "from steppe.runners.ray.log_capture import LogCapture\n"
         "listening = LogCapture(passes_on=True)\n"
         "with listening:\n"
         "    logging.getLogger('steppe').warning('the learner is gone')\n"

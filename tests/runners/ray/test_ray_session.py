@@ -218,7 +218,7 @@ def test_this_machine_becomes_part_of_no_ray_without_a_token_unless_that_is_want
         raise Reached
 
     monkeypatch.setattr(module, "_check_answer", lambda *_: None)
-    monkeypatch.setattr(module, "_has_node_here", lambda *_: False)
+    monkeypatch.setattr(module, "has_node_here", lambda *_: False)
     monkeypatch.setattr(module, "_node", start)
     words = "this machine becomes a part of it.*set RAY_AUTH_TOKEN to the token of that Ray.*RAY_AUTH_MODE=disabled"
     with (
@@ -253,9 +253,9 @@ def test_a_ray_of_others_that_takes_no_token_from_its_network_is_warned_of(
     if variable:
         monkeypatch.setenv(variable, {"RAY_AUTH_TOKEN": "right" * 8, "RAY_AUTH_MODE": "disabled"}[variable])
     nodes = [{"Alive": True, "NodeManagerAddress": "127.0.0.1"}, {"Alive": True, "NodeManagerAddress": machine}]
-    monkeypatch.setattr(module, "_ray_as_environment_says", lambda: SimpleNamespace(nodes=lambda: nodes))
+    monkeypatch.setattr(module, "_configured_ray", lambda: SimpleNamespace(nodes=lambda: nodes))
     monkeypatch.setattr(module, "_check_answer", lambda *_: None)
-    monkeypatch.setattr(module, "_has_node_here", lambda *_: True)
+    monkeypatch.setattr(module, "has_node_here", lambda *_: True)
     monkeypatch.setattr(module, "_connected", lambda *_: nullcontext())
     with ray_session(RaySpec(address=address), cpus=1):
         assert (f"the Ray at {address} takes no token" in caplog.text) == is_told

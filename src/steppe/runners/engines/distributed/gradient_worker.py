@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from steppe.compat.jax_private import share_gpu_memory
 from steppe.errors import SteppeError, UserError
 from steppe.runners.engines.distributed.exchange import Exchange, ServersLost
 from steppe.runners.engines.distributed.messages import WorkerConfig, WorkOrder, WorkReport
@@ -227,4 +227,4 @@ def _share_gpu() -> None:
     if not assigned:
         jax.config.update("jax_platforms", "cpu")
     elif assigned < 1:
-        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 * assigned:.2f}")
+        share_gpu_memory(0.9 * assigned)
