@@ -41,13 +41,13 @@ class Threads(UnmanagedPool):
         # Who comes to a learner that has ended already would look for it for minutes.
         wait_until(lambda: self._some_have_ended or len(server._sessions) >= self.count, "all have come")
 
-    def tend(self):
+    def supervise(self):
         """No run is over before all have joined it, however late a busy machine lets them."""
         if self.threads and not self._have_joined:
             members, count = self._membership, len(self.threads)
             wait_until(lambda: self._some_have_ended or members.here >= count, "all have joined")
             self._have_joined = True
-        return super().tend()
+        return super().supervise()
 
     @property
     def _some_have_ended(self):
@@ -91,4 +91,4 @@ def train_async(folder: Path, spec, *, checkpoint=None, request=lambda: None, sh
         return TrainingLoop(spec, engine, folder, request, show).run(checkpoint)
     finally:
         engine.close()
-        assert not engine._crew.errors, engine._crew.errors
+        assert not engine._pool.errors, engine._pool.errors

@@ -12,8 +12,8 @@ from steppe.runners.ray.log_capture import MOST_LINES, LogCapture
 
 
 def test_prints_and_logs_are_heard_in_their_order():
-    listening = LogCapture()
-    with listening:
+    capture = LogCapture()
+    with capture:
         print("one")
         logging.getLogger("steppe.somewhere").info("two")
         print("three\nfo", end="")
@@ -21,7 +21,7 @@ def test_prints_and_logs_are_heard_in_their_order():
         print("five", file=sys.stderr)
         logging.getLogger("other").warning("six")
         logging.getLogger("other").info("not worth it")
-    assert listening.heard() == [
+    assert capture.take_lines() == [
         (logging.INFO, "one"),
         (logging.INFO, "two"),
         (logging.INFO, "three"),
@@ -29,27 +29,27 @@ def test_prints_and_logs_are_heard_in_their_order():
         (logging.INFO, "five"),
         (logging.WARNING, "six"),
     ]
-    assert listening.heard() == []
+    assert capture.take_lines() == []
 
 
 @pytest.mark.parametrize(("settings", "most"), [({}, MOST_LINES), ({"most_lines": 10}, 10)])
 def test_a_flood_is_cut_and_counted(settings, most):
-    listening = LogCapture(**settings)
-    with listening:
+    capture = LogCapture(**settings)
+    with capture:
         for number in range(most + 50):
             print(number)
-    lines = listening.heard()
+    lines = capture.take_lines()
     assert len(lines) == most + 1
     assert lines[-1] == (logging.WARNING, "50 more lines")
 
 
 def test_what_is_heard_is_passed_on_where_others_listen_too(capsys):
-    listening = LogCapture(passes_on=True)
-    with listening:
+    capture = LogCapture(passes_on=True)
+    with capture:
         print("one")
         print("two", file=sys.stderr)
     assert capsys.readouterr() == ("one\n", "two\n")
-    assert [line for _, line in listening.heard()] == ["one", "two"]
+    assert [line for _, line in capture.take_lines()] == ["one", "two"]
 
 
 def test_a_program_may_print_where_a_worker_does(capfd):

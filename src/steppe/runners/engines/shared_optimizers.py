@@ -72,13 +72,13 @@ class UpdateRule:
         """Of each statistic, by its name: how much of it stays when a step is taken."""
         self.initial = self._kind.initial
 
-    def tell(self, gradient: Any, statistics: Any, taken: Any, xp: Any) -> ComputedStep:
+    def compute(self, gradient: Any, statistics: Any, taken: Any, xp: Any) -> ComputedStep:
         """The next step against a gradient, after `taken` others; xp is numpy or jax.numpy."""
         rate = self._schedule(taken) if callable(self._schedule) else self._schedule
-        told = self._kind.tell(gradient, statistics, taken, rate, xp)
+        computed = self._kind.compute(gradient, statistics, taken, rate, xp)
         if self._clipping_value is None:
-            return told
-        return told._replace(change=xp.clip(told.change, -self._clipping_value, self._clipping_value))
+            return computed
+        return computed._replace(change=xp.clip(computed.change, -self._clipping_value, self._clipping_value))
 
 
 class SharedOptimizer:
@@ -98,10 +98,10 @@ class SharedOptimizer:
         for start in range(0, self.size, BLOCK):
             block = slice(start, start + BLOCK)
             statistics = self.statistics[:, block]
-            told = self.rule.tell(gradient[block], statistics, taken, np)
-            for statistic, after in zip(statistics, told.after, strict=True):
+            computed = self.rule.compute(gradient[block], statistics, taken, np)
+            for statistic, after in zip(statistics, computed.after, strict=True):
                 np.copyto(statistic, after)
-            params[block] -= told.change
+            params[block] -= computed.change
 
     def move(self, params: np.ndarray, change: np.ndarray, increments: np.ndarray) -> None:
         """Takes a step that its rule has told, [size] and [statistics, size]; any number of threads may at once."""
@@ -197,12 +197,12 @@ class _Kind(ABC):
         return {}
 
     @abstractmethod
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
         """As `UpdateRule` does, at a learning rate."""
 
 
 class _Plain(_Kind):
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
         return ComputedStep(rate * gradient, [], [])
 
 
@@ -211,10 +211,10 @@ class _Momentum(_Kind):
     def decays(self) -> dict[str, float]:
         return {"trace": self.spec.momentum}
 
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
         momentum = self.spec.momentum
-        trace = _grown(statistics[0], momentum, gradient)
-        ahead = _grown(trace, momentum, gradient) if self.spec.use_nesterov else trace
+        trace = _updated(statistics[0], momentum, gradient)
+        ahead = _updated(trace, momentum, gradient) if self.spec.use_nesterov else trace
         return ComputedStep(rate * ahead, [gradient], [trace])
 
 
@@ -223,14 +223,14 @@ class _RMSProp(_Kind):
     def decays(self) -> dict[str, float]:
         return {"nu": self.spec.decay} | ({"trace": self.spec.momentum} if self.spec.momentum else {})
 
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
-        squares = _share_of_squares(gradient, self.spec.decay)
-        nu = _grown(statistics[0], self.spec.decay, squares)
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
+        squares = _squares_increment(gradient, self.spec.decay)
+        nu = _updated(statistics[0], self.spec.decay, squares)
         change = gradient / xp.sqrt(nu + self.spec.epsilon)
         change *= rate
         if not self.spec.momentum:
             return ComputedStep(change, [squares], [nu])
-        trace = _grown(statistics[1], self.spec.momentum, change)
+        trace = _updated(statistics[1], self.spec.momentum, change)
         return ComputedStep(trace, [squares, change], [nu, trace])
 
 
@@ -239,11 +239,11 @@ class _Adam(_Kind):
     def decays(self) -> dict[str, float]:
         return {"mu": self.spec.beta1, "nu": self.spec.beta2}
 
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
         beta1, beta2 = self.spec.beta1, self.spec.beta2
-        share, squares = (1.0 - beta1) * gradient, _share_of_squares(gradient, beta2)
-        mu, nu = _grown(statistics[0], beta1, share), _grown(statistics[1], beta2, squares)
-        deviation = xp.sqrt(nu * (1.0 / _weight(beta2, taken + 1)))
+        share, squares = (1.0 - beta1) * gradient, _squares_increment(gradient, beta2)
+        mu, nu = _updated(statistics[0], beta1, share), _updated(statistics[1], beta2, squares)
+        deviation = xp.sqrt(nu * (1.0 / _bias_correction(beta2, taken + 1)))
         deviation += self.spec.epsilon
         change = self._direction(mu, gradient, taken, rate)
         change /= deviation
@@ -251,14 +251,14 @@ class _Adam(_Kind):
 
     def _direction(self, mu: Any, gradient: Any, taken: Any, rate: Any) -> Any:
         """The mean of the gradients, as if it had not begun at zero, times the rate."""
-        return rate / _weight(self.spec.beta1, taken + 1) * mu
+        return rate / _bias_correction(self.spec.beta1, taken + 1) * mu
 
 
 class _Nadam(_Adam):
     def _direction(self, mu: Any, gradient: Any, taken: Any, rate: Any) -> Any:
         beta1 = self.spec.beta1
-        ahead = rate * beta1 / _weight(beta1, taken + 2) * mu
-        ahead += rate * (1.0 - beta1) / _weight(beta1, taken + 1) * gradient
+        ahead = rate * beta1 / _bias_correction(beta1, taken + 2) * mu
+        ahead += rate * (1.0 - beta1) / _bias_correction(beta1, taken + 1) * gradient
         return ahead
 
 
@@ -271,7 +271,7 @@ class _Adagrad(_Kind):
     def decays(self) -> dict[str, float]:
         return {"sum_of_squares": 1.0}
 
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
         squares = gradient * gradient
         sums = statistics[0] + squares
         return ComputedStep(rate * gradient / xp.sqrt(sums + 1e-7), [squares], [sums])
@@ -282,13 +282,13 @@ class _Adadelta(_Kind):
     def decays(self) -> dict[str, float]:
         return {"squared_gradients": self.spec.rho, "squared_changes": self.spec.rho}
 
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
         rho, epsilon = self.spec.rho, self.spec.epsilon
-        squares = _share_of_squares(gradient, rho)
-        gradients = _grown(statistics[0], rho, squares)
+        squares = _squares_increment(gradient, rho)
+        gradients = _updated(statistics[0], rho, squares)
         change = gradient * xp.sqrt((statistics[1] + epsilon) / (gradients + epsilon))
-        moved = _share_of_squares(change, rho)
-        return ComputedStep(rate * change, [squares, moved], [gradients, _grown(statistics[1], rho, moved)])
+        moved = _squares_increment(change, rho)
+        return ComputedStep(rate * change, [squares, moved], [gradients, _updated(statistics[1], rho, moved)])
 
 
 _KINDS: dict[type, type[Any]] = {
@@ -315,21 +315,21 @@ def _first_refused(spec: Any) -> Any:
     return spec
 
 
-def _share_of_squares(values: Any, decay: float) -> Any:
+def _squares_increment(values: Any, decay: float) -> Any:
     """What a running mean of squares grows by."""
     squares = values * values
     squares *= 1.0 - decay
     return squares
 
 
-def _grown(statistic: Any, decay: float, increment: Any) -> Any:
+def _updated(statistic: Any, decay: float, increment: Any) -> Any:
     """A statistic after a step."""
     after = decay * statistic
     after += increment
     return after
 
 
-def _weight(decay: float, steps: Any) -> Any:
+def _bias_correction(decay: float, steps: Any) -> Any:
     """How much all that a running mean has seen weighs in it after so many steps, when it began at zero."""
     # Nothing weighs anything at a decay of 1, and then there is nothing to scale either.
     return 1.0 - decay**steps if decay < 1.0 else 1.0

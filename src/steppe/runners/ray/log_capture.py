@@ -35,14 +35,14 @@ class LogCapture:
         sys.stdout, sys.stderr = self._before
         logging.getLogger().removeHandler(self._handler)
 
-    def hear(self, level: int, line: str) -> None:
+    def add(self, level: int, line: str) -> None:
         """Takes in one line."""
         if len(self._lines) < self._most:
             self._lines.append((level, line))
         else:
             self._unheard += 1
 
-    def heard(self) -> list[tuple[int, str]]:
+    def take_lines(self) -> list[tuple[int, str]]:
         """All lines since the last time."""
         lines, unheard = self._lines, self._unheard
         self._lines, self._unheard = [], 0
@@ -50,15 +50,15 @@ class LogCapture:
 
 
 class _CaptureHandler(logging.Handler):
-    def __init__(self, listening: LogCapture) -> None:
+    def __init__(self, capture: LogCapture) -> None:
         super().__init__()
-        self._listening = listening
+        self._capture = capture
         self.printed: TextIO | None = None
         """Where warnings are seen too, if anywhere."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING or record.name.partition(".")[0] == "steppe":
-            self._listening.hear(record.levelno, self.format(record))
+            self._capture.add(record.levelno, self.format(record))
         if record.levelno >= logging.WARNING and self.printed is not None:
             print(self.format(record), file=self.printed, flush=True)
 
@@ -66,8 +66,8 @@ class _CaptureHandler(logging.Handler):
 class _CapturedStream(TextIOBase):
     """A file whose lines are heard."""
 
-    def __init__(self, listening: LogCapture, passed_on: TextIO | None) -> None:
-        self._listening, self._passed_on = listening, passed_on
+    def __init__(self, capture: LogCapture, passed_on: TextIO | None) -> None:
+        self._capture, self._passed_on = capture, passed_on
         self._begun = ""
 
     def write(self, text: Any) -> int:
@@ -77,7 +77,7 @@ class _CapturedStream(TextIOBase):
         *lines, self._begun = (self._begun + text).split("\n")
         for line in lines:
             if line.strip():
-                self._listening.hear(logging.INFO, line)
+                self._capture.add(logging.INFO, line)
         return len(text)
 
     def flush(self) -> None:

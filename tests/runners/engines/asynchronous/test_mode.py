@@ -151,15 +151,15 @@ def test_what_workers_print_and_warn_of_is_in_the_one_log(tmp_path, family, monk
     }
     deadline = time.monotonic() + 120
 
-    def heard():
+    def seen_by_workers():
         return wanted & {record.getMessage() for record in caplog.records}
 
     def request():
-        return "stop" if heard() == wanted or time.monotonic() > deadline else None
+        return "stop" if seen_by_workers() == wanted or time.monotonic() > deadline else None
 
     with caplog.at_level(logging.INFO, "steppe"):
         train(tmp_path / "run", spec, request=request, show=lambda _: family.update(descendants(os.getpid())))
-    assert heard() == wanted
+    assert seen_by_workers() == wanted
 
 
 REFUSED = {

@@ -156,7 +156,7 @@ def test_a_third_of_a_gpu_puts_three_workers_on_one(monkeypatch):
         wait_until(lambda: [*team.poll(0.05), team.working == 3][-1], "three work")
         wait_until(lambda: free_gpus() == pytest.approx(0.01), "that is known")
         assert not team.is_complete
-        working = next(place for place in team._places if place.has_begun)
+        working = next(slot for slot in team._slots if slot.has_begun)
         ray.kill(working.actor)
         wait_until(lambda: [*team.poll(0.05), team.working == 4][-1], "the fourth has taken the place of one that went")
     finally:
@@ -180,14 +180,14 @@ def test_a_third_of_a_gpu_puts_three_workers_of_a_learner_on_one(monkeypatch):
     try:
 
         def placed():
-            return len(ray.wait([post.arrival for post in team._posts], num_returns=len(team._posts), timeout=0.2)[0])
+            return len(ray.wait([slot.arrival for slot in team._slots], num_returns=len(team._slots), timeout=0.2)[0])
 
         wait_until(lambda: placed() == 3, "three have a place")
         wait_until(lambda: free_gpus() == pytest.approx(0.01), "that is known")
         assert placed() == 3
     finally:
-        for post in team._posts:
-            ray.kill(post.actor)
+        for slot in team._slots:
+            ray.kill(slot.actor)
 
 
 def test_shares_that_put_too_many_workers_on_a_gpu_are_refused():

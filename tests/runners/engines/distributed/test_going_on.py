@@ -95,8 +95,8 @@ def test_synchronous_workers_give_the_same_run_again_also_when_it_is_paused(tmp_
 def test_a_paused_run_goes_on_with_other_workers_and_servers(tmp_path, ray):
     first = train(tmp_path, spec_of(total_timesteps=10_000_000), **pausing_after(2_000, []))
     before = load_latest(tmp_path)
-    told, untold = before.manifest["update"], before.arrays["driver/in_no_row"][3]
-    assert told + untold == before.arrays["servers/counters"][0], "what no row has told yet is kept"
+    told, unreported = before.manifest["update"], before.arrays["driver/in_no_row"][3]
+    assert told + unreported == before.arrays["servers/counters"][0], "what no row has told yet is kept"
     assert before.arrays["driver/workers"].tolist() == [0, 1]
     more = first.timestep + 4_000
     second = train(tmp_path, spec_of(total_timesteps=more, num_workers=1, num_parameter_servers=3), resume=True)
@@ -232,8 +232,10 @@ def test_what_the_others_did_counts_when_a_fault_ends_the_run():
     def poll(_):
         raise EnvironmentFault("the simulator is broken")
 
-    driver._crew = SimpleNamespace(poll=poll, untold=lambda: [WorkReport(1, pushes=1, timesteps=PER_PUSH, updates=16)])
+    driver._pool = SimpleNamespace(
+        poll=poll, unreported=lambda: [WorkReport(1, pushes=1, timesteps=PER_PUSH, updates=16)]
+    )
     driver._gather(0.0)
-    chunk = driver._count.chunk(ChunkLimits(), workers=2)
+    chunk = driver._totals.chunk(ChunkLimits(), workers=2)
     assert (chunk.columns["timesteps"], chunk.columns["updates"]) == (PER_PUSH, 16)
     assert str(chunk.fault) == "the simulator is broken"

@@ -33,8 +33,8 @@ def test_the_simulator_in_its_own_pod_is_waited_for(monkeypatch, platform, came)
     monkeypatch.setattr(setup, "make_engine", opened)
     given = {"name": "x", "environment": BESIDE, "agent": "ppo", "run_mode": "distributed", "platform": platform}
     spec = ExperimentSpec.model_validate(given)
-    posting = WorkerConfig(1, 1, spec.model_dump(mode="json"), [0, 1], 1, False, 1.0, None, ())
-    assert gradient_worker.GradientWorker(posting).begin().mistake == "enough"
+    config = WorkerConfig(1, 1, spec.model_dump(mode="json"), [0, 1], 1, False, 1.0, None, ())
+    assert gradient_worker.GradientWorker(config).begin().mistake == "enough"
     assert happened == came
 
 

@@ -162,8 +162,8 @@ def test_what_the_others_report_is_heard_before_a_fault_ends_the_run(monkeypatch
     ray.get = lambda _: answers.pop(0)  # type: ignore[assignment,method-assign,misc]
     with pytest.raises(EnvironmentFault, match="the simulator is broken"):
         team.poll(0.0)
-    assert [(report.worker, report.pushes) for report in team.untold()] == [(0, 3), (1, 5)]
-    assert team.untold() == []
+    assert [(report.worker, report.pushes) for report in team.unreported()] == [(0, 3), (1, 5)]
+    assert team.unreported() == []
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_a_worker_that_does_not_tell_what_it_has_is_named(caplog, why, ending):
     ray = Ray()
     team = made(ray)
     own = {"memory": 1}
-    for place, answer in zip(team._places, (own, why), strict=True):
-        place.actor.arrays = SimpleNamespace(remote=lambda answer=answer: Answer(answer))
+    for slot, answer in zip(team._slots, (own, why), strict=True):
+        slot.actor.arrays = SimpleNamespace(remote=lambda answer=answer: Answer(answer))
     with caplog.at_level(logging.WARNING):
         assert team.arrays() == {0: own}
     assert f"worker 1 has not told what it has of its own ({why})" in caplog.text

@@ -16,8 +16,8 @@ from steppe.specs.learning.optimizer import Adam, GradientDescent
 RATE = 0.5
 
 
-def made(size: int = 4, optimizer: Any = None, **duty: Any) -> ParameterServer:
-    server = ParameterServer(ShardConfig([Segment(0, size, optimizer or GradientDescent(), RATE)], **duty))
+def made(size: int = 4, optimizer: Any = None, **config: Any) -> ParameterServer:
+    server = ParameterServer(ShardConfig([Segment(0, size, optimizer or GradientDescent(), RATE)], **config))
     server.restore(fresh_state(np.zeros(size, np.float32), np.zeros(0, np.float32), 0, None))
     return server
 

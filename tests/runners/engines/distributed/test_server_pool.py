@@ -40,11 +40,11 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> OneProcessRay:
     return OneProcessRay()
 
 
-def made(ray: OneProcessRay, **duty: Any) -> ServerPool:
+def made(ray: OneProcessRay, **config: Any) -> ServerPool:
     """Two servers of two parameters each."""
-    duties = [ShardConfig([Segment(0, 2, GradientDescent(), 1.0)], **duty)] * 2
-    states = [fresh_state(np.zeros(2, np.float32), np.zeros(2, np.float32), 0, None) for _ in duties]
-    return ServerPool(ray, duties, states, TIMEOUT)
+    configs = [ShardConfig([Segment(0, 2, GradientDescent(), 1.0)], **config)] * 2
+    states = [fresh_state(np.zeros(2, np.float32), np.zeros(2, np.float32), 0, None) for _ in configs]
+    return ServerPool(ray, configs, states, TIMEOUT)
 
 
 def push(servers: ServerPool, sequence: int, indices: tuple[int, ...] = (0, 1)) -> None:
@@ -55,8 +55,8 @@ def push(servers: ServerPool, sequence: int, indices: tuple[int, ...] = (0, 1)) 
 def copy(servers: ServerPool, clock: Clock) -> None:
     """A while passes, copies are asked for and arrive."""
     clock.now += 2 * module.COPY_SECONDS
-    servers.look_after()
-    servers.look_after()
+    servers.check()
+    servers.check()
 
 
 def versions(servers: ServerPool) -> list[int]:
@@ -70,10 +70,10 @@ def test_another_server_takes_over_the_copy_and_asks_for_no_room(ray, clock, cap
     push(servers, 2)
     ray.kill(servers.handles[1])
     with caplog.at_level(logging.WARNING):
-        servers.mend([0, 1])
+        servers.replace_lost([0, 1])
     assert "parameter server 1 was lost; another one goes on from update 1" in caplog.text
     assert not servers.are_there, "no worker is to call it before it knows anything"
-    servers.look_after()
+    servers.check()
     assert servers.are_there
     assert versions(servers) == [2, 1]
     assert ray.cpus == [module.CPUS, module.CPUS, 0.0]
@@ -92,19 +92,19 @@ def test_nobody_waits_for_a_server_without_a_machine_and_its_copy_stands_for_it(
         assert [state["counters"][0] for state in servers.states()] == [2, 1]
         assert servers.step_together(1, [0]) == 2
         np.testing.assert_array_equal(servers.pull()[1].params, [-1.0, -1.0])
-        servers.mend([1])
+        servers.replace_lost([1])
         assert "all workers wait" not in caplog.text
         for _ in range(3):
             clock.now += TIMEOUT
-            servers.look_after()
+            servers.check()
     assert clock.now == began + 3 * TIMEOUT
     assert not servers.are_there
     assert caplog.text.count("all workers wait for parameter server 1, which has not started yet") == 1
     assert caplog.text.count("was lost") == 1
     ray.has_machines = True
     clock.now += 8 * TIMEOUT
-    servers.look_after()
-    servers.look_after()
+    servers.check()
+    servers.check()
     assert servers.are_there, "what never started is given up at last, and another one is started"
 
 
@@ -112,15 +112,15 @@ def test_a_lack_of_machines_is_no_loss_however_long_it_lasts(ray, clock):
     servers = made(ray)
     ray.has_machines = False
     ray.kill(servers.handles[1])
-    servers.mend([1])
+    servers.replace_lost([1])
     for _ in range(2 * module.MOST_LOSSES):
         clock.now += 11 * TIMEOUT
-        servers.look_after()
+        servers.check()
     assert not servers.are_there
     ray.has_machines = True
     clock.now += 11 * TIMEOUT
-    servers.look_after()
-    servers.look_after()
+    servers.check()
+    servers.check()
     assert servers.are_there
 
 
@@ -128,13 +128,13 @@ def test_a_copy_that_was_asked_for_before_a_checkpoint_does_not_take_its_place(r
     servers = made(ray)
     push(servers, 1)
     clock.now += 2 * module.COPY_SECONDS
-    servers.look_after()
+    servers.check()
     push(servers, 2)
     assert [state["counters"][0] for state in servers.states()] == [2, 2]
-    servers.look_after()
+    servers.check()
     ray.kill(servers.handles[1])
-    servers.mend([1])
-    servers.look_after()
+    servers.replace_lost([1])
+    servers.check()
     assert versions(servers) == [2, 2]
 
 
@@ -147,8 +147,8 @@ def test_servers_that_are_lost_without_updates_in_between_end_the_run_also_where
 
     def lose() -> None:
         ray.kill(servers.handles[1])
-        servers.mend([1])
-        servers.look_after()
+        servers.replace_lost([1])
+        servers.check()
         copy(servers, clock)
 
     for _ in range(module.MOST_LOSSES):
@@ -163,8 +163,8 @@ def test_updates_make_up_for_losses(ray, clock):
         push(servers, sequence + 1)
         copy(servers, clock)
         ray.kill(servers.handles[1])
-        servers.mend([1])
-        servers.look_after()
+        servers.replace_lost([1])
+        servers.check()
     assert versions(servers) == [2 * module.MOST_LOSSES] * 2
 
 
@@ -175,8 +175,8 @@ def test_at_a_checkpoint_a_server_that_is_behind_catches_up_so_that_targets_move
     for sequence in range(2, 6):
         push(servers, sequence)
     ray.kill(servers.handles[1])
-    servers.mend([1])
-    servers.look_after()
+    servers.replace_lost([1])
+    servers.check()
     assert versions(servers) == [5, 1]
     states = servers.states()
     assert [state["counters"][0] for state in states] == [5, 5]

@@ -57,23 +57,23 @@ def _no_thread_is_left():
 
 def test_workers_work_side_by_side():
     meeting = threading.Barrier(3, timeout=DEADLINE)
-    crew = crew_of(*[lambda timestep: meeting.wait()] * 3)
-    ledger = ledger_of(3)
-    crew.run(ledger)
-    crew.close()
-    assert ledger.error is None
-    assert ledger.updates == 3
+    worker_threads = crew_of(*[lambda timestep: meeting.wait()] * 3)
+    queue = ledger_of(3)
+    worker_threads.run(queue)
+    worker_threads.close()
+    assert queue.error is None
+    assert queue.updates == 3
 
 
 def test_the_same_threads_work_in_every_round():
-    crew = crew_of(nothing, nothing)
+    worker_threads = crew_of(nothing, nothing)
     for _ in range(20):
-        ledger = ledger_of(50)
-        crew.run(ledger)
-        assert ledger.updates == 50
-    assert crew.alive == 2
-    crew.close()
-    assert all(len(worker.threads) <= 1 for worker in crew.workers)
+        queue = ledger_of(50)
+        worker_threads.run(queue)
+        assert queue.updates == 50
+    assert worker_threads.alive == 2
+    worker_threads.close()
+    assert all(len(worker.threads) <= 1 for worker in worker_threads.workers)
 
 
 def test_a_round_ends_only_when_every_thread_is_quiet():
@@ -89,10 +89,10 @@ def test_a_round_ends_only_when_every_thread_is_quiet():
         assert others.wait(DEADLINE)
         slow.set()
 
-    crew = crew_of(wait, let_go)
-    crew.run(ledger_of(2))
+    worker_threads = crew_of(wait, let_go)
+    worker_threads.run(ledger_of(2))
     assert done
-    crew.close()
+    worker_threads.close()
 
 
 @pytest.mark.parametrize("error", [EnvironmentFault("broke"), ValueError("a mistake"), SystemExit(0)])
@@ -100,13 +100,13 @@ def test_what_one_worker_raises_ends_the_round_and_no_thread(error):
     def fail(timestep):
         raise error
 
-    crew = crew_of(fail, fail)
-    ledger = ledger_of(100)
-    crew.run(ledger)
-    assert type(ledger.error) is type(error)
-    assert ledger.updates == 0
-    assert crew.alive == 2
-    crew.close()
+    worker_threads = crew_of(fail, fail)
+    queue = ledger_of(100)
+    worker_threads.run(queue)
+    assert type(queue.error) is type(error)
+    assert queue.updates == 0
+    assert worker_threads.alive == 2
+    worker_threads.close()
 
 
 def test_a_fault_names_the_worker_whose_environment_broke():
@@ -114,24 +114,24 @@ def test_a_fault_names_the_worker_whose_environment_broke():
         raise EnvironmentFault("the wheel came off")
 
     began, broke = threading.Event(), threading.Event()
-    crew = crew_of(
+    worker_threads = crew_of(
         lambda timestep: (began.set(), broke.wait(DEADLINE)),
         lambda timestep: (began.wait(DEADLINE), broke.set(), fail(timestep)),
     )
-    ledger = ledger_of(2)
-    crew.run(ledger)
-    crew.close()
-    assert str(ledger.error) == "worker 1: the wheel came off"
+    queue = ledger_of(2)
+    worker_threads.run(queue)
+    worker_threads.close()
+    assert str(queue.error) == "worker 1: the wheel came off"
     # The batch that was under way is whole.
-    assert ledger.updates == 1
+    assert queue.updates == 1
 
 
 def test_closing_twice_is_the_same_as_once():
-    crew = crew_of(nothing, nothing)
-    crew.close()
-    crew.close()
-    assert crew.alive == 0
-    assert all(worker.closed for worker in crew.workers)
+    worker_threads = crew_of(nothing, nothing)
+    worker_threads.close()
+    worker_threads.close()
+    assert worker_threads.alive == 0
+    assert all(worker.closed for worker in worker_threads.workers)
 
 
 def test_closing_in_the_middle_of_a_round_ends_it_after_the_batches_under_way():
@@ -142,15 +142,15 @@ def test_closing_in_the_middle_of_a_round_ends_it_after_the_batches_under_way():
         count.append(timestep)
         begun.set()
 
-    crew = crew_of(work)
-    ledger = ledger_of(10**9)
-    outside = threading.Thread(target=crew.run, args=(ledger,), daemon=True)
+    worker_threads = crew_of(work)
+    queue = ledger_of(10**9)
+    outside = threading.Thread(target=worker_threads.run, args=(queue,), daemon=True)
     outside.start()
     assert begun.wait(DEADLINE)
-    crew.close()
-    assert crew.alive == 0
-    assert ledger.take() is None
-    assert 0 < ledger.updates <= len(count)
+    worker_threads.close()
+    assert worker_threads.alive == 0
+    assert queue.take() is None
+    assert 0 < queue.updates <= len(count)
 
 
 def test_a_worker_that_hangs_is_left_behind_with_a_word(monkeypatch, caplog):
@@ -161,12 +161,12 @@ def test_a_worker_that_hangs_is_left_behind_with_a_word(monkeypatch, caplog):
         begun.set()
         end.wait(DEADLINE)
 
-    crew = crew_of(hang)
-    threading.Thread(target=crew.run, args=(ledger_of(1),), daemon=True).start()
+    worker_threads = crew_of(hang)
+    threading.Thread(target=worker_threads.run, args=(ledger_of(1),), daemon=True).start()
     assert begun.wait(DEADLINE)
-    crew.close()
+    worker_threads.close()
     assert "steppe-worker-0 does not end" in caplog.text
-    assert crew.workers[0].closed
+    assert worker_threads.workers[0].closed
     end.set()
     for thread in steppe_threads():
         thread.join(DEADLINE)

@@ -28,7 +28,7 @@ _HOMES = {
     "UniformReplay": "cores.uniform",
 }
 SLOW = {"conv1d", "conv2d", "pool2d", "custom"}
-"""Layers that take long in NumPy, which workers act with."""
+"""Layers that are slow in NumPy, which workers act with."""
 
 
 def __getattr__(name: str) -> Any:
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
 
 
 def check(spec: ExperimentSpec) -> list[str]:
-    """Notices of what will have no effect; a UserError for what cannot run in this mode."""
+    """Returns notices of settings without effect; raises a UserError for what cannot run in this mode."""
     from steppe.agents import agent_class
     from steppe.runners.engines.asynchronous.wire.access import access_from
 
@@ -71,7 +71,7 @@ def check(spec: ExperimentSpec) -> list[str]:
 
 
 def make_engine(spec: ExperimentSpec) -> Engine:
-    """The learner with its agent; its port is opened and its workers are started when it begins."""
+    """Builds the learner with its agent; `begin` opens its port and starts its workers."""
     _check_packages(spec)
     _check_environment(spec)
     from steppe.runners.compilation import prepare_jax
@@ -106,7 +106,7 @@ def make_engine(spec: ExperimentSpec) -> Engine:
 
 
 def _explored(spec: ExperimentSpec) -> tuple[EpisodeRules, tuple[Space, Space], int | None, tuple[str, ...]]:
-    """How episodes are played, the environment's spaces, after how many timesteps its episodes are over, notices."""
+    """Inspects the environment: (episode rules, spaces, time limit, notices)."""
     from steppe.envs.host import HostEnvs
     from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
     from steppe.runners.play.episodes import EpisodeRules
@@ -127,7 +127,7 @@ def _check_packages(spec: ExperimentSpec) -> None:
 
 
 def _check_environment(spec: ExperimentSpec) -> None:
-    """Workers know no JAX, so they step the gymnasium original."""
+    """Refuses compiled environments: workers have no JAX and step the gymnasium original."""
     if spec.environment.backend == "compiled":
         raise UserError(
             'workers of run mode "async" step gymnasium environments, without JAX; leave out "backend": "compiled", or '

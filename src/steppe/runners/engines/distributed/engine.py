@@ -69,10 +69,10 @@ class DistributedEngine(Engine):
         self._rollouts = rollouts_per_push(spec, self.agent)
         self.timesteps_per_iteration = self._rollouts * self.agent.horizon * self.agent.situation.num_envs
         self._stack = ExitStack()
-        self._count = ReportTotals()
-        self._roll = pods.RollCall()
+        self._totals = ReportTotals()
+        self._roll_call = pods.RollCall()
         self._servers: ServerPool | None = None
-        self._crew: GradientWorkerPool | None = None
+        self._pool: GradientWorkerPool | None = None
         self._first_worker = self._round = self._version = 0
         self._left: dict[int, dict[str, np.ndarray]] = {}
         """What workers have left in the checkpoint that the run goes on from, by number."""
@@ -91,7 +91,7 @@ class DistributedEngine(Engine):
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
         """The servers go on as they were, and the workers where there are as many; else their memories are new."""
         own = _below("driver/", arrays)
-        self._count.restore(own)
+        self._totals.restore(own)
         self._fresh(seed, pretrains=False)
         self._first_worker, numbers = int(own["next_worker"]), own["workers"].tolist()
         # A checkpoint of before that was kept tells only of those that it holds.
@@ -107,9 +107,9 @@ class DistributedEngine(Engine):
         """All shards and all workers as of one moment: no push is on its way."""
         self._drain()
         whole = joined(self._its_servers.states(), self._borders, self._parts)
-        workers = self._its_crew.arrays() | self._not_begun()
-        own = self._count.arrays() | {
-            "next_worker": np.array(self._its_crew.next_number),
+        workers = self._its_pool.arrays() | self._not_begun()
+        own = self._totals.arrays() | {
+            "next_worker": np.array(self._its_pool.next_number),
             "num_workers": np.array(self.spec.num_workers),
             "workers": np.array(list(workers), np.int64),
         }
@@ -126,13 +126,13 @@ class DistributedEngine(Engine):
             self._give_orders(timestep)
             spent = time.monotonic() - started
             self._gather(min(TICK_SECONDS, LONGEST_TICK_SECONDS - spent))
-            self._its_servers.look_after()
+            self._its_servers.check()
             spent = time.monotonic() - started
-            is_urgent = self._count.has_trouble or self._count.has_reached(limits)
-            if is_urgent or spent >= LONGEST_TICK_SECONDS or (spent >= TICK_SECONDS and self._count.has_row):
-                working = self._its_crew.working
-                self._roll.note("worker", working, self.spec.num_workers)
-                return self._count.chunk(limits, working)
+            is_urgent = self._totals.has_trouble or self._totals.has_reached(limits)
+            if is_urgent or spent >= LONGEST_TICK_SECONDS or (spent >= TICK_SECONDS and self._totals.has_row):
+                working = self._its_pool.working
+                self._roll_call.note("worker", working, self.spec.num_workers)
+                return self._totals.chunk(limits, working)
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """Plays in this process; the workers meanwhile do what they were ordered."""
@@ -160,9 +160,9 @@ class DistributedEngine(Engine):
         return self._servers
 
     @property
-    def _its_crew(self) -> GradientWorkerPool:
-        assert self._crew is not None
-        return self._crew
+    def _its_pool(self) -> GradientWorkerPool:
+        assert self._pool is not None
+        return self._pool
 
     @property
     def _normalizes(self) -> bool:
@@ -186,7 +186,7 @@ class DistributedEngine(Engine):
         try:
             if spec.platform == "kubernetes":
                 session = self._stack.enter_context(ray_session(pods.ray_of(spec), cpus=0))
-                pods.wait_for_pods(spec, self._roll)
+                pods.wait_for_pods(spec, self._roll_call)
             else:
                 session = self._stack.enter_context(ray_session(spec.ray, cpus=cpus))
             import ray
@@ -194,15 +194,15 @@ class DistributedEngine(Engine):
             check_room(ray, spec.ray, can_grow=not session.is_own or spec.ray.port is not None)
             self._version, _, self._round = (int(number) for number in whole["counters"])
             states = shared_out(whole, self._borders, self._parts)
-            duties = [
+            configs = [
                 shard_config(spec, self.agent, self._parts, start, stop)
                 for start, stop in zip(self._borders, self._borders[1:], strict=False)
             ]
             timeout = spec.distributed.worker_timeout
-            self._servers = ServerPool(ray, duties, states, timeout, pods.pod_resources(spec, "server"))
+            self._servers = ServerPool(ray, configs, states, timeout, pods.pod_resources(spec, "server"))
             self._stack.callback(self._servers.close)
 
-            def posting(number: int) -> WorkerConfig:
+            def config(number: int) -> WorkerConfig:
                 return WorkerConfig(
                     number=number,
                     seed=seed,
@@ -217,55 +217,55 @@ class DistributedEngine(Engine):
                 )
 
             room = pods.pod_resources(spec, "worker")
-            self._crew = GradientWorkerPool(ray, spec.ray, posting, timeout, self._first_worker, room)
-            self._stack.callback(self._crew.close)
-            self._crew.fill(spec.num_workers, list(self._left))
+            self._pool = GradientWorkerPool(ray, spec.ray, config, timeout, self._first_worker, room)
+            self._stack.callback(self._pool.close)
+            self._pool.fill(spec.num_workers, list(self._left))
         except BaseException:
             self.close()
             raise
 
     def _give_orders(self, timestep: int) -> None:
-        crew = self._its_crew
+        pool = self._its_pool
         if not self._its_servers.are_there:
             return
         if not self.spec.distributed.synchronous:
-            crew.order("collect", DEPTH, lambda: self._order(timestep))
+            pool.order("collect", DEPTH, lambda: self._order(timestep))
             return
         # The first round waits for all, so that runs of the same seed are the same.
-        if self._round_reports is None and (self._is_warm or crew.is_complete):
-            crew.order("contribute", 1, lambda: self._order(timestep))
-            if crew.is_busy:
+        if self._round_reports is None and (self._is_warm or pool.is_complete):
+            pool.order("contribute", 1, lambda: self._order(timestep))
+            if pool.is_busy:
                 self._round_reports = []
 
     def _order(self, timestep: int) -> WorkOrder | None:
         """The next thing to do; None where all that is left to do was ordered."""
-        crew, limit = self._its_crew, self.spec.limits[1]
-        known = timestep + self._count.timesteps
+        pool, limit = self._its_pool, self.spec.limits[1]
+        known = timestep + self._totals.timesteps
         pushes = 1 if self.spec.distributed.synchronous else MOST_PUSHES
         if limit is not None:
-            left = -(-(limit - known) // self.timesteps_per_iteration) - crew.pushes_allowed
+            left = -(-(limit - known) // self.timesteps_per_iteration) - pool.pushes_allowed
             if left <= 0:
                 return None
-            pushes = min(pushes, max(1, left // (DEPTH * max(crew.working, 1))))
+            pushes = min(pushes, max(1, left // (DEPTH * max(pool.working, 1))))
         return WorkOrder(self._its_servers.handles, pushes, ORDER_SECONDS, known, self.spec.num_workers)
 
     def _gather(self, seconds: float) -> None:
         """Takes in what workers report within so many seconds."""
         try:
-            reports = self._its_crew.poll(seconds)
+            reports = self._its_pool.poll(seconds)
         except EnvironmentFault as fault:
-            self._count.note_fault(fault)
-            reports = self._its_crew.untold()
+            self._totals.note_fault(fault)
+            reports = self._its_pool.unreported()
         if self._left:
             self._left = self._not_begun()
         lost = sorted({index for report in reports for index in report.lost_servers})
         if lost:
-            self._its_servers.mend(lost)
+            self._its_servers.replace_lost(lost)
         if not self.spec.distributed.synchronous:
-            self._count.take_in(reports)
+            self._totals.take_in(reports)
         elif self._round_reports is not None:
             self._round_reports += [report for report in reports if report.pushes or report.timesteps]
-            if not self._its_crew.is_busy:
+            if not self._its_pool.is_busy:
                 self._end_round()
 
     def _end_round(self) -> None:
@@ -278,11 +278,11 @@ class DistributedEngine(Engine):
         if reports:
             # A server that took over for another may know of fewer.
             reports[0].updates = max(self._version - before, 0)
-        self._count.take_in(reports)
+        self._totals.take_in(reports)
 
     def _not_begun(self) -> dict[int, dict[str, np.ndarray]]:
         """What workers that are on their way will have of their own: what was left, or what follows from a number."""
-        return {number: self._left.get(number, {}) for number in self._its_crew.awaited}
+        return {number: self._left.get(number, {}) for number in self._its_pool.awaited}
 
     def _what_is_new(self, before: int, now: int) -> str:
         """What is said of a resumed run whose workers are not all as they were."""
@@ -298,7 +298,7 @@ class DistributedEngine(Engine):
 
     def _drain(self) -> None:
         """Waits until no worker has anything to do."""
-        while self._its_crew.is_busy:
+        while self._its_pool.is_busy:
             self._gather(LONGEST_TICK_SECONDS)
 
     def _newest(self) -> TrainState:

@@ -27,35 +27,35 @@ log = logging.getLogger(__name__)
 class GradientWorker:
     """Does what it is ordered to, one order after the other."""
 
-    def __init__(self, posting: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig) -> None:
         """Takes no time: what can go wrong does so in `begin`."""
         die_with_parent()
-        self.posting = posting
-        self._listening = LogCapture()
+        self.config = config
+        self._capture = LogCapture()
         self._work: Any = None
 
     def begin(self) -> WorkReport:
         """Environments, agent and programs."""
-        report = WorkReport(self.posting.number)
-        with self._listening, _errors_into(report):
+        report = WorkReport(self.config.number)
+        with self._capture, _errors_into(report):
             self._build()
-        report.log = self._listening.heard()
+        report.log = self._capture.take_lines()
         return report
 
     def collect(self, order: WorkOrder) -> WorkReport:
         """Pushes that the servers apply at once, each taking in what others have pushed meanwhile."""
-        report = WorkReport(self.posting.number)
+        report = WorkReport(self.config.number)
         started = time.monotonic()
-        with self._listening, _errors_into(report):
+        with self._capture, _errors_into(report):
             self._exchange.connect(order.servers)
             self._push_on(order, report, started + order.seconds)
         return self._finished(report, started)
 
     def contribute(self, order: WorkOrder) -> WorkReport:
         """One push from the newest parameters, to be held until all workers have sent theirs."""
-        report = WorkReport(self.posting.number)
+        report = WorkReport(self.config.number)
         started = time.monotonic()
-        with self._listening, _errors_into(report):
+        with self._capture, _errors_into(report):
             self._exchange.connect(order.servers)
             self._exchange.pull()
             done = self._run(self._base(), order, report)
@@ -75,8 +75,8 @@ class GradientWorker:
             self._work.close()
 
     def _build(self) -> None:
-        posting = self.posting
-        sys.path += [path for path in posting.paths if path not in sys.path]
+        config = self.config
+        sys.path += [path for path in config.paths if path not in sys.path]
         _share_gpu()
         import ray
 
@@ -86,22 +86,22 @@ class GradientWorker:
         from steppe.runners.simulators import wait_for_simulator
         from steppe.specs.experiment import ExperimentSpec
 
-        spec = ExperimentSpec.model_validate(posting.spec)
+        spec = ExperimentSpec.model_validate(config.spec)
         if spec.platform == "kubernetes":
             # It stands in this worker's own Pod, and may start later than the driver's.
             wait_for_simulator(spec.environment)
         engine = worker_engine(spec)
         self._parts = parts_of(engine.agent)
         if engine.rollout is not None:
-            self._work = CompiledRolloutLearner(engine.agent, engine.rollout, posting.rollouts)
+            self._work = CompiledRolloutLearner(engine.agent, engine.rollout, config.rollouts)
         else:
-            self._work = HostRolloutLearner(engine.agent, engine.envs, posting.rollouts)
-        self._work.begin(posting.seed, posting.number, posting.left)
+            self._work = HostRolloutLearner(engine.agent, engine.envs, config.rollouts)
+        self._work.begin(config.seed, config.number, config.left)
 
         def receive(sent: Sequence[Any], seconds: float) -> list[Any]:
             return received(ray, sent, seconds)
 
-        self._exchange = Exchange(posting.number, posting.borders, receive, posting.timeout)
+        self._exchange = Exchange(config.number, config.borders, receive, config.timeout)
 
     def _push_on(self, order: WorkOrder, report: WorkReport, deadline: float) -> None:
         exchange = self._exchange
@@ -119,7 +119,7 @@ class GradientWorker:
             if exchange.is_waiting:
                 self._settle(report)
             exchange.push(done.gradients, done.seen, read)
-            if self.posting.overlaps:
+            if self.config.overlaps:
                 # The answer comes while the next rollouts are collected.
                 base = self._base(after=done)
             else:
@@ -131,7 +131,7 @@ class GradientWorker:
     def _run(self, base: StartingPoint, order: WorkOrder, report: WorkReport) -> LearnedRollouts:
         per_rollout = self._work.timesteps_per_rollout
         timestep = order.timestep + report.timesteps * order.workers
-        done: LearnedRollouts = self._work.run(base, self.posting.rollouts, timestep, per_rollout * order.workers)
+        done: LearnedRollouts = self._work.run(base, self.config.rollouts, timestep, per_rollout * order.workers)
         report.timesteps += done.timesteps
         report.episodes += done.episodes
         report.returns += done.returns
@@ -170,7 +170,7 @@ class GradientWorker:
         return StartingPoint(params, exchange.target.copy(), version, rates, seen, ahead)
 
     def _finished(self, report: WorkReport, started: float) -> WorkReport:
-        report.log = self._listening.heard()
+        report.log = self._capture.take_lines()
         report.seconds = time.monotonic() - started
         return report
 

@@ -59,67 +59,67 @@ class GradientWorkerPool:
         self,
         ray: Any,
         spec: RaySpec,
-        make_posting: Callable[[int], WorkerConfig],
+        make_config: Callable[[int], WorkerConfig],
         timeout: float,
         first: int,
         room: Mapping[str, float] | None = None,
     ) -> None:
         """`room` is what each worker asks of Ray beside CPUs and GPUs."""
         self._ray, self._spec, self._timeout, self._room = ray, spec, timeout, dict(room or {})
-        self._make_posting = make_posting
-        self._places: list[_WorkerSlot] = []
+        self._make_config = make_config
+        self._slots: list[_WorkerSlot] = []
         self.next_number = first
         self._longest = 0.0
         self._losses = 0.0
-        self._untold: list[WorkReport] = []
+        self._unreported: list[WorkReport] = []
 
     def fill(self, workers: int, numbers: Sequence[int] = ()) -> None:
         """Starts workers until there are so many, the first of them with these numbers, which they had before."""
-        self._places += [self._placed(number) for number in numbers[:workers]]
-        while len(self._places) < workers:
-            self._places.append(self._placed())
+        self._slots += [self._start_worker(number) for number in numbers[:workers]]
+        while len(self._slots) < workers:
+            self._slots.append(self._start_worker())
 
     @property
     def working(self) -> int:
         """How many are ready to do something."""
-        return sum(place.has_begun for place in self._places)
+        return sum(slot.has_begun for slot in self._slots)
 
     @property
     def awaited(self) -> list[int]:
         """The numbers of those that are not ready yet."""
-        return [place.number for place in self._places if not place.has_begun]
+        return [slot.number for slot in self._slots if not slot.has_begun]
 
     @property
     def is_complete(self) -> bool:
         """Whether every worker is ready, or has been missed."""
-        return self.working > 0 and all(place.has_begun or place.is_missed for place in self._places)
+        return self.working > 0 and all(slot.has_begun or slot.is_missed for slot in self._slots)
 
     @property
     def is_busy(self) -> bool:
         """Whether any worker that is ready has something to do."""
-        return any(place.sent for place in self._places if place.has_begun)
+        return any(slot.sent for slot in self._slots if slot.has_begun)
 
     @property
     def pushes_allowed(self) -> int:
         """How many pushes are allowed by orders that were not answered yet."""
-        return sum(sent.pushes for place in self._places for sent in place.sent)
+        return sum(sent.pushes for slot in self._slots for sent in slot.sent)
 
     def order(self, method: str, depth: int, make: Callable[[], WorkOrder | None]) -> None:
         """Gives every worker that is ready orders until it has `depth` of them; None means that there are no more."""
         for _ in range(depth):
-            for place in self._places:
-                if place.has_begun and len(place.sent) < depth:
+            for slot in self._slots:
+                if slot.has_begun and len(slot.sent) < depth:
                     order = make()
                     if order is None:
                         return
-                    self._send(place, method, order.pushes, order)
+                    self._send(slot, method, order.pushes, order)
 
     def poll(self, seconds: float) -> list[WorkReport]:
         """What workers report within so many seconds: all that has come as soon as anything has.
 
-        Where that is an end of the run, it is raised when all have been heard; `untold` has what they have done.
+        Where that is an end of the run, it is raised when all have been heard; `unreported` has what they have done.
         """
-        heads = {place.sent[0].answer: place for place in self._places if place.sent}
+        heads = {slot.sent[0].answer: slot for slot in self._slots if slot.sent}
         if not heads:
             time.sleep(max(seconds, 0.0))
             return []
@@ -130,33 +130,33 @@ class GradientWorkerPool:
         ends: list[SteppeError] = []
         for each in ready:
             try:
-                self._hear(heads[each], reports)
+                self._take_answer(heads[each], reports)
             except SteppeError as end:
                 ends.append(end)
         if ends:
-            self._untold += reports
+            self._unreported += reports
             raise ends[0]
-        for place in list(self._places):
-            silent = time.monotonic() - place.since if place.sent else 0.0
-            if silent > self._allowance(place):
+        for slot in list(self._slots):
+            silent = time.monotonic() - slot.since if slot.sent else 0.0
+            if silent > self._allowance(slot):
                 way_out = "distributed.worker_timeout sets how long that may be"
-                self._replace(place, f"it has said nothing for {silent:.0f} s; {way_out}")
-            elif silent > self._timeout and not place.has_begun and not place.is_missed:
-                place.is_missed = True
+                self._replace(slot, f"it has said nothing for {silent:.0f} s; {way_out}")
+            elif silent > self._timeout and not slot.has_begun and not slot.is_missed:
+                slot.is_missed = True
                 log.warning(
                     "worker %d has not started yet; the Ray cluster may have no room for its %g CPUs and %g GPUs",
-                    *(place.number, self._spec.cpus_per_worker, self._spec.gpus_per_worker),
+                    *(slot.number, self._spec.cpus_per_worker, self._spec.gpus_per_worker),
                 )
         return reports
 
-    def untold(self) -> list[WorkReport]:
+    def unreported(self) -> list[WorkReport]:
         """What workers have reported when `poll` raised."""
-        reports, self._untold = self._untold, []
+        reports, self._unreported = self._unreported, []
         return reports
 
     def arrays(self) -> dict[int, dict[str, np.ndarray]]:
         """What each worker that is ready has of its own, by number; asked for while none has anything to do."""
-        asked = {place.number: place.actor.arrays.remote() for place in self._places if place.has_begun}
+        asked = {slot.number: slot.actor.arrays.remote() for slot in self._slots if slot.has_begun}
         deadline = time.monotonic() + self._patience
         found = {}
         for number, answer in asked.items():
@@ -174,43 +174,43 @@ class GradientWorkerPool:
 
     def close(self) -> None:
         """Lets the environments end, then ends all workers."""
-        places, self._places = self._places, []
+        slots, self._slots = self._slots, []
         with suppress(Exception):
-            ends = [place.actor.close.remote() for place in places if place.has_begun]
+            ends = [slot.actor.close.remote() for slot in slots if slot.has_begun]
             if ends:
                 self._ray.wait(ends, num_returns=len(ends), timeout=CLOSE_SECONDS)
-        for place in places:
+        for slot in slots:
             with suppress(Exception):
-                self._ray.kill(place.actor)
+                self._ray.kill(slot.actor)
 
-    def _hear(self, place: _WorkerSlot, reports: list[WorkReport]) -> None:
+    def _take_answer(self, slot: _WorkerSlot, reports: list[WorkReport]) -> None:
         """Takes in the answer to the oldest order, also where it ends the run."""
-        sent = place.sent.popleft()
-        place.since = time.monotonic()
+        sent = slot.sent.popleft()
+        slot.since = time.monotonic()
         try:
             report: WorkReport = self._ray.get(sent.answer)
         except self._ray.exceptions.RayTaskError as error:
-            self._replace(place, _last_line(error))
+            self._replace(slot, _last_line(error))
             return
         except self._ray.exceptions.RayError:
-            self._replace(place, "its process or its machine is gone")
+            self._replace(slot, "its process or its machine is gone")
             return
         reports.append(report)
         for level, line in report.log:
-            log.log(level, "worker %d: %s", place.number, line)
+            log.log(level, "worker %d: %s", slot.number, line)
         if report.mistake is not None:
             raise UserError(report.mistake)
         if report.fault is not None:
-            self._replace(place, report.fault, is_fault=True)
+            self._replace(slot, report.fault, is_fault=True)
             return
         # Of the first order too, which may compile: better to wait for too long than to end who only is slow.
         self._longest = max(self._longest, report.seconds)
-        place.has_worked, place.has_begun = place.has_begun, True
+        slot.has_worked, slot.has_begun = slot.has_begun, True
         self._losses = max(0.0, self._losses - FORGIVEN_PER_PUSH * report.pushes)
 
-    def _allowance(self, place: _WorkerSlot) -> float:
+    def _allowance(self, slot: _WorkerSlot) -> float:
         """How many seconds it may take to answer: the first time everything is compiled."""
-        if not place.has_worked:
+        if not slot.has_worked:
             return 10 * self._timeout
         return self._patience
 
@@ -218,25 +218,25 @@ class GradientWorkerPool:
     def _patience(self) -> float:
         return max(self._timeout, PATIENCE * self._longest)
 
-    def _replace(self, place: _WorkerSlot, reason: str, is_fault: bool = False) -> None:
+    def _replace(self, slot: _WorkerSlot, reason: str, is_fault: bool = False) -> None:
         """Ends a worker and starts another in its place, unless too many were lost for nothing."""
         with suppress(Exception):
-            self._ray.kill(place.actor)
+            self._ray.kill(slot.actor)
         self._losses += 1
-        if self._losses > len(self._places) + SPARE_LOSSES:
+        if self._losses > len(self._slots) + SPARE_LOSSES:
             # It answers no more, and nobody waits for it.
-            place.sent.clear()
+            slot.sent.clear()
             if is_fault:
                 raise EnvironmentFault(reason)
             raise SteppeError(
                 f"workers are lost faster than they can be replaced, the last one because {reason}; look at log.txt "
                 "and at the machines that Ray runs on, then resume from the last checkpoint"
             )
-        new = self._placed()
-        log.warning("worker %d was lost (%s); worker %d takes its place", place.number, reason, new.number)
-        self._places[self._places.index(place)] = new
+        new = self._start_worker()
+        log.warning("worker %d was lost (%s); worker %d takes its place", slot.number, reason, new.number)
+        self._slots[self._slots.index(slot)] = new
 
-    def _placed(self, number: int | None = None) -> _WorkerSlot:
+    def _start_worker(self, number: int | None = None) -> _WorkerSlot:
         if number is None:
             number, self.next_number = self.next_number, self.next_number + 1
         options = {
@@ -246,16 +246,16 @@ class GradientWorkerPool:
             "max_restarts": 0,
             "scheduling_strategy": "SPREAD",
         }
-        place = _WorkerSlot(
-            number, self._ray.remote(GradientWorker).options(**options).remote(self._make_posting(number))
+        slot = _WorkerSlot(
+            number, self._ray.remote(GradientWorker).options(**options).remote(self._make_config(number))
         )
-        self._send(place, "begin", 0)
-        return place
+        self._send(slot, "begin", 0)
+        return slot
 
-    def _send(self, place: _WorkerSlot, method: str, pushes: int, *arguments: Any) -> None:
-        if not place.sent:
-            place.since = time.monotonic()
-        place.sent.append(_SentOrder(getattr(place.actor, method).remote(*arguments), pushes))
+    def _send(self, slot: _WorkerSlot, method: str, pushes: int, *arguments: Any) -> None:
+        if not slot.sent:
+            slot.since = time.monotonic()
+        slot.sent.append(_SentOrder(getattr(slot.actor, method).remote(*arguments), pushes))
 
 
 def _last_line(error: Exception) -> str:

@@ -75,10 +75,10 @@ class ServerAnswer(NamedTuple):
 class ParameterServer:
     """Does one thing after the other, so that what it hands out is always whole."""
 
-    def __init__(self, duty: ShardConfig) -> None:
-        self.duty = duty
+    def __init__(self, config: ShardConfig) -> None:
+        self.config = config
         self._optimizers = [
-            SharedOptimizer(UpdateRule(each.optimizer, each.rate), each.stop - each.start) for each in duty.segments
+            SharedOptimizer(UpdateRule(each.optimizer, each.rate), each.stop - each.start) for each in config.segments
         ]
         self.version = self.target_version = 0
         self.params = self.target = np.zeros(0, np.float32)
@@ -127,7 +127,7 @@ class ParameterServer:
         if push.sequence > sequence:
             # After a restart there can be fewer updates than a worker has seen.
             staleness = max(self.version - push.read, 0)
-            limit = self.duty.max_staleness
+            limit = self.config.max_staleness
             was_applied = limit is None or staleness <= limit
             if was_applied:
                 self._step(push.gradients)
@@ -137,7 +137,7 @@ class ParameterServer:
 
     def catch_up(self, version: int) -> State:
         """Counts on from `version`, as the others do: what this one lacks of it is lost. Its state after that."""
-        frequency = self.duty.target_sync_frequency
+        frequency = self.config.target_sync_frequency
         is_due = frequency and version // frequency > self.version // frequency
         self.version = max(self.version, version)
         if is_due:
@@ -162,17 +162,17 @@ class ParameterServer:
         return self.version
 
     def _step(self, gradients: Iterable[np.ndarray]) -> None:
-        duty = self.duty
+        config = self.config
         for gradient in gradients:
-            for segment, optimizer in zip(duty.segments, self._optimizers, strict=True):
+            for segment, optimizer in zip(config.segments, self._optimizers, strict=True):
                 part = slice(segment.start, segment.stop)
                 optimizer.step(self.params[part], gradient[part])
             self.version += 1
-            if duty.target_sync_frequency and self.version % duty.target_sync_frequency == 0:
+            if config.target_sync_frequency and self.version % config.target_sync_frequency == 0:
                 self._move_target()
 
     def _move_target(self) -> None:
-        self.target += self.duty.target_update_weight * (self.params - self.target)
+        self.target += self.config.target_update_weight * (self.params - self.target)
         self.target_version = self.version
 
     def _take_in(self, seen: NormalizerMoments | None) -> None:

@@ -285,7 +285,7 @@ class HostRolloutLearner(RolloutLearner):
             if row.pop("updates"):
                 rows.append(row)
             if self.normalizes:
-                new = _seen_in(self.agent, collected.trajectory, collected.timesteps // self.envs.num_envs)
+                new = _moments_in(self.agent, collected.trajectory, collected.timesteps // self.envs.num_envs)
                 done.seen = new if done.seen is None else merged_moments(done.seen, new)
             if not done.is_healthy:
                 break
@@ -333,7 +333,7 @@ def _nothing_seen(agent: Agent[Any]) -> tuple[Statistics, Statistics]:
     return tuple(jax.tree.map(jnp.asarray, normalizers.empty(each)) for each in (shape, ()))  # type: ignore[return-value]
 
 
-def _seen_in(agent: Agent[Any], trajectory: Trajectory, length: int) -> NormalizerMoments:
+def _moments_in(agent: Agent[Any], trajectory: Trajectory, length: int) -> NormalizerMoments:
     """Of the first timesteps: a rollout that ended with its episodes is filled up with copies of them."""
     observations, returns = (moments(each) for each in _nothing_seen(agent))
     if agent.normalizes_observations:

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 class _ServerSlot:
     """One shard."""
 
-    duty: ShardConfig
+    config: ShardConfig
     actor: Any
     copy: State
     """What the server knew not long ago: what another one begins with, should it be lost."""
@@ -55,9 +55,9 @@ class _ServerSlot:
 class ParameterServerActor(ParameterServer):
     """In a process of its own, which ends with the Ray that started it."""
 
-    def __init__(self, duty: ShardConfig) -> None:
+    def __init__(self, config: ShardConfig) -> None:
         die_with_parent()
-        super().__init__(duty)
+        super().__init__(config)
 
 
 class ServerPool:
@@ -66,7 +66,7 @@ class ServerPool:
     def __init__(
         self,
         ray: Any,
-        duties: Sequence[ShardConfig],
+        configs: Sequence[ShardConfig],
         states: Sequence[State],
         timeout: float,
         room: Mapping[str, float] | None = None,
@@ -75,129 +75,130 @@ class ServerPool:
         self._ray, self._timeout, self._room = ray, timeout, dict(room or {})
         self._losses = 0
         now = time.monotonic()
-        self._places = [
-            _ServerSlot(duty, self._made(duty), state, now) for duty, state in zip(duties, states, strict=True)
+        self._slots = [
+            _ServerSlot(config, self._start_server(config), state, now)
+            for config, state in zip(configs, states, strict=True)
         ]
-        restored = [place.actor.restore.remote(place.copy) for place in self._places]
+        restored = [slot.actor.restore.remote(slot.copy) for slot in self._slots]
         ready, _ = ray.wait(restored, num_returns=len(restored), timeout=10 * timeout)
         if len(ready) < len(restored):
             raise UserError(
                 f"Ray has started {len(ready)} of {len(restored)} parameter servers, which take {CPUS:g} CPUs each, in "
                 f"{10 * timeout:g} s; free some CPUs of the Ray cluster, or lower num_parameter_servers"
             )
-        for place, answer in zip(self._places, received(ray, restored, timeout), strict=True):
+        for slot, answer in zip(self._slots, received(ray, restored, timeout), strict=True):
             if isinstance(answer, Exception):
-                self._replace(place)
+                self._replace(slot)
 
     @property
     def handles(self) -> list[Any]:
         """What workers call, when all of them `are_there`."""
-        return [place.actor for place in self._places]
+        return [slot.actor for slot in self._slots]
 
     @property
     def are_there(self) -> bool:
         """Whether they can be called: one that takes over for another knows nothing at first."""
-        return all(place.takeover is None for place in self._places)
+        return all(slot.takeover is None for slot in self._slots)
 
-    def look_after(self) -> None:
+    def check(self) -> None:
         """Takes in copies that have arrived, asks for new ones, looks for who takes over; waits for nothing."""
         now = time.monotonic()
-        for place in self._places:
-            if place.takeover is not None:
-                self._look_for(place, now)
-            elif place.asked is None:
-                weight = sum(array.nbytes for array in place.copy.values()) / COPIED_BYTES_PER_SECOND
-                if now - place.copied > max(COPY_SECONDS, weight):
-                    place.asked, place.copied = place.actor.state.remote(), now
-            elif self._ray.wait([place.asked], timeout=0)[0]:
-                asked, place.asked = place.asked, None
+        for slot in self._slots:
+            if slot.takeover is not None:
+                self._check_takeover(slot, now)
+            elif slot.asked is None:
+                weight = sum(array.nbytes for array in slot.copy.values()) / COPIED_BYTES_PER_SECOND
+                if now - slot.copied > max(COPY_SECONDS, weight):
+                    slot.asked, slot.copied = slot.actor.state.remote(), now
+            elif self._ray.wait([slot.asked], timeout=0)[0]:
+                asked, slot.asked = slot.asked, None
                 (answer,) = received(self._ray, [asked], self._timeout)
                 if isinstance(answer, Exception):
-                    self._replace(place)
+                    self._replace(slot)
                 else:
-                    if _version(answer) > _version(place.copy):
+                    if _version(answer) > _version(slot.copy):
                         self._losses = 0
-                    place.copy = answer
-            elif now - place.copied > self._timeout:
-                self._replace(place)
+                    slot.copy = answer
+            elif now - slot.copied > self._timeout:
+                self._replace(slot)
 
-    def mend(self, indices: Sequence[int]) -> None:
+    def replace_lost(self, indices: Sequence[int]) -> None:
         """Replaces those of the servers that do not answer any more."""
-        for place in (self._places[index] for index in indices):
-            if place.takeover is not None:
+        for slot in (self._slots[index] for index in indices):
+            if slot.takeover is not None:
                 continue
-            (answer,) = received(self._ray, [place.actor.pull.remote(-1, -1)], min(self._timeout, 5.0))
+            (answer,) = received(self._ray, [slot.actor.pull.remote(-1, -1)], min(self._timeout, 5.0))
             if isinstance(answer, Exception):
-                self._replace(place)
+                self._replace(slot)
 
     def states(self) -> list[State]:
         """What all of them know now; asked for while no worker pushes, it is what they knew at one moment.
 
         Of one that is lost it is the copy that another one begins with.
         """
-        self._take_in(self._places, self._asked(self._places, "state"))
-        newest = max(_version(place.copy) for place in self._places)
+        self._take_in(self._slots, self._call(self._slots, "state"))
+        newest = max(_version(slot.copy) for slot in self._slots)
         # One that took over for another has made fewer updates; its targets are to move with those of the others.
-        behind = [place for place in self._places if place.takeover is None and _version(place.copy) < newest]
-        self._take_in(behind, self._asked(behind, "catch_up", newest))
-        return [place.copy for place in self._places]
+        behind = [slot for slot in self._slots if slot.takeover is None and _version(slot.copy) < newest]
+        self._take_in(behind, self._call(behind, "catch_up", newest))
+        return [slot.copy for slot in self._slots]
 
     def pull(self) -> list[ServerAnswer]:
         """The newest parameters, shard by shard."""
-        answers = self._asked(self._places, "pull", -1, -1)
-        pairs = zip(self._places, answers, strict=True)
-        return [answer_in(place.copy) if answer is None else answer for place, answer in pairs]
+        answers = self._call(self._slots, "pull", -1, -1)
+        pairs = zip(self._slots, answers, strict=True)
+        return [answer_in(slot.copy) if answer is None else answer for slot, answer in pairs]
 
     def step_together(self, number: int, workers: Sequence[int]) -> int:
         """Lets all of them step with what these workers have sent; how many updates there are then."""
-        versions = self._asked(self._places, "step_together", number, list(workers))
+        versions = self._call(self._slots, "step_together", number, list(workers))
         there = [version for version in versions if version is not None]
-        return max(there or [_version(place.copy) for place in self._places])
+        return max(there or [_version(slot.copy) for slot in self._slots])
 
     def close(self) -> None:
         """Ends them."""
-        for place in self._places:
+        for slot in self._slots:
             with suppress(Exception):
-                self._ray.kill(place.actor)
+                self._ray.kill(slot.actor)
 
-    def _asked(self, places: Sequence[_ServerSlot], method: str, *arguments: Any) -> list[Any]:
+    def _call(self, slots: Sequence[_ServerSlot], method: str, *arguments: Any) -> list[Any]:
         """The answers of these, None of those that are lost: another one takes over, which nobody waits for here."""
-        answers: list[Any] = [None] * len(places)
-        there = [index for index, place in enumerate(places) if place.takeover is None]
-        sent = [getattr(places[index].actor, method).remote(*arguments) for index in there]
+        answers: list[Any] = [None] * len(slots)
+        there = [index for index, slot in enumerate(slots) if slot.takeover is None]
+        sent = [getattr(slots[index].actor, method).remote(*arguments) for index in there]
         for index, answer in zip(there, received(self._ray, sent, self._timeout), strict=True):
             if isinstance(answer, Exception):
-                self._replace(places[index])
+                self._replace(slots[index])
             else:
                 answers[index] = answer
         return answers
 
-    def _take_in(self, places: Sequence[_ServerSlot], states: Sequence[State | None]) -> None:
-        for place, state in zip(places, states, strict=True):
+    def _take_in(self, slots: Sequence[_ServerSlot], states: Sequence[State | None]) -> None:
+        for slot, state in zip(slots, states, strict=True):
             if state is not None:
                 # What was asked for before is older.
-                place.copy, place.copied, place.asked = state, time.monotonic(), None
+                slot.copy, slot.copied, slot.asked = state, time.monotonic(), None
 
-    def _look_for(self, place: _ServerSlot, now: float) -> None:
+    def _check_takeover(self, slot: _ServerSlot, now: float) -> None:
         """Whether another server has taken over."""
-        if self._ray.wait([place.takeover], timeout=0)[0]:
-            (answer,) = received(self._ray, [place.takeover], self._timeout)
+        if self._ray.wait([slot.takeover], timeout=0)[0]:
+            (answer,) = received(self._ray, [slot.takeover], self._timeout)
             if isinstance(answer, Exception):
-                self._replace(place)
+                self._replace(slot)
             else:
-                place.takeover, place.copied = None, now
-        elif now - place.since > 10 * self._timeout:
+                slot.takeover, slot.copied = None, now
+        elif now - slot.since > 10 * self._timeout:
             # It may hang; or there is no machine for it, which is no loss however long it lasts.
-            self._replace(place, is_loss=False)
-        elif now - place.since > self._timeout and not place.is_missed:
-            place.is_missed = True
+            self._replace(slot, is_loss=False)
+        elif now - slot.since > self._timeout and not slot.is_missed:
+            slot.is_missed = True
             log.warning(
                 "all workers wait for parameter server %d, which has not started yet; the Ray cluster may have no "
                 "machine for it",
-                self._places.index(place),
+                self._slots.index(slot),
             )
 
-    def _replace(self, place: _ServerSlot, is_loss: bool = True) -> None:
+    def _replace(self, slot: _ServerSlot, is_loss: bool = True) -> None:
         """Another server is to take over the shard as it was when it was last copied."""
         self._losses += is_loss
         if self._losses > MOST_LOSSES:
@@ -206,15 +207,15 @@ class ServerPool:
                 "on, then resume from the last checkpoint"
             )
         with suppress(Exception):
-            self._ray.kill(place.actor)
-        place.asked, place.actor = None, self._made(place.duty, cpus=0.0)
-        place.takeover, place.since, place.is_missed = place.actor.restore.remote(place.copy), time.monotonic(), False
-        index = self._places.index(place)
-        log.warning("parameter server %d was lost; another one goes on from update %d", index, _version(place.copy))
+            self._ray.kill(slot.actor)
+        slot.asked, slot.actor = None, self._start_server(slot.config, cpus=0.0)
+        slot.takeover, slot.since, slot.is_missed = slot.actor.restore.remote(slot.copy), time.monotonic(), False
+        index = self._slots.index(slot)
+        log.warning("parameter server %d was lost; another one goes on from update %d", index, _version(slot.copy))
 
-    def _made(self, duty: ShardConfig, cpus: float = CPUS) -> Any:
+    def _start_server(self, config: ShardConfig, cpus: float = CPUS) -> Any:
         options = {"num_cpus": cpus, "resources": self._room, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        return self._ray.remote(ParameterServerActor).options(**options).remote(duty)
+        return self._ray.remote(ParameterServerActor).options(**options).remote(config)
 
 
 def _version(state: State) -> int:

@@ -50,7 +50,7 @@ class ThreadsEngine(Engine):
         self.plan = plan_for(agent, num_workers)
         self._rules, self.rollout, self._hosts = rules, rollout, hosts
         self._play = None if rollout is None else jax.jit(rollout.play, static_argnums=(2, 3))
-        self._crew: WorkerThreads | None = None
+        self._worker_threads: WorkerThreads | None = None
         self._is_warm = False
 
     def begin(self, seed: int) -> None:
@@ -89,20 +89,20 @@ class ThreadsEngine(Engine):
 
     def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
         """Hands out `iterations` tickets, or fewer where a limit is reached, and returns when every thread is quiet."""
-        assert self._crew is not None
-        ledger = WorkQueue(iterations, timestep, limits, self.window)
+        assert self._worker_threads is not None
+        queue = WorkQueue(iterations, timestep, limits, self.window)
         began = time.perf_counter()
         # Batches that were under way when the mean reached stop_at_return may have lowered it again.
-        while ledger.has_more:
-            self._crew.run(ledger)
+        while queue.has_more:
+            self._worker_threads.run(queue)
         spent = time.perf_counter() - began
-        if ledger.error is not None and not isinstance(ledger.error, EnvironmentFault):
-            raise ledger.error
-        constants = {"workers": float(self._crew.alive)}
+        if queue.error is not None and not isinstance(queue.error, EnvironmentFault):
+            raise queue.error
+        constants = {"workers": float(self._worker_threads.alive)}
         if self._is_warm:
-            constants["updates_per_second"] = ledger.updates / spent
+            constants["updates_per_second"] = queue.updates / spent
         self._is_warm = True
-        return ledger.chunk(self._program.metric_names, constants, self.model.is_finite())
+        return queue.chunk(self._program.metric_names, constants, self.model.is_finite())
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """In environments of its own."""
@@ -120,8 +120,8 @@ class ThreadsEngine(Engine):
 
     def close(self) -> None:
         """Ends threads, environments and their processes; may be called again."""
-        if self._crew is not None:
-            self._crew.close()
+        if self._worker_threads is not None:
+            self._worker_threads.close()
         if self._hosts is not None:
             self._hosts.close()
 
@@ -142,7 +142,7 @@ class ThreadsEngine(Engine):
     def _start(self) -> None:
         for worker in self._workers:
             worker.start()
-        self._crew = WorkerThreads(self._workers)
+        self._worker_threads = WorkerThreads(self._workers)
 
 
 def _below(start: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

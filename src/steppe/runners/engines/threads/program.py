@@ -347,7 +347,7 @@ class Program:
 
 def _change_by(rule: UpdateRule) -> Callable[[Array, Array, Array], Array]:
     def change(gradient: Array, statistics: Array, taken: Array) -> Array:
-        told = rule.tell(gradient, statistics, taken, jnp)
+        told = rule.compute(gradient, statistics, taken, jnp)
         return jnp.stack([told.change, *told.increments])
 
     return change

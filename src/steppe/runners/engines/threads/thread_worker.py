@@ -70,7 +70,7 @@ class ThreadWorker:
         reading.batch[...] = 0
         collected = self._collect(timestep)
         trajectory: Trajectory | None = None if collected is None else collected.trajectory
-        self._carry, lesson, report = program.first(self._carry, trajectory, self._words)
+        self._carry, prepared, report = program.first(self._carry, trajectory, self._words)
         if collected is None:
             timesteps, returns, lengths = self._timesteps, *_ended(report)
         else:
@@ -83,7 +83,7 @@ class ThreadWorker:
             if number:
                 model.read(reading)
                 reading.batch[...] = batch
-                self._carry, report = program.more(self._carry, lesson, self._words, phase)
+                self._carry, report = program.more(self._carry, prepared, self._words, phase)
             if not report["healthy"]:
                 return LearnedBatch(timesteps, returns, lengths, sum(counts), lag, metrics, counts, False)
             metrics[phase] = metrics[phase] + report["metrics"]

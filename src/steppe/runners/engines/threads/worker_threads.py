@@ -22,13 +22,13 @@ class WorkerThreads:
     def __init__(self, workers: list[ThreadWorker]) -> None:
         self.workers = workers
         self._condition = threading.Condition()
-        self._ledger: WorkQueue | None = None
+        self._queue: WorkQueue | None = None
         self._round = 0
         self._busy = 0
         self._is_closing = False
         # Daemons: a thread that hangs in an environment must not keep the process from ending.
         self._threads = [
-            threading.Thread(target=self._live, args=(worker,), name=f"steppe-worker-{worker.index}", daemon=True)
+            threading.Thread(target=self._serve, args=(worker,), name=f"steppe-worker-{worker.index}", daemon=True)
             for worker in workers
         ]
         for thread in self._threads:
@@ -39,25 +39,25 @@ class WorkerThreads:
         """How many threads there are."""
         return sum(thread.is_alive() for thread in self._threads)
 
-    def run(self, ledger: WorkQueue) -> None:
+    def run(self, queue: WorkQueue) -> None:
         """Has all workers take tickets until there are none, and waits until everyone is quiet."""
         with self._condition:
-            self._ledger = ledger
+            self._queue = queue
             self._round += 1
             self._busy = len(self._threads)
             self._condition.notify_all()
             try:
                 self._condition.wait_for(lambda: not self._busy)
             finally:
-                ledger.stop()
-                self._ledger = None
+                queue.stop()
+                self._queue = None
 
     def close(self) -> None:
         """Ends all threads after the batch they are in, and then their environments; may be called again."""
         with self._condition:
             self._is_closing = True
-            if self._ledger is not None:
-                self._ledger.stop()
+            if self._queue is not None:
+                self._queue.stop()
             self._condition.notify_all()
         deadline = time.monotonic() + PATIENCE
         for thread in self._threads:
@@ -70,27 +70,27 @@ class WorkerThreads:
             if thread.is_alive():
                 log.warning("%s does not end: its environment has not returned", thread.name)
 
-    def _live(self, worker: ThreadWorker) -> None:
+    def _serve(self, worker: ThreadWorker) -> None:
         done = 0
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._is_closing or self._round > done)  # noqa: B023
                 if self._is_closing:
                     return
-                done, ledger = self._round, self._ledger
-            assert ledger is not None
-            self._work(worker, ledger)
-            del ledger
+                done, queue = self._round, self._queue
+            assert queue is not None
+            self._work(worker, queue)
+            del queue
             with self._condition:
                 self._busy -= 1
                 if not self._busy:
                     self._condition.notify_all()
 
-    def _work(self, worker: ThreadWorker, ledger: WorkQueue) -> None:
+    def _work(self, worker: ThreadWorker, queue: WorkQueue) -> None:
         try:
-            while (timestep := ledger.take()) is not None:
-                ledger.commit(worker.work(timestep))
+            while (timestep := queue.take()) is not None:
+                queue.commit(worker.work(timestep))
         except EnvironmentFault as error:
-            ledger.fail(EnvironmentFault(f"worker {worker.index}: {error}") if len(self.workers) > 1 else error)
+            queue.fail(EnvironmentFault(f"worker {worker.index}: {error}") if len(self.workers) > 1 else error)
         except BaseException as error:
-            ledger.fail(error)
+            queue.fail(error)

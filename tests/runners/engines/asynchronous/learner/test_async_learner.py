@@ -340,4 +340,4 @@ def test_what_is_no_address_is_refused_with_how_to_write_one(address: Any) -> No
 
 def test_a_worker_takes_the_address_that_a_learner_gives() -> None:
     worker = AsyncWorker(("::1", 4444), "CartPole-v1")
-    assert worker._door.address == "[::1]:4444"
+    assert worker._learner.address == "[::1]:4444"

@@ -88,15 +88,15 @@ def test_workers_that_have_it_not_either_end_the_run(pod):
     ],
 )
 def test_a_worker_without_an_environment_tells_the_learner_why(monkeypatch, error, told):
-    heard = []
-    monkeypatch.setattr(async_worker, "decline", lambda door, *words: heard.append(words))
+    reasons = []
+    monkeypatch.setattr(async_worker, "decline", lambda learner, *words: reasons.append(words))
 
     def make_envs():
         raise error
 
     with pytest.raises(type(error)):
         async_worker.work(LearnerAddress("127.0.0.1:1"), make_envs)
-    assert heard == told
+    assert reasons == told
 
 
 def test_elsewhere_a_missing_environment_is_an_error(monkeypatch):

@@ -99,7 +99,7 @@ def test_every_line_of_metrics_says_how_the_workers_do(tmp_path):
 
 def test_the_newest_policy_is_posted_even_where_nobody_took_the_one_before():
     engine = async_engine(world())
-    engine._crew.count = 0
+    engine._pool.count = 0
     try:
         engine.begin(1)
         board = engine._server.board
@@ -132,7 +132,7 @@ def test_episodes_as_batches(tmp_path):
 
     spec = world(total_timesteps=500, asynchronous={"batch_timesteps": "episode", "evaluation_share": 0.0})
     engine = async_engine(spec)
-    engine._crew = Watched(engine._rules, 1, 2)
+    engine._pool = Watched(engine._rules, 1, 2)
     try:
         engine.begin(1)
         while engine._timestep < 500:
@@ -327,7 +327,7 @@ def test_learning_does_not_starve_where_more_comes_than_can_be_taken_in(monkeypa
 
 def test_a_call_without_workers_returns_with_nothing():
     engine = async_engine(world())
-    engine._crew.count = 0
+    engine._pool.count = 0
     try:
         engine.begin(1)
         chunk = engine.advance(10, 0, ChunkLimits())
@@ -360,7 +360,7 @@ def test_the_progress_says_that_all_workers_are_gone(tmp_path):
 
     spec = world(total_timesteps=10**6)
     engine = async_engine(spec)
-    engine._crew = Processes(engine._rules, 1, 1)
+    engine._pool = Processes(engine._rules, 1, 1)
     try:
         TrainingLoop(spec, engine, tmp_path, request, show).run(None)
     finally:
@@ -375,7 +375,7 @@ def test_the_progress_says_that_all_workers_are_gone(tmp_path):
 
 def test_workers_join_and_leave_while_it_learns(tmp_path):
     engine = async_engine(world(num_workers=1, total_timesteps=10**6))
-    crew = engine._crew
+    crew = engine._pool
 
     def figures():
         return engine.advance(4, engine._timestep, ChunkLimits()).columns.get("workers", np.zeros(1))[-1]

@@ -76,5 +76,5 @@ def test_who_has_no_crew_forgets_whoever_hung():
     crew.start(SimpleNamespace(membership=members), None)
     members.join("a")
     members.give_up("a")
-    assert crew.tend() is None
+    assert crew.supervise() is None
     assert members.take_hung() == set()

@@ -67,7 +67,7 @@ def crew(monkeypatch):
 
     def at(seconds):
         clock[0] = 1000.0 + seconds
-        return crew.tend()
+        return crew.supervise()
 
     return SimpleNamespace(ray=ray, membership=membership, at=at, names=ray.names)
 

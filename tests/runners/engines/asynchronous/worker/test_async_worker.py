@@ -117,7 +117,7 @@ def test_what_was_printed_is_handed_on_when_it_begins_and_before_it_fails():
     printed = iter([[(20, "the simulator loads")], [(99, "the wing has \udc80 fallen off")]])
     failing = HostEnvs(environment_of(Falling, 1), 1)
     with scripted(script) as address, pytest.raises(EnvironmentFault):
-        work(LearnerAddress(address, reconnect=10.0), lambda: failing, Zeros(), heard=lambda: next(printed))
+        work(LearnerAddress(address, reconnect=10.0), lambda: failing, Zeros(), take_lines=lambda: next(printed))
     assert messages[0] == {"op": "said", "lines": [[20, "the simulator loads"]]}
     assert (messages[1]["op"], messages[1]["lines"][0]) == ("said", [50, "the wing has ? fallen off"])
     assert messages[-1]["op"] == "fault"
@@ -214,7 +214,7 @@ def test_it_hears_that_it_is_over_while_it_collects_and_shows_that_it_lives(monk
 
     monkeypatch.setattr(async_worker, "ALIVE_SECONDS", 0.02)
     monkeypatch.setattr(async_worker, "LISTEN_SECONDS", 0.01)
-    heard = []
+    messages_seen = []
 
     class Slow(World):
         def step(self, action):
@@ -226,7 +226,7 @@ def test_it_hears_that_it_is_over_while_it_collects_and_shows_that_it_lives(monk
         line.read()
         line.write(news("news", 0, 1.0))
         for _ in range(3):
-            heard.append(line.read()["op"])
+            messages_seen.append(line.read()["op"])
             line.write({"op": "noted"})
         line.write({"op": "over", "message": "done"})
         with contextlib.suppress(ConnectionError):
@@ -234,7 +234,7 @@ def test_it_hears_that_it_is_over_while_it_collects_and_shows_that_it_lives(monk
 
     with scripted(script) as address:
         AsyncWorker(address, Slow, policy=Zeros()).work()
-    assert heard[0] == "alive"
+    assert messages_seen[0] == "alive"
 
 
 def test_a_learner_that_is_nowhere_is_looked_for_and_then_given_up():
@@ -383,11 +383,11 @@ def test_a_worker_imports_neither_jax_nor_flax_nor_ray_on_its_way(tmp_path):
     network = [{"type": "dense", "size": 8}]
     spec = experiment("worlds:Continuous", agent, run_mode="async", num_envs=2, network=network)
     engine = async_engine(spec)
-    engine._crew.count = 0
+    engine._pool.count = 0
     process = None
     try:
         engine.begin(1)
-        crew = engine._crew
+        crew = engine._pool
         program = PROGRAM.replace("worlds:World", "worlds:Continuous")
         process = subprocess.Popen(
             [sys.executable, "-c", program, crew.address],
@@ -475,11 +475,11 @@ def test_threads_of_one_process_may_each_be_a_worker():
 
 def test_a_learner_cannot_make_a_worker_import_a_module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    marker, heard = write_module(tmp_path, "learners_layer"), []
+    marker, messages_seen = write_module(tmp_path, "learners_layer"), []
 
     def script(line):
         greet(line, policy=describe_coded("learners_layer:Layer"))
-        heard.append(line.read())
+        messages_seen.append(line.read())
         line.write({"op": "noted"})
         line.read()
 
@@ -488,7 +488,7 @@ def test_a_learner_cannot_make_a_worker_import_a_module(tmp_path, monkeypatch):
             working(address, allow_modules=allowed).work()
         assert f'the policy of the learner at {address} has the layer "learners_layer:Layer"' in str(caught.value)
         assert 'allow_modules="learners_layer"' in str(caught.value)
-        assert (heard[-1]["op"], heard[-1]["message"]) == ("fault", str(caught.value))
+        assert (messages_seen[-1]["op"], messages_seen[-1]["message"]) == ("fault", str(caught.value))
     assert not marker.exists()
 
 

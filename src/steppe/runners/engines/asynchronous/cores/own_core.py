@@ -1,4 +1,4 @@
-"""Policies of the user's own, of whatever make: the learner feeds them batches and sends their weights to workers."""
+"""Policies of the user's own: the learner gives them batches and sends their weights to workers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ RESERVED = frozenset(
     + ("steps_per_second", "workers", "updates_per_second", "policy_lag", "waiting", "dropped", "lost")
     + ("learner_utilisation", "evaluation_return", "evaluation_length")
 )
-"""What the run counts and measures itself: a policy's metrics of these names would take the place of that."""
+"""Metrics of the run itself, whose names a policy's own metrics must not have."""
 
 
 @runtime_checkable
 class OwnPolicy(Protocol):
-    """What a policy must be able to do. The learner's copy learns, those of the workers act.
+    """The interface of a user's policy. The learner's copy learns, those of the workers act.
 
     A policy may have `get_state()` and `set_state(arrays)` too, with everything that a checkpoint needs beside the
     weights, such as an optimiser's moments: NumPy arrays by name.
@@ -49,29 +49,29 @@ class OwnPolicy(Protocol):
         """Observations [N, ...] -> actions [N, ...], choices counted from 0; the best ones where `greedy`."""
 
     def learn(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """One update on what the replay memory drew; metrics by name, such as {"loss": 0.1}, but none of `RESERVED`."""
+        """One update on a sample of the memory; metrics by name, such as {"loss": 0.1}, but none of `RESERVED`."""
 
     def get_weights(self) -> Mapping[str, np.ndarray]:
-        """What acting needs, as NumPy arrays by name."""
+        """The weights for acting, as NumPy arrays by name."""
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Acts by these weights from now on; arrays as `get_weights` gives them, as float32."""
+        """Replaces the weights by arrays like those of `get_weights`, as float32."""
 
 
 @runtime_checkable
 class OwnReplay(Protocol):
-    """What a replay memory must be able to do; `snapshot` and `restore`, as `UniformReplay` has them, may be added."""
+    """The interface of a user's replay memory; `snapshot` and `restore`, as in `UniformReplay`, are optional."""
 
     def add(self, timesteps: Mapping[str, np.ndarray]) -> None:
         """Takes in arrays [T, N, ...] by name: observations, actions, rewards, terminated, truncated,
         next_observations."""
 
     def sample(self) -> Mapping[str, np.ndarray] | None:
-        """What `learn` gets; None while there is too little."""
+        """A batch for `learn`; None while there is too little data."""
 
 
 class OwnCore:
-    """A policy and its replay memory, at the pace of the data or as fast as can be."""
+    """A user's policy and its replay memory, with a ratio of updates to timesteps or as fast as possible."""
 
     def __init__(
         self, policy: OwnPolicy, replay: OwnReplay, task: Task, spaces: Spaces, ratio: float | None = None
@@ -85,10 +85,10 @@ class OwnCore:
         self._drawn: Mapping[str, np.ndarray] | None = None
 
     def begin(self, seed: int) -> None:
-        """The policy is as its maker made it."""
+        """Keeps the policy as the user made it."""
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
-        """The policy's state or weights, and the memory where it can be restored."""
+        """Restores the policy's state or weights, and the memory if it can be restored."""
         parts: dict[str, dict[str, np.ndarray]] = {"state": {}, "weights": {}, "replay": {}}
         for name, array in arrays.items():
             part, _, rest = name.partition("/")
@@ -104,7 +104,7 @@ class OwnCore:
         self._draw()
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Weights, state and memory, as far as they can be told."""
+        """Weights, and the state and memory if they can be saved."""
         policy: Any = self.policy_object
         arrays = {f"weights/{name}": array for name, array in self.weights().items()}
         if hasattr(policy, "get_state"):
@@ -115,21 +115,21 @@ class OwnCore:
 
     @property
     def unsaved(self) -> int:
-        """What was taken in is the memory's affair."""
+        """None: all batches are in the memory."""
         return 0
 
     @property
     def wants_data(self) -> bool:
-        """Not while updates are owed."""
+        """False while updates are due."""
         return self._drawn is None or self._pace.wants_data
 
     @property
     def can_learn(self) -> bool:
-        """Once the memory gives something."""
+        """True once the memory gives a sample."""
         return self._drawn is not None and self._pace.is_due
 
     def take_in(self, batch: WorkerBatch) -> None:
-        """Hands a batch to the memory."""
+        """Adds a batch to the memory."""
         names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations")
         self.replay.add({name: getattr(batch, name) for name in names})
         if self._drawn is not None:
@@ -138,7 +138,7 @@ class OwnCore:
             self._draw()
 
     def learn(self, seconds: float) -> Learned:
-        """Update after update."""
+        """Takes updates until the time is over or none is due."""
         deadline = time.perf_counter() + seconds
         sums: dict[str, float] = {}
         done = 0
@@ -160,11 +160,11 @@ class OwnCore:
         return Learned(done, metrics, all(np.isfinite(value) for value in metrics.values()))
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Copies, since the policy goes on."""
+        """Copies, since the policy may change its own arrays."""
         return {name: np.array(array, np.float32) for name, array in self.policy_object.get_weights().items()}
 
     def exploration(self, timestep: int) -> dict[str, float]:
-        """The policy explores by itself."""
+        """Empty: the policy explores by itself."""
         return {}
 
     def policy(self, timestep: int) -> SavedWeights:
@@ -176,7 +176,7 @@ class OwnCore:
 
 
 class SavedWeights:
-    """What a policy of one's own leaves in a run folder: its weights, for its own code to load."""
+    """The saved form of a user's policy: its weights, for its own code to load."""
 
     def __init__(self, weights: dict[str, np.ndarray], timestep: int) -> None:
         self._weights, self._timestep = weights, timestep
@@ -191,7 +191,7 @@ class SavedWeights:
 
 
 def check_own(policy: Any, replay: Any) -> None:
-    """A UserError that names what is missing."""
+    """Raises a UserError that names a missing method."""
     for given, kind, what in ((policy, OwnPolicy, "policy"), (replay, OwnReplay, "replay")):
         names = [name for name in vars(kind) if not name.startswith("_") and callable(getattr(kind, name))]
         if missing := [name for name in names if not callable(getattr(given, name, None))]:

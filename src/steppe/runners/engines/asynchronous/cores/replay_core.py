@@ -1,8 +1,8 @@
 """Agents that learn from a replay memory, fed by many workers.
 
-The memory is one long row of timesteps. Each piece of it comes from one environment and is in order of time; where a
-piece ends, its last timestep is marked as truncated, so that n-step returns stop there and bootstrap. So it does not
-matter which worker a piece came from, how long it is, or whether that worker is still there.
+The memory is one long row of timesteps. Each piece of it comes from one environment, in order of time, and its last
+timestep is marked as truncated, so that n-step returns stop there and bootstrap. So it does not matter which worker a
+piece came from, how long it is, or whether that worker still exists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BLOCK = 64
 
 
 class ReplayCore(AgentCore):
-    """An agent, its memory, and the timesteps that do not fill a block yet."""
+    """An agent, its memory, and the timesteps that do not yet fill a block."""
 
     def __init__(self, agent: Any, task: Task, spaces: Spaces, ratio: float | None) -> None:
         """The agent's memory takes blocks of BLOCK timesteps of one environment; `ratio` None learns all the time."""
@@ -58,23 +58,23 @@ class ReplayCore(AgentCore):
             array[: self._staged] = arrays[f"staged/{name}"]
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Agent, memory, and what is not in it yet."""
+        """Agent, memory, and the timesteps that are not in it yet."""
         staged = {f"staged/{name}": array[: self._staged].copy() for name, array in self._staging.items()}
         counts = {"staged/count": np.int64(self._staged), "staged/owed": np.float64(self._pace.owed)}
         return to_arrays(self._learner) | staged | {name: np.asarray(value) for name, value in counts.items()}
 
     @property
     def wants_data(self) -> bool:
-        """Not while updates are owed."""
+        """False while updates are due."""
         return not self._has_enough or self._pace.wants_data
 
     @property
     def can_learn(self) -> bool:
-        """Once there is enough, and as often as is due."""
+        """True if the memory holds enough and an update is due."""
         return self._has_enough and self._pace.is_due
 
     def take_in(self, batch: WorkerBatch) -> None:
-        """Puts the columns of a batch one behind the other, and writes all blocks that are full."""
+        """Appends the columns of a batch to the staged timesteps, and writes all full blocks."""
         truncated = batch.truncated.copy()
         truncated[-1] |= ~batch.terminated[-1]
         running = batch.rewards if batch.running_returns is None else batch.running_returns
@@ -122,7 +122,7 @@ class ReplayCore(AgentCore):
         example = example_of(self.agent)
         leaves = example._asdict() | {"running_returns": example.rewards}
         self._staging = {name: np.zeros((BLOCK, *leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
-        # Compiled before the first worker comes, with a memory that is thrown away: nobody should have to wait for it.
+        # Compiles before the first worker connects, with a memory that is discarded.
         self._learner = begin(self.agent, keys.make(0), pretrains=False)
         self._write()
         self._learner = jax.tree.map(jnp.asarray, learner)
@@ -131,8 +131,8 @@ class ReplayCore(AgentCore):
         self.updates = int(learner.agent.updates)
 
     def _write(self) -> None:
-        """The staged block, over the oldest one in the memory."""
-        # Copies: where JAX was in use before, it may still read them when the next block is staged.
+        """Writes the staged block over the oldest one in the memory."""
+        # Copies: JAX may still read them when the next block is staged.
         block = {name: array[:, None].copy() for name, array in self._staging.items()}
         running = block.pop("running_returns")
         self._learner = self._insert(self._learner, Timesteps(**block), running)
@@ -141,7 +141,7 @@ class ReplayCore(AgentCore):
 
     def _inserted(self, learner: Learner, block: Timesteps, running_returns: Array) -> Learner:
         """Block leaves: [BLOCK, 1, ...]."""
-        # All but observations and returns is left out: nothing else is measured here.
+        # Only observations and returns are measured here.
         seen = Trajectory(*block, outputs=(), running_returns=running_returns, internals={}, next_internals={})
         return Learner(self.agent.observe(learner.agent, seen), self.agent.memory.add(learner.memory, block))
 
@@ -155,9 +155,9 @@ class ReplayCore(AgentCore):
         return values
 
     def _updated(self, changing: tuple[Any, ...], constant: Any, count: Array) -> tuple[tuple[Any, ...], Array]:
-        """`count` updates; what they change, and the means of their metrics.
+        """Takes `count` updates; returns what they change, and the means of their metrics.
 
-        A memory that draws uniformly stays as it is: it is handed in apart, so that it is neither copied nor returned.
+        A uniform memory does not change: it is passed separately, so that it is neither copied nor returned.
         """
         shapes = jax.eval_shape(partial(self._once, constant), changing)[1]
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

@@ -1,4 +1,4 @@
-"""Agents that learn from trajectories of older policies, stacked from many workers into batches of one shape."""
+"""Agents that learn from trajectories of older policies: those of many workers are stacked into one batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from steppe.runners.engines.learning import Learner, begin, is_healthy, learn
 
 
 class StackingCore(AgentCore):
-    """An agent, and the trajectories [T, N, ...] that do not fill a batch yet."""
+    """An agent, and the trajectories [T, N, ...] that do not yet fill a batch."""
 
     def __init__(self, agent: Any, task: Task, spaces: Spaces) -> None:
         """`agent.situation.num_envs` trajectories are one update."""
@@ -32,9 +32,9 @@ class StackingCore(AgentCore):
         self._has_log_std = form.has_log_std
         self._stack = _room(form, agent.horizon, self._width)
         self._columns = self._batches = 0
-        """How many trajectories are in the stack, and of how many batches."""
+        """How many trajectories are in the stack, and from how many workers' batches."""
         self._rest: WorkerBatch | None = None
-        """The batch whose trajectories did not all fit, and how many did."""
+        """The worker's batch whose trajectories did not all fit, and how many did."""
         self._used = 0
         self._learn = jit_for_learning(self._learned, donate_argnums=0)
 
@@ -43,7 +43,7 @@ class StackingCore(AgentCore):
         self._start(begin(self.agent, keys.make(seed)))
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
-        """The agent; trajectories that were not learned from yet are too old by now."""
+        """Restores the agent; waiting trajectories would be too old by now."""
         self._start(from_arrays(begin(self.agent, keys.make(seed), pretrains=False), arrays))
 
     def snapshot(self) -> dict[str, np.ndarray]:
@@ -52,21 +52,21 @@ class StackingCore(AgentCore):
 
     @property
     def unsaved(self) -> int:
-        """All whose trajectories wait; when the run goes on they are too old."""
+        """All batches with waiting trajectories, which would be too old for a resumed run."""
         return self._batches + (self._rest is not None and self._used == 0)
 
     @property
     def wants_data(self) -> bool:
-        """Unless a batch is full."""
+        """False while a full batch waits to be learned from."""
         return self._rest is None
 
     @property
     def can_learn(self) -> bool:
-        """Once a batch is full."""
+        """True once the stack is full."""
         return self._columns == self._width
 
     def take_in(self, batch: WorkerBatch) -> None:
-        """Copies its trajectories beside those that are there."""
+        """Copies its trajectories into the stack."""
         self._rest, self._used = batch, 0
         self._fill()
 
@@ -81,14 +81,14 @@ class StackingCore(AgentCore):
         return Learned(updates, metrics, healthy)
 
     def _start(self, learner: Learner) -> None:
-        # Compiled before the first worker comes, with parameters that are thrown away.
+        # Compiles before the first worker connects, with parameters that are discarded.
         self._learn(begin(self.agent, keys.make(0)), self._stack)
         self._learner = jax.tree.map(jnp.asarray, learner)
         self._columns, self._batches, self._rest = 0, 0, None
         self.updates = int(learner.agent.updates)
 
     def _fill(self) -> None:
-        """Moves as many trajectories of the rest as there is room for."""
+        """Moves as many remaining trajectories into the stack as fit."""
         batch = self._rest
         if batch is None:
             return

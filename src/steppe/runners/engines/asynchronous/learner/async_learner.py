@@ -32,11 +32,11 @@ from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.running.connections import split_address, written_address
 
 ENVIRONMENT = "workers"
-"""What an experiment's environment is called where only its workers know it."""
+"""The environment's name in the experiment if only the workers know it."""
 OWN = "own"
-"""What the agent of an experiment is called where the policy is the user's own."""
+"""The agent's name in the experiment if the policy is the user's own."""
 BASIS = {"name": "learner", "environment": ENVIRONMENT, "video": False, "final_evaluation": None, "run_mode": "async"}
-"""What its experiment is, where nothing else is said."""
+"""The defaults of its experiment."""
 _STARTS_NOBODY = "it starts no processes, and whoever comes works for it; leave it out"
 NOT_HERE = {
     "evaluation": (
@@ -54,20 +54,20 @@ NOT_HERE = {
     "cluster": _STARTS_NOBODY,
     "kubernetes": _STARTS_NOBODY,
 }
-"""Fields of an experiment that only mean something where Steppe starts the workers -> why, and the way out."""
+"""Fields that only have a meaning if Steppe starts the workers -> why, and the way out."""
 NOT_HERE_EITHER = {
     "address": "where it listens is its own argument; write AsyncLearner(..., address=...)",
     "reconnect": "each worker says for how long it looks for its learner; write AsyncWorker(..., reconnect=...)",
 }
-"""The same, of `asynchronous`."""
+"""The same for fields of `asynchronous`."""
 WAIT_SECONDS = 0.2
-"""How often a learner that has no workers yet looks whether it should stop."""
+"""How often a learner without workers checks whether it should stop."""
 
 log = logging.getLogger(__name__)
 
 
 class AsyncLearner:
-    """Owns policy and replay memory, and learns while `AsyncWorker`s send what they see.
+    """Owns policy and replay memory, and learns from the timesteps that `AsyncWorker`s send.
 
     `policy` is an agent as experiment files have it, or an object of your own with the methods of `OwnPolicy`: act,
     learn, get_weights, set_weights. `replay` is, for an agent, how many timesteps are kept, or its `memory` settings;
@@ -75,7 +75,7 @@ class AsyncLearner:
     (host, port), is where workers reach it; beyond this machine a token is needed, from `asynchronous.token_file` or
     STEPPE_LEARNER_TOKEN. On a machine with other users it makes one for itself, which workers of the same user find.
     Checkpoints, metrics and the policy go to `folder`. `fields` are those of an experiment: total_timesteps, network,
-    seed, asynchronous, and so on. What is observed and done is heard from the first worker.
+    seed, asynchronous, and so on. The first worker tells the observation and action spaces.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class AsyncLearner:
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """(host, port) that it listens at, once it does."""
+        """The (host, port) that it listens at; None before it does."""
         return None if self._server is None else self._server.address
 
     def run(
@@ -112,9 +112,8 @@ class AsyncLearner:
     ) -> RunOutcome:
         """Learns until a limit of the experiment is reached, or until it is asked to stop; the work is always saved.
 
-        Ctrl-C and SIGTERM ask it to stop. With `resume` it goes on from the newest checkpoint in the folder; "auto"
-        does so where there is one. Without `on_progress` a line on the standard error tells how it goes, every ten
-        seconds.
+        Ctrl-C and SIGTERM ask it to stop. With `resume` it continues from the newest checkpoint in the folder; "auto"
+        does so if there is one. Without `on_progress` it prints a line to the standard error every ten seconds.
         """
         saved = checkpoints.list_checkpoints(self._folder)
         if saved and not resume:
@@ -139,7 +138,7 @@ class AsyncLearner:
                 server.close("the learner has ended")
 
     def stop(self) -> None:
-        """Lets `run` save and return; called from another thread or a signal handler."""
+        """Makes `run` save and return; may be called from another thread or a signal handler."""
         self._wish = "stop"
 
     def _learn(
@@ -188,7 +187,7 @@ class AsyncLearner:
 
 
 class _Signals:
-    """Turns Ctrl-C and SIGTERM into a wish, while a run lasts and where signals can be heard."""
+    """Turns Ctrl-C and SIGTERM into a request to stop, if this is the main thread."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
@@ -205,7 +204,7 @@ class _Signals:
 
 
 def _where(given: str | tuple[str, int]) -> tuple[str, int]:
-    """(host, port) to listen at; port 0 is any free one."""
+    """The (host, port) to listen at; port 0 is any free one."""
     try:
         address = written_address(given)
         is_any = address.endswith(":0")
@@ -225,7 +224,7 @@ def _experiment(agent: Any, fields: dict[str, Any]) -> ExperimentSpec:
 
 
 def _with_memory(policy: Any, replay: Any) -> dict[str, Any]:
-    """The agent's words, with its memory among them."""
+    """The agent's settings with the memory among them."""
     words = {"type": policy} if isinstance(policy, str) else policy
     words = dict(words) if isinstance(words, dict) else {"type": words.type, **words.settings}
     if "memory" in words:

@@ -1,4 +1,4 @@
-"""From an experiment's spec to the agent that learns in it, made for batches of many workers."""
+"""Builds the learning core of an experiment: its agent, made for batches of many workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OFF_POLICY = ("impala",)
 
 
 def check_agent(spec: ExperimentSpec) -> None:
-    """A UserError for agents that do not learn, or not from what older policies did."""
+    """Raises a UserError for agents that do not learn, or cannot learn from data of older policies."""
     algorithm = agent_class(spec.agent)
     if algorithm.experience == "none":
         raise UserError(
@@ -81,7 +81,7 @@ def _ratio(spec: ExperimentSpec, settings: Any) -> float | None:
 
 
 def _task(spec: ExperimentSpec, agent: Any) -> Task:
-    """What workers are to do for this agent."""
+    """The task of the workers of this agent."""
     wishes = spec.asynchronous
     process = agent.noise_process
     drifts = isinstance(process, GaussianNoise | OrnsteinUhlenbeck)
@@ -103,7 +103,7 @@ def _task(spec: ExperimentSpec, agent: Any) -> Task:
         least=least,
         most=most,
         rows=rows,
-        # What workers have of such a policy is never without its noise.
+        # Workers only have such a policy with noise in its parameters.
         evaluation_share=0.0 if agent.perturbs_parameters else wishes.evaluation_share,
         max_timesteps=spec.max_timesteps_per_episode,
         repeat_actions=spec.repeat_actions,
@@ -112,7 +112,7 @@ def _task(spec: ExperimentSpec, agent: Any) -> Task:
 
 
 def _batch_size(spec: ExperimentSpec) -> tuple[int, int, int | None]:
-    """(the fewest timesteps, the most, how many of each environment where that is fixed)."""
+    """(the fewest timesteps of a batch, the most, the fixed number for each environment or None)."""
     wanted = spec.asynchronous.batch_timesteps
     if wanted == "episode":
         return 1, LONGEST_EPISODE, None

@@ -1,4 +1,4 @@
-"""One worker's connection, seen from the learner: lets it in, takes its batches, hands out the newest policy."""
+"""The learner's side of one worker's connection: lets it join, receives batches, hands out the newest policy."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServer
 
 JOIN_SECONDS = 60.0
-"""How long a worker may take from its greeting until it joins."""
+"""How long a worker may take to join after its greeting."""
 TASK_SECONDS = 1.0
-"""How long a worker is kept waiting for its task before it is asked to come again."""
+"""How long a worker waits for its task before it is told to ask again."""
 
 log = logging.getLogger(__name__)
 
@@ -59,16 +59,16 @@ class WorkSession:
         self._number = -1
 
     def run(self) -> None:
-        """From the greeting to the end; whatever goes wrong is told to the worker, where that is possible."""
+        """Serves the worker until the end; errors are sent to it if that is possible."""
         try:
             self._channel = channel = Channel(self._sock)
             channel.limit = DESCRIPTION_LIMIT
-            self._say({"op": "proceed"})
+            self._send({"op": "proceed"})
             self._serve(channel)
         except (Disconnected, TooSlow) as error:
             log.info("%s: disconnected (%s)", self._peer, str(error) or "too slow")
         except Exception as error:
-            self._tell(error)
+            self._send_error(error)
         finally:
             (self._channel or self._sock).close()
             self._member.leave()
@@ -92,18 +92,18 @@ class WorkSession:
         vanished, has_failed = True, False
         try:
             welcome = {"session": server.board.name, "number": number, "seed": [server.seed, server.starts]}
-            self._say({"op": "welcome", **welcome, "task": task.to_json()})
-            while (request := self._hear())["op"] != "leave":
-                # Whoever fails takes along the batch that it was collecting, however politely it leaves.
+            self._send({"op": "welcome", **welcome, "task": task.to_json()})
+            while (request := self._receive())["op"] != "leave":
+                # A worker that fails loses the batch that it was collecting, even if it then leaves as agreed.
                 has_failed |= request["op"] == "fault"
                 answer = self._answer(request, name, environments, form)
                 if request["op"] == "batch" and self._is_gone():
-                    # Its batch is counted already, and it had not begun another one.
+                    # Its batch is counted already, and it has not begun another one.
                     vanished = False
                     raise Disconnected("it was closed while its batch waited")
-                self._say(answer)
+                self._send(answer)
             vanished = has_failed
-            self._say({"op": "bye"})
+            self._send({"op": "bye"})
         except Over:
             vanished = False
             raise
@@ -116,15 +116,15 @@ class WorkSession:
             server.membership.leave(name, connection, vanished)
 
     def _join(self) -> tuple[Message, Task, BatchFormat]:
-        """What the worker says of itself, and what it is to do once the learner knows that."""
+        """Returns the worker's join message and, once the learner knows them, the task and its batches' format."""
         board = self._server.board
         while True:
-            joining = self._hear(min(JOIN_SECONDS, self._server.worker_timeout))
+            joining = self._receive(min(JOIN_SECONDS, self._server.worker_timeout))
             if joining["op"] == "unable":
                 sentence, kind = read_text(joining, "message", LONGEST_SENTENCE), read_text(joining, "kind", 100)
                 log.warning("%s: a worker cannot join: %s", self._peer, sentence)
                 self._server.membership.decline(sentence, is_mistake=kind == "user")
-                self._say({"op": "noted"})
+                self._send({"op": "noted"})
                 raise Disconnected("it cannot join")
             if joining["op"] != "join":
                 raise Malformed(f'sent "{joining["op"][:50]}" where "join" belongs')
@@ -132,7 +132,7 @@ class WorkSession:
             board.tell_spaces(spaces)
             if (offered := board.wait_for_task(TASK_SECONDS)) is not None:
                 break
-            self._say({"op": "wait"})
+            self._send({"op": "wait"})
         for what, theirs, mine in zip(("observes", "takes"), spaces, offered.spaces, strict=True):
             if not are_same(theirs, mine):
                 shown, wanted = (str(to_json(space))[:300] for space in (theirs, mine))
@@ -164,14 +164,14 @@ class WorkSession:
             case op:
                 raise Malformed(f'sent "{op[:50]}", which the protocol does not have')
 
-    def _hear(self, seconds: float | None = None) -> Message:
-        """The worker's next message; `Over` once nothing more is to be done, `TooSlow` when it says nothing."""
+    def _receive(self, seconds: float | None = None) -> Message:
+        """The worker's next message; raises `Over` once the run is over and `TooSlow` if the worker is silent."""
         assert self._channel is not None
         seconds = self._server.worker_timeout if seconds is None else seconds
         deadline = time.monotonic() + seconds
-        ears = select.poll()
-        ears.register(self._sock, select.POLLIN)
-        while not ears.poll(LISTEN_SECONDS * 1000):
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        while not poller.poll(LISTEN_SECONDS * 1000):
             self._server.board.raise_if_over()
             if time.monotonic() >= deadline:
                 raise TooSlow
@@ -179,23 +179,23 @@ class WorkSession:
         return self._channel.receive(seconds)
 
     def _ask_to_wait(self) -> None:
-        """Tells a worker whose batch stands in line that its learner is still there."""
-        # One that is gone is found out when the batch has its place.
+        """Tells a worker whose batch waits that its learner is still there."""
+        # A worker that is gone is noticed when its batch is received.
         with contextlib.suppress(Disconnected, TooSlow):
-            self._say({"op": "wait"})
+            self._send({"op": "wait"})
 
     def _is_gone(self) -> bool:
-        """Whether the worker has hung up; where the system cannot tell, that is found out later."""
-        ears = select.poll()
-        ears.register(self._sock, getattr(select, "POLLRDHUP", 0))
-        return bool(ears.poll(0))
+        """Whether the worker has closed the connection; systems without POLLRDHUP notice it later."""
+        poller = select.poll()
+        poller.register(self._sock, getattr(select, "POLLRDHUP", 0))
+        return bool(poller.poll(0))
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         assert self._channel is not None
         self._channel.send(message, self._server.worker_timeout)
 
-    def _tell(self, error: Exception) -> None:
-        """Says why the connection ends, as its last message."""
+    def _send_error(self, error: Exception) -> None:
+        """Sends why the connection ends, as its last message."""
         match error:
             case Over():
                 message = {"op": "over"}
@@ -219,7 +219,7 @@ class WorkSession:
 
 
 def _lines(request: Message) -> LogLines:
-    """What a worker has printed."""
+    """Reads the lines that a worker has printed."""
     lines = request.get("lines")
     if not isinstance(lines, list) or len(lines) > MOST_LINES + 1:
         raise Malformed(f'sent "lines" as something else than up to {MOST_LINES + 1} of them')
@@ -232,5 +232,5 @@ def _lines(request: Message) -> LogLines:
 
 
 def _known(request: Message) -> tuple[int, str]:
-    """(the version of the policy that a worker has, the learner it has it from)."""
+    """Reads (the version of the worker's policy, the name of the learner that it is from)."""
     return read_count(request, "has", least=-1), read_text(request, "session", 100)

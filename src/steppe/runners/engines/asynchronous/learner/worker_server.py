@@ -1,4 +1,4 @@
-"""The learner's door: each worker that has greeted gets a thread, which takes its batches and hands out the policy."""
+"""The learner's server: each connected worker gets a thread, which receives its batches and hands out the policy."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from steppe.runners.engines.asynchronous.wire.board import Board
 from steppe.runners.engines.asynchronous.wire.protocol import GREETING_SECONDS, NAME, VERSION
 
 LIMITS = Limits(2048, 1024, strangers=512, strangers_of_address=256, seconds=GREETING_SECONDS)
-"""Hundreds of workers may come at once, from one machine."""
+"""Hundreds of workers of one machine may connect at once."""
 END_SECONDS = 3.0
-"""How long workers have at the end to hear that it is over."""
+"""How long workers have at the end to be told that the run is over."""
 
 
 class WorkerServer:
-    """Listens from its making on, in threads of its own, until `close`."""
+    """Listens in threads of its own, from its construction until `close`."""
 
     def __init__(
         self,
@@ -50,23 +50,23 @@ class WorkerServer:
         access = access if self._local_token is None else replace(access, token=self._local_token.token)
         at, port = listener.getsockname()[:2]
         self.address = str(at), int(port)
-        """(host, port) that it really listens at."""
+        """The (host, port) that it really listens at."""
         self._sessions: dict[WorkSession, threading.Thread] = {}
         self._is_closed = False
         self.seed, self.starts = 0, 0
-        """What the workers' randomness follows from: the run's seed, and how often it was resumed."""
+        """Seed the workers' randomness: the run's seed, and how often it was resumed."""
         greeting = Greeting(NAME, VERSION, access.token, "learner", "worker")
         self._admission = Admission(listener, greeting, access.tls, self._welcome, limits)
-        self._thread = threading.Thread(target=self._admission.serve, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._admission.serve, name="worker-server", daemon=True)
         self._thread.start()
 
     @property
     def token_file(self) -> Path | None:
-        """Where the token is that it made for itself, if it did."""
+        """The file of the token that it made for itself, if it did."""
         return None if self._local_token is None or self._is_closed else self._local_token.files[0]
 
     def close(self, reason: str) -> None:
-        """Tells every worker that it is over, and ends all threads and connections; may be called again."""
+        """Tells every worker that the run is over, and ends all threads and connections; may be called again."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -77,7 +77,7 @@ class WorkerServer:
         self._admission.stop()
         self._thread.join()
         sessions = dict(self._sessions)
-        # They find out by themselves, and say it to their workers.
+        # Sessions notice it by themselves and tell their workers.
         _join(sessions, END_SECONDS)
         for session in sessions:
             session.stop()

@@ -1,6 +1,6 @@
-"""The words of the protocol between a learner and its workers: frames as `steppe.net.protocol` has them.
+"""The protocol between a learner and its workers, in frames of `steppe.net.protocol`.
 
-A worker speaks, the learner answers, strictly in turn; only "over" may come at any time, as the learner's last word.
+The worker sends a request and the learner answers it; only "over" may come at any time, as the learner's last message.
 
 | worker                                                  | learner                                              |
 |---------------------------------------------------------|------------------------------------------------------|
@@ -22,16 +22,16 @@ from __future__ import annotations
 NAME = "steppe-async"
 VERSION = 1
 GREETING_SECONDS = 10.0
-"""How long a stranger may take until the token is shown."""
+"""How long a new connection may take to show its token."""
 ALIVE_SECONDS = 5.0
-"""How often a worker speaks that still collects its batch."""
+"""How often a worker that is collecting a batch sends a sign of life."""
 LISTEN_SECONDS = 0.25
-"""How often each side looks whether it is over while the other one is silent."""
+"""How often each side checks whether the run is over while the other one is silent."""
 LONGEST_SENTENCE = 4000
 SAY_SECONDS = 1.0
-"""How often a worker hands on what it has printed."""
+"""How often a worker forwards its output."""
 MOST_LINES = 10
-"""How many lines of it: the rest of a flood is only counted."""
+"""The most lines of one message; further ones are only counted."""
 LONGEST_LINE = 300
 """In characters; all of them fit into the room of the smallest message."""
 LogLines = list[tuple[int, str]]
@@ -40,7 +40,7 @@ TOKEN_VARIABLE = "STEPPE_LEARNER_TOKEN"
 
 
 def not_made_within(patience: float) -> str:
-    """What is said of a worker that hangs while it makes its environment."""
+    """The error of a worker that hangs while it makes its environment."""
     return (
         f"it has not made its environment within {patience:g} s; where that is no fault of the environment, raise "
         "asynchronous.worker_timeout"

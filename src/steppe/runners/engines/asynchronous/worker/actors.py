@@ -1,4 +1,4 @@
-"""How a worker chooses its actions, with NumPy alone: by the learner's policy, or by one of its user's own."""
+"""How a worker chooses its actions, with NumPy alone: with the learner's policy, or with one of the user's own."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ State = dict[str, np.ndarray]
 
 
 class Actor(Protocol):
-    """What collects timesteps asks of whoever acts."""
+    """Chooses actions for the environments of a worker."""
 
     version: int
-    """How many updates the policy has seen that acts now; -1 before the first was fetched."""
+    """The number of updates of the current policy; -1 before the first was fetched."""
 
     def take(self, news: Message) -> None:
-        """Acts by newer weights from now on, where the news have some."""
+        """Switches to the weights in a message of the learner, if it has some."""
 
     def initial(self, environments: int) -> State:
-        """What is remembered at the beginning of episodes: [N, ...] by name."""
+        """The recurrent state at the start of episodes: [N, ...] by name."""
 
     def draw(self, rows: int, environments: int, rng: np.random.Generator) -> Any:
-        """The randomness of T x N actions; noise[t] is what `act` wants."""
+        """The noise of T x N actions; `act` takes noise[t]."""
 
     def act(self, observations: np.ndarray, noise: Any, state: State) -> tuple[np.ndarray, np.ndarray | None, State]:
         """Observations [N, ...] -> (actions as the learner stores them, the policy's outputs, the state after)."""
@@ -44,7 +44,7 @@ class Actor(Protocol):
         """The best actions, and the state after."""
 
     def to_host(self, actions: np.ndarray) -> np.ndarray:
-        """Actions as `HostEnvs` takes them."""
+        """Scales actions to the range that `HostEnvs` takes."""
 
     @property
     def log_std(self) -> np.ndarray | None:
@@ -68,7 +68,7 @@ class PolicyActor:
         self._spread: dict[str, float] = {}
 
     def take(self, news: Message) -> None:
-        """New tensors where the policy changed; how much to explore each time."""
+        """Reads new tensors if the policy changed, and always how much to explore."""
         if "policy" in news:
             tensors = {name: np.empty(shape, np.float32) for name, shape in self._shapes.items()}
             for name, tensor in tensors.items():
@@ -81,13 +81,13 @@ class PolicyActor:
         self._spread = {name: float(spread[name]) for name in ("epsilon", "sigma") if name in spread}
 
     def initial(self, environments: int) -> State:
-        """What recurrent layers and drifting noise start with."""
+        """The initial state of recurrent layers and of drifting noise."""
         state = self._policy.initial_state((environments,))
         size = self._action.size if isinstance(self._action, Box) else 0
         return state | ({} if self._noise is None else initial_noise(self._noise, (environments,), size))
 
     def draw(self, rows: int, environments: int, rng: np.random.Generator) -> Any:
-        """[T, N, columns]; a list of None where nothing is explored."""
+        """[T, N, columns]; a list of None if the worker does not explore."""
         if self._is_greedy:
             return [None] * rows
         return heads.draw_noise(self._columns, (rows, environments), rng)
@@ -109,7 +109,7 @@ class PolicyActor:
         return actions, state
 
     def to_host(self, actions: np.ndarray) -> np.ndarray:
-        """`HostEnvs` clips and counts by itself, but knows no stretching."""
+        """`HostEnvs` clips and counts by itself, but does not stretch."""
         return heads.postprocess(self._kind, actions, self._action) if self._kind in heads.STRETCHED else actions
 
     @property
@@ -119,7 +119,7 @@ class PolicyActor:
 
 
 class OwnActor:
-    """Acts by a policy that the user brings: an object with `act` and `set_weights`."""
+    """Acts with a policy of the user's: an object with `act` and `set_weights`."""
 
     def __init__(self, policy: Any, action: Space) -> None:
         for name in ("act", "set_weights"):
@@ -145,23 +145,23 @@ class OwnActor:
         self.version = _version(news)
 
     def initial(self, environments: int) -> State:
-        """Such a policy remembers nothing between actions."""
+        """Such a policy has no state between actions."""
         return {}
 
     def draw(self, rows: int, environments: int, rng: np.random.Generator) -> Any:
-        """It draws for itself."""
+        """Such a policy draws its own noise."""
         return [None] * rows
 
     def act(self, observations: np.ndarray, noise: Any, state: State) -> tuple[np.ndarray, np.ndarray | None, State]:
-        """As the policy explores."""
+        """Lets the policy explore as it likes."""
         return self._shaped(self._policy.act(observations, False), len(observations)), None, state
 
     def act_greedily(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:
-        """As the policy does without exploring."""
+        """Asks the policy for its best actions."""
         return self._shaped(self._policy.act(observations, True), len(observations)), state
 
     def to_host(self, actions: np.ndarray) -> np.ndarray:
-        """As they are."""
+        """Returns the actions unchanged."""
         return actions
 
     def _shaped(self, actions: Any, rows: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A worker: acts in its environments by the learner's newest policy, and sends what it saw. Needs neither JAX nor Ray.
+"""A worker: acts in its environments with the learner's newest policy and sends the timesteps, without JAX or Ray.
 
 AsyncWorker(learner_address="learner:6379", env_wrapper=MySimulator).work()
 """
@@ -50,16 +50,16 @@ from steppe.specs.user_code import has_traceback, traceback_of
 log = logging.getLogger(__name__)
 
 TRACEBACK_LINES = 60
-"""As many lines of a traceback are told to the learner: the last ones, where the user's code is."""
+"""How many lines of a traceback are sent to the learner: the last ones, where the user's code is."""
 
 
 class AsyncWorker:
     """Collects for an `AsyncLearner`, or for an experiment in run mode async that listens at an address.
 
     `learner_address` is "host:port" or (host, port).
-    `env_wrapper` is what wraps a simulator as a `gymnasium.Env`: such an object, a callable that makes one, or the name
-    of an environment. `policy` is only needed where the learner has a policy of its own kind: an object with
-    `act(observations, greedy)` and `set_weights(weights)`. The learner's token comes from `token_file` or the variable
+    `env_wrapper` is a `gymnasium.Env`, a callable that makes one, or the name of an environment. `policy` is only
+    needed if the learner has a policy of the user's own: an object with `act(observations, greedy)` and
+    `set_weights(weights)`. The learner's token comes from `token_file` or the variable
     STEPPE_LEARNER_TOKEN; `tls_ca` names the certificate to trust, and turns encryption on. Layers of the learner's
     network may only come from Python modules in `allow_modules`; a learner that names others is refused.
     """
@@ -82,85 +82,87 @@ class AsyncWorker:
         except ValueError as error:
             raise UserError(f'wrong learner_address "{learner_address}"; {error}') from None
         token = read_token(token_file, TOKEN_VARIABLE)
-        self._door = LearnerAddress(
+        self._learner = LearnerAddress(
             address, token, trust_in(tls_ca), reconnect, allowed=AllowedModules.of(allow_modules)
         )
         self._environment = environment_of(env_wrapper, num_envs)
         self._num_envs, self._policy = num_envs, policy
 
     def work(self) -> int:
-        """Works until the learner is done; how many timesteps were taken.
+        """Works until the learner is done; returns the number of timesteps.
 
-        While the learner cannot be reached it is looked for, and after `reconnect` seconds a `LearnerLost` is raised.
+        If the learner cannot be reached for `reconnect` seconds, a `LearnerLost` is raised.
         """
-        return work(self._door, lambda: HostEnvs(self._environment, self._num_envs), self._policy)
+        return work(self._learner, lambda: HostEnvs(self._environment, self._num_envs), self._policy)
 
 
 def work(
-    door: LearnerAddress,
+    learner: LearnerAddress,
     make_envs: Callable[[], HostEnvs],
     policy: Any = None,
     *,
     has_made: Callable[[], object] = lambda: None,
-    heard: Callable[[], LogLines] = list,
+    take_lines: Callable[[], LogLines] = list,
 ) -> int:
-    """Works until the learner is done; how many timesteps were taken.
+    """Works until the learner is done; returns the number of timesteps.
 
-    `has_made` hears that there are environments; `heard` gives what was printed since it was last asked.
+    `has_made` is called once the environments exist; `take_lines` returns what was printed since its last call.
     """
-    with _made(door, make_envs) as envs:
+    with _made(learner, make_envs) as envs:
         has_made()
         spaces = envs.observation_space, envs.action_space
-        link = LearnerConnection(door, spaces, envs.num_envs)
-        shift = WorkerLoop(link, envs, policy, heard)
+        link = LearnerConnection(learner, spaces, envs.num_envs)
+        loop = WorkerLoop(link, envs, policy, take_lines)
         try:
             link.join()
             while True:
                 try:
-                    shift.begin()
-                    shift.run()
+                    loop.begin()
+                    loop.run()
                 except TaskChanged:
                     log.warning("the learner has another task now; this worker begins anew")
         except Over as over:
             log.info("the learner is done: %s", over)
-            return shift.timesteps
+            return loop.timesteps
         except Malformed as error:
             raise SteppeError(
-                f"the learner at {door.address} {error}; install the same version of Steppe on both sides"
+                f"the learner at {learner.address} {error}; install the same version of Steppe on both sides"
             ) from None
         except Exception as error:
             sentence = (str(error) or type(error).__name__)[:LONGEST_SENTENCE]
-            link.complain(sentence, [*heard(), *_traceback_lines(error)])
+            link.complain(sentence, [*take_lines(), *_traceback_lines(error)])
             raise
         finally:
             link.close()
 
 
 def _traceback_lines(error: Exception) -> LogLines:
-    """The end of its traceback for the learner's log, if the user's code raised it."""
+    """The end of the error's traceback for the learner's log, if the user's code raised it."""
     if isinstance(error, SteppeError) and not has_traceback(error):
         return []
     lines = traceback_of(error.__cause__ or error).splitlines()
     return [(logging.ERROR, line) for line in lines[-TRACEBACK_LINES:]]
 
 
-def _made(door: LearnerAddress, make_envs: Callable[[], HostEnvs]) -> HostEnvs:
-    """The environments; a learner that waits for this worker is told why there will be none."""
+def _made(learner: LearnerAddress, make_envs: Callable[[], HostEnvs]) -> HostEnvs:
+    """Makes the environments; a learner that waits for this worker is told if that fails."""
     try:
         return make_envs()
     except EnvironmentAway:
-        # A simulator that is not there yet is no reason to give up: whoever started this worker starts it again.
+        # The simulator may still be starting: the worker is started again until it is there.
         raise
     except Exception as error:
-        decline(door, "user" if isinstance(error, UserError) else "fault", str(error) or type(error).__name__)
+        decline(learner, "user" if isinstance(error, UserError) else "fault", str(error) or type(error).__name__)
         raise
 
 
 class WorkerLoop:
-    """Batch after batch, for one learner and, should it change, for the next."""
+    """Collects and sends batch after batch; may begin again for another learner."""
 
-    def __init__(self, link: LearnerConnection, envs: HostEnvs, policy: Any, heard: Callable[[], LogLines]) -> None:
-        self._link, self._envs, self._policy, self._heard = link, envs, policy, heard
+    def __init__(
+        self, link: LearnerConnection, envs: HostEnvs, policy: Any, take_lines: Callable[[], LogLines]
+    ) -> None:
+        self._link, self._envs, self._policy, self._take_lines = link, envs, policy, take_lines
         self._session = ""
         self._sequence = 0
         self._listened = self._spoke = self._said = time.monotonic()
@@ -169,11 +171,11 @@ class WorkerLoop:
 
     @property
     def timesteps(self) -> int:
-        """How many were taken."""
+        """The number of timesteps so far."""
         return self._earlier + (0 if self._collector is None else self._collector.timesteps)
 
     def begin(self) -> None:
-        """Fetches the policy and starts episodes, as the learner's task has it."""
+        """Fetches the policy and starts episodes, as the learner's task says."""
         welcome, envs = self._link.welcome, self._envs
         assert welcome is not None
         task = welcome.task
@@ -191,7 +193,7 @@ class WorkerLoop:
         self._collector.tick = self._tick
 
     def run(self) -> None:
-        """Until `Over`, `TaskChanged`, or the environment fails."""
+        """Runs until `Over` or `TaskChanged` is raised, or the environment fails."""
         collector = self._collector
         assert collector is not None
         evaluations: list[tuple[float, int]] = []
@@ -203,8 +205,8 @@ class WorkerLoop:
             evaluations = collector.evaluate() if collector.evaluates_next else []
 
     def _news(self, op: str, message: dict[str, Any]) -> None:
-        """Sends a message and takes the newest policy from the answer."""
-        # A resumed learner may have counted its updates back to what this worker has: its name tells them apart.
+        """Sends a message and applies the policy in the answer."""
+        # A resumed learner may reach this worker's version again with other weights: the session tells them apart.
         answer = self._link.ask({**message, "op": op, "has": self._actor.version, "session": self._session})
         self._actor.take(answer)
         assert self._link.welcome is not None
@@ -212,7 +214,7 @@ class WorkerLoop:
         self._spoke = time.monotonic()
 
     def _tick(self) -> None:
-        """Between two steps: hears whether it is over, shows that nothing is stuck, hands on what was printed."""
+        """Between two steps: checks whether the run is over, sends a sign of life, and forwards the log."""
         now = time.monotonic()
         if now - self._listened < LISTEN_SECONDS:
             return
@@ -225,13 +227,13 @@ class WorkerLoop:
             self._hand_on()
 
     def _hand_on(self) -> None:
-        if lines := self._heard():
+        if lines := self._take_lines():
             self._link.ask(log_message(lines))
         self._said = time.monotonic()
 
 
 def _apply_rules(task: Task, envs: HostEnvs) -> None:
-    """An episode is what the learner says it is, and none goes on for ever."""
+    """Applies the learner's time limit and action repeat; without any limit the default one holds."""
     envs.play_by(task.max_timesteps, task.repeat_actions)
     if envs.max_episode_steps is None:
         envs.play_by(DEFAULT_EPISODE_LIMIT, task.repeat_actions)

@@ -1,4 +1,4 @@
-"""A worker's environments: batches of timesteps for the learner, and now and then a greedy episode."""
+"""Collects batches of timesteps for the learner, and plays greedy episodes for evaluation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from steppe.specs.learning.preprocessing import RewardPreprocessingSpec
 
 
 class BatchCollector:
-    """Steps environments with an actor; remembers where their episodes stand."""
+    """Steps environments with an actor and keeps track of their episodes."""
 
     def __init__(self, envs: Any, actor: Actor, task: Task, form: BatchFormat, rng: np.random.Generator) -> None:
         self.envs, self.actor, self.task, self.rng = envs, actor, task, rng
         self.timesteps = 0
-        """How many were taken, evaluations included."""
+        """The number of timesteps so far, evaluations included."""
         self.tick: Callable[[], None] = lambda: None
         """Called after every step."""
         self._fewest, self._most = task.rows_for(envs.num_envs)
@@ -30,7 +30,7 @@ class BatchCollector:
         self._rewards = None
         if task.rewards is not None:
             self._rewards = RewardPreprocessing(RewardPreprocessingSpec.model_validate(task.rewards))
-        # Not all workers should play their first evaluation at the same time.
+        # Random, so that workers do not play their first evaluation at the same time.
         self._owed = float(rng.random())
         self.start()
 
@@ -48,7 +48,7 @@ class BatchCollector:
         return self._owed >= 1.0
 
     def collect(self) -> WorkerBatch:
-        """The next batch; the arrays are reused by the one after it."""
+        """Collects the next batch; its arrays are reused by the one after it."""
         actor, room, count = self.actor, self._room, self.envs.num_envs
         returns: list[float] = []
         lengths: list[int] = []
@@ -135,15 +135,15 @@ class BatchCollector:
             room.next_internals[name][t] = following[name]
 
     def _ends_here(self, t: int, episodes: int) -> bool:
-        """Whether a batch that has t rows is over, an episode having just ended."""
+        """Whether a batch of t rows is complete, now that an episode has ended."""
         if self.task.rows is not None:
             return False
-        # With one environment, an evaluation can begin where an episode ended, and cuts none.
+        # With one environment an evaluation can begin after this episode without cutting another one.
         is_due = self._owed + self.task.evaluation_share * episodes >= 1.0 and self.envs.num_envs == 1
         return t >= self._fewest or is_due
 
     def _cut(self, t: int, observations: np.ndarray) -> None:
-        """All episodes have started anew before timestep t, which was not taken: the one before was their last."""
+        """Handles the restart of all episodes before timestep t: timestep t - 1 was their last."""
         if t:
             self._room.truncated[t - 1] |= ~self._room.terminated[t - 1]
         self._returns[:] = 0.0
@@ -153,7 +153,7 @@ class BatchCollector:
         self._observations = observations
 
     def _restarted(self, state: State, ended: np.ndarray) -> State:
-        """What is remembered where an episode ended is forgotten."""
+        """Resets the recurrent state of the environments whose episode ended."""
         if not state:
             return state
         initial = self.actor.initial(self.envs.num_envs)

@@ -1,4 +1,4 @@
-"""A worker's connection to its learner: made again when it breaks, so that the worker need not care."""
+"""A worker's connection to its learner, which reconnects by itself when it breaks."""
 
 from __future__ import annotations
 
@@ -46,41 +46,41 @@ from steppe.specs.spaces import to_json
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
-"""How long an answer may take, beside the patience that the learner has told of."""
+"""How long an answer may take, in addition to the patience in the learner's task."""
 LISTENING_SECONDS = 1.0
-"""How long a word that has begun to come may take."""
+"""How long a message that has begun to arrive may take."""
 LEAVE_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
 
 
 class LearnerLost(SteppeError):
-    """The learner did not come back in time."""
+    """The learner could not be reached again in time."""
 
 
 class TaskChanged(Exception):
-    """Another learner has taken the old one's place, and wants something else."""
+    """Another learner has replaced the old one and has another task."""
 
 
 @dataclass(frozen=True)
 class LearnerAddress:
-    """Where the learner is, and what lets a worker in."""
+    """Where the learner is, and a worker's credentials."""
 
     address: str
     token: str | None = None
     tls: ssl.SSLContext | None = None
     reconnect: float = 300.0
-    """For how many seconds a learner that cannot be reached is looked for."""
+    """For how many seconds to try to reach the learner."""
     name: str = ""
-    """The worker's own; made up where none is given."""
+    """The worker's name; a random one if empty."""
     allowed: AllowedModules = NO_MODULES
     """The Python modules that layers of the learner's network may be imported from."""
 
 
 class Welcome:
-    """What the learner said when the worker joined."""
+    """The learner's answer when the worker joined."""
 
-    def __init__(self, message: Message, door: LearnerAddress) -> None:
+    def __init__(self, message: Message, learner: LearnerAddress) -> None:
         self.session = read_text(message, "session", 100)
         self.number = read_count(message, "number", least=0)
         seed = message.get("seed")
@@ -91,15 +91,15 @@ class Welcome:
         if not isinstance(task, dict):
             raise Malformed('sent "welcome" without a task')
         self.task = Task.from_json(task)
-        _check_policy(self.task.policy, door)
+        _check_policy(self.task.policy, learner)
 
 
-def _check_policy(policy: Any, door: LearnerAddress) -> None:
-    """Refuses a network whose layers would import a module that is not allowed, before anything is made of it."""
+def _check_policy(policy: Any, learner: LearnerAddress) -> None:
+    """Refuses a network whose layers would import a module that is not allowed, before it is built."""
     if policy is None:
         return
     try:
-        PolicyDescription.from_json(policy, door.allowed, f"the policy of the learner at {door.address}")
+        PolicyDescription.from_json(policy, learner.allowed, f"the policy of the learner at {learner.address}")
     except ModuleNotAllowed:
         raise
     except Exception as error:
@@ -107,60 +107,60 @@ def _check_policy(policy: Any, door: LearnerAddress) -> None:
 
 
 class LearnerConnection:
-    """Asks the learner, and asks again after a break; batches carry a number, so that none counts twice."""
+    """Sends requests to the learner, again after a break; batches are numbered, so that none counts twice."""
 
-    def __init__(self, door: LearnerAddress, spaces: Spaces, environments: int) -> None:
-        self._door = door
+    def __init__(self, learner: LearnerAddress, spaces: Spaces, environments: int) -> None:
+        self._learner = learner
         self._joining: Message = {
             "op": "join",
-            "worker": door.name or secrets.token_hex(8),
+            "worker": learner.name or secrets.token_hex(8),
             "environments": environments,
             "observation_space": to_json(spaces[0]),
             "action_space": to_json(spaces[1]),
         }
-        self._ear: ClientChannel | None = None
+        self._channel: ClientChannel | None = None
         self.welcome: Welcome | None = None
 
     @property
     def address(self) -> str:
         """The learner's."""
-        return self._door.address
+        return self._learner.address
 
     def join(self) -> Welcome:
-        """Connects, for as long as it may take, and hears what is to be done."""
+        """Connects, within the time that reconnecting may take, and receives the task."""
         self._reach(None)
         assert self.welcome is not None
         return self.welcome
 
     def ask(self, message: Message) -> Message:
-        """The answer to a message; `Over` when the learner is done, `TaskChanged` when another one has come."""
+        """The answer to a message; raises `Over` when the learner is done, and `TaskChanged`."""
         while True:
             seconds = ANSWER_SECONDS + self._patience
             try:
                 answer = self._ask(message, seconds)
-                # It does something else, an evaluation maybe, and says now and then that it is still there.
+                # It does something else, such as an evaluation, and says so now and then.
                 while answer["op"] == "wait":
-                    answer = self._heard(seconds)
+                    answer = self._receive(seconds)
                 return answer
             except (Disconnected, TooSlow) as error:
                 self._reach(error)
 
     def listen(self) -> None:
-        """Raises `Over` where the learner has said so without being asked."""
-        if self._ear is not None and self._ear.is_ready():
+        """Raises `Over` if the learner has sent it without being asked."""
+        if self._channel is not None and self._channel.is_ready():
             with contextlib.suppress(Disconnected, TooSlow):
-                self._understood(self._ear.receive(LISTENING_SECONDS))
+                self._understood(self._channel.receive(LISTENING_SECONDS))
 
     def complain(self, sentence: str, lines: LogLines) -> None:
-        """Tells the learner what ends this worker, and what it last printed, if it can still be told."""
+        """Sends the learner the error that ends this worker and its last output, if it can still be reached."""
         with contextlib.suppress(Disconnected, TooSlow, Over, SteppeError):
             for start in range(0, len(lines), MOST_LINES):
                 self._ask(log_message(lines[start : start + MOST_LINES]), LEAVE_SECONDS)
             self._ask({"op": "fault", "message": sentence}, LEAVE_SECONDS)
 
     def close(self) -> None:
-        """Says goodbye, so that nobody waits for this worker; may be called again."""
-        if self._ear is None:
+        """Leaves as agreed, so that the learner does not wait for this worker; may be called again."""
+        if self._channel is None:
             return
         with contextlib.suppress(Disconnected, TooSlow, Over, SteppeError):
             self._ask({"op": "leave"}, LEAVE_SECONDS)
@@ -171,11 +171,11 @@ class LearnerConnection:
         return 0.0 if self.welcome is None else self.welcome.task.patience
 
     def _reach(self, reason: Exception | None) -> None:
-        """Connects and joins, with growing pauses, until the deadline."""
-        door = self._door
+        """Connects and joins, with growing pauses, until `reconnect` seconds are over."""
+        learner = self._learner
         if reason is not None:
-            log.warning("the learner at %s is gone (%s); looking for it", door.address, _why(reason))
-        backoff = Backoff(door.reconnect)
+            log.warning("the learner at %s is gone (%s); looking for it", learner.address, _why(reason))
+        backoff = Backoff(learner.reconnect)
         while True:
             self._drop()
             try:
@@ -184,7 +184,7 @@ class LearnerConnection:
             except (Disconnected, TooSlow) as error:
                 reason = error
             except (TaskChanged, ModuleNotAllowed):
-                # The learner still listens, and hears why its policy is refused.
+                # The connection stays open, to tell the learner why its policy is refused.
                 raise
             except BaseException:
                 self._drop()
@@ -192,49 +192,49 @@ class LearnerConnection:
             if not backoff.wait():
                 self._drop()
                 raise LearnerLost(
-                    f"the learner at {door.address} could not be reached within {door.reconnect:g} s "
+                    f"the learner at {learner.address} could not be reached within {learner.reconnect:g} s "
                     f"({_why(reason)}); see that it runs and listens there, with TLS on both sides or on none, then "
                     "start this worker again"
                 )
 
     def _connect(self) -> None:
-        door = self._door
-        sock = _connected(door)
-        self._ear = ClientChannel(sock)
-        self._ask(_hello(door, sock), ANSWER_SECONDS)
-        self._ear.limit = LARGEST
+        learner = self._learner
+        sock = _connected(learner)
+        self._channel = ClientChannel(sock)
+        self._ask(_hello(learner, sock), ANSWER_SECONDS)
+        self._channel.limit = LARGEST
         while (answer := self._ask(self._joining, ANSWER_SECONDS))["op"] == "wait":
-            log.debug("the learner at %s does not know its task yet", door.address)
+            log.debug("the learner at %s does not know its task yet", learner.address)
         with self._understanding():
-            welcome = Welcome(answer, door)
+            welcome = Welcome(answer, learner)
         before, self.welcome = self.welcome, welcome
         if before is not None:
-            log.warning("the learner at %s is back", door.address)
+            log.warning("the learner at %s is back", learner.address)
             if before.task != welcome.task:
                 raise TaskChanged
 
     def _ask(self, message: Message, seconds: float) -> Message:
-        ear = self._ear
-        if ear is None:
+        channel = self._channel
+        if channel is None:
             raise Disconnected("it was closed")
         try:
-            ear.send(message, seconds)
+            channel.send(message, seconds)
         except Disconnected:
-            # Its last word may have come before the connection broke.
+            # The learner's last message may have arrived before the connection broke.
             self.listen()
             raise
-        return self._heard(seconds)
+        return self._receive(seconds)
 
-    def _heard(self, seconds: float) -> Message:
-        if self._ear is None:
+    def _receive(self, seconds: float) -> Message:
+        if self._channel is None:
             raise Disconnected("it was closed")
         try:
-            return self._understood(self._ear.receive(seconds))
+            return self._understood(self._channel.receive(seconds))
         except Malformed as error:
-            raise self._babble(error) from None
+            raise self._not_our_protocol(error) from None
 
     def _understood(self, answer: Message) -> Message:
-        """The answer itself, unless it is an end."""
+        """Returns the answer, or raises the error that it carries."""
         if answer["op"] not in ("over", "error"):
             return answer
         self._drop()
@@ -242,7 +242,7 @@ class LearnerConnection:
             sentence = read_text(answer, "message")
         if answer["op"] == "over":
             raise Over(sentence)
-        address = self._door.address
+        address = self._learner.address
         match answer.get("kind"):
             case "token":
                 raise UserError(
@@ -264,60 +264,60 @@ class LearnerConnection:
         try:
             yield
         except Malformed as error:
-            raise self._babble(error) from None
+            raise self._not_our_protocol(error) from None
 
-    def _babble(self, what: object) -> SteppeError:
+    def _not_our_protocol(self, what: object) -> SteppeError:
         self._drop()
         return SteppeError(
-            f'the learner at {self._door.address} {what}, so it does not speak version {VERSION} of the protocol "'
+            f'the learner at {self._learner.address} {what}, so it does not speak version {VERSION} of the protocol "'
             f'{NAME}"; see that a learner listens at that address, and with TLS on both sides or on none'
         )
 
     def _drop(self) -> None:
-        ear, self._ear = self._ear, None
-        if ear is not None:
-            ear.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
 
 
 def log_message(lines: LogLines) -> Message:
-    """What a worker has printed, for the learner's log."""
+    """A message with lines that a worker has printed, for the learner's log."""
     texts = [line[:LONGEST_LINE].encode(errors="replace").decode() for _, line in lines]
     levels = [min(level, logging.CRITICAL) for level, _ in lines]
     return {"op": "said", "lines": list(map(list, zip(levels, texts, strict=True)))}
 
 
-def decline(door: LearnerAddress, kind: Literal["user", "fault"], sentence: str) -> None:
-    """Tells the learner, if it can be told, why a worker will not join: by a mistake of the user's, or a fault."""
+def decline(learner: LearnerAddress, kind: Literal["user", "fault"], sentence: str) -> None:
+    """Tells the learner, if it can be reached, why a worker will not join."""
     with contextlib.suppress(Disconnected, TooSlow, Malformed, SteppeError):
-        sock = _connected(door)
-        ear = ClientChannel(sock)
+        sock = _connected(learner)
+        channel = ClientChannel(sock)
         try:
             unable: Message = {"op": "unable", "kind": kind, "message": sentence[:LONGEST_SENTENCE]}
-            for message in (_hello(door, sock), unable):
-                ear.send(message, CONNECT_SECONDS)
-                ear.receive(CONNECT_SECONDS)
+            for message in (_hello(learner, sock), unable):
+                channel.send(message, CONNECT_SECONDS)
+                channel.receive(CONNECT_SECONDS)
         finally:
-            ear.close()
+            channel.close()
 
 
 class ClientChannel(Channel):
-    """The worker's side of the connection: a last word may come right behind an answer."""
+    """The worker's side of the connection, on which "over" may follow directly behind an answer."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         self._kept = 0
-        """So many bytes at the start of the buffer belong to the next message."""
+        """The number of bytes at the start of the buffer that belong to the next message."""
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
     def is_ready(self) -> bool:
-        """Whether something has come, if only the end."""
-        # What an encrypted socket has read ahead is not seen from outside.
+        """Whether data, or the end of the connection, has arrived."""
+        # `poll` does not see what an encrypted socket has already read.
         is_pending = getattr(self._sock, "pending", lambda: 0)
         return bool(self._kept or is_pending() or self._poll.poll(0))
 
     def receive(self, timeout: float | None = None) -> Message:
-        """The next message; `timeout` seconds are for all of it."""
+        """The next message, which must arrive completely within `timeout` seconds."""
         assert timeout is not None
         deadline = time.monotonic() + timeout
         filled, self._kept = self._kept, 0
@@ -338,32 +338,32 @@ class ClientChannel(Channel):
         return message
 
 
-def _hello(door: LearnerAddress, sock: socket.socket) -> Message:
+def _hello(learner: LearnerAddress, sock: socket.socket) -> Message:
     hello: Message = {"op": "hello", "protocol": NAME, "version": VERSION}
-    token = door.token if door.token is not None else token_of_peer(sock)
+    token = learner.token if learner.token is not None else token_of_peer(sock)
     return hello | ({} if token is None else {"token": token})
 
 
-def _connected(door: LearnerAddress) -> socket.socket:
-    host, port = split_address(door.address)
+def _connected(learner: LearnerAddress) -> socket.socket:
+    host, port = split_address(learner.address)
     try:
         sock = socket.create_connection((host, port), timeout=CONNECT_SECONDS)
     except OSError as error:
         raise Disconnected("no answer" if isinstance(error, TimeoutError) else reason_of(error)) from None
-    if door.tls is None:
+    if learner.tls is None:
         return sock
     try:
-        return door.tls.wrap_socket(sock, server_hostname=host)
+        return learner.tls.wrap_socket(sock, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
         sock.close()
         raise UserError(
-            f"the certificate of the learner at {door.address} is not trusted ({error.verify_message}); name the file "
-            "of its certificate in tls_ca"
+            f"the certificate of the learner at {learner.address} is not trusted ({error.verify_message}); name the "
+            "file of its certificate in tls_ca"
         ) from None
     except ssl.SSLError as error:
         sock.close()
         raise UserError(
-            f"the learner at {door.address} does not speak TLS ({reason_of(error)}); leave out tls_ca, or give the "
+            f"the learner at {learner.address} does not speak TLS ({reason_of(error)}); leave out tls_ca, or give the "
             "learner tls_cert and tls_key"
         ) from None
     except OSError as error:

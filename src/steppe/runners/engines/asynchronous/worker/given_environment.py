@@ -1,4 +1,4 @@
-"""From what a user brings as an environment to the spec that `HostEnvs` takes."""
+"""The spec of an environment that a user gives as a name, a callable or an object."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _numbers = count()
 
 
 def environment_of(given: Any, num_envs: int) -> EnvironmentSpec:
-    """The spec of an environment that is named, described, made by a callable, or there already.
+    """Returns the spec of `given`: a name, a spec as JSON, a callable that makes an environment, or an environment.
 
-    Callables and objects are registered with gymnasium under a name of their own, so that they are stepped, reset and
-    checked like every other environment.
+    Callables and objects are registered with gymnasium, so that they are stepped and checked like all others.
     """
     if isinstance(given, EnvironmentSpec):
         return given
@@ -40,7 +39,7 @@ def environment_of(given: Any, num_envs: int) -> EnvironmentSpec:
 
 
 class _Once:
-    """Hands out an environment that exists already, with its own spec as it was."""
+    """Returns an existing environment, with its own spec unchanged."""
 
     def __init__(self, env: Any) -> None:
         self._env = env

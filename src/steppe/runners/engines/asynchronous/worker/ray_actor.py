@@ -1,4 +1,4 @@
-"""A worker as a Ray actor: a process that Ray places on some machine. Importing this needs neither JAX nor Ray."""
+"""A worker as a Ray actor: a process that Ray starts on some machine. Importing this needs neither JAX nor Ray."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class Placement:
-    """All that a worker of an experiment needs to know; plain values, for Ray to carry."""
+    """The configuration of a worker of an experiment; plain values, for Ray to pickle."""
 
     address: str
     token: str | None
     certificate: str | None
-    """The learner's own (PEM), where it encrypts."""
+    """The learner's own (PEM), if it encrypts."""
     name: str
     environment: dict[str, Any]
     num_envs: int
@@ -24,32 +24,32 @@ class Placement:
     repeat_actions: int
     reconnect: float
     paths: tuple[str, ...]
-    """Where the driver finds modules, such as the one with the environment."""
+    """The driver's sys.path, for modules such as the one with the environment."""
     modules: Sequence[str] = ()
-    """Those that the experiment's own spec names, which layers of its network may be imported from."""
+    """The modules named by the experiment's spec, from which layers of its network may be imported."""
 
 
 NICENESS = 10
-"""How much workers yield to other programs: dozens of them would leave next to nothing to a learner beside them."""
+"""The nice value of workers: dozens of them would leave almost no CPU time to a learner beside them."""
 
 
 class Ending(NamedTuple):
-    """How a worker came to its end: "done", or with a mistake of the "user", or a "fault"."""
+    """How a worker ended; `kind` is "done", "user" (a user's mistake) or "fault"."""
 
     kind: str
     sentence: str = ""
 
 
 class WorkerActor:
-    """Works in its second call, until the learner is done."""
+    """The Ray actor; its second call lasts until the learner is done."""
 
     def arrive(self) -> None:
-        """Answers once Ray has found a place for its process."""
+        """Returns once Ray has started the process."""
 
     def work(self, placement: Placement, has_made: Callable[[], object] = lambda: None) -> Ending:
-        """Tells `has_made` that there are environments, then works until the learner is done.
+        """Calls `has_made` once the environments exist, then works until the learner is done.
 
-        Errors come back as sentences: not every exception survives the way to another process.
+        Errors are returned as text: not every exception can be pickled.
         """
         from steppe.errors import SteppeError, UserError
 
@@ -78,9 +78,9 @@ def _work(placement: Placement, has_made: Callable[[], object]) -> None:
 
     tls = None if placement.certificate is None else trust_only(placement.certificate)
     allowed = AllowedModules.of(placement.modules)
-    door = LearnerAddress(placement.address, placement.token, tls, placement.reconnect, placement.name, allowed)
+    learner = LearnerAddress(placement.address, placement.token, tls, placement.reconnect, placement.name, allowed)
     environment = EnvironmentSpec.model_validate(placement.environment)
     rules = (placement.num_envs, placement.max_timesteps, placement.repeat_actions)
-    listening = LogCapture(MOST_LINES, passes_on=True)
-    with listening:
-        work(door, lambda: HostEnvs(environment, *rules), has_made=has_made, heard=listening.heard)
+    capture = LogCapture(MOST_LINES, passes_on=True)
+    with capture:
+        work(learner, lambda: HostEnvs(environment, *rules), has_made=has_made, take_lines=capture.take_lines)
