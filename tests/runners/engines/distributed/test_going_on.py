@@ -131,7 +131,7 @@ def test_a_worker_that_a_checkpoint_is_without_costs_only_its_own_memory(
     with caplog.at_level(logging.WARNING):
         saved = paused_without_worker(0, tmp_path, ray, spec)
     paused = saved.arrays
-    assert "worker 0 has not told what it has of its own" in caplog.text
+    assert "worker 0 did not send its own state" in caplog.text
     assert (paused["driver/workers"].tolist(), paused["driver/num_workers"]) == ([1], 2)
     filled = paused[f"workers/1/{inside}memory/filled"]
     again = train(tmp_path, spec, resume=True, **pausing_after(saved.timestep + 1, []))

@@ -181,5 +181,5 @@ def test_a_worker_that_does_not_tell_what_it_has_is_named(caplog, why, ending):
         slot.actor.arrays = SimpleNamespace(remote=lambda answer=answer: Answer(answer))
     with caplog.at_level(logging.WARNING):
         assert team.arrays() == {0: own}
-    assert f"worker 1 has not told what it has of its own ({why})" in caplog.text
+    assert f"worker 1 did not send its own state ({why})" in caplog.text
     assert ending in caplog.text

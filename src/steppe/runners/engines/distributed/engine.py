@@ -1,4 +1,4 @@
-"""The driver of run mode distributed: it orders, counts, copies and mends, but neither acts nor learns itself."""
+"""The driver of run mode distributed: it sends orders, counts, saves and replaces, but neither acts nor learns."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ TICK_SECONDS = 0.1
 LONGEST_TICK_SECONDS = 0.25
 """How long it waits for the first one."""
 ORDER_SECONDS = 0.2
-"""How long a worker pushes on before it reports."""
+"""How long a worker sends pushes before it reports."""
 DEPTH = 2
 """How many orders a worker has at once, so that it never waits for the driver."""
 MOST_PUSHES = 1000
-"""What one order allows where no limit is near."""
+"""The pushes that one order allows if no limit is near."""
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class DistributedEngine(Engine):
     def __init__(self, spec: ExperimentSpec) -> None:
         self.spec = spec
         if spec.ray.gpus_per_worker:
-            # JAX would take most of the memory of a GPU that workers are to share.
+            # JAX in this process would take most of the memory of a GPU that workers share.
             keep_off_gpus()
         alone = worker_engine(spec)
         alone.close()
@@ -75,26 +75,26 @@ class DistributedEngine(Engine):
         self._pool: GradientWorkerPool | None = None
         self._first_worker = self._round = self._version = 0
         self._left: dict[int, dict[str, np.ndarray]] = {}
-        """What workers have left in the checkpoint that the run goes on from, by number."""
+        """The state of the workers in the checkpoint that the run resumes from, by number."""
         self._is_warm = False
-        """Whether a synchronous round has been made since the start."""
+        """Whether a synchronous round was completed since the start."""
         self._round_reports: list[WorkReport] | None = None
-        """What came of a synchronous round that is not over."""
+        """The reports of a synchronous round that is not complete."""
 
     def begin(self, seed: int) -> None:
-        """Fresh parameters; the servers are there when this returns, and the workers are on their way."""
+        """Starts with fresh parameters; returns when the servers are ready, while workers still start."""
         state = self._fresh(seed, pretrains=True)
         seen = NormalizerMoments(moments(state.observations), moments(state.returns)) if self._normalizes else None
         whole = fresh_state(np.array(state.params), np.array(state.target), int(state.updates), seen)
         self._start(whole, seed)
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
-        """The servers go on as they were, and the workers where there are as many; else their memories are new."""
+        """Restores the servers, and the workers if there are as many; otherwise workers begin with empty memories."""
         own = _below("driver/", arrays)
         self._totals.restore(own)
         self._fresh(seed, pretrains=False)
         self._first_worker, numbers = int(own["next_worker"]), own["workers"].tolist()
-        # A checkpoint of before that was kept tells only of those that it holds.
+        # Checkpoints of earlier versions have no count, only the workers themselves.
         before, now = int(own.get("num_workers", len(numbers))), self.spec.num_workers
         if before == now:
             self._left = {number: _below(f"workers/{number}/", arrays) for number in numbers}
@@ -104,7 +104,7 @@ class DistributedEngine(Engine):
         self._start(_below("servers/", arrays), seed)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """All shards and all workers as of one moment: no push is on its way."""
+        """All shards and all workers at one moment, when no push is under way."""
         self._drain()
         whole = joined(self._its_servers.states(), self._borders, self._parts)
         workers = self._its_pool.arrays() | self._not_begun()
@@ -120,7 +120,7 @@ class DistributedEngine(Engine):
         return arrays
 
     def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
-        """What all workers together have done in the last tenth of a second or so, as one row."""
+        """Collects the workers' reports for a tenth of a second or so; returns them as one row."""
         started = time.monotonic()
         while True:
             self._give_orders(timestep)
@@ -135,7 +135,7 @@ class DistributedEngine(Engine):
                 return self._totals.chunk(limits, working)
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
-        """Plays in this process; the workers meanwhile do what they were ordered."""
+        """Plays in this process while the workers carry out their orders."""
         situation = self.agent.situation
         if self.rollout is None:
             rules = EpisodeRules(self.spec.environment, situation.episode_limit, self.spec.repeat_actions)
@@ -147,11 +147,11 @@ class DistributedEngine(Engine):
         return float(np.mean(returns)), float(np.mean(lengths))
 
     def policy(self, timestep: int) -> Policy:
-        """As the servers know it now."""
+        """The policy of the servers' current parameters."""
         return self.agent.policy(self._newest(), timestep)
 
     def close(self) -> None:
-        """Ends workers, servers and the Ray that was started for them."""
+        """Ends workers, servers, and the Ray that was started for them."""
         self._stack.close()
 
     @property
@@ -169,7 +169,7 @@ class DistributedEngine(Engine):
         return self.agent.normalizes_observations or self.agent.situation.normalize_rewards
 
     def _fresh(self, seed: int, pretrains: bool) -> TrainState:
-        """The agent before its first timestep; kept as what policies are made from."""
+        """The agent's initial state, which is kept as a template for policies."""
         if pretrains and getattr(self.agent, "pretraining_updates", False):
             state = begin(self.agent, keys.make(seed)).agent
         else:
@@ -210,7 +210,7 @@ class DistributedEngine(Engine):
                     borders=self._borders,
                     rollouts=self._rollouts,
                     overlaps=spec.distributed.overlap,
-                    # Half: who waits for a server that hangs is not to be taken for hanging.
+                    # Half, so that a worker that waits for a hanging server is not taken for hanging itself.
                     timeout=timeout / 2,
                     left=self._left.get(number) or None,
                     paths=tuple(sys.path),
@@ -231,14 +231,14 @@ class DistributedEngine(Engine):
         if not self.spec.distributed.synchronous:
             pool.order("collect", DEPTH, lambda: self._order(timestep))
             return
-        # The first round waits for all, so that runs of the same seed are the same.
+        # The first round waits for all workers, so that runs with the same seed are the same.
         if self._round_reports is None and (self._is_warm or pool.is_complete):
             pool.order("contribute", 1, lambda: self._order(timestep))
             if pool.is_busy:
                 self._round_reports = []
 
     def _order(self, timestep: int) -> WorkOrder | None:
-        """The next thing to do; None where all that is left to do was ordered."""
+        """The next order; None if all remaining timesteps are ordered."""
         pool, limit = self._its_pool, self.spec.limits[1]
         known = timestep + self._totals.timesteps
         pushes = 1 if self.spec.distributed.synchronous else MOST_PUSHES
@@ -250,7 +250,7 @@ class DistributedEngine(Engine):
         return WorkOrder(self._its_servers.handles, pushes, ORDER_SECONDS, known, self.spec.num_workers)
 
     def _gather(self, seconds: float) -> None:
-        """Takes in what workers report within so many seconds."""
+        """Handles the workers' reports of the next `seconds`."""
         try:
             reports = self._its_pool.poll(seconds)
         except EnvironmentFault as fault:
@@ -269,35 +269,35 @@ class DistributedEngine(Engine):
                 self._end_round()
 
     def _end_round(self) -> None:
-        """All that were asked have answered, or are lost: one update with the mean of what they sent."""
+        """Takes one update with the mean gradients, after all workers have answered or were lost."""
         reports, self._round_reports = self._round_reports or [], None
         reports.sort(key=lambda report: report.worker)
         before, self._is_warm = self._version, True
         self._round += 1
         self._version = self._its_servers.step_together(self._round, [each.worker for each in reports if each.pushes])
         if reports:
-            # A server that took over for another may know of fewer.
+            # A server that replaced another may have made fewer updates.
             reports[0].updates = max(self._version - before, 0)
         self._totals.take_in(reports)
 
     def _not_begun(self) -> dict[int, dict[str, np.ndarray]]:
-        """What workers that are on their way will have of their own: what was left, or what follows from a number."""
+        """The state of workers that are still starting: from the checkpoint, or empty for new workers."""
         return {number: self._left.get(number, {}) for number in self._its_pool.awaited}
 
     def _what_is_new(self, before: int, now: int) -> str:
-        """What is said of a resumed run whose workers are not all as they were."""
+        """The notice on resume if not all workers could be restored."""
         if before == now:
             who, reason = f"{now - len(self._left)} of {now} workers", "did not answer when the checkpoint was made"
         else:
             who, reason = f"all {now} workers", f"are not the {before} of the checkpoint"
         what = "empty memories" if self.agent.experience == "transitions" else "other random numbers"
         if self.rollout is None:
-            # No environment in Python goes on with its episodes.
+            # Python environments cannot continue their episodes.
             return f"all workers start new episodes, and {who} with {what}, since these {reason}; all else goes on"
         return f"{who} start new episodes with {what}, since they {reason}; all else goes on exactly"
 
     def _drain(self) -> None:
-        """Waits until no worker has anything to do."""
+        """Waits until no worker has an order."""
         while self._its_pool.is_busy:
             self._gather(LONGEST_TICK_SECONDS)
 
@@ -312,5 +312,5 @@ class DistributedEngine(Engine):
 
 
 def _below(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What is named after a prefix, without it."""
+    """The arrays whose names start with the prefix, without it."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""A worker's side of the parameter servers: whole vectors here, shards there, and pushes that count once."""
+"""A worker's side of the parameter servers: splits gradients into shards, joins parameters, and pushes exactly once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Receive = Callable[[Sequence[Any], float], list[Any]]
 
 
 class ServersLost(Exception):
-    """Some servers did not answer; what was sent to them is kept, for those who take their places."""
+    """Some servers did not answer; the pushes to them are kept for the servers that replace them."""
 
     def __init__(self, indices: list[int]) -> None:
         super().__init__(indices)
@@ -25,32 +25,32 @@ class ServersLost(Exception):
 
 
 class PushResult(NamedTuple):
-    """What became of a push."""
+    """The outcome of a push."""
 
     gradients: int
-    """How many it had."""
+    """The number of gradients in the push."""
     was_applied: bool
-    """By all servers."""
+    """Whether all servers applied it."""
     staleness: float
     """The mean over the servers, in updates."""
 
 
 @dataclass
 class _PendingPush:
-    """A push that is not settled."""
+    """A push that is not answered by all servers."""
 
     pushes: list[Push]
     """One for each server."""
     sent: list[Any]
-    """What Ray gave for each; None where it must be sent (again)."""
+    """Ray's reference for each; None if it must be sent (again)."""
     answers: list[ServerAnswer | None]
 
 
 class Exchange:
-    """The newest parameters that a worker knows, and its push on the way."""
+    """The newest parameters that a worker knows, and its push that is under way."""
 
     def __init__(self, worker: int, borders: Sequence[int], receive: Receive, timeout: float) -> None:
-        """`borders` say where shards begin, and in the end where the last one ends."""
+        """`borders` are the starts of the shards, and the end of the last one."""
         self.worker = worker
         self._shards = [slice(start, stop) for start, stop in pairwise(borders)]
         self._receive, self._timeout = receive, timeout
@@ -65,16 +65,16 @@ class Exchange:
 
     @property
     def versions(self) -> list[int]:
-        """How many updates each server had made when it gave its parameters."""
+        """The number of updates in the parameters of each server."""
         return list(self._versions)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a push is not settled."""
+        """Whether a push is under way."""
         return self._flying is not None
 
     def connect(self, servers: Sequence[Any]) -> None:
-        """From now on these are the servers; nothing is known of those that are new."""
+        """Sets the servers; the parameters of new ones count as unknown."""
         for index, server in enumerate(servers):
             if server != self._servers[index]:
                 self._versions[index] = self._target_versions[index] = -1
@@ -84,7 +84,7 @@ class Exchange:
         self._servers = list(servers)
 
     def pull(self) -> None:
-        """The newest parameters, of which only those travel that have changed."""
+        """Fetches the newest parameters; only changed shards are sent."""
         sent = [
             server.pull.remote(version, target)
             for server, version, target in zip(self._servers, self._versions, self._target_versions, strict=True)
@@ -92,13 +92,13 @@ class Exchange:
         self._take_in(self._answered(sent))
 
     def push(self, gradients: np.ndarray, seen: NormalizerMoments | None, read: Sequence[int]) -> None:
-        """Sends gradients [G, P] taken at the versions `read` of the servers; `settle` waits for their answers."""
+        """Sends gradients [G, P] computed at the versions `read`; `settle` waits for the answers."""
         assert self._flying is None
         self._flying = self._prepared(gradients, seen, read)
         self._send(self._flying)
 
     def settle(self) -> PushResult:
-        """Waits until every server has answered the push; then their parameters are the newest."""
+        """Waits until every server has answered the push, and takes the parameters from the answers."""
         flying = self._flying
         assert flying is not None
         self._send(flying)
@@ -122,7 +122,7 @@ class Exchange:
         )
 
     def hold(self, gradients: np.ndarray, seen: NormalizerMoments | None) -> None:
-        """Sends gradients that wait for those of the other workers."""
+        """Sends gradients that the servers keep until all workers have sent theirs."""
         flying = self._prepared(gradients, seen, self._versions)
         sent = [server.hold.remote(push) for server, push in zip(self._servers, flying.pushes, strict=True)]
         self._answered(sent)

@@ -1,8 +1,8 @@
-"""Gradients on a tape: an optimiser that steps as it always does, and keeps every gradient that it was given.
+"""An optimiser that takes its usual steps and records every gradient on a tape.
 
-A worker learns from a rollout with the agent's own `update`, whatever that is: one step, epochs of minibatches, several
-batches out of a memory. What it sends to the parameter servers is the tape: the gradients in their order, each taken
-where the steps before have led. So every agent runs here as it is, and one worker alone does what run mode single does.
+A worker learns from a rollout with the agent's own `update`: one step, epochs of minibatches, or several batches of a
+memory. It sends the tape to the parameter servers: the gradients in their order, each computed after the steps before
+it. So every agent runs here unchanged, and one worker alone learns exactly as in run mode single.
 """
 
 from __future__ import annotations

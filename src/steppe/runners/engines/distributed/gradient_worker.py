@@ -1,4 +1,4 @@
-"""A worker: a Ray actor that plays in environments of its own and sends gradients to the parameter servers."""
+"""A worker: a Ray actor that collects in environments of its own and sends gradients to the parameter servers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 
 
 class GradientWorker:
-    """Does what it is ordered to, one order after the other."""
+    """Carries out one order after the other."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        """Takes no time: what can go wrong does so in `begin`."""
+        """Returns at once; everything that may fail is done in `begin`."""
         die_with_parent()
         self.config = config
         self._capture = LogCapture()
         self._work: Any = None
 
     def begin(self) -> WorkReport:
-        """Environments, agent and programs."""
+        """Builds environments, agent and compiled programs."""
         report = WorkReport(self.config.number)
         with self._capture, _errors_into(report):
             self._build()
@@ -43,7 +43,7 @@ class GradientWorker:
         return report
 
     def collect(self, order: WorkOrder) -> WorkReport:
-        """Pushes that the servers apply at once, each taking in what others have pushed meanwhile."""
+        """Sends pushes that the servers apply at once; their answers bring the other workers' updates."""
         report = WorkReport(self.config.number)
         started = time.monotonic()
         with self._capture, _errors_into(report):
@@ -52,7 +52,7 @@ class GradientWorker:
         return self._finished(report, started)
 
     def contribute(self, order: WorkOrder) -> WorkReport:
-        """One push from the newest parameters, to be held until all workers have sent theirs."""
+        """Sends one push, computed at the newest parameters, which servers hold until all workers have sent theirs."""
         report = WorkReport(self.config.number)
         started = time.monotonic()
         with self._capture, _errors_into(report):
@@ -65,7 +65,7 @@ class GradientWorker:
         return self._finished(report, started)
 
     def arrays(self) -> dict[str, Any]:
-        """For a checkpoint: what no server has."""
+        """The state for a checkpoint that no server has."""
         arrays: dict[str, Any] = self._work.arrays()
         return arrays
 
@@ -88,7 +88,7 @@ class GradientWorker:
 
         spec = ExperimentSpec.model_validate(config.spec)
         if spec.platform == "kubernetes":
-            # It stands in this worker's own Pod, and may start later than the driver's.
+            # The simulator runs in this worker's own Pod, which may start later than the driver's.
             wait_for_simulator(spec.environment)
         engine = worker_engine(spec)
         self._parts = parts_of(engine.agent)
@@ -106,7 +106,7 @@ class GradientWorker:
     def _push_on(self, order: WorkOrder, report: WorkReport, deadline: float) -> None:
         exchange = self._exchange
         if exchange.is_waiting:
-            # Left over from an order that a lost server has ended.
+            # From an earlier order, which ended because a server was lost.
             self._settle(report)
         exchange.pull()
         base = self._base()
@@ -120,7 +120,7 @@ class GradientWorker:
                 self._settle(report)
             exchange.push(done.gradients, done.seen, read)
             if self.config.overlaps:
-                # The answer comes while the next rollouts are collected.
+                # The answer arrives while the next rollouts are collected.
                 base = self._base(after=done)
             else:
                 self._settle(report)
@@ -153,7 +153,7 @@ class GradientWorker:
         report.staleness += settled.staleness * bool(settled.gradients)
 
     def _base(self, after: LearnedRollouts | None = None) -> StartingPoint:
-        """The newest parameters that are known; `after` a push that is on its way, as this worker has moved them."""
+        """The newest known parameters, with this worker's own steps if the push `after` is under way."""
         from steppe.runners.engines.distributed.gradient_tape import rates_from
         from steppe.runners.engines.distributed.moments import merged_moments
         from steppe.runners.engines.distributed.rollout_learner import StartingPoint
@@ -177,7 +177,7 @@ class GradientWorker:
 
 @contextmanager
 def _errors_into(report: WorkReport) -> Iterator[None]:
-    """Puts what went wrong into the report, where the driver can make something of it."""
+    """Puts errors into the report, for the driver to handle."""
     try:
         yield
     except ServersLost as lost:
@@ -191,13 +191,13 @@ def _errors_into(report: WorkReport) -> Iterator[None]:
 
 
 def _log_traceback(error: SteppeError) -> None:
-    """Into what the driver hears of this worker, and so into log.txt, if the user's code raised it."""
+    """Logs the traceback, which the driver writes to log.txt, if the user's code raised the error."""
     if has_traceback(error):
         log.error("the whole traceback:\n%s", traceback_of(error))
 
 
 def received(ray: Any, sent: Sequence[Any], seconds: float) -> list[Any]:
-    """What Ray has for each reference within so many seconds: its value, or why there is none."""
+    """The value of each Ray reference, or the error if there is none within `seconds`."""
     deadline = time.monotonic() + seconds
     try:
         return ray.get(list(sent), timeout=seconds)
@@ -208,8 +208,8 @@ def received(ray: Any, sent: Sequence[Any], seconds: float) -> list[Any]:
     values = []
     for each in sent:
         try:
-            # One that is gone was told of at once, which is no reason to give the others less time; in the end, what
-            # has been answered may still be on its way.
+            # Ray reports an actor that is gone at once; the others keep their time, and at least a second, since an
+            # answer may still be under way.
             values.append(ray.get(each, timeout=max(deadline - time.monotonic(), 1.0)))
         except ray.exceptions.RayTaskError:
             raise
@@ -219,7 +219,7 @@ def received(ray: Any, sent: Sequence[Any], seconds: float) -> list[Any]:
 
 
 def _share_gpu() -> None:
-    """Leaves room on a GPU for the other workers that Ray puts there; called before JAX starts."""
+    """Leaves memory of a GPU to the other workers that Ray puts there; called before JAX starts."""
     import jax
     import ray
 

@@ -1,4 +1,4 @@
-"""The driver's side of the workers: what they are ordered, what they report, and who steps in for a lost one."""
+"""The driver's side of the workers: sends orders, receives reports, and replaces lost workers."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from steppe.runners.engines.distributed.messages import WorkerConfig, WorkOrder,
 from steppe.specs.running.distributed import RaySpec
 
 CLOSE_SECONDS = 5.0
-"""How long environments may take to end by themselves."""
+"""How long environments may take to close."""
 PATIENCE = 10
-"""A worker that takes so many times as long as any has ever taken hangs."""
+"""A worker hangs if an order takes this many times as long as the longest order so far."""
 FORGIVEN_PER_PUSH = 0.1
 SPARE_LOSSES = 5
-"""So many workers more than there are may be lost, but every push makes up for a part of a loss."""
+"""The run fails when more workers than there are plus SPARE_LOSSES were lost; each push makes up for a part of one."""
 
 log = logging.getLogger(__name__)
 
 
 class _SentOrder(NamedTuple):
-    """An order that was not answered yet."""
+    """An order that is not answered yet."""
 
     answer: Any
     """Ray's reference."""
     pushes: int
-    """How many it allows."""
+    """How many pushes it allows."""
 
 
 @dataclass
@@ -45,15 +45,15 @@ class _WorkerSlot:
     actor: Any
     sent: deque[_SentOrder] = field(default_factory=deque)
     since: float = 0.0
-    """When it began with the first of them."""
+    """When it began with the first order."""
     has_begun: bool = False
     has_worked: bool = False
     is_missed: bool = False
-    """Whether its absence was told."""
+    """Whether it was logged that it has not started."""
 
 
 class GradientWorkerPool:
-    """All workers together; a place never stays empty, and a number is never given twice."""
+    """All workers. A lost worker is replaced, and no two workers ever have the same number."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class GradientWorkerPool:
         first: int,
         room: Mapping[str, float] | None = None,
     ) -> None:
-        """`room` is what each worker asks of Ray beside CPUs and GPUs."""
+        """`room` are the resources that each worker asks Ray for beside CPUs and GPUs."""
         self._ray, self._spec, self._timeout, self._room = ray, spec, timeout, dict(room or {})
         self._make_config = make_config
         self._slots: list[_WorkerSlot] = []
@@ -74,38 +74,38 @@ class GradientWorkerPool:
         self._unreported: list[WorkReport] = []
 
     def fill(self, workers: int, numbers: Sequence[int] = ()) -> None:
-        """Starts workers until there are so many, the first of them with these numbers, which they had before."""
+        """Starts workers until there are `workers`, the first with the `numbers` of a checkpoint."""
         self._slots += [self._start_worker(number) for number in numbers[:workers]]
         while len(self._slots) < workers:
             self._slots.append(self._start_worker())
 
     @property
     def working(self) -> int:
-        """How many are ready to do something."""
+        """How many workers are ready."""
         return sum(slot.has_begun for slot in self._slots)
 
     @property
     def awaited(self) -> list[int]:
-        """The numbers of those that are not ready yet."""
+        """The numbers of the workers that are not ready yet."""
         return [slot.number for slot in self._slots if not slot.has_begun]
 
     @property
     def is_complete(self) -> bool:
-        """Whether every worker is ready, or has been missed."""
+        """Whether every worker is ready or long overdue, and at least one is ready."""
         return self.working > 0 and all(slot.has_begun or slot.is_missed for slot in self._slots)
 
     @property
     def is_busy(self) -> bool:
-        """Whether any worker that is ready has something to do."""
+        """Whether any ready worker has an order."""
         return any(slot.sent for slot in self._slots if slot.has_begun)
 
     @property
     def pushes_allowed(self) -> int:
-        """How many pushes are allowed by orders that were not answered yet."""
+        """How many pushes the unanswered orders allow."""
         return sum(sent.pushes for slot in self._slots for sent in slot.sent)
 
     def order(self, method: str, depth: int, make: Callable[[], WorkOrder | None]) -> None:
-        """Gives every worker that is ready orders until it has `depth` of them; None means that there are no more."""
+        """Sends every ready worker orders until it has `depth` of them, or `make` returns None."""
         for _ in range(depth):
             for slot in self._slots:
                 if slot.has_begun and len(slot.sent) < depth:
@@ -115,9 +115,9 @@ class GradientWorkerPool:
                     self._send(slot, method, order.pushes, order)
 
     def poll(self, seconds: float) -> list[WorkReport]:
-        """What workers report within so many seconds: all that has come as soon as anything has.
+        """Waits up to `seconds` for a report; returns all that have arrived by then.
 
-        Where that is an end of the run, it is raised when all have been heard; `unreported` has what they have done.
+        If a report ends the run, its error is raised after all were read; `unreported` then returns the others.
         """
         heads = {slot.sent[0].answer: slot for slot in self._slots if slot.sent}
         if not heads:
@@ -150,12 +150,12 @@ class GradientWorkerPool:
         return reports
 
     def unreported(self) -> list[WorkReport]:
-        """What workers have reported when `poll` raised."""
+        """The reports that were read when `poll` raised an error."""
         reports, self._unreported = self._unreported, []
         return reports
 
     def arrays(self) -> dict[int, dict[str, np.ndarray]]:
-        """What each worker that is ready has of its own, by number; asked for while none has anything to do."""
+        """The state of each ready worker that no server has, by number; called while no worker has an order."""
         asked = {slot.number: slot.actor.arrays.remote() for slot in self._slots if slot.has_begun}
         deadline = time.monotonic() + self._patience
         found = {}
@@ -163,17 +163,17 @@ class GradientWorkerPool:
             try:
                 found[number] = self._ray.get(answer, timeout=max(deadline - time.monotonic(), 1.0))
             except self._ray.exceptions.RayError as error:
-                # Whoever is gone does not answer the next order either, and is replaced then.
+                # A worker that is gone does not answer the next order either, and is replaced then.
                 is_slow = isinstance(error, self._ray.exceptions.GetTimeoutError)
                 log.warning(
-                    "worker %d has not told what it has of its own (%s), which the checkpoint is therefore without%s",
+                    "worker %d did not send its own state (%s), so the checkpoint lacks it%s",
                     *(number, _last_line(error)),
                     "; distributed.worker_timeout sets how long it may take" if is_slow else "",
                 )
         return found
 
     def close(self) -> None:
-        """Lets the environments end, then ends all workers."""
+        """Closes the environments, then ends all workers."""
         slots, self._slots = self._slots, []
         with suppress(Exception):
             ends = [slot.actor.close.remote() for slot in slots if slot.has_begun]
@@ -184,7 +184,7 @@ class GradientWorkerPool:
                 self._ray.kill(slot.actor)
 
     def _take_answer(self, slot: _WorkerSlot, reports: list[WorkReport]) -> None:
-        """Takes in the answer to the oldest order, also where it ends the run."""
+        """Reads the answer to the oldest order; raises an error that ends the run."""
         sent = slot.sent.popleft()
         slot.since = time.monotonic()
         try:
@@ -203,13 +203,13 @@ class GradientWorkerPool:
         if report.fault is not None:
             self._replace(slot, report.fault, is_fault=True)
             return
-        # Of the first order too, which may compile: better to wait for too long than to end who only is slow.
+        # Counts the first order too, which may compile: better to wait too long than to end a slow worker.
         self._longest = max(self._longest, report.seconds)
         slot.has_worked, slot.has_begun = slot.has_begun, True
         self._losses = max(0.0, self._losses - FORGIVEN_PER_PUSH * report.pushes)
 
     def _allowance(self, slot: _WorkerSlot) -> float:
-        """How many seconds it may take to answer: the first time everything is compiled."""
+        """How many seconds an answer may take; the first order also compiles everything."""
         if not slot.has_worked:
             return 10 * self._timeout
         return self._patience
@@ -219,12 +219,12 @@ class GradientWorkerPool:
         return max(self._timeout, PATIENCE * self._longest)
 
     def _replace(self, slot: _WorkerSlot, reason: str, is_fault: bool = False) -> None:
-        """Ends a worker and starts another in its place, unless too many were lost for nothing."""
+        """Ends a worker and starts another in its place, unless too many were lost."""
         with suppress(Exception):
             self._ray.kill(slot.actor)
         self._losses += 1
         if self._losses > len(self._slots) + SPARE_LOSSES:
-            # It answers no more, and nobody waits for it.
+            # Nobody waits for its answers any more.
             slot.sent.clear()
             if is_fault:
                 raise EnvironmentFault(reason)

@@ -1,4 +1,4 @@
-"""A parameter server: one shard of the parameters, with its optimisers and its targets; it knows no networks."""
+"""A parameter server: one shard of the parameters, with its optimisers and target parameters, but without networks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from steppe.runners.engines.shared_optimizers import Schedule, SharedOptimizer, 
 from steppe.specs.learning.optimizer import OptimizerSpec
 
 State = dict[str, np.ndarray]
-"""All that a server knows, by name."""
+"""The whole state of a server, by name."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Parameters of one shard, start to stop, that one optimiser moves."""
+    """The parameters of a shard, start to stop, that one optimiser updates."""
 
     start: int
     stop: int
@@ -28,52 +28,52 @@ class Segment:
 
 @dataclass(frozen=True)
 class ShardConfig:
-    """What a server is to do."""
+    """The configuration of one server."""
 
     segments: Sequence[Segment]
     max_staleness: int | None = None
     target_sync_frequency: int = 0
-    """After how many updates the targets move; 0 where there are none."""
+    """The number of updates between two moves of the targets; 0 without targets."""
     target_update_weight: float = 0.0
 
 
 class Push(NamedTuple):
-    """What a worker sends."""
+    """Gradients that a worker sends to one server."""
 
     worker: int
     sequence: int
-    """Counts the pushes of this worker: the same push may arrive twice."""
+    """Numbers the pushes of a worker, since the same push may arrive twice."""
     read: int
-    """The version that the first gradient was taken at."""
+    """The version at which the first gradient was computed."""
     gradients: np.ndarray
-    """[G, size], each taken where the ones before have led the worker."""
+    """[G, size]; each is computed after the worker's steps with the gradients before it."""
     known: int = -1
-    """The newest version of the parameters that the worker has, as this server has given it; -1 where it has none."""
+    """The version of this server's parameters that the worker has; -1 for none."""
     known_target: int = -1
-    """And the newest version of the targets."""
+    """The version of the targets that it has."""
     seen: NormalizerMoments | None = None
-    """What the worker has newly seen, where something is normalised; for the first server only."""
+    """New statistics for the normalisers; for the first server only."""
 
 
 class ServerAnswer(NamedTuple):
-    """What a server says to a pull or a push."""
+    """A server's answer to a pull or a push."""
 
     version: int
-    """How many updates it has made."""
+    """The number of updates that it has made."""
     params: np.ndarray | None
-    """[size]; None where the worker has this version."""
+    """[size]; None if the worker has this version."""
     target: np.ndarray | None
-    """[size]; None where there is none, or the worker has it."""
+    """[size]; None if there is none, or the worker has it."""
     target_version: int
     seen: NormalizerMoments | None
-    """What all workers have seen."""
+    """The statistics of all workers."""
     was_applied: bool
     staleness: int
-    """How many updates others made between the pull and the push."""
+    """How many updates were made between the pull and the push."""
 
 
 class ParameterServer:
-    """Does one thing after the other, so that what it hands out is always whole."""
+    """Handles one call after the other, so that its answers are always consistent."""
 
     def __init__(self, config: ShardConfig) -> None:
         self.config = config
@@ -88,9 +88,9 @@ class ParameterServer:
         self._round = 0
 
     def restore(self, state: State) -> int:
-        """Takes over what `state` has described, here or elsewhere; the version it has then."""
+        """Restores a state of this or another server; returns the version."""
         self.version, self.target_version, self._round = (int(number) for number in state["counters"])
-        # Copies: what Ray hands over is not to be written to.
+        # Copies, since the arrays that Ray delivers are read-only.
         self.params, self.target = state["params"].copy(), state["target"].copy()
         self._known = {int(worker): (int(sequence), bool(applied)) for worker, sequence, applied in state["known"]}
         self._waiting = {}
@@ -103,7 +103,7 @@ class ParameterServer:
         return self.version
 
     def state(self) -> State:
-        """Everything that another server needs to go on from here."""
+        """Everything that another server needs to continue from here."""
         known = [(worker, sequence, applied) for worker, (sequence, applied) in self._known.items()]
         state: State = {
             "counters": np.array([self.version, self.target_version, self._round], np.int64),
@@ -117,15 +117,15 @@ class ParameterServer:
         return state
 
     def pull(self, known: int, known_target: int) -> ServerAnswer:
-        """The parameters, where they have changed since version `known`."""
+        """The parameters, if they have changed since version `known`."""
         return self._answer(known, known_target, was_applied=True, staleness=0)
 
     def push(self, push: Push) -> ServerAnswer:
-        """Steps at once, unless the gradients are too old or were here before; answers with what came of it."""
+        """Steps at once, unless the gradients are too old or arrived before."""
         sequence, was_applied = self._known.get(push.worker, (-1, False))
         staleness = 0
         if push.sequence > sequence:
-            # After a restart there can be fewer updates than a worker has seen.
+            # After a server was replaced there can be fewer updates than a worker has seen.
             staleness = max(self.version - push.read, 0)
             limit = self.config.max_staleness
             was_applied = limit is None or staleness <= limit
@@ -136,7 +136,7 @@ class ParameterServer:
         return self._answer(push.known, push.known_target, was_applied, staleness)
 
     def catch_up(self, version: int) -> State:
-        """Counts on from `version`, as the others do: what this one lacks of it is lost. Its state after that."""
+        """Skips to `version`, that of the other servers, without the updates in between; returns the state."""
         frequency = self.config.target_sync_frequency
         is_due = frequency and version // frequency > self.version // frequency
         self.version = max(self.version, version)
@@ -149,7 +149,7 @@ class ParameterServer:
         self._waiting[push.worker] = push
 
     def step_together(self, number: int, workers: Sequence[int]) -> int:
-        """Steps with the means of what these workers have sent, once for each number; the version after it."""
+        """Steps with the mean gradients of these workers, once for each round `number`; returns the version."""
         if number > self._round:
             self._round = number
             pushes = [self._waiting[worker] for worker in workers if worker in self._waiting]
@@ -193,7 +193,7 @@ class ParameterServer:
 
 
 def fresh_state(params: np.ndarray, target: np.ndarray, version: int, seen: NormalizerMoments | None) -> State:
-    """What a server begins with that has not stepped yet."""
+    """The state of a server before its first step."""
     return {
         "counters": np.array([version, version, 0], np.int64),
         "params": params,
@@ -203,7 +203,7 @@ def fresh_state(params: np.ndarray, target: np.ndarray, version: int, seen: Norm
 
 
 def answer_in(state: State) -> ServerAnswer:
-    """What a server that goes on from this state would answer to a pull."""
+    """The answer to a pull of a server with this state."""
     version, target_version, _ = (int(number) for number in state["counters"])
     return ServerAnswer(
         version, state["params"], state["target"], target_version, seen_in(state), was_applied=True, staleness=0
@@ -211,7 +211,7 @@ def answer_in(state: State) -> ServerAnswer:
 
 
 def seen_in(state: State) -> NormalizerMoments | None:
-    """What a state tells of what was seen."""
+    """The normalisers' statistics in a state, if there are any."""
     if "seen/observations/mean" not in state:
         return None
     kinds = [[np.array(state[f"seen/{kind}/{name}"]) for name in Moments._fields] for kind in NormalizerMoments._fields]

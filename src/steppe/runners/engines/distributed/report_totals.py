@@ -17,7 +17,7 @@ from steppe.runners.episode_window import EpisodeWindow
 
 @dataclass
 class _PendingRow:
-    """What has happened since the last row."""
+    """The totals since the last row."""
 
     pushes: int = 0
     timesteps: int = 0
@@ -26,7 +26,7 @@ class _PendingRow:
     learned: int = 0
     staleness: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
-    """Summed over the pushes that taught something."""
+    """Sums over the pushes with updates."""
 
 
 class ReportTotals:
@@ -42,27 +42,27 @@ class ReportTotals:
 
     @property
     def timesteps(self) -> int:
-        """How many are not in a row yet."""
+        """The timesteps that are not in a row yet."""
         return self._row.timesteps
 
     @property
     def has_row(self) -> bool:
-        """Whether anything has happened since the last row."""
+        """Whether there is something for a new row."""
         return self._row.pushes > 0 or self._row.timesteps > 0
 
     @property
     def has_trouble(self) -> bool:
-        """Whether the run cannot go on."""
+        """Whether the run must end."""
         return not self._is_healthy or self._fault is not None
 
     def has_reached(self, limits: ChunkLimits) -> bool:
-        """Whether enough episodes have ended, or those in the window are good enough."""
+        """Whether a limit of the chunk is reached."""
         if limits.episodes is not None and self._row.episodes >= limits.episodes:
             return True
         return self._window.has_reached(limits.stop_at_return)
 
     def take_in(self, reports: Iterable[WorkReport]) -> None:
-        """Adds up."""
+        """Adds reports to the totals."""
         row = self._row
         for report in reports:
             row.pushes += report.pushes
@@ -78,11 +78,11 @@ class ReportTotals:
             self._is_healthy &= report.is_healthy
 
     def note_fault(self, fault: EnvironmentFault) -> None:
-        """Ends the run after what has been done."""
+        """Records the fault that ends the run."""
         self._fault = fault
 
     def chunk(self, limits: ChunkLimits, workers: int) -> Chunk:
-        """All that has happened since the last one, as one row, or as none."""
+        """Returns the totals since the last call as one row, or no row if there is nothing."""
         columns: dict[str, Any] = {}
         has_row = self.has_row
         if has_row:
@@ -109,7 +109,7 @@ class ReportTotals:
         return Chunk(int(has_row), arrays, reached, self._is_healthy, self._fault, figures)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """For a checkpoint: also what is in no row yet, since the servers know of it."""
+        """The state for a checkpoint, with the totals that are not in a row yet but are in the servers' state."""
         row = self._row
         return {
             "returns": np.array(self._window.returns, np.float32),
@@ -119,7 +119,7 @@ class ReportTotals:
         }
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Goes on from a checkpoint."""
+        """Restores the state of a checkpoint."""
         self._window.record(arrays["returns"].tolist(), arrays["lengths"].tolist())
         self._dropped = int(arrays["dropped"])
         pushes, timesteps, episodes, updates = (int(number) for number in arrays["in_no_row"])

@@ -1,4 +1,4 @@
-"""What a worker does between two pushes: rollouts, and the gradients of what they teach, from given parameters on."""
+"""A worker's computation between two pushes: rollouts with given parameters, and gradients from them."""
 
 from __future__ import annotations
 
@@ -35,43 +35,43 @@ from steppe.runners.episode_window import WINDOW
 
 
 class StartingPoint(NamedTuple):
-    """What a worker starts from."""
+    """The parameters and statistics that a worker starts from."""
 
     params: np.ndarray
     target: np.ndarray
-    """[P], or [0] where the agent has none."""
+    """[P], or [0] if the agent has no targets."""
     version: int
-    """How many updates have led there."""
+    """The number of updates in the parameters."""
     rates: Sequence[np.ndarray]
-    """The learning rates [rows] of each optimiser from there on."""
+    """The learning rates [rows] of each optimiser for the next updates."""
     seen: NormalizerMoments | None = None
-    """What the normalisers go by, where there are any."""
+    """The statistics of the normalisers, if there are any."""
     ahead: int = 0
-    """How many of the updates are the worker's own, and not yet known to have reached the servers."""
+    """How many of the updates are the worker's own, not yet confirmed by the servers."""
 
 
 @dataclass
 class LearnedRollouts:
-    """What came of some rollouts."""
+    """The results of some rollouts."""
 
     gradients: np.ndarray
-    """[G, P], in their order, clipped."""
+    """Clipped, in their order [G, P]."""
     change: np.ndarray
-    """[P]: how far they have led."""
+    """The sum of the worker's own steps [P]."""
     timesteps: int
     episodes: int
     returns: list[float] = field(default_factory=list)
-    """Of the last episodes that ended, at most as many as are looked at."""
+    """The returns of the last episodes that ended, at most WINDOW."""
     lengths: list[int] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Means over the rollouts that were learned from."""
+    """Means over the rollouts with updates."""
     is_healthy: bool = True
     seen: NormalizerMoments | None = None
-    """What was newly seen, where something is normalised."""
+    """New statistics for the normalisers, if there are any."""
 
 
 class RolloutLearner:
-    """What both kinds of environments share."""
+    """The common part of compiled and host environments."""
 
     def __init__(self, agent: Agent[Any], rollouts: int) -> None:
         self.agent = agent
@@ -83,7 +83,7 @@ class RolloutLearner:
         keep_tape(agent, self.rows)
 
     def _based(self, state: TrainState, base: StartingPoint) -> TrainState:
-        """The worker's own state, as if it had always learned with the others."""
+        """The worker's state with the servers' parameters, statistics and version."""
         params: Any = base.params
         target: Any = base.target
         state = state._replace(
@@ -98,13 +98,13 @@ class RolloutLearner:
         return state._replace(observations=observations, returns=returns)
 
     def _own(self, learner: Learner) -> Learner:
-        """What of a learner no server has: its randomness, its memory, and how it would step by itself."""
+        """The part of a learner that no server has: randomness, memory, and the state of its own optimisers."""
         nothing: Any = ()
         state = learner.agent
         return learner._replace(agent=state._replace(params=nothing, target=nothing, optimizer=remembered(state)))
 
     def _with_own(self, learner: Learner, own: Learner) -> Learner:
-        """A learner that has this of its own."""
+        """A learner with that part replaced."""
         state = learner.agent
         optimizer = reminded(state, own.agent.optimizer)
         return own._replace(agent=own.agent._replace(params=state.params, target=state.target, optimizer=optimizer))
@@ -116,11 +116,11 @@ class _WorkerRun(NamedTuple):
 
 
 class _RolloutSums(NamedTuple):
-    """What adds up over rollouts."""
+    """Sums over rollouts."""
 
     metrics: dict[str, Array]
     learned: Array
-    """How many rollouts were learned from."""
+    """The number of rollouts with updates."""
     episodes: Array
     window: CompiledWindow
     observations: Statistics
@@ -128,7 +128,7 @@ class _RolloutSums(NamedTuple):
 
 
 class CompiledRolloutLearner(RolloutLearner):
-    """Rollouts and learning in one program."""
+    """Rollouts and learning in one compiled program."""
 
     def __init__(self, agent: Agent[Any], rollout: Rollout, rollouts: int) -> None:
         super().__init__(agent, rollouts)
@@ -137,7 +137,7 @@ class CompiledRolloutLearner(RolloutLearner):
         self._program = jax.jit(self._rollouts, donate_argnums=0)
 
     def begin(self, seed: int, number: int, left: dict[str, np.ndarray] | None = None) -> None:
-        """Fresh episodes, and randomness that no other worker has; or all as it was `left` in a checkpoint."""
+        """Starts with fresh episodes and randomness of its own, or from the state `left` in a checkpoint."""
         agent_key, env_key = jax.random.split(worker_key(seed, number))
         envs = self._begin(env_key, self.agent.situation.num_envs, 1)
         self._run = _WorkerRun(begin(self.agent, agent_key, pretrains=False), envs)
@@ -147,13 +147,13 @@ class CompiledRolloutLearner(RolloutLearner):
         self._compile()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """For a checkpoint: what no server has."""
+        """The state for a checkpoint that no server has."""
         return to_arrays(_WorkerRun(self._own(self._run.learner), self._run.envs))
 
     def run(self, base: StartingPoint, rollouts: int, timestep: int, stride: int) -> LearnedRollouts:
-        """At most as many rollouts as were said; `timestep` of all workers grows by `stride` with each."""
+        """Learns from at most `rollouts` rollouts; `timestep`, of all workers, grows by `stride` with each."""
         learner = self._run.learner._replace(agent=self._based(self._run.learner.agent, base))
-        # A copy: what a compiled program is given, it may write over.
+        # A copy, since the compiled program may overwrite its arguments.
         start = base.params.copy()
         now, step = jnp.int32(min(timestep, LARGEST_TIMESTEP)), jnp.int32(stride)
         self._run, done = self._program(self._run._replace(learner=learner), jnp.int32(rollouts), now, step)
@@ -175,10 +175,10 @@ class CompiledRolloutLearner(RolloutLearner):
         )
 
     def close(self) -> None:
-        """Nothing to end."""
+        """There is nothing to end."""
 
     def _compile(self) -> None:
-        """No rollout at all, so that nobody waits for the compiler when there is something to do."""
+        """Compiles the program by a call without a rollout, so that the first order does not wait for it."""
         state = self._run.learner.agent
         seen = NormalizerMoments(moments(state.observations), moments(state.returns)) if self.normalizes else None
         rates = [np.zeros(self.rows, np.float32) for _ in remembered(state)]
@@ -245,7 +245,7 @@ class CompiledRolloutLearner(RolloutLearner):
 
 
 class HostRolloutLearner(RolloutLearner):
-    """Rollouts in Python, learning in one compiled call for each."""
+    """Rollouts in Python, and one compiled call for learning from each."""
 
     def __init__(self, agent: Agent[Any], envs: Any, rollouts: int) -> None:
         super().__init__(agent, rollouts)
@@ -254,7 +254,7 @@ class HostRolloutLearner(RolloutLearner):
         self._learn = jax.jit(self._learned, donate_argnums=0)
 
     def begin(self, seed: int, number: int, left: dict[str, np.ndarray] | None = None) -> None:
-        """Fresh episodes, and randomness that no other worker has; all but the episodes as it was `left`."""
+        """Starts with fresh episodes, and with randomness of its own or everything else as `left` in a checkpoint."""
         self._learner = begin(self.agent, worker_key(seed, number), pretrains=False)
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,)))
         if left is not None:
@@ -266,7 +266,7 @@ class HostRolloutLearner(RolloutLearner):
         self._collector.start(int(rng.integers(2**31)))
 
     def run(self, base: StartingPoint, rollouts: int, timestep: int, stride: int) -> LearnedRollouts:
-        """At most as many rollouts as were said; `timestep` of all workers grows by `stride` with each."""
+        """Learns from at most `rollouts` rollouts; `timestep`, of all workers, grows by `stride` with each."""
         learner = self._learner._replace(agent=self._based(self._learner.agent, base))
         start = base.params.copy()
         done = LearnedRollouts(np.zeros((0, 0), np.float32), start, 0, 0)
@@ -300,18 +300,18 @@ class HostRolloutLearner(RolloutLearner):
         self.envs.close()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """For a checkpoint: what no server has, but the environments."""
+        """The state for a checkpoint that no server has, without the environments."""
         rng = json.dumps(self._collector.rng.bit_generator.state).encode()
         return to_arrays(self._own(self._learner)) | {"host/rng": np.frombuffer(rng, np.uint8)}
 
     def _cut_off(self, learner: Learner) -> Learner:
-        """What comes next does not follow from the newest timesteps of the memory."""
+        """Marks the ends of episodes in the memory: the next timestep does not continue them."""
         if self.agent.experience != "transitions":
             return learner
         return learner._replace(memory=self.agent.memory.cut(learner.memory))  # type: ignore[attr-defined]
 
     def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
-        """`learn` with all metrics in one vector, so that one transfer brings them."""
+        """`learn`, with all metrics in one vector for a single transfer."""
         learner, metrics = learn(self.agent, learner, trajectory)
         metrics["is_healthy"] = is_healthy(learner, metrics)
         self._names = list(metrics)
@@ -319,12 +319,12 @@ class HostRolloutLearner(RolloutLearner):
 
 
 def worker_key(seed: int, number: int) -> Array:
-    """The stream of one worker."""
+    """The random key of one worker."""
     return jax.random.fold_in(keys.make(seed), number)
 
 
 def statistics(values: Moments) -> Statistics:
-    """As the agents' normalisers take them."""
+    """Converts moments for the agents' normalisers."""
     return Statistics(*(np.asarray(value, np.float32) for value in values))
 
 
@@ -334,7 +334,7 @@ def _nothing_seen(agent: Agent[Any]) -> tuple[Statistics, Statistics]:
 
 
 def _moments_in(agent: Agent[Any], trajectory: Trajectory, length: int) -> NormalizerMoments:
-    """Of the first timesteps: a rollout that ended with its episodes is filled up with copies of them."""
+    """The statistics of the first `length` timesteps: the rest of a rollout that ended early are copies."""
     observations, returns = (moments(each) for each in _nothing_seen(agent))
     if agent.normalizes_observations:
         observations = of_values(trajectory.observations[:length])

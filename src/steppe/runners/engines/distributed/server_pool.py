@@ -1,4 +1,4 @@
-"""The driver's side of the parameter servers: copies of what they know, and who steps in for a lost one."""
+"""The driver's side of the parameter servers: keeps copies of their states, and replaces lost servers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from steppe.runners.engines.distributed.parameter_server import (
 from steppe.runners.ray.ray_session import die_with_parent
 
 CPUS = 0.25
-"""What a server is counted as: it works only when something arrives. One that takes over for another is not counted,
-so that it finds a place where workers have taken all the room that is left."""
+"""The CPUs that a server asks Ray for: it works only when a message arrives. One that replaces another asks for none,
+so that Ray can start it even if workers have taken all CPUs."""
 COPY_SECONDS = 1.0
-"""How old the driver's copy of a shard may become; a large one older, so that copying costs little."""
+"""How old the driver's copy of a shard may become; copies of large shards may become older, since they cost more."""
 COPIED_BYTES_PER_SECOND = 10e6
 MOST_LOSSES = 20
-"""How many servers may be lost without an update in between before the run gives up."""
+"""How many servers may be lost without an update in between before the run fails."""
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +39,21 @@ class _ServerSlot:
     config: ShardConfig
     actor: Any
     copy: State
-    """What the server knew not long ago: what another one begins with, should it be lost."""
+    """The server's state not long ago, from which another one continues if it is lost."""
     copied: float = 0.0
-    """When that was asked for."""
+    """When the copy was asked for."""
     asked: Any = None
-    """A newer copy that is on its way."""
+    """Ray's reference to a newer copy that is under way."""
     takeover: Any = None
-    """What tells that a new server has taken over the copy; None when it has."""
+    """Ray's reference to a new server's restoring of the copy; None once it is done."""
     since: float = 0.0
-    """When it was asked to."""
+    """When the new server was started."""
     is_missed: bool = False
-    """Whether its absence was told."""
+    """Whether it was logged that it has not started."""
 
 
 class ParameterServerActor(ParameterServer):
-    """In a process of its own, which ends with the Ray that started it."""
+    """A parameter server in a process of its own, which ends with the Ray that started it."""
 
     def __init__(self, config: ShardConfig) -> None:
         die_with_parent()
@@ -61,7 +61,7 @@ class ParameterServerActor(ParameterServer):
 
 
 class ServerPool:
-    """All shards together."""
+    """The servers of all shards."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ServerPool:
         timeout: float,
         room: Mapping[str, float] | None = None,
     ) -> None:
-        """`room` is what each server asks of Ray beside CPUs."""
+        """`room` are the resources that each server asks Ray for beside CPUs."""
         self._ray, self._timeout, self._room = ray, timeout, dict(room or {})
         self._losses = 0
         now = time.monotonic()
@@ -92,16 +92,16 @@ class ServerPool:
 
     @property
     def handles(self) -> list[Any]:
-        """What workers call, when all of them `are_there`."""
+        """Ray's handles of the servers, which workers may call if they `are_there`."""
         return [slot.actor for slot in self._slots]
 
     @property
     def are_there(self) -> bool:
-        """Whether they can be called: one that takes over for another knows nothing at first."""
+        """Whether all servers can be called: one that replaces another has no state at first."""
         return all(slot.takeover is None for slot in self._slots)
 
     def check(self) -> None:
-        """Takes in copies that have arrived, asks for new ones, looks for who takes over; waits for nothing."""
+        """Receives copies, asks for new ones, and checks servers that replace others; never waits."""
         now = time.monotonic()
         for slot in self._slots:
             if slot.takeover is not None:
@@ -123,7 +123,7 @@ class ServerPool:
                 self._replace(slot)
 
     def replace_lost(self, indices: Sequence[int]) -> None:
-        """Replaces those of the servers that do not answer any more."""
+        """Replaces those of the servers that no longer answer."""
         for slot in (self._slots[index] for index in indices):
             if slot.takeover is not None:
                 continue
@@ -132,13 +132,13 @@ class ServerPool:
                 self._replace(slot)
 
     def states(self) -> list[State]:
-        """What all of them know now; asked for while no worker pushes, it is what they knew at one moment.
+        """The states of all servers; they are of one moment if no worker pushes meanwhile.
 
-        Of one that is lost it is the copy that another one begins with.
+        For a lost server it is the copy that its replacement starts from.
         """
         self._take_in(self._slots, self._call(self._slots, "state"))
         newest = max(_version(slot.copy) for slot in self._slots)
-        # One that took over for another has made fewer updates; its targets are to move with those of the others.
+        # A replacement has made fewer updates; it must move its targets together with the others.
         behind = [slot for slot in self._slots if slot.takeover is None and _version(slot.copy) < newest]
         self._take_in(behind, self._call(behind, "catch_up", newest))
         return [slot.copy for slot in self._slots]
@@ -150,19 +150,19 @@ class ServerPool:
         return [answer_in(slot.copy) if answer is None else answer for slot, answer in pairs]
 
     def step_together(self, number: int, workers: Sequence[int]) -> int:
-        """Lets all of them step with what these workers have sent; how many updates there are then."""
+        """Lets all servers step with the gradients of these workers; returns the version."""
         versions = self._call(self._slots, "step_together", number, list(workers))
         there = [version for version in versions if version is not None]
         return max(there or [_version(slot.copy) for slot in self._slots])
 
     def close(self) -> None:
-        """Ends them."""
+        """Ends all servers."""
         for slot in self._slots:
             with suppress(Exception):
                 self._ray.kill(slot.actor)
 
     def _call(self, slots: Sequence[_ServerSlot], method: str, *arguments: Any) -> list[Any]:
-        """The answers of these, None of those that are lost: another one takes over, which nobody waits for here."""
+        """Calls a method of several servers; None for those that are lost, whose replacements are not waited for."""
         answers: list[Any] = [None] * len(slots)
         there = [index for index, slot in enumerate(slots) if slot.takeover is None]
         sent = [getattr(slots[index].actor, method).remote(*arguments) for index in there]
@@ -176,11 +176,11 @@ class ServerPool:
     def _take_in(self, slots: Sequence[_ServerSlot], states: Sequence[State | None]) -> None:
         for slot, state in zip(slots, states, strict=True):
             if state is not None:
-                # What was asked for before is older.
+                # A copy that was asked for before is older.
                 slot.copy, slot.copied, slot.asked = state, time.monotonic(), None
 
     def _check_takeover(self, slot: _ServerSlot, now: float) -> None:
-        """Whether another server has taken over."""
+        """Checks whether a replacement has restored its copy."""
         if self._ray.wait([slot.takeover], timeout=0)[0]:
             (answer,) = received(self._ray, [slot.takeover], self._timeout)
             if isinstance(answer, Exception):
@@ -188,7 +188,7 @@ class ServerPool:
             else:
                 slot.takeover, slot.copied = None, now
         elif now - slot.since > 10 * self._timeout:
-            # It may hang; or there is no machine for it, which is no loss however long it lasts.
+            # It may hang, or there is no machine for it, which does not count as a loss.
             self._replace(slot, is_loss=False)
         elif now - slot.since > self._timeout and not slot.is_missed:
             slot.is_missed = True
@@ -199,7 +199,7 @@ class ServerPool:
             )
 
     def _replace(self, slot: _ServerSlot, is_loss: bool = True) -> None:
-        """Another server is to take over the shard as it was when it was last copied."""
+        """Starts another server from the last copy of the shard."""
         self._losses += is_loss
         if self._losses > MOST_LOSSES:
             raise SteppeError(

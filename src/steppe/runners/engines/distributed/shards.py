@@ -1,4 +1,4 @@
-"""What the servers know as one whole, as in a checkpoint, and shared out again, over as many servers as there are."""
+"""Joins the servers' states for a checkpoint, and splits a joined state for any number of servers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from steppe.runners.engines.distributed.parameter_server import State
 
 
 def joined(states: Sequence[State], borders: Sequence[int], parts: Sequence[OptimizerRange]) -> State:
-    """The servers' states -> arrays over all parameters; which pushes they know is left out, since no worker stays."""
+    """Joins the servers' states into arrays over all parameters; known pushes are left out, since no worker stays."""
     whole = {
-        # A server that took over for another may lag behind the rest.
+        # A server that replaced another may lag behind the rest.
         "counters": np.max([state["counters"] for state in states], axis=0),
         "params": np.concatenate([state["params"] for state in states]),
         "target": np.concatenate([state["target"] for state in states]),
@@ -34,7 +34,7 @@ def joined(states: Sequence[State], borders: Sequence[int], parts: Sequence[Opti
 
 
 def shared_out(whole: State, borders: Sequence[int], parts: Sequence[OptimizerRange]) -> list[State]:
-    """The opposite."""
+    """Splits a joined state into one state for each server."""
     if whole["params"].shape != (borders[-1],):
         raise CheckpointError(
             f"the checkpoint holds {whole['params'].size:,} parameters, but this experiment has {borders[-1]:,}; it "
@@ -61,7 +61,7 @@ def shared_out(whole: State, borders: Sequence[int], parts: Sequence[OptimizerRa
 
 
 def _held(borders: Sequence[int], parts: Sequence[OptimizerRange]) -> Iterator[list[tuple[int, slice]]]:
-    """For each server: (which part, what of it) for every part that it holds something of."""
+    """For each server: (optimiser range, slice of that range) of everything that it holds."""
     for start, stop in pairwise(borders):
         yield [
             (index, slice(max(part.start, start) - part.start, min(part.stop, stop) - part.start))
