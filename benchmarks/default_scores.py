@@ -71,14 +71,14 @@ def measure(row: Row, sets: list[str], seeds: tuple[int, ...], results: Results)
 
 def score(engine: Any, timesteps: int, seed: int) -> dict[str, float]:
     """What the policy at the end of the training is worth, greedily and as it was trained."""
-    from steppe.runners._base import Limits
+    from steppe.runners._base import ChunkLimits
 
     started = time.perf_counter()
     engine.begin(seed)
     timestep = 0
     while timestep < timesteps:
         left = -(-(timesteps - timestep) // engine.timesteps_per_iteration)
-        chunk = engine.advance(min(left, engine.most_iterations), timestep, Limits(None, None))
+        chunk = engine.advance(min(left, engine.most_iterations), timestep, ChunkLimits(None, None))
         timestep += int(chunk.columns["timesteps"].sum())
         if not chunk.is_healthy:
             raise SystemExit(f"error: seed {seed} diverged at timestep {timestep:,}")

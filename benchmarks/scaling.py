@@ -81,7 +81,7 @@ def batches(shape: str, count: int) -> Run:
     """Batches are received, checked, put into the memory and answered with the policy, as a busy learner does."""
     from steppe.net.messagepack import pack
     from steppe.net.protocol import Channel
-    from steppe.runners.engines.asynchronous.wire.batches import Form, from_message, to_message
+    from steppe.runners.engines.asynchronous.wire.batches import BatchFormat, from_message, to_message
     from steppe.runners.engines.asynchronous.wire.board import Board
 
     observation, action, fields = SHAPES[shape]
@@ -89,7 +89,7 @@ def batches(shape: str, count: int) -> Run:
     board = Board()
     board.post(core.weights(), 0)
     board.note(0, {})
-    form = Form(core.task, observation, action)
+    form = BatchFormat(core.task, observation, action)
     message = {**to_message(form.allocate(core.task.rows_for(1)[1], 1)), "sequence": 1, "has": -1, "session": ""}
     here, there = socket.create_server(("127.0.0.1", 0)), socket.socket()
     there.connect(here.getsockname())
@@ -120,7 +120,7 @@ def batches(shape: str, count: int) -> Run:
 
 def core_of(observation: Space, action: Space, fields: dict[str, Any]) -> Any:
     from steppe.runners.compilation import prepare_jax
-    from steppe.runners.engines.asynchronous.learner.building import make_core
+    from steppe.runners.engines.asynchronous.learner.core_factory import make_core
     from steppe.specs.experiment import load_experiment
 
     prepare_jax()
@@ -135,16 +135,16 @@ def core_of(observation: Space, action: Space, fields: dict[str, Any]) -> Any:
 def silence(crowd: int, seconds: float) -> Run:
     """Workers that have joined and whose simulators are slow; memory is that of both ends of a connection."""
     from steppe.runners.engines.asynchronous.learner.open_server import open_server
-    from steppe.runners.engines.asynchronous.wire.access import Access
+    from steppe.runners.engines.asynchronous.wire.access import LearnerAccess
     from steppe.runners.engines.asynchronous.wire.task import Task
-    from steppe.runners.engines.asynchronous.worker.link import Door, Link
+    from steppe.runners.engines.asynchronous.worker.connection import LearnerAddress, LearnerConnection
     from steppe.specs.running.asynchronous import AsyncSpec
 
     observation, action, _ = SHAPES["164 numbers, 256-256"]
-    server = open_server(AsyncSpec(), "127.0.0.1", 0, Access(None, None))
+    server = open_server(AsyncSpec(), "127.0.0.1", 0, LearnerAccess(None, None))
     server.board.offer(Task(), (observation, action))
     address = "{}:{}".format(*server.address)
-    links = [Link(Door(address), (observation, action), 1) for _ in range(crowd)]
+    links = [LearnerConnection(LearnerAddress(address), (observation, action), 1) for _ in range(crowd)]
     links[0].join()
     before = megabytes_of(os.getpid())
     for link in links[1:]:
@@ -162,10 +162,16 @@ def silence(crowd: int, seconds: float) -> Run:
 
 def gradients(size: int, seconds: float) -> Run:
     """One step of Adam in a server, without any message."""
-    from steppe.runners.engines.distributed.server import Duty, ParameterServer, Push, Segment, fresh_state
+    from steppe.runners.engines.distributed.parameter_server import (
+        ParameterServer,
+        Push,
+        Segment,
+        ShardConfig,
+        fresh_state,
+    )
     from steppe.specs.learning.optimizer import Adam
 
-    server = ParameterServer(Duty([Segment(0, size, Adam(type="adam"), 1e-3)]))
+    server = ParameterServer(ShardConfig([Segment(0, size, Adam(type="adam"), 1e-3)]))
     server.restore(fresh_state(np.zeros(size, np.float32), np.zeros(0, np.float32), 0, None))
     gradients = np.random.default_rng(0).standard_normal((4, size)).astype(np.float32)
     began, pushes = time.process_time(), 0
@@ -179,13 +185,13 @@ def gradients(size: int, seconds: float) -> Run:
 def questions(count: int) -> Run:
     """The door of a driver's Pod, which every worker's Pod asks now and then."""
     from steppe.platforms.kubernetes.pod.pool_client import DriverDoor
-    from steppe.platforms.kubernetes.pod.status_server import Door
+    from steppe.platforms.kubernetes.pod.status_server import LearnerAddress
 
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "status.json").write_text(json.dumps({"state": "running", "timestep": 1, "metrics": {}}))
-            door = Door(Path(folder), "token", lambda: {"is_over": False}, takes_requests=False)
+            door = LearnerAddress(Path(folder), "token", lambda: {"is_over": False}, takes_requests=False)
             os.write(writing, str(door.open(0, "127.0.0.1")).encode())
             time.sleep(1e6)
     port = int(os.read(reading, 10))
@@ -215,7 +221,13 @@ def ray_runs(runs: Runs, count: int) -> None:
 
 
 def pushes(ray: Any, size: int, count: int) -> Run:
-    from steppe.runners.engines.distributed.server import Duty, ParameterServer, Push, Segment, fresh_state
+    from steppe.runners.engines.distributed.parameter_server import (
+        ParameterServer,
+        Push,
+        Segment,
+        ShardConfig,
+        fresh_state,
+    )
     from steppe.specs.learning.optimizer import Adam
 
     class Server(ParameterServer):
@@ -230,7 +242,7 @@ def pushes(ray: Any, size: int, count: int) -> Run:
             for _ in range(count):
                 ray.get(server.push.remote(Push(id(self), time.monotonic_ns(), 0, gradients)))
 
-    server = ray.remote(Server).options(num_cpus=0).remote(Duty([Segment(0, size, Adam(type="adam"), 1e-3)]))
+    server = ray.remote(Server).options(num_cpus=0).remote(ShardConfig([Segment(0, size, Adam(type="adam"), 1e-3)]))
     ray.get(server.restore.remote(fresh_state(np.zeros(size, np.float32), np.zeros(0, np.float32), 0, None)))
     pid = ray.get(server.pid.remote())
     workers = [ray.remote(Pusher).options(num_cpus=0).remote() for _ in range(2)]
@@ -244,14 +256,14 @@ def pushes(ray: Any, size: int, count: int) -> Run:
 
 
 def orders(ray: Any, count: int) -> Run:
-    from steppe.runners.engines.distributed.messages import Order, Report
+    from steppe.runners.engines.distributed.messages import WorkOrder, WorkReport
 
     class Worker:
-        def collect(self, order: Order) -> Report:
-            return Report(0, 4, 5_000, 12, 64, [200.0] * 12, [200] * 12, {"loss": 0.1, "entropy": 0.6}, 4)
+        def collect(self, order: WorkOrder) -> WorkReport:
+            return WorkReport(0, 4, 5_000, 12, 64, [200.0] * 12, [200] * 12, {"loss": 0.1, "entropy": 0.6}, 4)
 
     workers = [ray.remote(Worker).options(num_cpus=0).remote() for _ in range(4)]
-    order = Order(workers[:2], 1000, 0.2, 1_000_000, len(workers))
+    order = WorkOrder(workers[:2], 1000, 0.2, 1_000_000, len(workers))
     ray.get([worker.collect.remote(order) for worker in workers])
     cpu, done = time.process_time(), 0
     waiting = [worker.collect.remote(order) for worker in workers]

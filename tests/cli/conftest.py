@@ -15,7 +15,7 @@ from processes import Steppe
 from steppe import runners
 from steppe.cli import main
 from steppe.records import checkpoints
-from steppe.runners import Outcome, Progress
+from steppe.runners import Progress, RunOutcome
 from steppe.specs.experiment import ExperimentSpec
 
 
@@ -66,13 +66,15 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ExperimentSpec, bool]
     """Replaces training by one checkpoint at the last timestep; what was trained, and whether it was resumed."""
     calls: list[tuple[ExperimentSpec, bool]] = []
 
-    def run(spec: ExperimentSpec, folder: Path, *, resume: bool, request: Any, on_progress: Any) -> Outcome:
+    def run(spec: ExperimentSpec, folder: Path, *, resume: bool, request: Any, on_progress: Any) -> RunOutcome:
         calls.append((spec, resume))
         timesteps = spec.total_timesteps or 100
         on_progress(Progress("compiling"))
         on_progress(Progress("training", timesteps, 9, 4, 12.5, 11.0, 13.0, 1000.0, 0.5))
         checkpoints.save(folder, timesteps, {"a": np.zeros(1)}, {})
-        return Outcome("completed", f"all {timesteps} timesteps were run", timesteps, 9, 4, 12.5, 0.5, ["mind the gap"])
+        return RunOutcome(
+            "completed", f"all {timesteps} timesteps were run", timesteps, 9, 4, 12.5, 0.5, ["mind the gap"]
+        )
 
     monkeypatch.setattr(runners, "run", run)
     monkeypatch.setattr(runners, "check", lambda spec, resumed=None: [])

@@ -21,7 +21,7 @@ from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.platforms.kubernetes.client.kubeapi import KubeError
 from steppe.platforms.kubernetes.client.remote_run import RemoteRun
 from steppe.records import checkpoints
-from steppe.runners import Outcome, Progress
+from steppe.runners import Progress, RunOutcome
 
 
 @pytest.fixture
@@ -227,9 +227,9 @@ def test_a_decaying_learning_rate_that_moves_is_noted(steppe: Any, first: RunFol
 
 
 def test_notices_that_were_seen_are_not_told_again(steppe: Any, first: RunFolder, monkeypatch: Any) -> None:
-    def run(spec: Any, folder: Path, *, resume: bool, request: Any, on_progress: Any) -> Outcome:
+    def run(spec: Any, folder: Path, *, resume: bool, request: Any, on_progress: Any) -> RunOutcome:
         on_progress(Progress("training", 40, notices=("seen",)))
-        return Outcome("completed", "done", 40, 1, 4, 1.0, 0.5, ["seen", "new"])
+        return RunOutcome("completed", "done", 40, 1, 4, 1.0, 0.5, ["seen", "new"])
 
     monkeypatch.setattr(runners, "run", run)
     out = steppe("experiment", "start", "-e", "first").out

@@ -12,7 +12,7 @@ from steppe import runners
 from steppe.cli.starting.running import closing_line
 from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.records.evaluation import Evaluation, FinalEvaluation
-from steppe.runners import Outcome, Progress
+from steppe.runners import Progress, RunOutcome
 
 LAST = Evaluation((100.0, 140.0), (100, 140), 0, True, "CartPole-v1", 500_000)
 BEST = Evaluation((490.0, 500.0), (490, 500), 0, True, "CartPole-v1", 120_000)
@@ -29,9 +29,9 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Replaces training by its end, with this evaluation."""
 
     def ends_with(found: FinalEvaluation | None, **progress: Any) -> None:
-        def run(spec: Any, folder: Path, *, resume: bool, request: Any, on_progress: Any) -> Outcome:
+        def run(spec: Any, folder: Path, *, resume: bool, request: Any, on_progress: Any) -> RunOutcome:
             on_progress(Progress("training", 500_000, 9, 4, 12.5, 11.0, 13.0, **progress))
-            return Outcome("completed", "done", 500_000, 9, 4, 12.5, 0.5, [], found)
+            return RunOutcome("completed", "done", 500_000, 9, 4, 12.5, 0.5, [], found)
 
         monkeypatch.setattr(runners, "run", run)
         monkeypatch.setattr(runners, "check", lambda spec, resumed=None: [])

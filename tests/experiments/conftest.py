@@ -13,7 +13,7 @@ import pytest
 
 from steppe.experiments.run_folder.store import RunFolder, Store
 from steppe.records import checkpoints
-from steppe.runners._base import Outcome, Progress
+from steppe.runners._base import Progress, RunOutcome
 from steppe.specs.experiment import ExperimentSpec
 
 
@@ -33,7 +33,7 @@ class CountingTrainer:
         resume: bool,
         request: Callable[[], str | None],
         on_progress: Callable[[Progress], None],
-    ) -> Outcome:
+    ) -> RunOutcome:
         self.calls.append({"spec": spec, "folder": folder, "resume": resume})
         on_progress(Progress("compiling"))
         timestep = checkpoints.list_checkpoints(folder)[-1] if resume else 0
@@ -45,7 +45,7 @@ class CountingTrainer:
                 time.sleep(0.002)
         checkpoints.save(folder, timestep, {"a": np.zeros(1)}, {})
         state = {"pause": "paused", "stop": "stopped", None: "completed"}[asked]
-        return Outcome(
+        return RunOutcome(
             state, "counted" if asked is None else f"asked to {asked}", timestep, timestep // 10, 3, 1.5, 0.1, []
         )
 

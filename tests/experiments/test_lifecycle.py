@@ -13,7 +13,7 @@ from steppe.experiments import lifecycle
 from steppe.experiments.process.run import run
 from steppe.experiments.run_folder.store import RunFolder, Status, Store
 from steppe.records import checkpoints
-from steppe.runners import Outcome, Progress
+from steppe.runners import Progress, RunOutcome
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.learning.agent import AgentSpec
 
@@ -275,6 +275,18 @@ def test_more_timesteps_move_a_decaying_learning_rate_and_that_is_told(decaying:
     ]
 
 
+@pytest.mark.parametrize(("decay", "rates"), [("linear", "0.27 instead of 0.24"), ("cosine", "0.288 instead of 0.255")])
+def test_notice_on_resume_knows_every_decay_and_the_final_learning_rate(
+    decaying: RunFolder, decay: str, rates: str
+) -> None:
+    agent = {"type": "ppo", "learning_rate": 0.3, "learning_rate_decay": decay, "final_learning_rate": 0.12}
+    decaying.write_spec(ExperimentSpec.model_validate(decaying.spec().model_dump(mode="json") | {"agent": agent}))
+    assert lifecycle.prepare(decaying, resume=True, sets=["total_timesteps=60"]) == [
+        f"learning_rate_decay is {decay}, so the new total_timesteps moves it: from timestep 10 on the learning rate "
+        f"is {rates}, and it reaches 0.12 at timestep 60"
+    ]
+
+
 def test_what_leaves_a_decaying_learning_rate_alone_is_not_told(decaying: RunFolder, ended: Any) -> None:
     decaying.write_status(Status("paused", timestep=10))
     assert lifecycle.prepare(decaying, resume=True, sets=["saver_frequency=5s"]) == []
@@ -386,11 +398,11 @@ def test_a_detached_process_that_ends_at_once_is_told_by_its_own_words(
 def test_a_pause_can_be_waited_for_again(folder: RunFolder, wait: Any, in_background: Any) -> None:
     release: list[bool] = []
 
-    def slow(*_: Any, request: Any, on_progress: Any, **__: Any) -> Outcome:
+    def slow(*_: Any, request: Any, on_progress: Any, **__: Any) -> RunOutcome:
         on_progress(Progress("training", timestep=10))
         wait(request)
         wait(lambda: release)
-        return Outcome("paused", "asked to pause", 10, 1, 1, None, 0.1, [])
+        return RunOutcome("paused", "asked to pause", 10, 1, 1, None, 0.1, [])
 
     in_background(lambda: run(folder, trainer=slow))
     wait(lambda: folder.status().state == "running")

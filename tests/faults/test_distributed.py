@@ -19,7 +19,7 @@ from ray_processes import alive, descendants, named, state_of
 from runs import experiment, train
 
 from steppe.records.checkpoints import list_checkpoints, load_latest
-from steppe.runners._base import Outcome, Progress
+from steppe.runners._base import Progress, RunOutcome
 from steppe.runners.ray.ray_session import ray_session
 from steppe.specs.experiment import ExperimentSpec, dump
 from steppe.specs.running.distributed import RaySpec
@@ -43,7 +43,7 @@ def processes(kind: str) -> list[int]:
 
 def actors(pid: int) -> set[tuple[int, str]]:
     """The workers and servers that a process has started."""
-    names = ("ray::Worker", "ray::ParameterServer")
+    names = ("ray::GradientWorker", "ray::ParameterServer")
     return {each for each in descendants(pid) if named(each[0]).startswith(names)}
 
 
@@ -74,7 +74,7 @@ class Striker:
         return "stop" if self.is_over else None
 
 
-def train_with(striker: Striker, folder: Path, spec: ExperimentSpec) -> Outcome:
+def train_with(striker: Striker, folder: Path, spec: ExperimentSpec) -> RunOutcome:
     return train(folder, spec, request=striker.request, show=striker.show)
 
 
@@ -99,7 +99,7 @@ def signals(*strikes: tuple[str, signal.Signals]) -> Callable[[], None]:
 @pytest.mark.usefixtures("a_ray")
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_killed_workers_and_servers_are_replaced_and_training_reaches_its_score(tmp_path, caplog, synchronous):
-    strikes = [(kind, signal.SIGKILL) for _ in range(2) for kind in ("Worker", "ParameterServer")]
+    strikes = [(kind, signal.SIGKILL) for _ in range(2) for kind in ("GradientWorker", "ParameterServer")]
     striker = Striker(signals(*strikes), times=len(strikes))
     with caplog.at_level(logging.WARNING):
         outcome = train_with(striker, tmp_path, spec_of(distributed={"synchronous": synchronous}))
@@ -114,7 +114,7 @@ def test_killed_workers_and_servers_are_replaced_and_training_reaches_its_score(
 @pytest.mark.timeout(900)  # Whoever hangs is given ten times as long as the compilation took.
 @pytest.mark.usefixtures("a_ray")
 def test_what_hangs_is_noticed_and_replaced(tmp_path, caplog):
-    striker = Striker(signals(("Worker", signal.SIGSTOP), ("ParameterServer", signal.SIGSTOP)), times=2)
+    striker = Striker(signals(("GradientWorker", signal.SIGSTOP), ("ParameterServer", signal.SIGSTOP)), times=2)
     with caplog.at_level(logging.WARNING):
         outcome = train_with(striker, tmp_path, spec_of(distributed={"worker_timeout": 12.0}))
     assert outcome.mean_return >= GOOD

@@ -8,8 +8,8 @@ import pytest
 from demonstrated import steady_policy
 from runs import experiment
 
-from steppe.runners._base import Limits
-from steppe.runners.play.recording import Wish, record
+from steppe.runners._base import ChunkLimits
+from steppe.runners.play.recording import RecordingRequest, record
 from steppe.runners.setup import make_engine
 
 pytestmark = pytest.mark.learning
@@ -33,14 +33,14 @@ def after_training(engine, seed):
     timestep = 0
     while timestep < TIMESTEPS:
         left = (TIMESTEPS - timestep) // engine.timesteps_per_iteration
-        chunk = engine.advance(min(left, engine.most_iterations), timestep, Limits())
+        chunk = engine.advance(min(left, engine.most_iterations), timestep, ChunkLimits())
         assert chunk.is_healthy
         timestep += chunk.iterations * engine.timesteps_per_iteration
     return engine.evaluate(20, True, seed=5)[0]
 
 
 def test_five_demonstrated_episodes_teach_cartpole_in_two_thousand_timesteps(tmp_path):
-    shown, recorded = record(steady_policy(), experiment(agent="random"), Wish(episodes=5))
+    shown, recorded = record(steady_policy(), experiment(agent="random"), RecordingRequest(episodes=5))
     assert recorded.mean_return == 500
     path = str(shown.save(tmp_path / "good.safetensors"))
     shared = {"n_step": 10, "learning_starts": 0, "exploration": {"type": "constant", "constant": 0.01}}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from runs import TINY_DQN
 
-from steppe.runners._base import Limits
+from steppe.runners._base import ChunkLimits
 
 TINY = {"type": "ppo", "horizon": 16, "minibatches": 2}
 
@@ -40,7 +40,7 @@ def test_a_greedy_evaluation_acts_as_the_saved_policy_does(engine_for):
 def test_what_follows_a_resume_does_not_follow_from_the_newest_timesteps(engine_for):
     agent = {**TINY_DQN, "n_step": 3}
     engine, again = (engine_for(cartpole("gymnasium"), agent, num_envs=1) for _ in range(2))
-    engine.advance(4, 0, Limits())
+    engine.advance(4, 0, ChunkLimits())
     again.restore(engine.snapshot(), 1)
     memory = again._learner.memory
     newest = (int(memory.head) - 1) % again.agent.memory.rows

@@ -14,7 +14,7 @@ from steppe.errors import EnvironmentFault, TrainingDiverged
 from steppe.policies.policy import load_policy
 from steppe.records import checkpoints
 from steppe.runners._base import Chunk
-from steppe.runners.loop import Loop
+from steppe.runners.loop import TrainingLoop
 from steppe.runners.setup import make_engine
 from steppe.tracking.metrics import read_metrics
 
@@ -196,7 +196,7 @@ def test_what_holds_now_is_shown_though_nothing_is_done(tmp_path):
 
     engine.advance = advance_now_and_then
     try:
-        Loop(spec, engine, tmp_path, lambda: None, shown.append).run(None)
+        TrainingLoop(spec, engine, tmp_path, lambda: None, shown.append).run(None)
     finally:
         engine.close()
     first, last = [progress.metrics for progress in shown if progress.phase == "training"]

@@ -11,7 +11,7 @@ import pytest
 from runs import experiment, train
 
 from steppe.records import checkpoints
-from steppe.runners._base import Limits
+from steppe.runners._base import ChunkLimits
 from steppe.runners.setup import make_engine
 
 GAME = {"id": "ALE/Breakout-v5", "settings": {"height": 36, "width": 36, "noop_max": 5}}
@@ -50,7 +50,7 @@ def test_the_same_is_learned(spec: Any) -> None:
             if not keeps_once:
                 engine.agent.memory = replace(engine.agent.memory, frames=None)
             engine.begin(3)
-            engine.advance(50, 0, Limits(None, None))
+            engine.advance(50, 0, ChunkLimits(None, None))
             learned.append(engine.snapshot())
         finally:
             engine.close()

@@ -13,8 +13,8 @@ import pytest
 from steppe.errors import UserError
 from steppe.runners import pods
 from steppe.runners.engines.asynchronous.learner.membership import Membership
-from steppe.runners.engines.asynchronous.learner.pod_pool import PodCrew
-from steppe.runners.play.episodes import Rules
+from steppe.runners.engines.asynchronous.learner.pod_pool import PodWorkerPool
+from steppe.runners.play.episodes import EpisodeRules
 from steppe.specs.experiment import ExperimentSpec
 
 
@@ -71,14 +71,14 @@ def test_a_driver_that_waits_for_pods_tells_of_each(joined: Any, monkeypatch: py
 
 def test_a_learner_tells_of_its_workers(joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(run_mode="async", num_workers=2)
-    crew, membership = PodCrew(spec, Rules(spec.environment, None, 1), 1), Membership()
+    crew, membership = PodWorkerPool(spec, EpisodeRules(spec.environment, None, 1), 1), Membership()
     monkeypatch.setattr("steppe.runners.engines.asynchronous.learner.pod_pool.TEND_SECONDS", 0.0)
     crew.start(SimpleNamespace(membership=membership), None)  # type: ignore[arg-type]
     assert joined() == {"worker": {"here": 0, "wanted": 2, "most": 0}}
     connection = membership.join("first")[1]
-    crew.tend()
+    crew.supervise()
     membership.leave("first", connection, vanished=True)
-    crew.tend()
+    crew.supervise()
     assert joined() == {"worker": {"here": 0, "wanted": 2, "most": 1}}
 
 
@@ -87,29 +87,29 @@ def crew(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A learner's crew of two, and who works for it."""
     spec, membership = spec_of(run_mode="async", num_workers=2), Membership()
     monkeypatch.setattr("steppe.runners.engines.asynchronous.learner.pod_pool.TEND_SECONDS", 0.0)
-    made = PodCrew(spec, Rules(spec.environment, None, 1), 1)
+    made = PodWorkerPool(spec, EpisodeRules(spec.environment, None, 1), 1)
     made.start(SimpleNamespace(membership=membership), None)  # type: ignore[arg-type]
-    return SimpleNamespace(tend=made.tend, membership=membership)
+    return SimpleNamespace(supervise=made.supervise, membership=membership)
 
 
 def test_workers_that_cannot_join_by_a_mistake_end_the_run_before_the_first_batch(crew: SimpleNamespace) -> None:
     crew.membership.decline("the module is not there", is_mistake=True)
     with pytest.raises(UserError, match=r"^workers cannot make the environment: the module is not there$"):
-        crew.tend()
+        crew.supervise()
 
 
 def test_workers_that_cannot_join_are_replaced_while_others_can(crew: SimpleNamespace) -> None:
     crew.membership.join("first")
     crew.membership.claim("first", 1)
     crew.membership.decline("the module is not there", is_mistake=True)
-    assert crew.tend() is None
+    assert crew.supervise() is None
 
 
 def test_workers_that_only_come_to_fail_end_the_run(crew: SimpleNamespace) -> None:
     for _ in range(16):
         crew.membership.decline("it has not made its environment within 300 s", is_mistake=False)
-        assert crew.tend() is None
+        assert crew.supervise() is None
     crew.membership.decline("it has not made its environment within 300 s", is_mistake=False)
-    assert str(crew.tend()) == (
+    assert str(crew.supervise()) == (
         "workers die faster than they can be replaced; the last one: it has not made its environment within 300 s"
     )

@@ -13,7 +13,7 @@ from steppe.agents._base import Situation
 from steppe.records import checkpoints
 from steppe.runners.engines import learning
 from steppe.runners.engines.learning import begin, learn
-from steppe.runners.play.recording import Wish, record
+from steppe.runners.play.recording import RecordingRequest, record
 from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.running.frequency import Frequency
@@ -41,7 +41,7 @@ def make(tmp_path):
 def cartpole(tmp_path_factory):
     """Two good episodes."""
     spec = experiment({"id": "CartPole-v1", "backend": "gymnasium"}, "random")
-    shown, _ = record(steady_policy(), spec, Wish(episodes=2))
+    shown, _ = record(steady_policy(), spec, RecordingRequest(episodes=2))
     return str(shown.save(tmp_path_factory.mktemp("demonstrations") / "cartpole"))
 
 

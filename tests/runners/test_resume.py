@@ -8,7 +8,7 @@ from runs import TINY_DQN, TINY_PPO, TINY_VPG, experiment, train
 
 from steppe.errors import CheckpointError
 from steppe.records import checkpoints
-from steppe.runners.loop import Loop
+from steppe.runners.loop import TrainingLoop
 from steppe.tracking.metrics import read_metrics
 
 AGENTS = {
@@ -117,14 +117,14 @@ def test_a_run_does_not_go_on_with_other_settings_of_its_agent(tmp_path):
 
 
 def test_settings_that_only_one_version_has_do_not_hinder_a_resume(tmp_path, monkeypatch):
-    kept = Loop._settings
+    kept = TrainingLoop._settings
 
     def of_another_version(self):
         settings = kept(self)
         return {name: settings[name] for name in settings if name != "clip"} | {"gone": 1}
 
     with monkeypatch.context() as patched:
-        patched.setattr(Loop, "_settings", of_another_version)
+        patched.setattr(TrainingLoop, "_settings", of_another_version)
         train(tmp_path, experiment(total_timesteps=128))
     assert train(tmp_path, experiment(total_timesteps=256), resume=True).timestep == 256
 

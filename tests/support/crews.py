@@ -11,19 +11,19 @@ from processes import wait_until
 from steppe.envs.host import HostEnvs
 from steppe.runners.compilation import prepare_jax
 from steppe.runners.engines import asynchronous
-from steppe.runners.engines.asynchronous.learner.building import make_core
+from steppe.runners.engines.asynchronous.learner.core_factory import make_core
 from steppe.runners.engines.asynchronous.learner.engine import AsyncEngine
-from steppe.runners.engines.asynchronous.learner.open_server import opener
-from steppe.runners.engines.asynchronous.learner.worker_pool import NoCrew
-from steppe.runners.engines.asynchronous.worker.link import Door
-from steppe.runners.engines.asynchronous.worker.worker import work
-from steppe.runners.loop import Loop
+from steppe.runners.engines.asynchronous.learner.open_server import server_opener
+from steppe.runners.engines.asynchronous.learner.worker_pool import UnmanagedPool
+from steppe.runners.engines.asynchronous.worker.async_worker import work
+from steppe.runners.engines.asynchronous.worker.connection import LearnerAddress
+from steppe.runners.loop import TrainingLoop
 from steppe.runners.setup import num_envs_of
 
 SECONDS = 60.0
 
 
-class Threads(NoCrew):
+class Threads(UnmanagedPool):
     """`count` workers, each in a thread; what ends one by an error is in `errors`."""
 
     def __init__(self, rules, num_envs, count):
@@ -41,20 +41,20 @@ class Threads(NoCrew):
         # Who comes to a learner that has ended already would look for it for minutes.
         wait_until(lambda: self._some_have_ended or len(server._sessions) >= self.count, "all have come")
 
-    def tend(self):
+    def supervise(self):
         """No run is over before all have joined it, however late a busy machine lets them."""
         if self.threads and not self._have_joined:
             members, count = self._membership, len(self.threads)
             wait_until(lambda: self._some_have_ended or members.here >= count, "all have joined")
             self._have_joined = True
-        return super().tend()
+        return super().supervise()
 
     @property
     def _some_have_ended(self):
         return not all(thread.is_alive() for thread in self.threads)
 
     def send_one(self, **door: Any):
-        thread = threading.Thread(target=self._work, args=(Door(self.address, self.token, **door),))
+        thread = threading.Thread(target=self._work, args=(LearnerAddress(self.address, self.token, **door),))
         self.threads.append(thread)
         thread.start()
         return thread
@@ -78,7 +78,9 @@ def async_engine(spec) -> AsyncEngine:
     rules, spaces, limit, _ = asynchronous._explored(spec)
     num_envs = num_envs_of(spec)
     core = make_core(spec, spaces, limit)
-    return AsyncEngine(core, opener(spec.asynchronous), Threads(rules, num_envs, spec.num_workers), rules, num_envs)
+    return AsyncEngine(
+        core, server_opener(spec.asynchronous), Threads(rules, num_envs, spec.num_workers), rules, num_envs
+    )
 
 
 def train_async(folder: Path, spec, *, checkpoint=None, request=lambda: None, show=lambda progress: None):
@@ -86,7 +88,7 @@ def train_async(folder: Path, spec, *, checkpoint=None, request=lambda: None, sh
     folder.mkdir(exist_ok=True)
     engine = async_engine(spec)
     try:
-        return Loop(spec, engine, folder, request, show).run(checkpoint)
+        return TrainingLoop(spec, engine, folder, request, show).run(checkpoint)
     finally:
         engine.close()
-        assert not engine._crew.errors, engine._crew.errors
+        assert not engine._pool.errors, engine._pool.errors

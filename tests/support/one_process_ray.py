@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from steppe.runners.ray.ray_session import Session
+from steppe.runners.ray.ray_session import RaySession
 
 
 class RayError(Exception):
@@ -127,14 +127,14 @@ def one_process_ray() -> Iterator[OneProcessRay]:
     ray = OneProcessRay()
 
     @contextmanager
-    def session(*_: Any, **__: Any) -> Iterator[Session]:
-        yield Session("this process", is_own=True)
+    def session(*_: Any, **__: Any) -> Iterator[RaySession]:
+        yield RaySession("this process", is_own=True)
 
     place = "steppe.runners.engines.distributed"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "ray", ray)
         patch.setattr(f"{place}.engine.ray_session", session)
         # This process goes on.
-        patch.setattr(f"{place}.worker.die_with_parent", lambda: None)
-        patch.setattr(f"{place}.servers.die_with_parent", lambda: None)
+        patch.setattr(f"{place}.gradient_worker.die_with_parent", lambda: None)
+        patch.setattr(f"{place}.server_pool.die_with_parent", lambda: None)
         yield ray

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from steppe import runners
 from steppe.policies.policy import load_policy
-from steppe.runners._base import Outcome
+from steppe.runners._base import RunOutcome
 from steppe.specs.experiment import ExperimentSpec, load_experiment
 
 TINY_PPO = {"type": "ppo", "horizon": 16, "minibatches": 2, "epochs": 2}
@@ -30,7 +30,7 @@ def experiment(environment="CartPole-v1", agent=None, **fields) -> ExperimentSpe
 
 def train(
     folder: Path, spec: ExperimentSpec, *, resume=False, request=lambda: None, show=lambda progress: None
-) -> Outcome:
+) -> RunOutcome:
     folder.mkdir(exist_ok=True)
     return runners.run(spec, folder, resume=resume, request=request, on_progress=show)
 

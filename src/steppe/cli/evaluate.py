@@ -16,7 +16,7 @@ from steppe.cli.input.parsing import EXPERIMENT_OPTION
 if TYPE_CHECKING:
     from steppe.experiments.players import Which
     from steppe.records.evaluation import Evaluation
-    from steppe.runners.play.episodes import Episode
+    from steppe.runners.play.episodes import PlayedEpisode
 
 
 def evaluate(
@@ -103,7 +103,7 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def _progress(episodes: int, is_quiet: bool) -> Iterator[Callable[[list[Episode]], None]]:
+def _progress(episodes: int, is_quiet: bool) -> Iterator[Callable[[list[PlayedEpisode]], None]]:
     """Tells now and then how far it is."""
     from steppe.cli.display.live import LinePace
     from steppe.cli.display.progress_lines import telling
@@ -112,7 +112,7 @@ def _progress(episodes: int, is_quiet: bool) -> Iterator[Callable[[list[Episode]
     pace = LinePace()
     with telling(is_quiet=is_quiet) as tell:
 
-        def show(done: list[Episode]) -> None:
+        def show(done: list[PlayedEpisode]) -> None:
             if pace.is_due():
                 mean = sum(episode.score for episode in done) / len(done)
                 tell(f"{len(done):,} of {episodes:,} episodes, mean return {score(mean)}")

@@ -14,7 +14,7 @@ from steppe.cli.input.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, exp
 
 if TYPE_CHECKING:
     from steppe.policies.policy import Policy
-    from steppe.runners.play.recording import Recorded, Wish
+    from steppe.runners.play.recording import RecordingProgress, RecordingRequest
     from steppe.specs.experiment import ExperimentSpec
 
 
@@ -57,7 +57,7 @@ def record(
     """
     from steppe.errors import UserError
     from steppe.experiments.players import find_player
-    from steppe.runners.play.recording import Wish
+    from steppe.runners.play.recording import RecordingRequest
     from steppe.runners.play.recording import record as play
     from steppe.specs.allowed_modules import AllowedModules, named_in
     from steppe.specs.loading.files import shown_path
@@ -75,7 +75,7 @@ def record(
         raise UserError(f"demonstrations are safetensors; call the file --out {out.with_suffix('.safetensors')}")
     if out.exists() and not force:
         raise UserError(f"{out} exists already; choose another --out, or use --force to write over it")
-    wish = Wish(episodes, seed, not stochastic, min_return)
+    wish = RecordingRequest(episodes, seed, not stochastic, min_return)
     try:
         demonstrations, recorded = play(player, spec, wish, _Progress(wish, quiet))
     except KeyboardInterrupt:
@@ -90,7 +90,7 @@ def record(
 class _Progress:
     """A line now and then, less often the longer it takes."""
 
-    def __init__(self, wish: Wish, quiet: bool) -> None:
+    def __init__(self, wish: RecordingRequest, quiet: bool) -> None:
         from steppe.cli.display.console import console
         from steppe.cli.display.live import LinePace
 
@@ -98,7 +98,7 @@ class _Progress:
         self._console = console()
         self._pace = LinePace()
 
-    def __call__(self, recorded: Recorded) -> None:
+    def __call__(self, recorded: RecordingProgress) -> None:
         """Called after each episode."""
         if self._quiet or not self._pace.is_due():
             return
@@ -109,7 +109,9 @@ class _Progress:
         self._console.print(f"{kept}{played}, mean return {score(recorded.mean_return)}", markup=False)
 
 
-def _print_end(recorded: Recorded, wish: Wish, path: str, spec: ExperimentSpec, player: Policy) -> None:
+def _print_end(
+    recorded: RecordingProgress, wish: RecordingRequest, path: str, spec: ExperimentSpec, player: Policy
+) -> None:
     from steppe.cli.display.console import console
     from steppe.cli.display.text import score
     from steppe.cli.starting.running import say

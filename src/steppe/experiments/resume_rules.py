@@ -89,22 +89,26 @@ def _changeable(spec: ExperimentSpec) -> tuple[str, ...]:
 
 
 def moved_decay(folder: RunFolder, before: ExperimentSpec, spec: ExperimentSpec) -> list[str]:
-    """A learning rate that falls to zero at total_timesteps falls otherwise when they change: worth a word."""
+    """A notice if a new total_timesteps changes a learning rate that falls until then."""
     from steppe.records.checkpoints import list_checkpoints
 
     old, new = before.limits[1], spec.limits[1]
     if old == new or old is None or new is None:
         return []
     from steppe.agents import agent_class
+    from steppe.specs.learning.learning_rate import decayed_rate
 
     settings = spec.agent.settings_as(agent_class(spec.agent).Settings)
-    if getattr(settings, "learning_rate_decay", "none") != "linear":
+    decay = getattr(settings, "learning_rate_decay", "none")
+    if decay == "none":
         return []
     timestep = list_checkpoints(folder.path)[-1]
-    was, now = (settings.learning_rate * max(0.0, 1.0 - timestep / total) for total in (old, new))
+    start, end = settings.learning_rate, settings.final_learning_rate
+    was, now = (decayed_rate(decay, start, end, min(timestep / total, 1.0)) for total in (old, new))
     return [
-        f"learning_rate_decay is linear, so the new total_timesteps moves it: from timestep {timestep:,} on the "
-        f"learning rate is {now:.3g} instead of {was:.3g}, and it reaches zero at timestep {new:,}"
+        f"learning_rate_decay is {decay}, so the new total_timesteps moves it: from timestep {timestep:,} on the "
+        f"learning rate is {now:.3g} instead of {was:.3g}, and it reaches {f'{end:.3g}' if end else 'zero'} at "
+        f"timestep {new:,}"
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steppe.files.held_folder import HeldFolder
-from steppe.runners._base import Outcome, Progress
+from steppe.runners._base import Progress, RunOutcome
 from steppe.specs.experiment import ExperimentSpec
 
 __all__ = ["Outcome", "Progress", "check", "run"]
@@ -57,7 +57,7 @@ def run(
     resume: bool,
     request: Callable[[], str | None],
     on_progress: Callable[[Progress], None],
-) -> Outcome:
+) -> RunOutcome:
     """Trains in this process and leaves metrics, checkpoints, policies and a video in `folder`.
 
     `request` is asked between chunks of about a fifth of a second whether to "pause" or "stop".
@@ -66,7 +66,7 @@ def run(
 
     from steppe.records.checkpoints import load_latest
     from steppe.runners.artifacts import is_filmed, leave_video_and_onnx
-    from steppe.runners.loop import Loop
+    from steppe.runners.loop import TrainingLoop
     from steppe.runners.play.final_evaluation import evaluate_at_end, is_evaluated
     from steppe.runners.setup import make_engine
 
@@ -74,7 +74,7 @@ def run(
     manifest: dict[str, Any] = {} if checkpoint is None else checkpoint.manifest
     engine = make_engine(spec, *_kept_spreading(manifest))
     try:
-        loop = Loop(spec, engine, folder, request, on_progress)
+        loop = TrainingLoop(spec, engine, folder, request, on_progress)
         outcome = loop.run(checkpoint)
     finally:
         engine.close()

@@ -1,10 +1,12 @@
-"""What a runner tells the outside, and what the training loop asks of the engine that does the work."""
+"""What a runner reports, and the interface between the training loop and the engine that does the work."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,10 +14,13 @@ from steppe.errors import EnvironmentFault
 from steppe.policies.policy import Policy
 from steppe.records.evaluation import FinalEvaluation
 
+if TYPE_CHECKING:
+    from steppe.runners.engines.compiled.rollout import Rollout
+
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands: for displays."""
+    """How far a run is, for displays."""
 
     phase: str
     """ "compiling", "training", "evaluating", "saving", "exporting" or "filming"."""
@@ -27,20 +32,20 @@ class Progress:
     mean_length: float | None = None
     best_return: float | None = None
     steps_per_second: float = 0.0
-    """0 while it is not known: the first chunk includes compilation."""
+    """0 while it is unknown: the first chunk includes compilation."""
     seconds: float = 0.0
     """Spent training, over all starts of this run."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
-    """What a user should know, since the start."""
+    """All notices since the start."""
     effective: Mapping[str, Any] | None = None
-    """The settings that the run really has (`steppe.runners.effective`): told once, when everything is built."""
+    """The run's effective settings (`steppe.runners.effective_settings`), set once, when everything is built."""
     evaluation: Mapping[str, Any] | None = None
     """The newest evaluation on the way: mean, episodes and timestep."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended."""
 
     state: str
@@ -53,22 +58,22 @@ class Outcome:
     seconds: float
     notices: list[str]
     evaluation: FinalEvaluation | None = None
-    """Of the policies that it left, where it was played."""
+    """Of the policies that it left, if they were evaluated."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What ends a chunk early, checked after every iteration."""
+class ChunkLimits:
+    """Limits that end a chunk early, checked after every iteration."""
 
     episodes: int | None = None
     """How many more episodes may be finished."""
     stop_at_return: float | None = None
-    """The mean of the last 100 episodes that is enough."""
+    """Stop when the mean return of the last 100 episodes is at least this."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What some iterations brought. An iteration collects up to horizon x num_envs timesteps and learns from them."""
+    """The results of some iterations: each collects up to horizon x num_envs timesteps and learns from them."""
 
     iterations: int
     columns: dict[str, np.ndarray]
@@ -77,41 +82,72 @@ class Chunk:
     is_healthy: bool
     """Whether every loss was a finite number."""
     fault: EnvironmentFault | None = None
-    """What went wrong in an environment after these iterations, which are whole."""
+    """What went wrong in an environment after these iterations, which are complete."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What holds now, also where no iteration tells it: how many workers there are, and the like."""
+    """Current values such as the number of workers, reported even if there was no iteration."""
 
 
-class Engine(Protocol):
-    """Collects and learns; one for compiled and one for host environments."""
+class Engine(ABC):
+    """Collects timesteps and learns from them. The attributes with a value are defaults that a run mode may change."""
 
     agent: Any
+    """None for a policy of the user's own."""
     timesteps_per_iteration: int
     """At most."""
-    most_iterations: int
+    most_iterations: int = 1024
     """The most iterations of one chunk."""
-    notices: tuple[str, ...]
+    least_iterations: int = 1
+    """The fewest iterations to ask for: workers that take iterations side by side need one each."""
+    notices: tuple[str, ...] = ()
     """What a user should know of the environments."""
-    exact_resume: bool
+    exact_resume: bool = False
     """Whether a snapshot holds the environments too."""
+    resume_notice: str = (
+        "the environments start new episodes, since a gymnasium environment's state cannot be saved; everything else "
+        "goes on exactly"
+    )
+    """Told when a run is resumed and `exact_resume` is false."""
+    settings_per_worker: tuple[str, ...] = ()
+    """Settings of the agent that are divided among the workers, so that they differ for another number of workers."""
+    shards: int = 1
+    """Over how many host devices the environments are spread."""
+    rollout: Rollout | None = None
+    """Collects in compiled environments; None if the environments are on the host."""
+    envs: Any = None
+    """The host environments of this process, if there are any."""
 
+    @abstractmethod
     def begin(self, seed: int) -> None:
-        """Starts from nothing."""
+        """Starts with fresh parameters and fresh episodes."""
 
+    @abstractmethod
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
         """Starts from a snapshot."""
 
+    @abstractmethod
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Everything needed to go on from here."""
+        """Everything needed to continue from here."""
 
-    def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
+    @abstractmethod
+    def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
         """Runs at most `iterations`, from `timestep` on."""
 
+    @abstractmethod
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """(mean return, mean length) of episodes played beside the training, which is not disturbed."""
 
+    @abstractmethod
     def policy(self, timestep: int) -> Policy:
-        """What has been learned so far."""
+        """The policy as of the last update."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Ends what was started."""
+        """Ends environments, workers and their processes; may be called again."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Surrounds work other than training, such as saving: workers that wait for the engine do not time out."""
+        return nullcontext()
+
+    def finish(self) -> bool:
+        """Ends the training before the last checkpoint is saved; whether that changes what the last one counted."""
+        return False

@@ -18,7 +18,7 @@ _SECTIONS = {"distributed": ("distributed",), "asynchronous": ("async",), "ray":
 """Part of an experiment -> the run modes that look at it."""
 
 
-def unused(spec: ExperimentSpec) -> list[str]:
+def ignored_fields(spec: ExperimentSpec) -> list[str]:
     """A sentence for each field, and each part, that differs from its default and that this run mode never looks at."""
     fields = _FIELDS.get(spec.run_mode, {})
     sentences = [f"{name} {fields[name]}" for name in _changed(spec, fields)]

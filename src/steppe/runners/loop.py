@@ -1,4 +1,4 @@
-"""The training loop: asks the engine for chunks of work, and in between writes, measures, saves and listens."""
+"""The training loop: runs the engine chunk by chunk, and in between writes metrics, evaluates and saves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from steppe.files.held_folder import HeldFolder
 from steppe.policies.policy import Policy
 from steppe.records import checkpoints
 from steppe.records.checkpoints import Checkpoint
-from steppe.runners import checkpoint_room
-from steppe.runners._base import Chunk, Engine, Limits, Outcome, Progress
+from steppe.runners import checkpoint_size
+from steppe.runners._base import Chunk, ChunkLimits, Engine, Progress, RunOutcome
 from steppe.runners.compilation import xla_threads
-from steppe.runners.effective import effective
-from steppe.runners.play.final_evaluation import forget
-from steppe.runners.schedule import Schedule
+from steppe.runners.effective_settings import effective
+from steppe.runners.periodic import PeriodicTrigger
+from steppe.runners.play.final_evaluation import remove_evaluation
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.running.frequency import Frequency
 from steppe.tracking.metrics import MetricsWriter
@@ -34,23 +33,18 @@ from steppe.tracking.metrics import MetricsWriter
 log = logging.getLogger(__name__)
 
 CHUNK_SECONDS = 0.2
-"""How long the loop lets the engine work before it looks around; workers in threads wait while it does."""
+"""How long a chunk should last; threads wait between two chunks."""
 SPEED_SECONDS = 2.0
-"""How much of the newest work timesteps per second are told of: what workers send arrives in bursts."""
+"""Over how much recent work timesteps per second are averaged: the timesteps of remote workers arrive in bursts."""
 MANIFEST = {"timestep", "episode", "update", "seconds", "mean_return", "mean_length", "best_return", "seed", "shards"}
-"""What a checkpoint tells beside its arrays."""
-NEW_EPISODES = (
-    "the environments start new episodes, since a gymnasium environment's state cannot be saved; everything else goes "
-    "on exactly"
-)
-"""What a resumed run says that has no `resume_notice` of its own."""
+"""The entries that the manifest of every checkpoint has."""
 ENDINGS = {"pause": "paused", "stop": "stopped"}
 
 Request = Callable[[], str | None]
 OnProgress = Callable[[Progress], None]
 
 
-class Loop:
+class TrainingLoop:
     """One run of one experiment in this process."""
 
     def __init__(
@@ -79,7 +73,7 @@ class Loop:
         self.written_at: int | None = None
         self.notices: list[str] = []
 
-    def run(self, checkpoint: Checkpoint | None) -> Outcome:
+    def run(self, checkpoint: Checkpoint | None) -> RunOutcome:
         """Trains, from a checkpoint or from nothing, until something ends it; the work so far is always saved."""
         self.show(Progress("compiling"))
         if checkpoint is not None:
@@ -103,7 +97,7 @@ class Loop:
             if self.written_at != self.timestep:
                 self._write(self.latest)
             self._save()
-        return Outcome(
+        return RunOutcome(
             state, reason, self.timestep, self.episode, self.update, self.mean_return, self.seconds, self.notices
         )
 
@@ -159,16 +153,15 @@ class Loop:
     def _next_size(self, chunk: Chunk, spent: float) -> int:
         """As many iterations as fill CHUNK_SECONDS; growth is gradual, since the first chunk includes compilation."""
         fitting = int(CHUNK_SECONDS * chunk.iterations / max(spent, 1e-6))
-        # Workers that take iterations side by side need one each, however long one takes.
-        least: int = getattr(self.engine, "least_iterations", 1)
+        least = self.engine.least_iterations
         return int(np.clip(fitting, least, max(least, min(8 * chunk.iterations, self.engine.most_iterations))))
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> ChunkLimits:
         lefts = [self._saves.episodes_left(self.episode)]
         if self.episode_limit is not None:
             lefts.append(self.episode_limit - self.episode)
         known = [left for left in lefts if left is not None]
-        return Limits(min(known) if known else None, self.spec.stop_at_return)
+        return ChunkLimits(min(known) if known else None, self.spec.stop_at_return)
 
     def _take_in(self, chunk: Chunk, spent: float) -> None:
         """Counts what a chunk did and writes a summary at each iteration where one is due."""
@@ -240,7 +233,7 @@ class Loop:
         self.show(self._progress("evaluating"))
         # Seeded by the timestep alone: evaluating more or less often must not change what is learned.
         seed = (self.seed * 1_000_003 + self.timestep) % 2**31
-        with self._away():
+        with self.engine.paused():
             mean_return, mean_length = self.engine.evaluate(evaluation.episodes, evaluation.greedy, seed)
         self._write({"evaluation_return": mean_return, "evaluation_length": mean_length})
         self.evaluation = {"mean": mean_return, "episodes": evaluation.episodes, "timestep": self.timestep}
@@ -260,10 +253,10 @@ class Loop:
         if (self.saved_at, self._saved_update) == (self.timestep, self.update):
             return
         self.show(self._progress("saving"))
-        with self._away():
+        with self.engine.paused():
             size = self._save_now()
         self.saved_at, self._saved_update = self.timestep, self.update
-        told = f" ({checkpoint_room.written(size)})" if size >= checkpoint_room.LARGE else ""
+        told = f" ({checkpoint_size.readable_size(size)})" if size >= checkpoint_size.LARGE else ""
         log.info("saved at timestep %d%s", self.timestep, told)
 
     def _save_now(self) -> int:
@@ -278,11 +271,11 @@ class Loop:
             "best_return": self.best_return,
             "evaluation": self.evaluation,
             "seed": self.seed,
-            "shards": self.engine.agent.situation.shards,
+            "shards": self.engine.shards,
             "xla_threads": xla_threads(),
             "settings": self._settings(),
         }
-        forget(self.folder)
+        remove_evaluation(self.folder)
         # The checkpoint comes last: a resumed run must not take a best policy for saved that was not.
         folder = self.folder / "policy"
         with storing(folder):
@@ -293,16 +286,9 @@ class Loop:
             self.best_policy = None
         return checkpoints.size_of(checkpoints.save(self.folder, self.timestep, self.engine.snapshot(), manifest))
 
-    def _away(self) -> AbstractContextManager[None]:
-        """Around what is no training: those who work for an engine wait meanwhile."""
-        away: Callable[[], AbstractContextManager[None]] = getattr(self.engine, "away", nullcontext)
-        return away()
-
     def _finish(self) -> None:
-        """No more training: an engine that others work for sends them home, and counts what they leave."""
-        finish: Callable[[], bool] = getattr(self.engine, "finish", lambda: False)
-        if finish():
-            self.saved_at = None
+        if self.engine.finish():
+            self.saved_at = None  # the last checkpoint counts otherwise, so another one is due
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         for sentence in checkpoint.skipped:
@@ -313,15 +299,14 @@ class Loop:
                 f'the checkpoint of timestep {checkpoint.timestep:,} does not say its "{missing[0]}"; it was not made '
                 "by a run of this version of Steppe, so start the experiment anew"
             )
-        if manifest["shards"] != self.engine.agent.situation.shards:
+        if manifest["shards"] != self.engine.shards:
             raise CheckpointError(
                 f"this run was spread over {manifest['shards']} host devices, but JAX is already in use with "
-                f"{self.engine.agent.situation.shards} in this process; resume it in a process of its own"
+                f"{self.engine.shards} in this process; resume it in a process of its own"
             )
-        # A checkpoint of before they were kept does not say them.
+        # Checkpoints of earlier versions have no settings.
         for name, was, now in _differences(manifest.get("settings", {}), self._settings()):
-            # Of some each worker has its part, which is another when there are more workers.
-            if name in getattr(self.engine, "shared_out", ()):
+            if name in self.engine.settings_per_worker:
                 continue
             raise CheckpointError(
                 f"this run was trained with agent.{name} {json.dumps(was)}, but it is {json.dumps(now)} now (a default "
@@ -336,22 +321,21 @@ class Loop:
         self.saved_at = self.written_at = self.timestep
         self._saved_update = self.update
         if not self.engine.exact_resume:
-            self._notice(getattr(self.engine, "resume_notice", NEW_EPISODES))
+            self._notice(self.engine.resume_notice)
         log.info("resumed at timestep %d", self.timestep)
 
     def _settings(self) -> dict[str, Any]:
-        """The agent's settings with all defaults, as JSON: a later version may have others."""
-        settings = getattr(self.engine.agent, "settings", None)
-        # A policy of the user's own has none that are known here.
-        return {} if settings is None else json.loads(json.dumps(settings.model_dump(mode="json")))
+        """The agent's settings with all defaults, as JSON: a later version may have other defaults."""
+        agent = self.engine.agent
+        return {} if agent is None else json.loads(json.dumps(agent.settings.model_dump(mode="json")))
 
     def _tell_settings(self) -> None:
-        """What the run really works with, for whoever writes it down, and what should be known of it."""
-        room = checkpoint_room.sentences(self.spec, self.engine.agent, Path(self.folder))
-        for sentence in (*getattr(self.engine, "notices", ()), *room):
+        """Reports the notices of the engine and the run's effective settings."""
+        room = checkpoint_size.size_notices(self.spec, self.engine.agent, Path(self.folder))
+        for sentence in (*self.engine.notices, *room):
             self._notice(sentence)
-        if not hasattr(self.engine.agent, "settings"):
-            return  # a policy of the user's own, of which nothing is known here
+        if self.engine.agent is None:
+            return
         told = effective(self.spec, self.engine.agent)
         self.show(dataclasses.replace(self._progress("compiling"), effective=told))
 
@@ -367,8 +351,8 @@ class Loop:
             "agent.learning_rate or agent.max_gradient_norm may keep a new run from it"
         )
 
-    def _schedule(self, frequency: Frequency) -> Schedule:
-        return Schedule(frequency, self.timestep, self.episode, self.seconds)
+    def _schedule(self, frequency: Frequency) -> PeriodicTrigger:
+        return PeriodicTrigger(frequency, self.timestep, self.episode, self.seconds)
 
     def _progress(self, phase: str) -> Progress:
         return Progress(

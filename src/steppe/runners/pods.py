@@ -32,14 +32,14 @@ LOOK_SECONDS, TELL_SECONDS = 0.5, 60.0
 log = logging.getLogger(__name__)
 
 
-def place_of(kind: str) -> str:
+def resource_of(kind: str) -> str:
     """Ray's name for room for one actor of this kind, "worker" or "server", which only the Pods of that kind have."""
     return f"steppe_{kind}"
 
 
-def room_for(spec: ExperimentSpec, kind: str) -> dict[str, float]:
+def pod_resources(spec: ExperimentSpec, kind: str) -> dict[str, float]:
     """What an actor of this kind asks Ray for, beside CPUs and GPUs."""
-    return {place_of(kind): 1} if spec.platform == "kubernetes" else {}
+    return {resource_of(kind): 1} if spec.platform == "kubernetes" else {}
 
 
 def ray_of(spec: ExperimentSpec) -> RaySpec:
@@ -48,7 +48,7 @@ def ray_of(spec: ExperimentSpec) -> RaySpec:
     return spec.ray.model_copy(update={"port": RAY_PORT if address is None else None, "address": address})
 
 
-def listens(host: str, port: int, seconds: float) -> bool:
+def is_listening(host: str, port: int, seconds: float) -> bool:
     """Whether somebody listens there, who takes no longer than that to answer."""
     try:
         socket.create_connection((host, port), seconds).close()
@@ -57,7 +57,7 @@ def listens(host: str, port: int, seconds: float) -> bool:
     return True
 
 
-def store_of(memory: float) -> int:
+def store_bytes(memory: float) -> int:
     """How many bytes of a Pod's memory Ray may keep messages in."""
     return int(min(memory * STORE_SHARE, LARGEST_STORE))
 
@@ -87,7 +87,7 @@ def wait_for_pods(spec: ExperimentSpec, roll: RollCall) -> None:
     told = time.monotonic()
     while True:
         resources = ray.cluster_resources()
-        there = {kind: int(resources.get(place_of(kind), 0)) for kind in needed}
+        there = {kind: int(resources.get(resource_of(kind), 0)) for kind in needed}
         for kind, count in there.items():
             roll.note(kind, min(count, wanted[kind]), wanted[kind])
         missing = [kind for kind, count in needed.items() if there[kind] < count]

@@ -11,7 +11,7 @@ from steppe.envs.limits import notices_of_limit
 from steppe.envs.registry import DEFAULT_EPISODE_LIMIT, has_twin, make_jax, only_runs_compiled, plays_atari
 from steppe.errors import UserError
 from steppe.runners.compilation import prepare_jax, shards_for
-from steppe.runners.ignored_fields import unused
+from steppe.runners.ignored_fields import ignored_fields
 from steppe.specs.environment import IN_PROCESS
 from steppe.specs.experiment import ExperimentSpec
 
@@ -39,7 +39,7 @@ def notices_for(spec: ExperimentSpec) -> list[str]:
         *spec.environment.notices,
         *(spec.network.notices if spec.network is not None else ()),
         *agents.notices(spec, num_envs_of(spec)),
-        *unused(spec),
+        *ignored_fields(spec),
     ]
     if _could_be_compiled(spec.environment) and not is_compiled(spec):
         notices.append(
@@ -185,7 +185,7 @@ def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine
         env = Repeated(inner=env, times=spec.repeat_actions, max_episode_steps=env.max_episode_steps)
     preprocessing = preprocessing_of(spec, env.observation_space)
     if preprocessing is not None:
-        from steppe.runners.engines.compiled.preprocessed import PreprocessedJaxEnv
+        from steppe.runners.engines.compiled.preprocessed_env import PreprocessedJaxEnv
 
         env = PreprocessedJaxEnv(inner=env, preprocessing=preprocessing, max_episode_steps=env.max_episode_steps)
     agent = make_agent(spec, env, num_envs, shards, preprocessing)
@@ -210,7 +210,7 @@ def _host_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine:
     try:
         preprocessing = preprocessing_of(spec, envs.observation_space)
         if preprocessing is not None:
-            from steppe.runners.engines.compiled.preprocessed import PreprocessedHostEnvs
+            from steppe.runners.engines.compiled.preprocessed_env import PreprocessedHostEnvs
 
             envs = PreprocessedHostEnvs(envs, preprocessing)
         agent = make_agent(spec, envs, num_envs, shards, preprocessing)

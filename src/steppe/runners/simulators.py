@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from steppe.net.sockets import is_loopback
-from steppe.runners.pods import listens
+from steppe.runners.pods import is_listening
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.running.connections import RemoteSettings, split_address
 
@@ -19,7 +19,7 @@ def wait_for_simulator(environment: EnvironmentSpec, seconds: float = PATIENCE) 
     deadline = time.monotonic() + seconds
     for address in _addresses(environment):
         host, port = split_address(address)
-        while is_loopback(host) and not listens(host, port, LOOK_SECONDS) and time.monotonic() < deadline:
+        while is_loopback(host) and not is_listening(host, port, LOOK_SECONDS) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
 
 

@@ -13,7 +13,7 @@ from servers import ServerProcess, serving
 from steppe.envs.interruption import EpisodesCut
 from steppe.envs.remote.client import Remote
 from steppe.errors import EnvironmentFault
-from steppe.runners._base import Limits
+from steppe.runners._base import ChunkLimits
 from steppe.runners.setup import make_engine
 
 
@@ -65,7 +65,7 @@ def test_a_break_between_two_rollouts_ends_the_last_timestep_in_memory(cut: list
         engine = engine_for(address, agent)
         horizon = engine.agent.horizon
         cut.append(2 * horizon + 1)
-        chunk = engine.advance(3, 0, Limits(None, None))
+        chunk = engine.advance(3, 0, ChunkLimits(None, None))
         memory = engine._learner.memory.timesteps
         engine.close()
     assert chunk.fault is None

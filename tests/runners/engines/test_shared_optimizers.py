@@ -17,7 +17,7 @@ from steppe.agents.core.kernels import in_one_kernel
 from steppe.agents.core.optimizers import OptimizerSettings, learning_rate_schedule, make_transform
 from steppe.errors import CheckpointError, UserError
 from steppe.runners.engines import shared_optimizers
-from steppe.runners.engines.shared_optimizers import Rule, SharedOptimizer, learning_rate, shared_steps
+from steppe.runners.engines.shared_optimizers import SharedOptimizer, UpdateRule, learning_rate, shared_steps
 from steppe.specs.learning.optimizer import OptimizerSpec
 
 KINDS = {
@@ -39,7 +39,7 @@ def spec_of(kind, **more):
 
 
 def optimizer_of(spec, size, rate):
-    return SharedOptimizer(Rule(spec, rate), size)
+    return SharedOptimizer(UpdateRule(spec, rate), size)
 
 
 def steps_of_optax(spec, rate, params, gradients):
@@ -90,12 +90,12 @@ def test_a_step_that_a_compiled_program_tells_is_the_same(kind):
     moved = params.copy()
 
     @jax.jit
-    def told_by(gradient, statistics, taken):
-        return optimizer.rule.tell(gradient, statistics, taken, jnp)
+    def computed_by(gradient, statistics, taken):
+        return optimizer.rule.compute(gradient, statistics, taken, jnp)
 
     for gradient in gradients:
-        told = told_by(gradient, optimizer.statistics, optimizer.taken)
-        optimizer.move(moved, np.asarray(told.change), np.array(told.increments).reshape(-1, 40))
+        computed = computed_by(gradient, optimizer.statistics, optimizer.taken)
+        optimizer.move(moved, np.asarray(computed.change), np.array(computed.increments).reshape(-1, 40))
     np.testing.assert_allclose(moved, stepped(expected, params, gradients), rtol=1e-4, atol=1e-6)
     for name, values in expected.arrays().items():
         np.testing.assert_allclose(optimizer.arrays()[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
@@ -104,22 +104,22 @@ def test_a_step_that_a_compiled_program_tells_is_the_same(kind):
 @pytest.mark.parametrize("decay", ["linear", "exponential", "cosine"])
 def test_a_falling_rate_falls_in_a_compiled_program_too(decay):
     options = OptimizerSettings(learning_rate=0.5, learning_rate_decay=decay, final_learning_rate=0.1)
-    rule = Rule(spec_of("gradient_descent"), learning_rate_schedule(options, 40, 0.5))
-    told_by = jax.jit(in_one_kernel(lambda taken: rule.tell(jnp.ones(3), jnp.zeros((0, 3)), taken, jnp).change))
+    rule = UpdateRule(spec_of("gradient_descent"), learning_rate_schedule(options, 40, 0.5))
+    computed_by = jax.jit(in_one_kernel(lambda taken: rule.compute(jnp.ones(3), jnp.zeros((0, 3)), taken, jnp).change))
     falls = learning_rate(options, 40, 0.5)
     for taken in (0, 13, 40, 60):
-        np.testing.assert_allclose(told_by(taken), np.full(3, falls(taken)), rtol=1e-5)
+        np.testing.assert_allclose(computed_by(taken), np.full(3, falls(taken)), rtol=1e-5)
 
 
 def test_what_others_have_added_to_statistics_since_they_were_read_stays():
     optimizer, params = optimizer_of(spec_of("rmsprop", decay=0.5), 2, 0.1), np.zeros(2, np.float32)
     before = optimizer.statistics.copy()
     # Both are told from the same statistics, as by two threads at once.
-    told = [optimizer.rule.tell(np.full(2, size, np.float32), before, 0, np) for size in (2.0, 4.0)]
-    for each in told:
+    computed = [optimizer.rule.compute(np.full(2, size, np.float32), before, 0, np) for size in (2.0, 4.0)]
+    for each in computed:
         optimizer.move(params, each.change, np.array(each.increments))
     np.testing.assert_allclose(optimizer.arrays()["nu"], 0.5 * (0.5 * 2.0**2) + 0.5 * 4.0**2)
-    np.testing.assert_allclose(params, -told[0].change - told[1].change)
+    np.testing.assert_allclose(params, -computed[0].change - computed[1].change)
 
 
 @pytest.mark.parametrize("decay", ["linear", "exponential", "cosine"])
@@ -170,8 +170,8 @@ def test_no_step_of_any_thread_goes_uncounted():
 
     def work():
         for _ in range(500):
-            told = optimizer.rule.tell(np.ones(3, np.float32), optimizer.statistics, optimizer.taken, np)
-            optimizer.move(params, told.change, np.array(told.increments))
+            computed = optimizer.rule.compute(np.ones(3, np.float32), optimizer.statistics, optimizer.taken, np)
+            optimizer.move(params, computed.change, np.array(computed.increments))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

@@ -12,7 +12,7 @@ from demonstrated import steady_policy
 from runs import experiment, train
 
 from steppe.policies.policy import Policy, PolicyDescription, load_policy
-from steppe.runners._base import Outcome
+from steppe.runners._base import RunOutcome
 from steppe.runners.play.evaluation import evaluate
 from steppe.runners.play.final_evaluation import evaluate_at_end
 from steppe.specs.spaces import Box, Discrete
@@ -35,8 +35,8 @@ def trained(folder: Path, *, last: Policy, best: Policy | None) -> Path:
     return folder
 
 
-def outcome(seconds: float = 1.0) -> Outcome:
-    return Outcome("completed", "done", 100, 9, 4, 12.5, seconds, [])
+def outcome(seconds: float = 1.0) -> RunOutcome:
+    return RunOutcome("completed", "done", 100, 9, 4, 12.5, seconds, [])
 
 
 def place(environment=GYMNASIUM, **final):

@@ -10,7 +10,7 @@ from runs import experiment
 
 from steppe.errors import UserError
 from steppe.policies.policy import Policy, PolicyDescription
-from steppe.runners.play.recording import TRIES, Wish, record
+from steppe.runners.play.recording import TRIES, RecordingRequest, record
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
@@ -23,7 +23,7 @@ def place(environment, **fields):
 
 def test_a_recording_is_what_gymnasium_plays():
     policy = steady_policy()
-    shown, recorded = record(policy, place(GYMNASIUM), Wish(episodes=2, seed=3))
+    shown, recorded = record(policy, place(GYMNASIUM), RecordingRequest(episodes=2, seed=3))
     env, t = gymnasium.make("CartPole-v1"), 0
     for seed in (3, None):
         observation, _ = env.reset(seed=seed)
@@ -45,7 +45,7 @@ def test_a_recording_is_what_gymnasium_plays():
 
 
 def test_compiled_environments_are_played_as_they_are_trained_in():
-    shown, _ = record(steady_policy(), place("CartPole-v1"), Wish(episodes=2))
+    shown, _ = record(steady_policy(), place("CartPole-v1"), RecordingRequest(episodes=2))
     assert len(shown) == 1000
     np.testing.assert_array_equal(np.flatnonzero(shown.arrays["truncated"]), [499, 999])
     assert not shown.arrays["terminated"].any()
@@ -60,7 +60,7 @@ def test_compiled_environments_are_played_as_they_are_trained_in():
 @pytest.mark.parametrize("environment", ["CartPole-v1", GYMNASIUM], ids=["compiled", "gymnasium"])
 def test_the_experiments_rules_hold(environment):
     spec = place(environment, max_timesteps_per_episode=7, repeat_actions=2)
-    shown, _ = record(steady_policy(), spec, Wish(episodes=3))
+    shown, _ = record(steady_policy(), spec, RecordingRequest(episodes=3))
     assert len(shown) == 21
     assert shown.mean_return == 14
     np.testing.assert_array_equal(shown.arrays["rewards"], 2.0)
@@ -69,7 +69,7 @@ def test_the_experiments_rules_hold(environment):
 @pytest.mark.parametrize("environment", ["CartPole-v1", GYMNASIUM], ids=["compiled", "gymnasium"])
 def test_the_same_seed_gives_the_same_episodes_and_another_seed_others(environment):
     policy = steady_policy(epsilon=0.8)
-    wishes = [Wish(episodes=2, seed=seed, greedy=False) for seed in (1, 1, 2)]
+    wishes = [RecordingRequest(episodes=2, seed=seed, greedy=False) for seed in (1, 1, 2)]
     first, again, other = (record(policy, place(environment), wish)[0].arrays for wish in wishes)
     for name, array in first.items():
         np.testing.assert_array_equal(array, again[name])
@@ -79,7 +79,7 @@ def test_the_same_seed_gives_the_same_episodes_and_another_seed_others(environme
 
 def test_only_episodes_that_are_good_enough_are_kept():
     policy, seen = random_policy(Box((4,)), Discrete(2)), []
-    shown, recorded = record(policy, place(GYMNASIUM), Wish(episodes=3, min_return=25), seen.append)
+    shown, recorded = record(policy, place(GYMNASIUM), RecordingRequest(episodes=3, min_return=25), seen.append)
     lengths = np.diff(np.flatnonzero(shown.ended), prepend=-1)
     assert len(lengths) == recorded.kept == 3
     assert lengths.min() >= 25
@@ -92,13 +92,15 @@ def test_only_episodes_that_are_good_enough_are_kept():
 def test_it_gives_up_where_no_episode_is_good_enough():
     seen = []
     with pytest.raises(UserError, match=r"none of 40 episodes had a return of at least 600 \(the best had \d+\); ask"):
-        record(random_policy(Box((4,)), Discrete(2)), place(GYMNASIUM), Wish(2, min_return=600), seen.append)
+        record(
+            random_policy(Box((4,)), Discrete(2)), place(GYMNASIUM), RecordingRequest(2, min_return=600), seen.append
+        )
     assert len(seen) == 2 * TRIES
 
 
 def test_fewer_than_wanted_are_kept_where_few_are_good_enough():
     policy = random_policy(Box((4,)), Discrete(2))
-    shown, recorded = record(policy, place(GYMNASIUM), Wish(episodes=5, min_return=40))
+    shown, recorded = record(policy, place(GYMNASIUM), RecordingRequest(episodes=5, min_return=40))
     assert 0 < recorded.kept < 5
     assert recorded.played == 5 * TRIES
     assert shown.ended.sum() == recorded.kept
@@ -106,7 +108,7 @@ def test_fewer_than_wanted_are_kept_where_few_are_good_enough():
 
 def test_actions_are_written_as_the_environment_takes_them():
     policy = random_policy(Discrete(2, start=3), Discrete(2, start=5))
-    shown, _ = record(policy, place("worlds:Shifted"), Wish(episodes=4))
+    shown, _ = record(policy, place("worlds:Shifted"), RecordingRequest(episodes=4))
     assert (shown.observation, shown.action) == (Discrete(2, start=3), Discrete(2, start=5))
     assert set(shown.arrays["actions"].tolist()) == {5, 6}
     assert set(shown.arrays["observations"].tolist()) == {3, 4}
@@ -118,7 +120,7 @@ def test_actions_are_written_as_the_environment_takes_them():
     ("world", "action"), [("Several", MultiDiscrete((2, 3, 2))), ("Continuous", Box((1, 2), (-2.0,), (2.0,)))]
 )
 def test_other_kinds_of_actions_can_be_recorded(world, action):
-    shown, _ = record(random_policy(Box((3,)), action), place(f"worlds:{world}"), Wish(episodes=2))
+    shown, _ = record(random_policy(Box((3,)), action), place(f"worlds:{world}"), RecordingRequest(episodes=2))
     assert shown.arrays["actions"].shape == (20, *action.shape)
 
 
@@ -131,7 +133,7 @@ def test_a_policy_that_remembers_begins_each_episode_anew():
     rng = np.random.default_rng(0)
     tensors = {name: rng.normal(0.0, 2.0, shape) for name, shape in tensor_shapes(description).items()}
     policy = Policy(description, tensors)
-    shown, _ = record(policy, place("worlds:World"), Wish(episodes=6))
+    shown, _ = record(policy, place("worlds:World"), RecordingRequest(episodes=6))
     other = Policy(description, tensors)
     for t, (observation, action) in enumerate(zip(shown.arrays["observations"], shown.arrays["actions"], strict=True)):
         if t % 10 == 0:
@@ -149,4 +151,4 @@ def test_a_policy_that_remembers_begins_each_episode_anew():
 )
 def test_a_policy_of_another_environment_is_refused(policy, what):
     with pytest.raises(UserError, match=f"trained in Other-v0, whose {what} are not those of CartPole-v1"):
-        record(policy, place(GYMNASIUM), Wish(1))
+        record(policy, place(GYMNASIUM), RecordingRequest(1))

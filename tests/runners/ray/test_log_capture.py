@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from steppe.runners.ray.log_capture import MOST_LINES, Listening
+from steppe.runners.ray.log_capture import MOST_LINES, LogCapture
 
 
 def test_prints_and_logs_are_heard_in_their_order():
-    listening = Listening()
-    with listening:
+    capture = LogCapture()
+    with capture:
         print("one")
         logging.getLogger("steppe.somewhere").info("two")
         print("three\nfo", end="")
@@ -21,7 +21,7 @@ def test_prints_and_logs_are_heard_in_their_order():
         print("five", file=sys.stderr)
         logging.getLogger("other").warning("six")
         logging.getLogger("other").info("not worth it")
-    assert listening.heard() == [
+    assert capture.take_lines() == [
         (logging.INFO, "one"),
         (logging.INFO, "two"),
         (logging.INFO, "three"),
@@ -29,31 +29,31 @@ def test_prints_and_logs_are_heard_in_their_order():
         (logging.INFO, "five"),
         (logging.WARNING, "six"),
     ]
-    assert listening.heard() == []
+    assert capture.take_lines() == []
 
 
 @pytest.mark.parametrize(("settings", "most"), [({}, MOST_LINES), ({"most_lines": 10}, 10)])
 def test_a_flood_is_cut_and_counted(settings, most):
-    listening = Listening(**settings)
-    with listening:
+    capture = LogCapture(**settings)
+    with capture:
         for number in range(most + 50):
             print(number)
-    lines = listening.heard()
+    lines = capture.take_lines()
     assert len(lines) == most + 1
     assert lines[-1] == (logging.WARNING, "50 more lines")
 
 
 def test_what_is_heard_is_passed_on_where_others_listen_too(capsys):
-    listening = Listening(passes_on=True)
-    with listening:
+    capture = LogCapture(passes_on=True)
+    with capture:
         print("one")
         print("two", file=sys.stderr)
     assert capsys.readouterr() == ("one\n", "two\n")
-    assert [line for _, line in listening.heard()] == ["one", "two"]
+    assert [line for _, line in capture.take_lines()] == ["one", "two"]
 
 
 def test_a_program_may_print_where_a_worker_does(capfd):
-    with Listening(passes_on=True):
+    with LogCapture(passes_on=True):
         subprocess.run([sys.executable, "-c", "print('a simulator')"], stdout=sys.stdout, check=True)
     assert capfd.readouterr().out == "a simulator\n"
 
@@ -61,8 +61,8 @@ def test_a_program_may_print_where_a_worker_does(capfd):
 def test_warnings_that_python_would_print_are_still_printed():
     program = (
         "import logging\n"
-        "from steppe.runners.ray.log_capture import Listening\n"
-        "listening = Listening(passes_on=True)\n"
+        "from steppe.runners.ray.log_capture import LogCapture\n"
+        "listening = LogCapture(passes_on=True)\n"
         "with listening:\n"
         "    logging.getLogger('steppe').warning('the learner is gone')\n"
         "    logging.getLogger('steppe').info('not printed')\n"
@@ -74,7 +74,7 @@ def test_warnings_that_python_would_print_are_still_printed():
 
 
 def test_others_hear_what_they_heard_before(capsys):
-    with Listening():
+    with LogCapture():
         print("inside")
     print("outside")
     assert capsys.readouterr().out == "outside\n"

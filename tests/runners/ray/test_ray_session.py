@@ -22,7 +22,7 @@ from processes import wait_until
 from ray_processes import LOOPBACK, alive, descendants, listening_sockets, named
 
 from steppe.errors import MissingExtra, UserError
-from steppe.runners.pods import listens
+from steppe.runners.pods import is_listening
 from steppe.runners.ray import ray_session as module
 from steppe.runners.ray.ray_session import PREFIX, ray_session
 from steppe.specs.running.distributed import RaySpec, TLSSpec
@@ -155,7 +155,7 @@ def test_a_client_server_is_an_address_too() -> None:
         words = ["--address", session.address, "--host", "127.0.0.1", "--port", str(port), "--mode", "specific-server"]
         server = subprocess.Popen([sys.executable, "-m", "ray.util.client.server", *words], stderr=subprocess.DEVNULL)
         try:
-            wait_until(lambda: listens("127.0.0.1", port, 1.0), "it listens", seconds=60)
+            wait_until(lambda: is_listening("127.0.0.1", port, 1.0), "it listens", seconds=60)
             spec = RaySpec(address=f"ray://127.0.0.1:{port}")
             assert answer_of(spec, os.environ["RAY_AUTH_TOKEN"]) == "42"
         finally:
@@ -218,7 +218,7 @@ def test_this_machine_becomes_part_of_no_ray_without_a_token_unless_that_is_want
         raise Reached
 
     monkeypatch.setattr(module, "_check_answer", lambda *_: None)
-    monkeypatch.setattr(module, "_has_node_here", lambda *_: False)
+    monkeypatch.setattr(module, "has_node_here", lambda *_: False)
     monkeypatch.setattr(module, "_node", start)
     words = "this machine becomes a part of it.*set RAY_AUTH_TOKEN to the token of that Ray.*RAY_AUTH_MODE=disabled"
     with (
@@ -253,9 +253,9 @@ def test_a_ray_of_others_that_takes_no_token_from_its_network_is_warned_of(
     if variable:
         monkeypatch.setenv(variable, {"RAY_AUTH_TOKEN": "right" * 8, "RAY_AUTH_MODE": "disabled"}[variable])
     nodes = [{"Alive": True, "NodeManagerAddress": "127.0.0.1"}, {"Alive": True, "NodeManagerAddress": machine}]
-    monkeypatch.setattr(module, "_ray_as_environment_says", lambda: SimpleNamespace(nodes=lambda: nodes))
+    monkeypatch.setattr(module, "_configured_ray", lambda: SimpleNamespace(nodes=lambda: nodes))
     monkeypatch.setattr(module, "_check_answer", lambda *_: None)
-    monkeypatch.setattr(module, "_has_node_here", lambda *_: True)
+    monkeypatch.setattr(module, "has_node_here", lambda *_: True)
     monkeypatch.setattr(module, "_connected", lambda *_: nullcontext())
     with ray_session(RaySpec(address=address), cpus=1):
         assert (f"the Ray at {address} takes no token" in caplog.text) == is_told

@@ -15,7 +15,7 @@ from scripted_http import HANG_UP, Heard, Say, answering
 from policies import tensors_for
 from steppe.errors import SteppeError, UserError
 from steppe.policies.policy import Policy, load_policy
-from steppe.runners.play.episodes import Rules
+from steppe.runners.play.episodes import EpisodeRules
 from steppe.runners.play.episodes import play as play_here
 from steppe.serve.clients import Access
 from steppe.serve.play.remote_play import Plan, Played, play
@@ -272,7 +272,7 @@ def test_a_router_finds_the_trained_policy_and_loses_little_on_the_way(tmp_path:
         playing = shell.launch("play", "--url", served.url, *words)
         answer = playing.answer(600)
         assert answer.code == 0, answer.err
-        rules = Rules(EnvironmentSpec(id="CartPole-v1"))
+        rules = EpisodeRules(EnvironmentSpec(id="CartPole-v1"))
         own, _ = play_here(policy, rules, width=5, episodes=100, greedy=True, seed=1)
         returns = [record["episode_return"] for record in read_metrics(shell.folder / "mine")]
         assert len(returns) == 200

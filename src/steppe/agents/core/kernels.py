@@ -7,7 +7,7 @@ wakes another thread for some of them, which costs more than they do, most of al
 
 Inside a kernel there is no matrix product of a library, only one written out in place. That is as quick for small
 matrices and up to fifty times slower for others (`has_small_products`); and none may be there that XLA has already
-handed to a library (`PLAIN_PRODUCTS` of runners/compilation.py).
+handed to a library (`PLAIN_PRODUCTS` of compat/jax_private.py).
 """
 
 from __future__ import annotations

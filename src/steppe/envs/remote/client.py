@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
-import time
 
 import numpy as np
 
@@ -13,12 +11,10 @@ from steppe.envs.host import Step, allocate
 from steppe.envs.interruption import EpisodesCut
 from steppe.envs.remote.link import Busy, Lost, shares
 from steppe.errors import EnvironmentAway, EnvironmentFault, UserError
+from steppe.net.backoff import Backoff
 from steppe.net.credentials import client_tls, read_token
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.running.connections import RemoteSettings
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between two tries to connect again: doubled each time."""
 
 log = logging.getLogger(__name__)
 
@@ -120,8 +116,7 @@ class Remote:
     def _recover(self, lost: Lost, observations: np.ndarray) -> None:
         """Connects again, with growing pauses, and writes the first observations of new episodes."""
         log.warning("%s: its connection broke at step %d (%s); connecting again", lost.link, self._taken, lost)
-        deadline = time.monotonic() + self._settings.reconnect
-        pause, reason = FIRST_PAUSE, lost
+        backoff, reason = Backoff(self._settings.reconnect), lost
         while True:
             self._drop()
             # Not the first seed again, or the same episodes would be played after every break.
@@ -139,12 +134,8 @@ class Remote:
             else:
                 log.warning("%s: connected again; all episodes have started anew", lost.link)
                 return
-            # Many learners may wait for one server: they should not come all at once.
-            pause = min(pause, max(0.0, deadline - time.monotonic()))
-            if not pause:
+            if not backoff.wait():
                 raise self._gave_up(reason) from None
-            time.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _joined(self, parts: list[np.ndarray | None], default: np.ndarray) -> np.ndarray:
         """What the servers sent of their shares, [N]; `default` itself where none sent anything."""

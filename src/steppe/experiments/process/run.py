@@ -25,10 +25,10 @@ from steppe.experiments.run_folder.store import RunFolder
 from steppe.specs.user_code import has_traceback, traceback_of, without_debug
 
 if TYPE_CHECKING:
-    from steppe.runners import Outcome, Progress
+    from steppe.runners import Progress, RunOutcome
     from steppe.specs.experiment import ExperimentSpec
 
-Trainer = Callable[..., "Outcome"]
+Trainer = Callable[..., "RunOutcome"]
 LOG_PROGRESS_SECONDS = 10.0
 ENDS = {"pause": "paused", "stop": "stopped"}
 """What is asked for -> the state of a run that has done so."""
@@ -40,7 +40,7 @@ log = logging.getLogger("steppe.experiments")
 class Ended:
     """How a run ended, and the signal that asked for it (Ctrl-C is 2, SIGTERM is 15), if one did."""
 
-    outcome: Outcome
+    outcome: RunOutcome
     signal: int | None
     is_asked_for: bool = False
     """Whether a request asked for this end too, whatever signal came."""
@@ -153,7 +153,7 @@ def _train(
     on_progress: OnProgress | None,
     resume: bool,
     trainer: Trainer | None,
-) -> Outcome:
+) -> RunOutcome:
     let_user_modules_import(owner.folder.path)
     if trainer is None:
         from steppe import runners
@@ -200,7 +200,7 @@ def _train(
     return outcome
 
 
-def _write_down(owner: Owner, outcome: Outcome) -> None:
+def _write_down(owner: Owner, outcome: RunOutcome) -> None:
     fields: dict[str, Any] = {
         "timestep": outcome.timestep,
         "episode": outcome.episode,

@@ -42,7 +42,7 @@ def begin(agent: Agent[Any], key: Array, pretrains: bool = True) -> Learner:
     return _pretrained(agent, learner) if pretrains and updates else learner
 
 
-def each_reward(agent: Agent[Any]) -> RewardPreprocessing | None:
+def per_step_rewards(agent: Agent[Any]) -> RewardPreprocessing | None:
     """What is done to every reward as it comes; None where nothing is, or where all of a rollout are needed."""
     stages = agent.reward_preprocessing
     return None if stages is None or stages.spans_rollout else stages

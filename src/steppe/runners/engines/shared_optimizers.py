@@ -1,15 +1,14 @@
 """Optimisers over memory that others read and write: each step is taken in place, without a lock.
 
-They take the steps of the elementwise optimisers of `steppe.agents.core.optimizers`. Each statistic that one of those
-keeps shrinks by a decay and grows by an increment, so a step can be told apart from the place where it is taken:
-threads have compiled programs compute it (`Rule`) and only add it up (`SharedOptimizer.move`), parameter servers do
-both (`SharedOptimizer.step`) and need no JAX. Whoever calls has clipped the gradient by its norm already, since a shard
-does not know the norm of the whole.
+They take the same steps as the elementwise optimisers of `steppe.agents.core.optimizers`. Each statistic of such an
+optimiser shrinks by a decay and grows by an increment, so computing a step and applying it can be separated. Threads
+compute it in compiled programs (`UpdateRule`) and only add it up (`SharedOptimizer.move`); parameter servers do both
+(`SharedOptimizer.step`) and need no JAX. The caller has already clipped the gradient by its norm, since a shard does
+not know the norm of the whole gradient.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from steppe.errors import CheckpointError, UserError
+from steppe.specs.learning.learning_rate import decayed_rate
 from steppe.specs.learning.optimizer import (
     Adadelta,
     Adagrad,
@@ -47,7 +47,7 @@ Schedule = float | Callable[[Any], Any]
 """A learning rate, or one by the number of steps taken before."""
 
 
-class Told(NamedTuple):
+class ComputedStep(NamedTuple):
     """One step, before it is taken."""
 
     change: Any
@@ -58,7 +58,7 @@ class Told(NamedTuple):
     """What each statistic becomes by that, where nobody else has moved it meanwhile."""
 
 
-class Rule:
+class UpdateRule:
     """How an elementwise optimiser turns gradients into changes: pure, of NumPy's arrays or of JAX's."""
 
     def __init__(self, spec: OptimizerSpec, schedule: Schedule) -> None:
@@ -72,19 +72,19 @@ class Rule:
         """Of each statistic, by its name: how much of it stays when a step is taken."""
         self.initial = self._kind.initial
 
-    def tell(self, gradient: Any, statistics: Any, taken: Any, xp: Any) -> Told:
+    def compute(self, gradient: Any, statistics: Any, taken: Any, xp: Any) -> ComputedStep:
         """The next step against a gradient, after `taken` others; xp is numpy or jax.numpy."""
         rate = self._schedule(taken) if callable(self._schedule) else self._schedule
-        told = self._kind.tell(gradient, statistics, taken, rate, xp)
+        computed = self._kind.compute(gradient, statistics, taken, rate, xp)
         if self._clipping_value is None:
-            return told
-        return told._replace(change=xp.clip(told.change, -self._clipping_value, self._clipping_value))
+            return computed
+        return computed._replace(change=xp.clip(computed.change, -self._clipping_value, self._clipping_value))
 
 
 class SharedOptimizer:
     """One optimiser's statistics of `size` parameters, and its steps: by one owner, or told, and moved by many."""
 
-    def __init__(self, rule: Rule, size: int) -> None:
+    def __init__(self, rule: UpdateRule, size: int) -> None:
         self.rule, self.size = rule, size
         self.statistics = np.full((len(rule.decays), size), rule.initial, np.float32)
         self.taken = 0
@@ -98,10 +98,10 @@ class SharedOptimizer:
         for start in range(0, self.size, BLOCK):
             block = slice(start, start + BLOCK)
             statistics = self.statistics[:, block]
-            told = self.rule.tell(gradient[block], statistics, taken, np)
-            for statistic, after in zip(statistics, told.after, strict=True):
+            computed = self.rule.compute(gradient[block], statistics, taken, np)
+            for statistic, after in zip(statistics, computed.after, strict=True):
                 np.copyto(statistic, after)
-            params[block] -= told.change
+            params[block] -= computed.change
 
     def move(self, params: np.ndarray, change: np.ndarray, increments: np.ndarray) -> None:
         """Takes a step that its rule has told, [size] and [statistics, size]; any number of threads may at once."""
@@ -140,7 +140,7 @@ class Steps:
     """How one batch becomes steps of a shared optimiser."""
 
     optimizer: OptimizerSpec
-    """Elementwise, or a clipped_step of one that is: what `Rule` takes."""
+    """Elementwise, or a clipped_step of one that is: what `UpdateRule` takes."""
     repeats: int = 1
     """How many steps are taken on the batch (multi_step)."""
     fraction: float = 1.0
@@ -171,7 +171,7 @@ def shared_steps(spec: OptimizerSpec, run_mode: str) -> Steps:
 
 
 def learning_rate(settings: OptimizerSettings, total_updates: int | None, start: float) -> Schedule:
-    """The same as `steppe.agents.core.optimizers.learning_rate_schedule`, for the host."""
+    """The same rates as `steppe.agents.core.optimizers.learning_rate_schedule`, without JAX."""
     end = settings.final_learning_rate * start / settings.learning_rate
     if settings.learning_rate_decay == "none":
         return start
@@ -180,18 +180,7 @@ def learning_rate(settings: OptimizerSettings, total_updates: int | None, start:
             f'learning_rate_decay "{settings.learning_rate_decay}" needs total_timesteps, to know when it ends'
         )
     decay, last = settings.learning_rate_decay, total_updates
-
-    def at(taken: int) -> float:
-        passed = min(taken / last, 1.0)
-        match decay:
-            case "linear":
-                return start + passed * (end - start)
-            case "exponential":
-                return start * (end / start) ** passed
-            case _:
-                return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * passed))
-
-    return at
+    return lambda taken: decayed_rate(decay, start, end, min(taken / last, 1.0))
 
 
 class _Kind(ABC):
@@ -204,17 +193,17 @@ class _Kind(ABC):
 
     @property
     def decays(self) -> dict[str, float]:
-        """As `Rule` has them."""
+        """As `UpdateRule` has them."""
         return {}
 
     @abstractmethod
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
-        """As `Rule` does, at a learning rate."""
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
+        """As `UpdateRule` does, at a learning rate."""
 
 
 class _Plain(_Kind):
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
-        return Told(rate * gradient, [], [])
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
+        return ComputedStep(rate * gradient, [], [])
 
 
 class _Momentum(_Kind):
@@ -222,11 +211,11 @@ class _Momentum(_Kind):
     def decays(self) -> dict[str, float]:
         return {"trace": self.spec.momentum}
 
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
         momentum = self.spec.momentum
-        trace = _grown(statistics[0], momentum, gradient)
-        ahead = _grown(trace, momentum, gradient) if self.spec.use_nesterov else trace
-        return Told(rate * ahead, [gradient], [trace])
+        trace = _updated(statistics[0], momentum, gradient)
+        ahead = _updated(trace, momentum, gradient) if self.spec.use_nesterov else trace
+        return ComputedStep(rate * ahead, [gradient], [trace])
 
 
 class _RMSProp(_Kind):
@@ -234,15 +223,15 @@ class _RMSProp(_Kind):
     def decays(self) -> dict[str, float]:
         return {"nu": self.spec.decay} | ({"trace": self.spec.momentum} if self.spec.momentum else {})
 
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
-        squares = _share_of_squares(gradient, self.spec.decay)
-        nu = _grown(statistics[0], self.spec.decay, squares)
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
+        squares = _squares_increment(gradient, self.spec.decay)
+        nu = _updated(statistics[0], self.spec.decay, squares)
         change = gradient / xp.sqrt(nu + self.spec.epsilon)
         change *= rate
         if not self.spec.momentum:
-            return Told(change, [squares], [nu])
-        trace = _grown(statistics[1], self.spec.momentum, change)
-        return Told(trace, [squares, change], [nu, trace])
+            return ComputedStep(change, [squares], [nu])
+        trace = _updated(statistics[1], self.spec.momentum, change)
+        return ComputedStep(trace, [squares, change], [nu, trace])
 
 
 class _Adam(_Kind):
@@ -250,26 +239,26 @@ class _Adam(_Kind):
     def decays(self) -> dict[str, float]:
         return {"mu": self.spec.beta1, "nu": self.spec.beta2}
 
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
         beta1, beta2 = self.spec.beta1, self.spec.beta2
-        share, squares = (1.0 - beta1) * gradient, _share_of_squares(gradient, beta2)
-        mu, nu = _grown(statistics[0], beta1, share), _grown(statistics[1], beta2, squares)
-        deviation = xp.sqrt(nu * (1.0 / _weight(beta2, taken + 1)))
+        share, squares = (1.0 - beta1) * gradient, _squares_increment(gradient, beta2)
+        mu, nu = _updated(statistics[0], beta1, share), _updated(statistics[1], beta2, squares)
+        deviation = xp.sqrt(nu * (1.0 / _bias_correction(beta2, taken + 1)))
         deviation += self.spec.epsilon
         change = self._direction(mu, gradient, taken, rate)
         change /= deviation
-        return Told(change, [share, squares], [mu, nu])
+        return ComputedStep(change, [share, squares], [mu, nu])
 
     def _direction(self, mu: Any, gradient: Any, taken: Any, rate: Any) -> Any:
         """The mean of the gradients, as if it had not begun at zero, times the rate."""
-        return rate / _weight(self.spec.beta1, taken + 1) * mu
+        return rate / _bias_correction(self.spec.beta1, taken + 1) * mu
 
 
 class _Nadam(_Adam):
     def _direction(self, mu: Any, gradient: Any, taken: Any, rate: Any) -> Any:
         beta1 = self.spec.beta1
-        ahead = rate * beta1 / _weight(beta1, taken + 2) * mu
-        ahead += rate * (1.0 - beta1) / _weight(beta1, taken + 1) * gradient
+        ahead = rate * beta1 / _bias_correction(beta1, taken + 2) * mu
+        ahead += rate * (1.0 - beta1) / _bias_correction(beta1, taken + 1) * gradient
         return ahead
 
 
@@ -282,10 +271,10 @@ class _Adagrad(_Kind):
     def decays(self) -> dict[str, float]:
         return {"sum_of_squares": 1.0}
 
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
         squares = gradient * gradient
         sums = statistics[0] + squares
-        return Told(rate * gradient / xp.sqrt(sums + 1e-7), [squares], [sums])
+        return ComputedStep(rate * gradient / xp.sqrt(sums + 1e-7), [squares], [sums])
 
 
 class _Adadelta(_Kind):
@@ -293,13 +282,13 @@ class _Adadelta(_Kind):
     def decays(self) -> dict[str, float]:
         return {"squared_gradients": self.spec.rho, "squared_changes": self.spec.rho}
 
-    def tell(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> Told:
+    def compute(self, gradient: Any, statistics: Any, taken: Any, rate: Any, xp: Any) -> ComputedStep:
         rho, epsilon = self.spec.rho, self.spec.epsilon
-        squares = _share_of_squares(gradient, rho)
-        gradients = _grown(statistics[0], rho, squares)
+        squares = _squares_increment(gradient, rho)
+        gradients = _updated(statistics[0], rho, squares)
         change = gradient * xp.sqrt((statistics[1] + epsilon) / (gradients + epsilon))
-        moved = _share_of_squares(change, rho)
-        return Told(rate * change, [squares, moved], [gradients, _grown(statistics[1], rho, moved)])
+        moved = _squares_increment(change, rho)
+        return ComputedStep(rate * change, [squares, moved], [gradients, _updated(statistics[1], rho, moved)])
 
 
 _KINDS: dict[type, type[Any]] = {
@@ -326,21 +315,21 @@ def _first_refused(spec: Any) -> Any:
     return spec
 
 
-def _share_of_squares(values: Any, decay: float) -> Any:
+def _squares_increment(values: Any, decay: float) -> Any:
     """What a running mean of squares grows by."""
     squares = values * values
     squares *= 1.0 - decay
     return squares
 
 
-def _grown(statistic: Any, decay: float, increment: Any) -> Any:
+def _updated(statistic: Any, decay: float, increment: Any) -> Any:
     """A statistic after a step."""
     after = decay * statistic
     after += increment
     return after
 
 
-def _weight(decay: float, steps: Any) -> Any:
+def _bias_correction(decay: float, steps: Any) -> Any:
     """How much all that a running mean has seen weighs in it after so many steps, when it began at zero."""
     # Nothing weighs anything at a decay of 1, and then there is nothing to scale either.
     return 1.0 - decay**steps if decay < 1.0 else 1.0

@@ -9,11 +9,11 @@ import numpy as np
 
 from steppe.envs.interruption import EpisodesCut
 from steppe.policies.policy import Policy
-from steppe.runners.play.single_environment import Host, Twin
+from steppe.runners.play.play_envs import CompiledEnvs, GymnasiumEnvs
 from steppe.specs.environment import EnvironmentSpec
 
 
-class Rules(NamedTuple):
+class EpisodeRules(NamedTuple):
     """Which environment is played, and what an episode is in it."""
 
     environment: EnvironmentSpec
@@ -21,7 +21,7 @@ class Rules(NamedTuple):
     repeat_actions: int = 1
 
 
-class Episode(NamedTuple):
+class PlayedEpisode(NamedTuple):
     """A whole episode."""
 
     score: float
@@ -29,21 +29,23 @@ class Episode(NamedTuple):
     length: int
 
 
-def play(policy: Policy, rules: Rules, width: int, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
+def play(
+    policy: Policy, rules: EpisodeRules, width: int, episodes: int, greedy: bool, seed: int
+) -> tuple[float, float]:
     """(mean return, mean length) of so many episodes, at most `width` of them at once."""
-    done: list[Episode] = []
-    with Host(rules.environment, rules.max_timesteps, rules.repeat_actions, min(episodes, width)) as envs:
+    done: list[PlayedEpisode] = []
+    with GymnasiumEnvs(rules.environment, rules.max_timesteps, rules.repeat_actions, min(episodes, width)) as envs:
         play_episodes(policy, envs, episodes, greedy, seed, done.append)
     return float(np.mean([each.score for each in done])), float(np.mean([each.length for each in done]))
 
 
 def play_episodes(
     policy: Policy,
-    envs: Host | Twin,
+    envs: GymnasiumEnvs | CompiledEnvs,
     episodes: int,
     greedy: bool,
     seed: int,
-    ended: Callable[[Episode], None],
+    ended: Callable[[PlayedEpisode], None],
     may_begin: Callable[[], bool] = lambda: True,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
@@ -73,7 +75,7 @@ def play_episodes(
         for i in np.flatnonzero(step.finished):
             if shares[i]:
                 shares[i] -= 1
-                ended(Episode(float(returns[i]), int(lengths[i])))
+                ended(PlayedEpisode(float(returns[i]), int(lengths[i])))
                 if shares[i] and not may_begin():
                     shares[i] = 0
             returns[i], lengths[i] = 0.0, 0

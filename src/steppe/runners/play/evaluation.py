@@ -15,8 +15,8 @@ from steppe.errors import SteppeError, UserError
 from steppe.policies.policy import Policy
 from steppe.records.demonstrations import form
 from steppe.records.evaluation import Evaluation
-from steppe.runners.play.episodes import Episode, play_episodes
-from steppe.runners.play.single_environment import Host, Twin
+from steppe.runners.play.episodes import PlayedEpisode, play_episodes
+from steppe.runners.play.play_envs import CompiledEnvs, GymnasiumEnvs
 from steppe.runners.setup import is_compiled, num_envs_of
 from steppe.specs.environment import IN_PROCESS
 from steppe.specs.experiment import ExperimentSpec
@@ -78,7 +78,7 @@ def evaluate(
     seed: int = 0,
     greedy: bool = True,
     num_envs: int | None = None,
-    show: Callable[[list[Episode]], None] = lambda done: None,
+    show: Callable[[list[PlayedEpisode]], None] = lambda done: None,
     time_limit: TimeLimit | None = None,
 ) -> Evaluation:
     """Plays in the experiment's environment, with its time limit and its wrappers; `show` gets all episodes so far.
@@ -93,9 +93,9 @@ def evaluate(
     width = min(episodes, num_envs_of(spec), MOST_ENVS) if num_envs is None else num_envs
     if spec.environment.id.startswith(IN_PROCESS) and is_instance(spec.environment.id):
         width = 1
-    done: list[Episode] = []
+    done: list[PlayedEpisode] = []
 
-    def ended(episode: Episode) -> None:
+    def ended(episode: PlayedEpisode) -> None:
         done.append(episode)
         show(done)
 
@@ -120,7 +120,9 @@ def fresh_seed(seed: int) -> int:
     return FIRST_SEED + int(np.random.SeedSequence([seed, FIRST_SEED]).generate_state(1)[0]) % 2**30
 
 
-def open_environments(spec: ExperimentSpec, num_envs: int = 1, *, as_gymnasium: bool = False) -> Host | Twin:
+def open_environments(
+    spec: ExperimentSpec, num_envs: int = 1, *, as_gymnasium: bool = False
+) -> GymnasiumEnvs | CompiledEnvs:
     """The experiment's environments, compiled or not as training would have them; every episode has an end.
 
     With `as_gymnasium` the gymnasium original of a compiled environment is taken, where there is one of the same
@@ -131,8 +133,8 @@ def open_environments(spec: ExperimentSpec, num_envs: int = 1, *, as_gymnasium: 
     if compiled and as_gymnasium:
         compiled = bool(environment.settings) or only_runs_compiled(environment)
     if compiled:
-        return Twin(environment, limit, repeat, DEFAULT_EPISODE_LIMIT, num_envs)
-    env = Host(environment, limit, repeat, num_envs)
+        return CompiledEnvs(environment, limit, repeat, DEFAULT_EPISODE_LIMIT, num_envs)
+    env = GymnasiumEnvs(environment, limit, repeat, num_envs)
     if limit is None and env.max_episode_steps is None:
         env.play_by(DEFAULT_EPISODE_LIMIT, repeat)
     return env

@@ -17,7 +17,7 @@ from steppe.files.held_folder import HeldFolder
 from steppe.policies.policy import Policy, load_policy
 from steppe.policies.policy_folder import TENSORS_FILE
 from steppe.records.evaluation import FILE, Evaluation, FinalEvaluation
-from steppe.runners._base import Outcome
+from steppe.runners._base import RunOutcome
 from steppe.specs.allowed_modules import named_by
 from steppe.specs.experiment import ExperimentSpec, FinalEvaluationSpec
 
@@ -33,7 +33,7 @@ ONE_PLAYER = "ue4"
 log = logging.getLogger(__name__)
 
 
-class _Asked(SteppeError):
+class _EndRequested(SteppeError):
     """Somebody asked the run to end."""
 
 
@@ -43,7 +43,7 @@ def is_evaluated(spec: ExperimentSpec, state: str) -> bool:
 
 
 def evaluate_at_end(
-    spec: ExperimentSpec, folder: Path, outcome: Outcome, request: Callable[[], str | None]
+    spec: ExperimentSpec, folder: Path, outcome: RunOutcome, request: Callable[[], str | None]
 ) -> FinalEvaluation | None:
     """Plays with both policies, hands out the better one and writes evaluation.json.
 
@@ -74,7 +74,7 @@ def evaluate_at_end(
     return None
 
 
-def forget(folder: Path | HeldFolder) -> None:
+def remove_evaluation(folder: Path | HeldFolder) -> None:
     """Removes what an evaluation of earlier policies left: a run that trains on saves others."""
     last = folder / "policy" / "last"
     with storing(last):
@@ -115,7 +115,7 @@ def _evaluated(
 
     def look() -> None:
         if wish := request():
-            raise _Asked(f"the run was asked to {wish} meanwhile")
+            raise _EndRequested(f"the run was asked to {wish} meanwhile")
 
     def played(policy: Policy, episodes: int) -> Evaluation:
         # One environment: if the time is over, some episodes are whole instead of all being cut.
@@ -133,7 +133,7 @@ def _evaluated(
         return FinalEvaluation(of_last, None, "last")
     try:
         of_best = played(best, of_last.episodes)
-    except _Asked:
+    except _EndRequested:
         raise
     except SteppeError as error:
         notices.append(f"the best policy was not evaluated at the end: {error}")
@@ -172,10 +172,10 @@ def _hand_out(folder: Path, which: str, last: Policy, best: Policy | None) -> No
         best.save(place)
     elif (place / "last").is_dir():
         last.save(place)
-        forget(folder)
+        remove_evaluation(folder)
 
 
-def _seconds(wishes: FinalEvaluationSpec, outcome: Outcome) -> float:
+def _seconds(wishes: FinalEvaluationSpec, outcome: RunOutcome) -> float:
     if wishes.seconds is not None:
         return wishes.seconds
     return float(np.clip(SHARE_OF_TRAINING * outcome.seconds, LEAST_SECONDS, MOST_SECONDS))

@@ -19,7 +19,7 @@ TRIES = 20
 
 
 @dataclass(frozen=True)
-class Wish:
+class RecordingRequest:
     """What is to be recorded."""
 
     episodes: int
@@ -36,7 +36,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordingProgress:
     """How far it is."""
 
     played: int
@@ -50,13 +50,16 @@ class Recorded:
 
 
 def record(
-    policy: Policy, spec: ExperimentSpec, wish: Wish, show: Callable[[Recorded], None] = lambda recorded: None
-) -> tuple[Demonstrations, Recorded]:
+    policy: Policy,
+    spec: ExperimentSpec,
+    wish: RecordingRequest,
+    show: Callable[[RecordingProgress], None] = lambda recorded: None,
+) -> tuple[Demonstrations, RecordingProgress]:
     """Plays in the experiment's environment, one episode after the other, until enough were good enough."""
     rng = np.random.default_rng(wish.seed)
     with open_environments(spec) as env:
         check_fit(policy, env, spec.environment.id)
-        kept: list[_Episode] = []
+        kept: list[_RecordedEpisode] = []
         returns: list[float] = []
         observations = env.reset(wish.seed)
         while len(kept) < wish.episodes and len(returns) < wish.most_episodes:
@@ -79,7 +82,7 @@ def record(
 
 
 @dataclass(frozen=True)
-class _Episode:
+class _RecordedEpisode:
     rows: list[tuple[Any, ...]]
     """One tuple for each timestep, in the order of ARRAYS."""
     score: float
@@ -87,7 +90,7 @@ class _Episode:
 
 def _play(
     policy: Policy, env: Any, observations: np.ndarray, greedy: bool, rng: np.random.Generator
-) -> tuple[_Episode, np.ndarray]:
+) -> tuple[_RecordedEpisode, np.ndarray]:
     """(a whole episode, the first observation of the next); observations: [1, ...]."""
     rows, score = [], 0.0
     policy.reset()
@@ -101,13 +104,13 @@ def _play(
         score += float(step.scores[0])
         observations = step.observations
         if step.finished[0]:
-            return _Episode(rows, score), observations
+            return _RecordedEpisode(rows, score), observations
         if step.terminated[0] or step.truncated[0]:
             policy.reset()
 
 
-def _progress(kept: list[_Episode], returns: list[float]) -> Recorded:
-    return Recorded(
+def _progress(kept: list[_RecordedEpisode], returns: list[float]) -> RecordingProgress:
+    return RecordingProgress(
         played=len(returns),
         kept=len(kept),
         timesteps=sum(len(episode.rows) for episode in kept),

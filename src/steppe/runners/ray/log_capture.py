@@ -11,7 +11,7 @@ MOST_LINES = 200
 """How many lines are kept between two reports; what a flood of them says is said by the first."""
 
 
-class Listening:
+class LogCapture:
     """Hears Python's logging and all that is printed, while the context lasts."""
 
     def __init__(self, most_lines: int = MOST_LINES, *, passes_on: bool = False) -> None:
@@ -19,7 +19,7 @@ class Listening:
         self._most, self._passes_on = most_lines, passes_on
         self._lines: list[tuple[int, str]] = []
         self._unheard = 0
-        self._handler = _Handler(self)
+        self._handler = _CaptureHandler(self)
 
     def __enter__(self) -> None:
         root, own = logging.getLogger(), logging.getLogger("steppe")
@@ -29,45 +29,45 @@ class Listening:
         root.addHandler(self._handler)
         own.setLevel(logging.INFO)
         passed_on = self._before if self._passes_on else (None, None)
-        sys.stdout, sys.stderr = (_Printed(self, to) for to in passed_on)  # type: ignore[assignment]
+        sys.stdout, sys.stderr = (_CapturedStream(self, to) for to in passed_on)  # type: ignore[assignment]
 
     def __exit__(self, *_: object) -> None:
         sys.stdout, sys.stderr = self._before
         logging.getLogger().removeHandler(self._handler)
 
-    def hear(self, level: int, line: str) -> None:
+    def add(self, level: int, line: str) -> None:
         """Takes in one line."""
         if len(self._lines) < self._most:
             self._lines.append((level, line))
         else:
             self._unheard += 1
 
-    def heard(self) -> list[tuple[int, str]]:
+    def take_lines(self) -> list[tuple[int, str]]:
         """All lines since the last time."""
         lines, unheard = self._lines, self._unheard
         self._lines, self._unheard = [], 0
         return [*lines, (logging.WARNING, f"{unheard:,} more lines")] if unheard else lines
 
 
-class _Handler(logging.Handler):
-    def __init__(self, listening: Listening) -> None:
+class _CaptureHandler(logging.Handler):
+    def __init__(self, capture: LogCapture) -> None:
         super().__init__()
-        self._listening = listening
+        self._capture = capture
         self.printed: TextIO | None = None
         """Where warnings are seen too, if anywhere."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING or record.name.partition(".")[0] == "steppe":
-            self._listening.hear(record.levelno, self.format(record))
+            self._capture.add(record.levelno, self.format(record))
         if record.levelno >= logging.WARNING and self.printed is not None:
             print(self.format(record), file=self.printed, flush=True)
 
 
-class _Printed(TextIOBase):
+class _CapturedStream(TextIOBase):
     """A file whose lines are heard."""
 
-    def __init__(self, listening: Listening, passed_on: TextIO | None) -> None:
-        self._listening, self._passed_on = listening, passed_on
+    def __init__(self, capture: LogCapture, passed_on: TextIO | None) -> None:
+        self._capture, self._passed_on = capture, passed_on
         self._begun = ""
 
     def write(self, text: Any) -> int:
@@ -77,7 +77,7 @@ class _Printed(TextIOBase):
         *lines, self._begun = (self._begun + text).split("\n")
         for line in lines:
             if line.strip():
-                self._listening.hear(logging.INFO, line)
+                self._capture.add(logging.INFO, line)
         return len(text)
 
     def flush(self) -> None:

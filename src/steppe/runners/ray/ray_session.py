@@ -33,6 +33,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from steppe.compat.ray_private import (
+    LAUNCHER,
+    LOOPBACK_SWITCH,
+    NICENESS,
+    TIMED_OUT,
+    has_node_here,
+    messages_to,
+    reread_environment,
+)
 from steppe.errors import MissingExtra, UserError
 from steppe.runners.ray import ray_reaper
 from steppe.specs.running.distributed import RaySpec, TLSSpec
@@ -47,13 +56,11 @@ LONGEST_ROOT = 20
 TLS_SWITCH = "RAY_USE_TLS"
 MODE_SWITCH = "RAY_AUTH_MODE"
 """Whether Ray asks for a token: "token" or "disabled"."""
-LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Whether Ray talks to other machines at all; named after the systems where it does not by default."""
 
 log = logging.getLogger(__name__)
 
 
-class Session(NamedTuple):
+class RaySession(NamedTuple):
     """A Ray that this process is connected to."""
 
     address: str
@@ -63,13 +70,13 @@ class Session(NamedTuple):
 
 
 @contextmanager
-def ray_session(spec: RaySpec, *, cpus: float) -> Iterator[Session]:
+def ray_session(spec: RaySpec, *, cpus: float) -> Iterator[RaySession]:
     """Connects this process to Ray; see the top of this file."""
     with ExitStack() as stack:
         ray = sys.modules.get("ray")
         if ray is not None and ray.is_initialized():
             # Whoever connected this process has chosen the Ray, and ends it.
-            yield Session(ray.get_runtime_context().gcs_address, is_own=False)
+            yield RaySession(ray.get_runtime_context().gcs_address, is_own=False)
             return
         if spec.address is not None:
             session = stack.enter_context(_joined(spec.address, spec))
@@ -94,7 +101,7 @@ def die_with_parent() -> None:
 
 
 @contextmanager
-def _started(spec: RaySpec, cpus: int) -> Iterator[Session]:
+def _started(spec: RaySpec, cpus: int) -> Iterator[RaySession]:
     """A new Ray with one node: this machine."""
     listens = spec.port is not None
     if listens and not has_token():
@@ -103,7 +110,7 @@ def _started(spec: RaySpec, cpus: int) -> Iterator[Session]:
             'RAY_AUTH_TOKEN to the same secret everywhere (python -c "import secrets; print(secrets.token_hex(32))")'
         )
     # Ray would have its workers yield to every other program, and to the one that they work for.
-    changes = {MODE_SWITCH: "token", LOOPBACK_SWITCH: "1" if listens else "0", "RAY_worker_niceness": "0"}
+    changes = {MODE_SWITCH: "token", LOOPBACK_SWITCH: "1" if listens else "0", NICENESS: "0"}
     if not listens:
         changes |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with _private_folder() as folder, _environment(changes, spec.tls) as ray:
@@ -111,7 +118,7 @@ def _started(spec: RaySpec, cpus: int) -> Iterator[Session]:
             words = ["--head", f"--port={spec.port}", f"--num-cpus={cpus}", "--include-dashboard=false"]
             words += [f"--object-store-memory={_bytes(spec)}", f"--temp-dir={folder}"]
             with _node(words, folder, f"port {spec.port} is in use"), _connected(ray, f"127.0.0.1:{spec.port}"):
-                yield Session(ray.get_runtime_context().gcs_address, is_own=True)
+                yield RaySession(ray.get_runtime_context().gcs_address, is_own=True)
             return
         options = {
             "num_cpus": cpus,
@@ -120,11 +127,11 @@ def _started(spec: RaySpec, cpus: int) -> Iterator[Session]:
             "_temp_dir": str(folder),
         }
         with _connected(ray, "local", **options):
-            yield Session(ray.get_runtime_context().gcs_address, is_own=True)
+            yield RaySession(ray.get_runtime_context().gcs_address, is_own=True)
 
 
 @contextmanager
-def _joined(address: str, spec: RaySpec) -> Iterator[Session]:
+def _joined(address: str, spec: RaySpec) -> Iterator[RaySession]:
     """A Ray that runs already; where no part of it runs on this machine, this machine becomes one without CPUs."""
     is_client = address.startswith("ray://")
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -135,7 +142,7 @@ def _joined(address: str, spec: RaySpec) -> Iterator[Session]:
     with ExitStack() as stack:
         ray = stack.enter_context(_environment(changes, spec.tls))
         _check_answer(host, int(port), spec.tls)
-        if not is_client and not is_here and not _has_node_here(host, port):
+        if not is_client and not is_here and not has_node_here(host, port):
             _check_lock(address)
             folder = stack.enter_context(_private_folder())
             words = [f"--address={address}", "--num-cpus=0", f"--object-store-memory={_bytes(spec)}"]
@@ -143,7 +150,7 @@ def _joined(address: str, spec: RaySpec) -> Iterator[Session]:
         stack.enter_context(_connected(ray, address))
         if not has_token() and MODE_SWITCH not in os.environ:
             _tell_of_open_doors(ray, address)
-        yield Session(address, is_own=False)
+        yield RaySession(address, is_own=False)
 
 
 def _check_lock(address: str) -> None:
@@ -172,29 +179,26 @@ def _tell_of_open_doors(ray: Any, address: str) -> None:
 def _connected(ray: Any, address: str, **options: Any) -> Iterator[None]:
     """This process as a driver of the Ray at `address`."""
     is_main = threading.current_thread() is threading.main_thread()
-    # Ray puts a handler of its own in its place, which would end a run without a checkpoint.
+    # Ray installs a handler of its own, which would end a run without a checkpoint.
     handler = signal.getsignal(signal.SIGTERM) if is_main else None
-    its_words = ray._private.worker
-    prints, its_words.print_to_stdstream = its_words.print_to_stdstream, _log_its_words
-    try:
-        with warnings.catch_warnings():
-            # JAX warns of forks, but these become other programs at once.
-            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-            _initialize(ray, address, options)
-    except Exception as error:
-        with suppress(Exception):
+    with messages_to(lambda line: log.info("Ray: %s", line)):
+        try:
+            with warnings.catch_warnings():
+                # JAX warns of forks, but these become other programs at once.
+                warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+                _initialize(ray, address, options)
+        except Exception as error:
+            with suppress(Exception):
+                ray.shutdown()
+            where = "could not be started" if address == "local" else f"at {address} could not be joined"
+            raise UserError(f"a Ray {where}: {_reason(error)}") from error
+        finally:
+            if handler is not None:
+                signal.signal(signal.SIGTERM, handler)
+        try:
+            yield
+        finally:
             ray.shutdown()
-        its_words.print_to_stdstream = prints
-        where = "could not be started" if address == "local" else f"at {address} could not be joined"
-        raise UserError(f"a Ray {where}: {_reason(error)}") from error
-    finally:
-        if handler is not None:
-            signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        ray.shutdown()
-        its_words.print_to_stdstream = prints
 
 
 def _initialize(ray: Any, address: str, options: dict[str, Any]) -> None:
@@ -204,22 +208,16 @@ def _initialize(ray: Any, address: str, options: dict[str, Any]) -> None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
             return
         except Exception as error:
-            if is_last or "timed out during startup" not in str(error):
+            if is_last or TIMED_OUT not in str(error):
                 raise
             log.warning("Ray took too long to start; it is started once more")
             ray.shutdown()
 
 
-def _log_its_words(data: dict[str, Any], ignore_prefix: bool = False) -> None:
-    """What Ray would print in the middle of a progress display, such as which of its processes has died."""
-    for line in data.get("lines", ()):
-        log.info("Ray: %s", str(line).partition("\n")[0])
-
-
 @contextmanager
 def _node(words: list[str], folder: Path, failure: str) -> Iterator[None]:
     """Ray's own processes on this machine, ended with the context or with this process."""
-    program = f"from {__name__} import die_with_parent; die_with_parent(); from ray.scripts.scripts import main; main()"
+    program = f"from {__name__} import die_with_parent; die_with_parent(); {LAUNCHER}"
     command = [sys.executable, "-c", program, "start", "--block", "--disable-usage-stats", "--log-color=false", *words]
     output = folder / "start.txt"
     with output.open("wb") as file:
@@ -249,29 +247,21 @@ def _environment(changes: dict[str, str], tls: TLSSpec | None) -> Iterator[Any]:
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
-        yield _ray_as_environment_says()
+        yield _configured_ray()
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        _ray_as_environment_says()
+        _configured_ray()
 
 
-def _ray_as_environment_says() -> Any:
-    """The module, with what it read from the environment when it was first imported read again."""
+def _configured_ray() -> Any:
     try:
-        import ray
-        from ray._private import ray_constants
-        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+        return reread_environment()
     except ImportError as error:
         raise MissingExtra("a run on Ray", "cluster") from error
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
-    talks = {"1": True, "0": False}.get(os.environ.get(LOOPBACK_SWITCH, ""), sys.platform == "linux")
-    ray_constants.ENABLE_RAY_CLUSTER = talks
-    return ray
 
 
 @contextmanager
@@ -333,16 +323,6 @@ def _encrypted(connection: socket.socket, tls: TLSSpec) -> ssl.SSLSocket:
     context.load_cert_chain(tls.certificate, tls.key)
     context.set_alpn_protocols(["h2"])
     return context.wrap_socket(connection)
-
-
-def _has_node_here(host: str, port: str) -> bool:
-    """Whether a part of the Ray at host:port runs on this machine."""
-    from ray._private import services
-
-    addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
-    services.find_gcs_addresses.cache_clear()  # type: ignore[attr-defined]
-    known = (address.rpartition(":") for address in services.find_gcs_addresses())
-    return any(its_port == port and its_host.strip("[]") in addresses for its_host, _, its_port in known)
 
 
 def _is_loopback(host: str) -> bool:

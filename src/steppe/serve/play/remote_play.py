@@ -23,7 +23,7 @@ from steppe.envs.interruption import EpisodesCut
 from steppe.envs.registry import only_runs_compiled
 from steppe.errors import UserError
 from steppe.files.durable import storing
-from steppe.runners.play.single_environment import Host, Twin
+from steppe.runners.play.play_envs import CompiledEnvs, GymnasiumEnvs
 from steppe.serve.clients import Access, Described, connect
 from steppe.serve.clients.patience import Patience, Patient, Stopped
 from steppe.serve.messages.exchange import Answer, Feedback, Question
@@ -306,8 +306,10 @@ def _check_window(environment: EnvironmentSpec) -> None:
         )
 
 
-def _environment(plan: Plan, *, is_shown: bool = False) -> Host | Twin:
+def _environment(plan: Plan, *, is_shown: bool = False) -> GymnasiumEnvs | CompiledEnvs:
     """Gymnasium's, where there is one: a single compiled one is no faster."""
     if is_shown:
-        return Host(plan.environment, plan.max_timesteps, render_mode="human")
-    return (Twin if only_runs_compiled(plan.environment) else Host)(plan.environment, plan.max_timesteps)
+        return GymnasiumEnvs(plan.environment, plan.max_timesteps, render_mode="human")
+    return (CompiledEnvs if only_runs_compiled(plan.environment) else GymnasiumEnvs)(
+        plan.environment, plan.max_timesteps
+    )

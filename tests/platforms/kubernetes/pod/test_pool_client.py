@@ -9,7 +9,7 @@ from clocks import set_clock
 from processes import wait_until
 
 from steppe.platforms.kubernetes.pod import pool_client, roles
-from steppe.runners.engines.asynchronous.wire.constants import not_made_within
+from steppe.runners.engines.asynchronous.wire.protocol import not_made_within
 from steppe.specs.environment import EnvironmentSpec
 
 STUCK = """
@@ -61,7 +61,8 @@ def test_one_that_has_made_its_environment_is_not(worker):
 def test_the_learner_hears_of_it(worker, monkeypatch):
     heard = []
     monkeypatch.setattr(
-        "steppe.runners.engines.asynchronous.worker.link.decline", lambda door, *words: heard.append((door, words))
+        "steppe.runners.engines.asynchronous.worker.connection.decline",
+        lambda door, *words: heard.append((door, words)),
     )
     pool_client._say_stuck({"certificate": None}, 300.0)
     ((door, words),) = heard
@@ -79,7 +80,7 @@ def serve(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPPE_POD_HEAD", "127.0.0.1")
     monkeypatch.setenv("STEPPE_POD_RUN_MODE", "distributed")
     monkeypatch.setattr(pool_client.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(pool_client, "listens", lambda *_: True)
+    monkeypatch.setattr(pool_client, "is_listening", lambda *_: True)
     monkeypatch.setattr(pool_client, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(pool_client, "POLL_SECONDS", 0.01)
     begun = []

@@ -122,7 +122,7 @@ def test_the_process_of_a_worker_that_ray_starts_imports_neither_jax_nor_flax(tm
     (file,) = seen.iterdir()
     assert file.stem != str(os.getpid())
     modules = set(json.loads(file.read_text()))
-    assert {"ray", "steppe.runners.engines.asynchronous.worker.actor", "steppe.policies.policy"} <= modules
+    assert {"ray", "steppe.runners.engines.asynchronous.worker.ray_actor", "steppe.policies.policy"} <= modules
     assert not {"jax", "jaxlib", "flax", "optax", "torch", "tensorboardX", "safetensors"} & modules
 
 
@@ -151,15 +151,15 @@ def test_what_workers_print_and_warn_of_is_in_the_one_log(tmp_path, family, monk
     }
     deadline = time.monotonic() + 120
 
-    def heard():
+    def seen_by_workers():
         return wanted & {record.getMessage() for record in caplog.records}
 
     def request():
-        return "stop" if heard() == wanted or time.monotonic() > deadline else None
+        return "stop" if seen_by_workers() == wanted or time.monotonic() > deadline else None
 
     with caplog.at_level(logging.INFO, "steppe"):
         train(tmp_path / "run", spec, request=request, show=lambda _: family.update(descendants(os.getpid())))
-    assert heard() == wanted
+    assert seen_by_workers() == wanted
 
 
 REFUSED = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from steppe.runners._base import Limits
+from steppe.runners._base import ChunkLimits
 
 
 @pytest.mark.parametrize("agent", ["ppo", "dqn"])
@@ -17,7 +17,7 @@ def test_an_iteration_is_traced_once_for_any_number_of_chunks(
     for owner, name in ((engine.rollout, "collect"), (engine.agent, "update")):
         monkeypatch.setattr(owner, name, _counted(getattr(owner, name), name, traced))
     for timestep in (0, 1024):
-        assert engine.advance(2, timestep, Limits(None, None)).iterations == 2
+        assert engine.advance(2, timestep, ChunkLimits(None, None)).iterations == 2
     assert traced == {"collect": 1, "update": 1}
 
 

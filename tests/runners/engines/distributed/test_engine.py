@@ -16,11 +16,11 @@ from runs import TINY_PPO, experiment, train
 from steppe.errors import EnvironmentFault, UserError
 from steppe.policies.policy import load_policy
 from steppe.records.checkpoints import load_latest
-from steppe.runners.engines.asynchronous.learner import worker_pool as async_crew
+from steppe.runners.engines.asynchronous.learner import worker_pool as async_pool
 from steppe.runners.engines.asynchronous.learner.membership import Membership
-from steppe.runners.engines.distributed import crew, make_engine
-from steppe.runners.engines.distributed.messages import Report
-from steppe.runners.play.episodes import Rules
+from steppe.runners.engines.distributed import gradient_worker_pool, make_engine
+from steppe.runners.engines.distributed.messages import WorkReport
+from steppe.runners.play.episodes import EpisodeRules
 from steppe.specs.running.distributed import RaySpec
 
 pytestmark = pytest.mark.usefixtures("a_ray")
@@ -38,19 +38,19 @@ def rows(folder):
 def actors():
     """What runs of this test's servers and workers."""
     names = [named(pid) for pid, _ in descendants(os.getpid())]
-    return [name for name in names if name.startswith(("ray::Worker", "ray::ParameterServer"))]
+    return [name for name in names if name.startswith(("ray::GradientWorker", "ray::ParameterServer"))]
 
 
 @pytest.fixture
 def together(monkeypatch):
     """Nobody is ordered anything until all workers are ready: the first one could do all that there is to do."""
-    order = crew.Crew.order
+    order = gradient_worker_pool.GradientWorkerPool.order
 
     def order_all(team, *words):
         if not team.awaited:
             order(team, *words)
 
-    monkeypatch.setattr(crew.Crew, "order", order_all)
+    monkeypatch.setattr(gradient_worker_pool.GradientWorkerPool, "order", order_all)
 
 
 @pytest.mark.learning
@@ -111,7 +111,7 @@ def test_workers_elsewhere_step_normalise_and_are_heard_and_leave_nothing(tmp_pa
 @pytest.mark.faults
 @pytest.mark.usefixtures("noisy")
 def test_an_environment_that_always_fails_ends_the_run_with_its_words(tmp_path, monkeypatch):
-    monkeypatch.setattr(crew, "SPARE_LOSSES", 0)
+    monkeypatch.setattr(gradient_worker_pool, "SPARE_LOSSES", 0)
     with pytest.raises(EnvironmentFault, match="the simulator is broken"):
         train(tmp_path / "run", spec_of(environment="noisy_worlds:Failing", num_workers=1))
 
@@ -123,7 +123,7 @@ def test_a_begin_that_fails_leaves_no_actors_and_closes_again(monkeypatch):
         assert actors()
         raise ZeroDivisionError
 
-    monkeypatch.setattr("steppe.runners.engines.distributed.crew.Crew.fill", fail)
+    monkeypatch.setattr("steppe.runners.engines.distributed.gradient_worker_pool.GradientWorkerPool.fill", fail)
     with pytest.raises(ZeroDivisionError):
         engine.begin(1)
     wait_until(lambda: not actors(), "all actors are gone")
@@ -145,16 +145,18 @@ def test_a_third_of_a_gpu_puts_three_workers_on_one(monkeypatch):
             self.number = number
 
         def begin(self):
-            return Report(self.number)
+            return WorkReport(self.number)
 
-    monkeypatch.setattr(crew, "Worker", Idle)
-    team = crew.Crew(ray, RaySpec(gpus_per_worker=0.33, cpus_per_worker=0.1), lambda number: number, 60.0, 0)
+    monkeypatch.setattr(gradient_worker_pool, "GradientWorker", Idle)
+    team = gradient_worker_pool.GradientWorkerPool(
+        ray, RaySpec(gpus_per_worker=0.33, cpus_per_worker=0.1), lambda number: number, 60.0, 0
+    )
     try:
         team.fill(4)
         wait_until(lambda: [*team.poll(0.05), team.working == 3][-1], "three work")
         wait_until(lambda: free_gpus() == pytest.approx(0.01), "that is known")
         assert not team.is_complete
-        working = next(place for place in team._places if place.has_begun)
+        working = next(slot for slot in team._slots if slot.has_begun)
         ray.kill(working.actor)
         wait_until(lambda: [*team.poll(0.05), team.working == 4][-1], "the fourth has taken the place of one that went")
     finally:
@@ -171,21 +173,21 @@ def test_a_third_of_a_gpu_puts_three_workers_of_a_learner_on_one(monkeypatch):
         def work(self, placement):
             return None
 
-    monkeypatch.setattr(async_crew, "WorkerActor", Idle)
+    monkeypatch.setattr(async_pool, "WorkerActor", Idle)
     spec = spec_of("dqn", run_mode="async", num_workers=4, ray={"gpus_per_worker": 0.33, "cpus_per_worker": 0.1})
-    team = async_crew.RayCrew(spec, Rules(spec.environment), 1)
+    team = async_pool.RayWorkerPool(spec, EpisodeRules(spec.environment), 1)
     team.start(SimpleNamespace(membership=Membership(), address=("127.0.0.1", 7000)), None)
     try:
 
         def placed():
-            return len(ray.wait([post.arrival for post in team._posts], num_returns=len(team._posts), timeout=0.2)[0])
+            return len(ray.wait([slot.arrival for slot in team._slots], num_returns=len(team._slots), timeout=0.2)[0])
 
         wait_until(lambda: placed() == 3, "three have a place")
         wait_until(lambda: free_gpus() == pytest.approx(0.01), "that is known")
         assert placed() == 3
     finally:
-        for post in team._posts:
-            ray.kill(post.actor)
+        for slot in team._slots:
+            ray.kill(slot.actor)
 
 
 def test_shares_that_put_too_many_workers_on_a_gpu_are_refused():

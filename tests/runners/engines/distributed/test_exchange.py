@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from steppe.runners.engines.distributed.exchange import Exchange, ServersLost
-from steppe.runners.engines.distributed.server import Duty, ParameterServer, Segment, fresh_state
+from steppe.runners.engines.distributed.parameter_server import ParameterServer, Segment, ShardConfig, fresh_state
 from steppe.specs.learning.optimizer import GradientDescent
 
 BORDERS = [0, 2, 5]
@@ -18,7 +18,7 @@ class Handle:
     """A server as a worker sees it: methods are called at once, and may be lost on the way there or back."""
 
     def __init__(self, size: int) -> None:
-        self.server = ParameterServer(Duty([Segment(0, size, GradientDescent(), 1.0)]))
+        self.server = ParameterServer(ShardConfig([Segment(0, size, GradientDescent(), 1.0)]))
         self.server.restore(fresh_state(np.zeros(size, np.float32), np.zeros(0, np.float32), 0, None))
         self.calls: list[str] = []
         self.fails: str | None = None

@@ -16,9 +16,9 @@ from runs import TINY_DQN, TINY_VPG, experiment, train
 from steppe.errors import EnvironmentFault
 from steppe.policies.policy import load_policy
 from steppe.records.checkpoints import load_latest
-from steppe.runners._base import Limits
+from steppe.runners._base import ChunkLimits
 from steppe.runners.engines.distributed import engine, make_engine
-from steppe.runners.engines.distributed.messages import Report
+from steppe.runners.engines.distributed.messages import WorkReport
 from steppe.specs.experiment import ExperimentSpec
 
 NETWORK = [{"type": "dense", "size": 8}]
@@ -95,8 +95,8 @@ def test_synchronous_workers_give_the_same_run_again_also_when_it_is_paused(tmp_
 def test_a_paused_run_goes_on_with_other_workers_and_servers(tmp_path, ray):
     first = train(tmp_path, spec_of(total_timesteps=10_000_000), **pausing_after(2_000, []))
     before = load_latest(tmp_path)
-    told, untold = before.manifest["update"], before.arrays["driver/in_no_row"][3]
-    assert told + untold == before.arrays["servers/counters"][0], "what no row has told yet is kept"
+    told, unreported = before.manifest["update"], before.arrays["driver/in_no_row"][3]
+    assert told + unreported == before.arrays["servers/counters"][0], "what no row has told yet is kept"
     assert before.arrays["driver/workers"].tolist() == [0, 1]
     more = first.timestep + 4_000
     second = train(tmp_path, spec_of(total_timesteps=more, num_workers=1, num_parameter_servers=3), resume=True)
@@ -104,7 +104,7 @@ def test_a_paused_run_goes_on_with_other_workers_and_servers(tmp_path, ray):
     assert second.timestep >= more
     assert after.arrays["driver/workers"].tolist() == [2], "no stream of randomness is used twice"
     assert after.arrays["servers/optimizer/0/count"] == second.update > told, "the optimiser goes on"
-    assert not ray.living("Worker")
+    assert not ray.living("GradientWorker")
     assert not ray.living("ParameterServerActor")
 
 
@@ -115,7 +115,7 @@ def paused_without_worker(number, tmp_path, ray, spec):
     def request():
         if shown[-1].timestep < 500:
             return None
-        ray.kill(ray.living("Worker")[number])
+        ray.kill(ray.living("GradientWorker")[number])
         return "pause"
 
     train(tmp_path, spec, show=shown.append, request=request)
@@ -131,7 +131,7 @@ def test_a_worker_that_a_checkpoint_is_without_costs_only_its_own_memory(
     with caplog.at_level(logging.WARNING):
         saved = paused_without_worker(0, tmp_path, ray, spec)
     paused = saved.arrays
-    assert "worker 0 has not told what it has of its own" in caplog.text
+    assert "worker 0 did not send its own state" in caplog.text
     assert (paused["driver/workers"].tolist(), paused["driver/num_workers"]) == ([1], 2)
     filled = paused[f"workers/1/{inside}memory/filled"]
     again = train(tmp_path, spec, resume=True, **pausing_after(saved.timestep + 1, []))
@@ -186,10 +186,10 @@ def test_one_worker_that_overlaps_is_never_stale_and_its_memory_and_targets_go_o
 def test_lost_workers_and_servers_are_made_up_for(tmp_path, ray, caplog, monkeypatch, synchronous):
     monkeypatch.setattr(engine, "TICK_SECONDS", 0.0)  # a look around after every push
     monkeypatch.setattr(engine, "MOST_PUSHES", 1)
-    losses = [("ParameterServerActor", 1), ("Worker", 0), ("ParameterServerActor", 0)]
+    losses = [("ParameterServerActor", 1), ("GradientWorker", 0), ("ParameterServerActor", 0)]
 
     def request():
-        if losses and ray.living("Worker"):
+        if losses and ray.living("GradientWorker"):
             kind, index = losses.pop()
             ray.kill(ray.living(kind)[index])
 
@@ -210,7 +210,7 @@ def test_a_run_without_a_machine_for_a_server_can_be_paused_and_goes_on_later(tm
 
     def request():
         if ray.has_machines:
-            if not ray.living("Worker"):
+            if not ray.living("GradientWorker"):
                 return None
             ray.has_machines = False
             ray.kill(ray.living("ParameterServerActor")[1])
@@ -232,8 +232,10 @@ def test_what_the_others_did_counts_when_a_fault_ends_the_run():
     def poll(_):
         raise EnvironmentFault("the simulator is broken")
 
-    driver._crew = SimpleNamespace(poll=poll, untold=lambda: [Report(1, pushes=1, timesteps=PER_PUSH, updates=16)])
+    driver._pool = SimpleNamespace(
+        poll=poll, unreported=lambda: [WorkReport(1, pushes=1, timesteps=PER_PUSH, updates=16)]
+    )
     driver._gather(0.0)
-    chunk = driver._count.chunk(Limits(), workers=2)
+    chunk = driver._totals.chunk(ChunkLimits(), workers=2)
     assert (chunk.columns["timesteps"], chunk.columns["updates"]) == (PER_PUSH, 16)
     assert str(chunk.fault) == "the simulator is broken"

@@ -17,8 +17,8 @@ from steppe.agents import agent_class
 from steppe.errors import MissingExtra, UserError
 from steppe.runners.engines import distributed
 from steppe.runners.engines.distributed import check
+from steppe.runners.engines.distributed.gradient_tape import parts_of
 from steppe.runners.engines.distributed.plan import rollouts_per_push, worker_engine, worker_spec
-from steppe.runners.engines.distributed.tape import parts_of
 from steppe.runners.setup import make_engine
 from steppe.specs.learning import optimizer as optimizers
 from steppe.specs.spaces import Box, Discrete

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from steppe.errors import CheckpointError, UserError
-from steppe.runners.engines.distributed.moments import Seen, of_values
+from steppe.runners.engines.distributed.gradient_tape import OptimizerRange
+from steppe.runners.engines.distributed.moments import NormalizerMoments, of_values
+from steppe.runners.engines.distributed.parameter_server import ParameterServer, Push, Segment, ShardConfig, fresh_state
 from steppe.runners.engines.distributed.plan import borders_of
-from steppe.runners.engines.distributed.server import Duty, ParameterServer, Push, Segment, fresh_state
 from steppe.runners.engines.distributed.shards import joined, shared_out
-from steppe.runners.engines.distributed.tape import Part
 from steppe.specs.learning.optimizer import Adam, RMSProp
 
 SIZE = 11
-PARTS = [Part(0, 4, Adam(), 0.01), Part(4, SIZE, RMSProp(), 0.02)]
+PARTS = [OptimizerRange(0, 4, Adam(), 0.01), OptimizerRange(4, SIZE, RMSProp(), 0.02)]
 
 
 def servers_for(whole, count):
@@ -26,7 +26,7 @@ def servers_for(whole, count):
             for part in PARTS
             if part.start < stop and part.stop > start
         ]
-        server = ParameterServer(Duty(segments))
+        server = ParameterServer(ShardConfig(segments))
         server.restore(state)
         servers.append(server)
     return servers, borders
@@ -40,7 +40,7 @@ def push_to_all(servers, borders, sequence, gradients):
 @pytest.mark.parametrize("counts", [(1, 3), (3, 1), (2, 5)])
 def test_another_number_of_servers_takes_the_same_steps(counts):
     rng = np.random.default_rng(1)
-    seen = Seen(of_values(rng.normal(size=(3, 4, 2))), of_values(rng.normal(size=(3, 4))))
+    seen = NormalizerMoments(of_values(rng.normal(size=(3, 4, 2))), of_values(rng.normal(size=(3, 4))))
     begun = fresh_state(rng.normal(size=SIZE).astype(np.float32), np.zeros(SIZE, np.float32), 5, seen)
     wholes = []
     for count in counts:

@@ -9,7 +9,7 @@ from runs import experiment
 
 from steppe import agents
 from steppe.errors import UserError
-from steppe.runners._base import Limits
+from steppe.runners._base import ChunkLimits
 from steppe.runners.setup import make_engine
 from steppe.specs.spaces import Box, Discrete
 
@@ -72,7 +72,7 @@ def learns(engine):
     try:
         engine.begin(1)
         before = engine.snapshot()
-        chunk = engine.advance(6, 0, Limits())
+        chunk = engine.advance(6, 0, ChunkLimits())
         assert chunk.iterations == 6
         assert chunk.is_healthy
         after = engine.snapshot()

@@ -12,7 +12,7 @@ from runs import TINY_DQN, experiment, train
 from steppe.errors import CheckpointError, EnvironmentFault, TrainingDiverged
 from steppe.policies.policy import load_policy
 from steppe.records import checkpoints
-from steppe.runners._base import Limits
+from steppe.runners._base import ChunkLimits
 from steppe.runners.setup import make_engine
 from steppe.tracking.metrics import read_metrics
 
@@ -82,7 +82,7 @@ def test_exactly_as_many_batches_are_run_as_asked_for(begun, environment):
     engine = begun(environment, workers=3)
     timestep = 0
     for iterations in (1, 7, 2):
-        chunk = engine.advance(iterations, timestep, Limits())
+        chunk = engine.advance(iterations, timestep, ChunkLimits())
         assert chunk.iterations == iterations
         assert chunk.columns["timesteps"].tolist() == [EACH] * iterations
         assert chunk.columns["updates"].tolist() == [1] * iterations
@@ -163,7 +163,7 @@ def test_one_worker_resumes_bit_for_bit(tmp_path, agent):
 )
 def test_a_restored_run_has_everything_that_was_saved(begun, environment, agent):
     one = begun(environment, agent, workers=3)
-    one.advance(40, 0, Limits())
+    one.advance(40, 0, ChunkLimits())
     saved = one.snapshot()
     assert saved["model/updates"] > 0
     assert len(saved["window/returns"]) > 0
@@ -175,7 +175,7 @@ def test_a_restored_run_has_everything_that_was_saved(begun, environment, agent)
     for name, array in saved.items():
         if not name.startswith("randomness/"):
             assert array.tobytes() == again[name].tobytes(), name
-    chunk = other.advance(6, 40 * EACH, Limits())
+    chunk = other.advance(6, 40 * EACH, ChunkLimits())
     assert chunk.iterations == 6
     assert chunk.columns["mean_length"][-1] > 0
 
@@ -192,7 +192,7 @@ def test_a_checkpoint_of_another_number_of_workers_is_refused(begun):
 
 def test_workers_see_different_episodes_and_draw_different_noise(begun):
     engine = begun(workers=3)
-    engine.advance(30, 0, Limits())
+    engine.advance(30, 0, ChunkLimits())
     saved = engine.snapshot()
     positions = [saved[f"workers/{worker}/envs/states/position"] for worker in range(3)]
     keys = [saved[f"workers/{worker}/key"].tobytes() for worker in range(3)]
@@ -203,7 +203,7 @@ def test_workers_see_different_episodes_and_draw_different_noise(begun):
 def test_statistics_of_observations_count_every_timestep_of_every_worker(begun):
     environment = {"id": "CartPole-v1", "normalize_observations": True, "normalize_rewards": True}
     engine = begun(environment, workers=3)
-    engine.advance(21, 0, Limits())
+    engine.advance(21, 0, ChunkLimits())
     saved = engine.snapshot()
     assert saved["model/observations/samples"] == saved["model/returns/samples"] == 21 * EACH
     assert np.all(saved["model/observations/variance"] > 0)
@@ -244,7 +244,7 @@ def test_evaluations_are_without_the_noise_that_is_explored_with(begun):
 def test_rollouts_of_whole_episodes_weigh_as_much_as_they_are_long(begun):
     environment = {"id": "worlds:World", "normalize_observations": True, "normalize_rewards": True}
     engine = begun(environment, {"type": "a3c", "rollout_episodes": 2}, num_envs=1)
-    chunk = engine.advance(6, 0, Limits())
+    chunk = engine.advance(6, 0, ChunkLimits())
     # Each episode has ten timesteps.
     assert chunk.columns["timesteps"].tolist() == [20] * 6
     assert (engine.model.observations.value.samples, engine.model.returns.value.samples) == (120, 120)
@@ -282,7 +282,7 @@ def test_environments_in_processes_end_with_the_run():
     environment = {"id": "worlds:World", "vectorization": "processes"}
     engine = make_engine(threaded(environment, num_envs=2))
     engine.begin(1)
-    engine.advance(4, 0, Limits())
+    engine.advance(4, 0, ChunkLimits())
     processes = processes_of(engine)
     assert len(processes) >= 2
     assert all(process.poll() is None for process in processes)
@@ -297,7 +297,7 @@ def test_an_environment_that_raises_in_a_process_is_told_of_and_no_process_stays
     environment = {"id": "faulty_in_processes:Faulty", "vectorization": "processes"}
     engine = begun(environment, num_envs=2, **LIMITED)
     processes = processes_of(engine)
-    chunk = engine.advance(100, 0, Limits())
+    chunk = engine.advance(100, 0, ChunkLimits())
     # Eight steps a batch, so the third one of some worker broke; nobody has begun another.
     assert re.match(r'worker [01]: environment "faulty_in_processes:Faulty" .*the wheel came off', str(chunk.fault))
     assert 2 <= chunk.iterations <= 4
@@ -331,4 +331,4 @@ def test_a_mistake_in_a_worker_is_raised_where_the_run_is(begun, monkeypatch):
 
     monkeypatch.setattr(engine._program, "first", broken)
     with pytest.raises(ZeroDivisionError, match="a mistake"):
-        engine.advance(4, 0, Limits())
+        engine.advance(4, 0, ChunkLimits())

@@ -14,11 +14,11 @@ from steppe.agents._base import Situation
 from steppe.envs._base import JaxEnv
 from steppe.envs.registry import known_ids, make_jax
 from steppe.runners import keys
-from steppe.runners._base import Limits
+from steppe.runners._base import ChunkLimits
 from steppe.runners.engines.compiled.rollout import Rollout
 from steppe.runners.engines.threads.engine import ThreadsEngine
 from steppe.runners.engines.threads.exploration import final_epsilon_of
-from steppe.runners.play.episodes import Rules
+from steppe.runners.play.episodes import EpisodeRules
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.learning.network import NetworkSpec
@@ -60,7 +60,7 @@ def engine_of(env, num_envs=4, size=16, workers=2, agent="a3c", **settings):
     network = NetworkSpec([{"type": "dense", "size": size, "activation": "tanh"}])
     where = Situation(env.observation_space, env.action_space, num_envs=num_envs, network=network, total_timesteps=640)
     made = agents.make(AgentSpec.model_validate({"type": agent, **(settings or {"horizon": 8})}), where)
-    rules = Rules(EnvironmentSpec.model_validate({"id": "CartPole-v1"}))
+    rules = EpisodeRules(EnvironmentSpec.model_validate({"id": "CartPole-v1"}))
     return ThreadsEngine(made, workers, rules, Rollout(made, env, 20), None)
 
 
@@ -95,7 +95,7 @@ def test_threads_that_meet_a_rollout_that_does_not_fit_all_go_on():
     engine = engine_of(Sorting(), workers=4)
     engine.begin(1)
     try:
-        assert engine.advance(20, 0, Limits()).iterations == 20
+        assert engine.advance(20, 0, ChunkLimits()).iterations == 20
     finally:
         engine.close()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from runs import TINY_DQN, TINY_PPO, experiment
 
-from steppe.runners._base import Limits
+from steppe.runners._base import ChunkLimits
 from steppe.runners.setup import make_engine
 
 NETWORK = [{"type": "dense", "size": 16, "activation": "tanh"}]
@@ -64,7 +64,7 @@ def same_start(single, threads):
 def test_one_thread_learns_the_same_from_the_same_data(agent, environment):
     single, threads = engines(agent, environment)
     names = same_start(single, threads)
-    chunks = [engine.advance(ITERATIONS, 0, Limits()) for engine in (single, threads)]
+    chunks = [engine.advance(ITERATIONS, 0, ChunkLimits()) for engine in (single, threads)]
     expected, got = (engine.snapshot() for engine in (single, threads))
     threads.close()
     for theirs, ours in names.items():

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from steppe.errors import EnvironmentFault
-from steppe.runners._base import Limits
-from steppe.runners.engines.threads.work_queue import Ledger, Window
-from steppe.runners.engines.threads.worker import Batch
+from steppe.runners._base import ChunkLimits
+from steppe.runners.engines.threads.thread_worker import LearnedBatch
+from steppe.runners.engines.threads.work_queue import WorkQueue
+from steppe.runners.episode_window import EpisodeWindow
 
 
 def batch(returns=(), timesteps=10, updates=1, lag=0, metrics=((1.0, 2.0),), counts=(1,), healthy=True):
-    return Batch(
+    return LearnedBatch(
         timesteps,
         list(returns),
         [int(each) for each in returns],
@@ -28,87 +29,87 @@ def batch(returns=(), timesteps=10, updates=1, lag=0, metrics=((1.0, 2.0),), cou
 
 
 def test_exactly_so_many_tickets_are_handed_out_to_many_threads():
-    ledger, taken = Ledger(1000, 0, Limits(), Window()), []
+    queue, taken = WorkQueue(1000, 0, ChunkLimits(), EpisodeWindow()), []
 
     def work():
-        while (timestep := ledger.take()) is not None:
+        while (timestep := queue.take()) is not None:
             taken.append(timestep)
-            ledger.commit(batch())
+            queue.commit(batch())
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    chunk = ledger.chunk([["loss", "entropy"]], {}, True)
+    chunk = queue.chunk([["loss", "entropy"]], {}, True)
     assert len(taken) == chunk.iterations == 1000
     assert chunk.columns["timesteps"].sum() == 10_000
     assert max(taken) < 10_000
 
 
 def test_a_ticket_tells_how_many_timesteps_were_taken_before():
-    ledger = Ledger(3, 500, Limits(), Window())
-    assert ledger.take() == 500
-    ledger.commit(batch(timesteps=16))
-    assert ledger.take() == 516
+    queue = WorkQueue(3, 500, ChunkLimits(), EpisodeWindow())
+    assert queue.take() == 500
+    queue.commit(batch(timesteps=16))
+    assert queue.take() == 516
 
 
 def test_no_batch_begins_once_enough_episodes_have_ended_but_those_under_way_count():
-    ledger = Ledger(100, 0, Limits(episodes=3), Window())
-    assert [ledger.take() for _ in range(3)] == [0, 0, 0]
-    ledger.commit(batch(returns=[1.0, 2.0]))
-    assert ledger.take() == 10
-    ledger.commit(batch(returns=[3.0]))
-    assert ledger.take() is None
-    ledger.commit(batch(returns=[5.0]))
-    ledger.commit(batch())
-    assert not ledger.has_more
-    chunk = ledger.chunk([["loss", "entropy"]], {}, True)
+    queue = WorkQueue(100, 0, ChunkLimits(episodes=3), EpisodeWindow())
+    assert [queue.take() for _ in range(3)] == [0, 0, 0]
+    queue.commit(batch(returns=[1.0, 2.0]))
+    assert queue.take() == 10
+    queue.commit(batch(returns=[3.0]))
+    assert queue.take() is None
+    queue.commit(batch(returns=[5.0]))
+    queue.commit(batch())
+    assert not queue.has_more
+    chunk = queue.chunk([["loss", "entropy"]], {}, True)
     assert chunk.iterations == 4
     assert chunk.columns["episodes"].tolist() == [2, 1, 1, 0]
     assert chunk.columns["mean_return"].tolist() == [1.5, 2.0, 2.75, 2.75]
 
 
 def test_a_return_counts_as_reached_only_if_it_still_is_when_all_are_quiet():
-    window = Window()
+    window = EpisodeWindow()
     window.record([10.0] * 99, [10] * 99)
-    ledger = Ledger(5, 0, Limits(stop_at_return=10.0), window)
-    ledger.take()
-    ledger.take()
-    ledger.commit(batch(returns=[10.0]))
-    assert ledger.take() is None
-    ledger.commit(batch(returns=[0.0]))
-    assert not ledger.chunk([["loss", "entropy"]], {}, True).has_reached_return
-    assert ledger.has_more
-    ledger.take()
-    ledger.commit(batch(returns=[30.0]))
-    assert ledger.chunk([["loss", "entropy"]], {}, True).has_reached_return
-    assert ledger.take() is None
+    queue = WorkQueue(5, 0, ChunkLimits(stop_at_return=10.0), window)
+    queue.take()
+    queue.take()
+    queue.commit(batch(returns=[10.0]))
+    assert queue.take() is None
+    queue.commit(batch(returns=[0.0]))
+    assert not queue.chunk([["loss", "entropy"]], {}, True).has_reached_return
+    assert queue.has_more
+    queue.take()
+    queue.commit(batch(returns=[30.0]))
+    assert queue.chunk([["loss", "entropy"]], {}, True).has_reached_return
+    assert queue.take() is None
 
 
 def test_a_loss_that_is_no_number_ends_the_round():
-    ledger = Ledger(5, 0, Limits(), Window())
-    ledger.commit(batch(healthy=False))
-    assert ledger.take() is None
-    assert not ledger.chunk([["loss", "entropy"]], {}, True).is_healthy
+    queue = WorkQueue(5, 0, ChunkLimits(), EpisodeWindow())
+    queue.commit(batch(healthy=False))
+    assert queue.take() is None
+    assert not queue.chunk([["loss", "entropy"]], {}, True).is_healthy
 
 
 def test_the_first_error_ends_the_round_and_is_kept():
-    ledger = Ledger(5, 0, Limits(), Window())
-    ledger.commit(batch())
+    queue = WorkQueue(5, 0, ChunkLimits(), EpisodeWindow())
+    queue.commit(batch())
     first = EnvironmentFault("the wheel came off")
-    ledger.fail(first)
-    ledger.fail(EnvironmentFault("and another"))
-    assert ledger.take() is None
-    chunk = ledger.chunk([["loss", "entropy"]], {}, True)
+    queue.fail(first)
+    queue.fail(EnvironmentFault("and another"))
+    assert queue.take() is None
+    chunk = queue.chunk([["loss", "entropy"]], {}, True)
     assert (chunk.fault, chunk.iterations) == (first, 1)
 
 
 def test_metrics_are_means_over_the_steps_of_each_phase_and_losses_add_up():
-    ledger = Ledger(2, 0, Limits(), Window())
-    ledger.commit(batch(updates=3, lag=6, metrics=([2.0, 8.0], [5.0, 7.0]), counts=(2, 1)))
-    ledger.commit(batch(updates=0, metrics=([0.0, 0.0], 0.0), counts=(0, 0)))
-    columns = ledger.chunk([["entropy", "loss"], ["loss", "value_loss"]], {"workers": 4.0}, True).columns
+    queue = WorkQueue(2, 0, ChunkLimits(), EpisodeWindow())
+    queue.commit(batch(updates=3, lag=6, metrics=([2.0, 8.0], [5.0, 7.0]), counts=(2, 1)))
+    queue.commit(batch(updates=0, metrics=([0.0, 0.0], 0.0), counts=(0, 0)))
+    columns = queue.chunk([["entropy", "loss"], ["loss", "value_loss"]], {"workers": 4.0}, True).columns
     assert columns["entropy"].tolist() == [1.0, 0.0]
     assert columns["value_loss"].tolist() == [7.0, 0.0]
     assert columns["loss"].tolist() == [4.0 + 5.0, 0.0]
@@ -117,12 +118,12 @@ def test_metrics_are_means_over_the_steps_of_each_phase_and_losses_add_up():
 
 
 def test_a_round_without_a_batch_has_no_row():
-    chunk = Ledger(0, 0, Limits(), Window()).chunk([["loss"]], {"workers": 1.0}, True)
+    chunk = WorkQueue(0, 0, ChunkLimits(), EpisodeWindow()).chunk([["loss"]], {"workers": 1.0}, True)
     assert (chunk.iterations, chunk.columns) == (0, {})
 
 
 def test_the_window_holds_the_last_hundred_episodes():
-    window = Window()
+    window = EpisodeWindow()
     assert math.isnan(window.mean_return)
     window.record([1.0] * 60, [1] * 60)
     assert not window.has_reached(1.0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steppe.platforms.kubernetes.agreement import DOOR_TOKEN, MODULES, PREFIX
 from steppe.platforms.kubernetes.manifests.pod_spec import command_of, pod_template
 from steppe.platforms.kubernetes.manifests.shapes import Crowd
-from steppe.runners.pods import DOOR_PORT, RAY_PORT, RAY_VARIABLE, place_of, store_of
+from steppe.runners.pods import DOOR_PORT, RAY_PORT, RAY_VARIABLE, resource_of, store_bytes
 
 if TYPE_CHECKING:
     from steppe.platforms.kubernetes.manifests.rendering import Plan
@@ -157,8 +157,8 @@ def _head_words(plan: Plan, crowd: Crowd) -> dict[str, str]:
 
 def _group_words(crowd: Crowd) -> dict[str, str]:
     # A shell reads this.
-    room = f"'{json.dumps({place_of(crowd.role): crowd.members})}'"
-    store = store_of(crowd.memory * 2**30)
+    room = f"'{json.dumps({resource_of(crowd.role): crowd.members})}'"
+    store = store_bytes(crowd.memory * 2**30)
     # What workers and servers take is promised by their Pods: Ray only counts places.
     return _words(1000, crowd.devices, store) | {"resources": room}
 

@@ -17,7 +17,7 @@ BEGUN, MADE = b"b", b"m"
 
 def main(pipe: int) -> int:
     """Its exit code: 0 when the learner is done."""
-    from steppe.runners.engines.asynchronous.worker.actor import Placement, WorkerActor
+    from steppe.runners.engines.asynchronous.worker.ray_actor import Placement, WorkerActor
     from steppe.runners.simulators import wait_for_simulator
     from steppe.specs.environment import EnvironmentSpec
 

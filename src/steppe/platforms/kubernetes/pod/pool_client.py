@@ -19,7 +19,7 @@ from typing import Any
 from steppe.platforms.kubernetes.agreement import CREW_TOKENS, LEARNER_TOKEN, RAY_TOKEN, TOKEN_HEADER
 from steppe.platforms.kubernetes.pod.async_worker import BEGUN, MADE
 from steppe.platforms.kubernetes.pod.roles import token, told
-from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT, listens, place_of, store_of
+from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT, is_listening, resource_of, store_bytes
 
 LOOK_SECONDS = 5.0
 """How often the driver is asked whether it is over: twice while one that is done still tells so."""
@@ -104,7 +104,7 @@ def _be_part_of_ray(driver: DriverDoor, role: str, session: str) -> str:
 
     What Ray said where it ended by itself, and soon; else nothing.
     """
-    if not listens(told("HEAD"), RAY_PORT, ANSWER_SECONDS):
+    if not is_listening(told("HEAD"), RAY_PORT, ANSWER_SECONDS):
         time.sleep(POLL_SECONDS)
         return ""
     begin = time.monotonic()
@@ -166,8 +166,8 @@ def _ray_command(role: str) -> list[str]:
         # What workers and servers take is promised by their Pods: Ray only counts places.
         "--num-cpus=1000",
         f"--num-gpus={told('GPUS', '0')}",
-        f"--resources={json.dumps({place_of(role): members})}",
-        f"--object-store-memory={store_of(float(told('MEMORY', '1e9')))}",
+        f"--resources={json.dumps({resource_of(role): members})}",
+        f"--object-store-memory={store_bytes(float(told('MEMORY', '1e9')))}",
         "--disable-usage-stats",
         "--log-color=false",
     ]
@@ -180,7 +180,7 @@ def _ray_environment() -> dict[str, str]:
 def _act(driver: DriverDoor) -> None:
     """As many workers of the driver's learner as this Pod has, until they end."""
     crew = driver.ask()
-    if crew is None or "plan" not in crew or not listens(told("HEAD"), LEARNER_PORT, ANSWER_SECONDS):
+    if crew is None or "plan" not in crew or not is_listening(told("HEAD"), LEARNER_PORT, ANSWER_SECONDS):
         time.sleep(POLL_SECONDS)
         return
     plan, patience = crew["plan"], crew["worker_timeout"]
@@ -246,13 +246,13 @@ class Worker:
 def _say_stuck(plan: Json, patience: float) -> None:
     """Here, and to the learner: such workers count as dead, and the run ends where all of them are stuck."""
     from steppe.runners.engines.asynchronous.wire.access import trust_only
-    from steppe.runners.engines.asynchronous.wire.constants import not_made_within
-    from steppe.runners.engines.asynchronous.worker.link import Door, decline
+    from steppe.runners.engines.asynchronous.wire.protocol import not_made_within
+    from steppe.runners.engines.asynchronous.worker.connection import LearnerAddress, decline
 
     sentence = not_made_within(patience)
     _say(f"a worker is stuck and begins anew: {sentence}")
     tls = None if plan["certificate"] is None else trust_only(plan["certificate"])
-    decline(Door(_learner(), token(LEARNER_TOKEN), tls), "fault", sentence)
+    decline(LearnerAddress(_learner(), token(LEARNER_TOKEN), tls), "fault", sentence)
 
 
 def _learner() -> str:

@@ -14,17 +14,21 @@ from steppe.specs.experiment import ExperimentSpec
 if TYPE_CHECKING:
     from steppe.runners._base import Engine
     from steppe.runners.engines.asynchronous.cores.uniform import UniformReplay
-    from steppe.runners.engines.asynchronous.learner.learner import AsyncLearner
-    from steppe.runners.engines.asynchronous.worker.worker import AsyncWorker
-    from steppe.runners.play.episodes import Rules
+    from steppe.runners.engines.asynchronous.learner.async_learner import AsyncLearner
+    from steppe.runners.engines.asynchronous.worker.async_worker import AsyncWorker
+    from steppe.runners.play.episodes import EpisodeRules
     from steppe.specs.spaces import Space
 
 __all__ = ["AsyncLearner", "AsyncWorker", "UniformReplay", "check", "make_engine"]
 
 # By name and only when asked for: a worker must not import what only a learner needs.
-_HOMES = {"AsyncLearner": "learner.learner", "AsyncWorker": "worker.worker", "UniformReplay": "cores.uniform"}
+_HOMES = {
+    "AsyncLearner": "learner.async_learner",
+    "AsyncWorker": "worker.async_worker",
+    "UniformReplay": "cores.uniform",
+}
 SLOW = {"conv1d", "conv2d", "pool2d", "custom"}
-"""Layers that take long in NumPy, which workers act with."""
+"""Layers that are slow in NumPy, which workers act with."""
 
 
 def __getattr__(name: str) -> Any:
@@ -34,7 +38,7 @@ def __getattr__(name: str) -> Any:
 
 
 def check(spec: ExperimentSpec) -> list[str]:
-    """Notices of what will have no effect; a UserError for what cannot run in this mode."""
+    """Returns notices of settings without effect; raises a UserError for what cannot run in this mode."""
     from steppe.agents import agent_class
     from steppe.runners.engines.asynchronous.wire.access import access_from
 
@@ -67,49 +71,51 @@ def check(spec: ExperimentSpec) -> list[str]:
 
 
 def make_engine(spec: ExperimentSpec) -> Engine:
-    """The learner with its agent; its port is opened and its workers are started when it begins."""
+    """Builds the learner with its agent; `begin` opens its port and starts its workers."""
     _check_packages(spec)
     _check_environment(spec)
     from steppe.runners.compilation import prepare_jax
-    from steppe.runners.engines.asynchronous.learner.building import make_core, refuse
+    from steppe.runners.engines.asynchronous.learner.core_factory import check_agent, make_core
     from steppe.runners.engines.asynchronous.learner.engine import AsyncEngine
-    from steppe.runners.engines.asynchronous.learner.open_server import opener
-    from steppe.runners.engines.asynchronous.learner.pod_pool import PodCrew, in_pods
-    from steppe.runners.engines.asynchronous.learner.worker_pool import RayCrew
+    from steppe.runners.engines.asynchronous.learner.open_server import server_opener
+    from steppe.runners.engines.asynchronous.learner.pod_pool import PodWorkerPool, in_pods
+    from steppe.runners.engines.asynchronous.learner.worker_pool import RayWorkerPool
     from steppe.runners.setup import num_envs_of, xla_threads_of
 
     prepare_jax(xla_threads=xla_threads_of(spec))
-    refuse(spec)
+    check_agent(spec)
     try:
         rules, spaces, limit, notices = _explored(spec)
     except MissingEnvironment as error:
         if CREW_FILE_VARIABLE not in os.environ:
             raise
-        from steppe.runners.engines.asynchronous.learner.deferred_spaces import engine_by_hearsay
+        from steppe.runners.engines.asynchronous.learner.deferred_spaces import engine_with_deferred_spaces
 
-        return engine_by_hearsay(spec, error)
+        return engine_with_deferred_spaces(spec, error)
     core = make_core(spec, spaces, limit)
     num_envs = num_envs_of(spec)
     if spec.platform == "kubernetes":
-        opens = opener(in_pods(spec.asynchronous))
-        engine = AsyncEngine(core, opens, PodCrew(spec, rules, num_envs), rules, num_envs)
+        opens = server_opener(in_pods(spec.asynchronous))
+        engine = AsyncEngine(core, opens, PodWorkerPool(spec, rules, num_envs), rules, num_envs)
     else:
-        engine = AsyncEngine(core, opener(spec.asynchronous), RayCrew(spec, rules, num_envs), rules, num_envs)
+        engine = AsyncEngine(
+            core, server_opener(spec.asynchronous), RayWorkerPool(spec, rules, num_envs), rules, num_envs
+        )
     engine.notices = notices
     return engine
 
 
-def _explored(spec: ExperimentSpec) -> tuple[Rules, tuple[Space, Space], int | None, tuple[str, ...]]:
-    """How episodes are played, the environment's spaces, after how many timesteps its episodes are over, notices."""
+def _explored(spec: ExperimentSpec) -> tuple[EpisodeRules, tuple[Space, Space], int | None, tuple[str, ...]]:
+    """Inspects the environment: (episode rules, spaces, time limit, notices)."""
     from steppe.envs.host import HostEnvs
     from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
-    from steppe.runners.play.episodes import Rules
+    from steppe.runners.play.episodes import EpisodeRules
 
     limit = spec.max_timesteps_per_episode
     with HostEnvs(spec.environment, 1, limit, spec.repeat_actions) as envs:
         if limit is None and envs.max_episode_steps is None:
             limit = DEFAULT_EPISODE_LIMIT
-        rules = Rules(spec.environment, limit, spec.repeat_actions)
+        rules = EpisodeRules(spec.environment, limit, spec.repeat_actions)
         spaces = envs.observation_space, envs.action_space
         return rules, spaces, envs.max_episode_steps or limit, envs.notices
 
@@ -121,7 +127,7 @@ def _check_packages(spec: ExperimentSpec) -> None:
 
 
 def _check_environment(spec: ExperimentSpec) -> None:
-    """Workers know no JAX, so they step the gymnasium original."""
+    """Refuses compiled environments: workers have no JAX and step the gymnasium original."""
     if spec.environment.backend == "compiled":
         raise UserError(
             'workers of run mode "async" step gymnasium environments, without JAX; leave out "backend": "compiled", or '
@@ -141,7 +147,7 @@ def _check_environment(spec: ExperimentSpec) -> None:
 def _check_address(spec: ExperimentSpec) -> None:
     from steppe.net.credentials import read_token
     from steppe.net.sockets import is_loopback
-    from steppe.runners.engines.asynchronous.wire.constants import TOKEN_VARIABLE
+    from steppe.runners.engines.asynchronous.wire.protocol import TOKEN_VARIABLE
     from steppe.specs.running.connections import split_address
 
     wishes = spec.asynchronous

@@ -14,22 +14,22 @@ from steppe.agents._base import Acting, Agent
 from steppe.envs._base import JaxEnv
 from steppe.policies.policy import Policy
 from steppe.runners import keys
-from steppe.runners._base import Chunk, Limits
+from steppe.runners._base import Chunk, ChunkLimits, Engine
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.compilation import jit_for_learning
-from steppe.runners.engines.compiled import episode_window
-from steppe.runners.engines.compiled.episode_window import Window, empty_window
+from steppe.runners.engines.compiled import compiled_window
+from steppe.runners.engines.compiled.compiled_window import CompiledWindow, empty_window
 from steppe.runners.engines.compiled.rollout import Envs, Finished, Rollout
+from steppe.runners.engines.device_spread import AXIS, EVERYWHERE, DeviceSpread
 from steppe.runners.engines.learning import LARGEST_TIMESTEP, Learner, begin, is_healthy, learn
-from steppe.runners.engines.spreading import AXIS, EVERYWHERE, Spread
 
 
-class Run(NamedTuple):
+class TrainingState(NamedTuple):
     """Everything that changes while training: what a checkpoint holds."""
 
     learner: Learner
     envs: Envs
-    window: Window
+    window: CompiledWindow
 
 
 class Columns(NamedTuple):
@@ -41,11 +41,11 @@ class Columns(NamedTuple):
     metrics: dict[str, Array]
 
 
-class CompiledEngine:
+class CompiledEngine(Engine):
     """One program for any number of iterations, so that chunk sizes change neither results nor compilation."""
 
     exact_resume = True
-    notices: tuple[str, ...] = ()
+    rollout: Rollout
 
     def __init__(self, agent: Agent[Any], env: JaxEnv, max_timesteps: int | None) -> None:
         situation = agent.situation
@@ -55,14 +55,14 @@ class CompiledEngine:
         self.timesteps_per_iteration = agent.horizon * self.num_envs
         self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, 1, 1024))
         self.rollout = Rollout(agent, env, max_timesteps)
-        self._spread = Spread(agent)
-        places: Any = Run(EVERYWHERE, P(AXIS), EVERYWHERE)  # type: ignore[arg-type]
+        self._spread = DeviceSpread(agent)
+        places: Any = TrainingState(EVERYWHERE, P(AXIS), EVERYWHERE)  # type: ignore[arg-type]
         scalars, columns = (EVERYWHERE,) * 4, (EVERYWHERE,) * 4
         chunk = self._spread.over_devices(self._chunk, (places, *scalars), (places, *columns))
         self._program = jit_for_learning(chunk, donate_argnums=0)
         self._begin = jax.jit(self._begun)
         self._play = jax.jit(self.rollout.play, static_argnums=(2, 3))
-        self._run: Run | None = None
+        self._run: TrainingState | None = None
 
     def begin(self, seed: int) -> None:
         """Fresh parameters and fresh episodes."""
@@ -76,7 +76,7 @@ class CompiledEngine:
         """Agent, memory, environments, window: all of it."""
         return to_arrays(self._run)
 
-    def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
+    def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
         """One call of the compiled program."""
         self._run, done, reached, healthy, columns = self._program(
             self._run,
@@ -114,9 +114,9 @@ class CompiledEngine:
     def close(self) -> None:
         """Nothing to end."""
 
-    def _fresh(self, seed: int, pretrains: bool = True) -> Run:
+    def _fresh(self, seed: int, pretrains: bool = True) -> TrainingState:
         agent_key, envs = self._begin(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32))
-        return Run(begin(self.agent, agent_key, pretrains), envs, empty_window())
+        return TrainingState(begin(self.agent, agent_key, pretrains), envs, empty_window())
 
     def _begun(self, words: Array) -> tuple[Array, Envs]:
         """The agent's key and fresh episodes, from the words of the seed's key: one small program instead of many."""
@@ -124,45 +124,45 @@ class CompiledEngine:
         return agent_key, self.rollout.begin(env_key, self.num_envs, self.shards)
 
     def _chunk(
-        self, run: Run, iterations: Array, timestep: Array, episodes: Array, stop_at_return: Array
-    ) -> tuple[Run, Array, Array, Array, Columns]:
+        self, run: TrainingState, iterations: Array, timestep: Array, episodes: Array, stop_at_return: Array
+    ) -> tuple[TrainingState, Array, Array, Array, Columns]:
         """(run, iterations done, return reached, healthy, columns [most_iterations])."""
         # Traced once, for the shapes and for the loop.
         one_iteration = jax.jit(self._iteration, inline=True)
         shapes = jax.eval_shape(one_iteration, run, timestep)[1]
         columns = jax.tree.map(lambda leaf: jnp.zeros((self.most_iterations,), leaf.dtype), shapes)
 
-        def is_going(carry: tuple[Run, Columns, Array, Array, Array, Array]) -> Array:
+        def is_going(carry: tuple[TrainingState, Columns, Array, Array, Array, Array]) -> Array:
             _, _, done, finished, reached, healthy = carry
             return (done < iterations) & (finished < episodes) & ~reached & healthy
 
-        def iteration(carry: tuple[Run, Columns, Array, Array, Array, Array]) -> Any:
+        def iteration(carry: tuple[TrainingState, Columns, Array, Array, Array, Array]) -> Any:
             run, columns, done, finished, _, _ = carry
             run, row = one_iteration(run, timestep + done * self.timesteps_per_iteration)
             columns = jax.tree.map(lambda column, value: column.at[done].set(value), columns, row)
-            reached = episode_window.has_reached(run.window, stop_at_return)
+            reached = compiled_window.has_reached(run.window, stop_at_return)
             return run, columns, done + 1, finished + row.episodes, reached, is_healthy(run.learner, row.metrics)
 
         start = (run, columns, jnp.int32(0), jnp.int32(0), jnp.bool_(False), jnp.bool_(True))
         run, columns, done, _, reached, healthy = jax.lax.while_loop(is_going, iteration, start)
         return run, done, reached, healthy, columns
 
-    def _iteration(self, run: Run, timestep: Array) -> tuple[Run, Columns]:
+    def _iteration(self, run: TrainingState, timestep: Array) -> tuple[TrainingState, Columns]:
         acting = self.agent.acting(run.learner.agent)
         envs, trajectory, finished = self.rollout.collect(run.envs, acting, timestep)
         learner, metrics = learn(self.agent, run.learner, trajectory)
         if self.shards > 1:
             finished = Finished(*(jax.lax.all_gather(leaf, AXIS, axis=1, tiled=True) for leaf in finished))
-        window = episode_window.record(run.window, *finished)
+        window = compiled_window.record(run.window, *finished)
         row = Columns(
             episodes=finished.ended.sum(dtype=jnp.int32),
-            mean_return=episode_window.mean_return(window),
-            mean_length=episode_window.mean_length(window),
+            mean_return=compiled_window.mean_return(window),
+            mean_length=compiled_window.mean_length(window),
             metrics=self._spread.averaged(metrics),
         )
-        return Run(learner, envs, window), row
+        return TrainingState(learner, envs, window), row
 
-    def _placed(self, run: Run) -> Run:
+    def _placed(self, run: TrainingState) -> TrainingState:
         """On the devices where the program wants it."""
         learner, window = (self._spread.placed(tree, EVERYWHERE) for tree in (run.learner, run.window))
-        return Run(learner, self._spread.placed(run.envs, P(AXIS)), window)
+        return TrainingState(learner, self._spread.placed(run.envs, P(AXIS)), window)

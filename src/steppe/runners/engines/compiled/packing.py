@@ -20,7 +20,7 @@ LARGEST = 16_384
 WORDS = {np.dtype(name) for name in ("float32", "int32", "uint32")}
 
 
-class Place(NamedTuple):
+class ArrayPlacement(NamedTuple):
     """Where an array lies."""
 
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     size: int
 
 
-class Cut(NamedTuple):
+class ArraySlice(NamedTuple):
     """Where a part of what has a name lies."""
 
     at: slice
@@ -38,12 +38,12 @@ class Cut(NamedTuple):
     is_float: bool
 
 
-class Named:
+class PackedDict:
     """Arrays by name in one vector of words [W], each cut out when it is asked for, since many are not."""
 
     __slots__ = ("_cuts", "_floats", "_integers")
 
-    def __init__(self, cuts: dict[str, list[Cut]], words: np.ndarray) -> None:
+    def __init__(self, cuts: dict[str, list[ArraySlice]], words: np.ndarray) -> None:
         self._cuts, self._floats, self._integers = cuts, words.view(np.float32), words.view(np.int32)
 
     def __getitem__(self, name: str) -> Any:
@@ -61,18 +61,18 @@ class Packing:
     def __init__(self, example: Any, largest: int | None = LARGEST) -> None:
         leaves, self._tree = jax.tree.flatten(jax.tree.map(_plain_shape, example))
         self._keys = [keys.is_key(leaf) for leaf in jax.tree.leaves(example)]
-        self._places: list[Place] = []
+        self._places: list[ArrayPlacement] = []
         self.words = 0
         for leaf in leaves:
             size = int(np.prod(leaf.shape, dtype=int))
             fits = leaf.dtype in WORDS and (largest is None or size <= largest)
-            self._places.append(Place(leaf.shape, leaf.dtype, self.words if fits else -1, size))
+            self._places.append(ArrayPlacement(leaf.shape, leaf.dtype, self.words if fits else -1, size))
             self.words += size if fits else 0
-        self._cuts: dict[str, list[Cut]] = {}
+        self._cuts: dict[str, list[ArraySlice]] = {}
         if isinstance(example, dict):
             paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(example)[0]]
             for (key, *_), at in zip(paths, self._places, strict=True):
-                cut = Cut(slice(at.start, at.start + at.size), at.shape, at.dtype == np.float32)
+                cut = ArraySlice(slice(at.start, at.start + at.size), at.shape, at.dtype == np.float32)
                 self._cuts.setdefault(key.key, []).append(cut)
 
     def pack(self, tree: Any) -> tuple[Array, ...]:
@@ -99,9 +99,9 @@ class Packing:
             leaves.append(keys.wrap(leaf) if is_key else leaf)
         return jax.tree.unflatten(self._tree, leaves)
 
-    def named(self, words: np.ndarray) -> Named:
+    def named(self, words: np.ndarray) -> PackedDict:
         """The dict as NumPy views of words [W]; every array must be among them, and none of unsigned numbers."""
-        return Named(self._cuts, words)
+        return PackedDict(self._cuts, words)
 
     def views(self, words: np.ndarray) -> Any:
         """The tree as NumPy views of words [W]; every array must be among them."""

@@ -11,7 +11,7 @@ from jax import Array
 from steppe.agents._base import Acting, Agent, Internals, Trajectory
 from steppe.envs._base import JaxEnv
 from steppe.runners.engines.compiled.packing import Packing
-from steppe.runners.engines.learning import each_reward
+from steppe.runners.engines.learning import per_step_rewards
 
 
 class Envs(NamedTuple):
@@ -46,7 +46,7 @@ class Rollout:
         self.agent = agent
         self.env = env
         self.max_timesteps = max_timesteps
-        self.preprocess = each_reward(agent)
+        self.preprocess = per_step_rewards(agent)
 
     def begin(self, key: Array, num_envs: int, shards: int) -> Envs:
         """All environments at the start of an episode."""

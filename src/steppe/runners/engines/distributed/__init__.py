@@ -1,7 +1,8 @@
 """Run mode distributed: parameter servers and workers on Ray. Importing this is light.
 
-`engine` is the driver; `server` and `worker` are what runs elsewhere; `servers` and `crew` are how the driver sees
-them; `exchange` is how a worker sees the servers; `tape` and `work` are how an agent becomes gradients.
+`engine` is the driver. `parameter_server` and `gradient_worker` run in other processes; `server_pool` and
+`gradient_worker_pool` are the driver's side of them, and `exchange` is a worker's side of the servers. `gradient_tape`
+and `rollout_learner` turn an agent's rollouts into gradients.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ __all__ = ["check", "make_engine"]
 
 
 def make_engine(spec: ExperimentSpec) -> Engine:
-    """The engine of an experiment; nothing is started before it begins."""
+    """The engine of an experiment; `begin` or `restore` starts Ray, servers and workers."""
     from steppe.runners.engines.distributed.engine import DistributedEngine
 
     return DistributedEngine(spec)
 
 
 def check(spec: ExperimentSpec) -> list[str]:
-    """Notices; a UserError that says why an experiment cannot be run by parameter servers and workers."""
-    from steppe.runners.ray.placing import check_sharing
+    """Returns notices; raises a UserError if the experiment cannot be run by parameter servers and workers."""
+    from steppe.runners.ray.placement import check_sharing
     from steppe.runners.ray.ray_session import has_token
 
     if spec.platform != "kubernetes" and find_spec("ray") is None:

@@ -1,4 +1,4 @@
-"""The driver of run mode distributed: it orders, counts, copies and mends, but neither acts nor learns itself."""
+"""The driver of run mode distributed: it sends orders, counts, saves and replaces, but neither acts nor learns."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from steppe.agents._base import Acting, TrainState
 from steppe.errors import EnvironmentFault
 from steppe.policies.policy import Policy
 from steppe.runners import keys, pods
-from steppe.runners._base import Chunk, Limits
+from steppe.runners._base import Chunk, ChunkLimits, Engine
 from steppe.runners.compilation import keep_off_gpus
-from steppe.runners.engines.distributed import servers as server_places
-from steppe.runners.engines.distributed.counting import Count
-from steppe.runners.engines.distributed.crew import Crew
-from steppe.runners.engines.distributed.messages import Order, Posting, Report
-from steppe.runners.engines.distributed.moments import Seen, moments
-from steppe.runners.engines.distributed.plan import borders_of, duty_of, rollouts_per_push, worker_engine
-from steppe.runners.engines.distributed.server import State, fresh_state
-from steppe.runners.engines.distributed.servers import Servers
+from steppe.runners.engines.distributed import server_pool
+from steppe.runners.engines.distributed.gradient_tape import parts_of
+from steppe.runners.engines.distributed.gradient_worker_pool import GradientWorkerPool
+from steppe.runners.engines.distributed.messages import WorkerConfig, WorkOrder, WorkReport
+from steppe.runners.engines.distributed.moments import NormalizerMoments, moments
+from steppe.runners.engines.distributed.parameter_server import State, fresh_state
+from steppe.runners.engines.distributed.plan import borders_of, rollouts_per_push, shard_config, worker_engine
+from steppe.runners.engines.distributed.report_totals import ReportTotals
+from steppe.runners.engines.distributed.rollout_learner import statistics
+from steppe.runners.engines.distributed.server_pool import ServerPool
 from steppe.runners.engines.distributed.shards import joined, shared_out
-from steppe.runners.engines.distributed.tape import parts_of
-from steppe.runners.engines.distributed.work import statistics
 from steppe.runners.engines.learning import LARGEST_TIMESTEP, begin
-from steppe.runners.play.episodes import Rules, play
-from steppe.runners.ray.placing import check_room, check_sharing
+from steppe.runners.play.episodes import EpisodeRules, play
+from steppe.runners.ray.placement import check_room, check_sharing
 from steppe.runners.ray.ray_session import ray_session
 from steppe.specs.experiment import ExperimentSpec, dump
 
@@ -40,65 +40,61 @@ TICK_SECONDS = 0.1
 LONGEST_TICK_SECONDS = 0.25
 """How long it waits for the first one."""
 ORDER_SECONDS = 0.2
-"""How long a worker pushes on before it reports."""
+"""How long a worker sends pushes before it reports."""
 DEPTH = 2
 """How many orders a worker has at once, so that it never waits for the driver."""
 MOST_PUSHES = 1000
-"""What one order allows where no limit is near."""
+"""The pushes that one order allows if no limit is near."""
 
 log = logging.getLogger(__name__)
 
 
-class DistributedEngine:
+class DistributedEngine(Engine):
     """Parameter servers and workers on Ray."""
 
-    most_iterations = 1024
-    shared_out = ("memory.capacity",)
-    """Settings of the agent of which each worker has its part."""
+    settings_per_worker = ("memory.capacity",)
 
     def __init__(self, spec: ExperimentSpec) -> None:
         self.spec = spec
         if spec.ray.gpus_per_worker:
-            # JAX would take most of the memory of a GPU that workers are to share.
+            # JAX in this process would take most of the memory of a GPU that workers share.
             keep_off_gpus()
         alone = worker_engine(spec)
         alone.close()
         self.agent = alone.agent
-        self.notices: tuple[str, ...] = alone.notices
-        self._rollout = getattr(alone, "rollout", None)
-        """Where the environment is compiled."""
+        self.notices, self.rollout = alone.notices, alone.rollout
         self._parts = parts_of(self.agent)
         self._borders = borders_of(self.agent.layout.size, spec.num_parameter_servers)
-        self.exact_resume = self._rollout is not None
+        self.exact_resume = self.rollout is not None
         self._rollouts = rollouts_per_push(spec, self.agent)
         self.timesteps_per_iteration = self._rollouts * self.agent.horizon * self.agent.situation.num_envs
         self._stack = ExitStack()
-        self._count = Count()
-        self._roll = pods.RollCall()
-        self._servers: Servers | None = None
-        self._crew: Crew | None = None
+        self._totals = ReportTotals()
+        self._roll_call = pods.RollCall()
+        self._servers: ServerPool | None = None
+        self._pool: GradientWorkerPool | None = None
         self._first_worker = self._round = self._version = 0
         self._left: dict[int, dict[str, np.ndarray]] = {}
-        """What workers have left in the checkpoint that the run goes on from, by number."""
+        """The state of the workers in the checkpoint that the run resumes from, by number."""
         self._is_warm = False
-        """Whether a synchronous round has been made since the start."""
-        self._round_reports: list[Report] | None = None
-        """What came of a synchronous round that is not over."""
+        """Whether a synchronous round was completed since the start."""
+        self._round_reports: list[WorkReport] | None = None
+        """The reports of a synchronous round that is not complete."""
 
     def begin(self, seed: int) -> None:
-        """Fresh parameters; the servers are there when this returns, and the workers are on their way."""
+        """Starts with fresh parameters; returns when the servers are ready, while workers still start."""
         state = self._fresh(seed, pretrains=True)
-        seen = Seen(moments(state.observations), moments(state.returns)) if self._normalizes else None
+        seen = NormalizerMoments(moments(state.observations), moments(state.returns)) if self._normalizes else None
         whole = fresh_state(np.array(state.params), np.array(state.target), int(state.updates), seen)
         self._start(whole, seed)
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
-        """The servers go on as they were, and the workers where there are as many; else their memories are new."""
+        """Restores the servers, and the workers if there are as many; otherwise workers begin with empty memories."""
         own = _below("driver/", arrays)
-        self._count.restore(own)
+        self._totals.restore(own)
         self._fresh(seed, pretrains=False)
         self._first_worker, numbers = int(own["next_worker"]), own["workers"].tolist()
-        # A checkpoint of before that was kept tells only of those that it holds.
+        # Checkpoints of earlier versions have no count, only the workers themselves.
         before, now = int(own.get("num_workers", len(numbers))), self.spec.num_workers
         if before == now:
             self._left = {number: _below(f"workers/{number}/", arrays) for number in numbers}
@@ -108,12 +104,12 @@ class DistributedEngine:
         self._start(_below("servers/", arrays), seed)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """All shards and all workers as of one moment: no push is on its way."""
+        """All shards and all workers at one moment, when no push is under way."""
         self._drain()
         whole = joined(self._its_servers.states(), self._borders, self._parts)
-        workers = self._its_crew.arrays() | self._not_begun()
-        own = self._count.arrays() | {
-            "next_worker": np.array(self._its_crew.next_number),
+        workers = self._its_pool.arrays() | self._not_begun()
+        own = self._totals.arrays() | {
+            "next_worker": np.array(self._its_pool.next_number),
             "num_workers": np.array(self.spec.num_workers),
             "workers": np.array(list(workers), np.int64),
         }
@@ -123,26 +119,26 @@ class DistributedEngine:
             arrays |= {f"workers/{number}/{name}": array for name, array in each.items()}
         return arrays
 
-    def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
-        """What all workers together have done in the last tenth of a second or so, as one row."""
+    def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
+        """Collects the workers' reports for a tenth of a second or so; returns them as one row."""
         started = time.monotonic()
         while True:
             self._give_orders(timestep)
             spent = time.monotonic() - started
             self._gather(min(TICK_SECONDS, LONGEST_TICK_SECONDS - spent))
-            self._its_servers.look_after()
+            self._its_servers.check()
             spent = time.monotonic() - started
-            is_urgent = self._count.has_trouble or self._count.has_reached(limits)
-            if is_urgent or spent >= LONGEST_TICK_SECONDS or (spent >= TICK_SECONDS and self._count.has_row):
-                working = self._its_crew.working
-                self._roll.note("worker", working, self.spec.num_workers)
-                return self._count.chunk(limits, working)
+            is_urgent = self._totals.has_trouble or self._totals.has_reached(limits)
+            if is_urgent or spent >= LONGEST_TICK_SECONDS or (spent >= TICK_SECONDS and self._totals.has_row):
+                working = self._its_pool.working
+                self._roll_call.note("worker", working, self.spec.num_workers)
+                return self._totals.chunk(limits, working)
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
-        """Plays in this process; the workers meanwhile do what they were ordered."""
+        """Plays in this process while the workers carry out their orders."""
         situation = self.agent.situation
-        if self._rollout is None:
-            rules = Rules(self.spec.environment, situation.episode_limit, self.spec.repeat_actions)
+        if self.rollout is None:
+            rules = EpisodeRules(self.spec.environment, situation.episode_limit, self.spec.repeat_actions)
             return play(self.policy(0), rules, situation.num_envs, episodes, greedy, seed)
         state, key = self._newest(), keys.make(seed)
         # As the saved policy acts: without the noise that some agents explore with.
@@ -151,46 +147,46 @@ class DistributedEngine:
         return float(np.mean(returns)), float(np.mean(lengths))
 
     def policy(self, timestep: int) -> Policy:
-        """As the servers know it now."""
+        """The policy of the servers' current parameters."""
         return self.agent.policy(self._newest(), timestep)
 
     def close(self) -> None:
-        """Ends workers, servers and the Ray that was started for them."""
+        """Ends workers, servers, and the Ray that was started for them."""
         self._stack.close()
 
     @property
-    def _its_servers(self) -> Servers:
+    def _its_servers(self) -> ServerPool:
         assert self._servers is not None
         return self._servers
 
     @property
-    def _its_crew(self) -> Crew:
-        assert self._crew is not None
-        return self._crew
+    def _its_pool(self) -> GradientWorkerPool:
+        assert self._pool is not None
+        return self._pool
 
     @property
     def _normalizes(self) -> bool:
         return self.agent.normalizes_observations or self.agent.situation.normalize_rewards
 
     def _fresh(self, seed: int, pretrains: bool) -> TrainState:
-        """The agent before its first timestep; kept as what policies are made from."""
+        """The agent's initial state, which is kept as a template for policies."""
         if pretrains and getattr(self.agent, "pretraining_updates", False):
             state = begin(self.agent, keys.make(seed)).agent
         else:
             state = self.agent.init(keys.make(seed))
         self._template = state
-        if self._rollout is not None:
-            self._play = jax.jit(self._rollout.play, static_argnums=(2, 3))
+        if self.rollout is not None:
+            self._play = jax.jit(self.rollout.play, static_argnums=(2, 3))
         return state
 
     def _start(self, whole: State, seed: int) -> None:
         spec = self.spec
-        cpus = spec.num_workers * spec.ray.cpus_per_worker + spec.num_parameter_servers * server_places.CPUS
+        cpus = spec.num_workers * spec.ray.cpus_per_worker + spec.num_parameter_servers * server_pool.CPUS
         check_sharing(spec)
         try:
             if spec.platform == "kubernetes":
                 session = self._stack.enter_context(ray_session(pods.ray_of(spec), cpus=0))
-                pods.wait_for_pods(spec, self._roll)
+                pods.wait_for_pods(spec, self._roll_call)
             else:
                 session = self._stack.enter_context(ray_session(spec.ray, cpus=cpus))
             import ray
@@ -198,111 +194,111 @@ class DistributedEngine:
             check_room(ray, spec.ray, can_grow=not session.is_own or spec.ray.port is not None)
             self._version, _, self._round = (int(number) for number in whole["counters"])
             states = shared_out(whole, self._borders, self._parts)
-            duties = [
-                duty_of(spec, self.agent, self._parts, start, stop)
+            configs = [
+                shard_config(spec, self.agent, self._parts, start, stop)
                 for start, stop in zip(self._borders, self._borders[1:], strict=False)
             ]
             timeout = spec.distributed.worker_timeout
-            self._servers = Servers(ray, duties, states, timeout, pods.room_for(spec, "server"))
+            self._servers = ServerPool(ray, configs, states, timeout, pods.pod_resources(spec, "server"))
             self._stack.callback(self._servers.close)
 
-            def posting(number: int) -> Posting:
-                return Posting(
+            def config(number: int) -> WorkerConfig:
+                return WorkerConfig(
                     number=number,
                     seed=seed,
                     spec=dump(spec),
                     borders=self._borders,
                     rollouts=self._rollouts,
                     overlaps=spec.distributed.overlap,
-                    # Half: who waits for a server that hangs is not to be taken for hanging.
+                    # Half, so that a worker that waits for a hanging server is not taken for hanging itself.
                     timeout=timeout / 2,
                     left=self._left.get(number) or None,
                     paths=tuple(sys.path),
                 )
 
-            room = pods.room_for(spec, "worker")
-            self._crew = Crew(ray, spec.ray, posting, timeout, self._first_worker, room)
-            self._stack.callback(self._crew.close)
-            self._crew.fill(spec.num_workers, list(self._left))
+            room = pods.pod_resources(spec, "worker")
+            self._pool = GradientWorkerPool(ray, spec.ray, config, timeout, self._first_worker, room)
+            self._stack.callback(self._pool.close)
+            self._pool.fill(spec.num_workers, list(self._left))
         except BaseException:
             self.close()
             raise
 
     def _give_orders(self, timestep: int) -> None:
-        crew = self._its_crew
+        pool = self._its_pool
         if not self._its_servers.are_there:
             return
         if not self.spec.distributed.synchronous:
-            crew.order("collect", DEPTH, lambda: self._order(timestep))
+            pool.order("collect", DEPTH, lambda: self._order(timestep))
             return
-        # The first round waits for all, so that runs of the same seed are the same.
-        if self._round_reports is None and (self._is_warm or crew.is_complete):
-            crew.order("contribute", 1, lambda: self._order(timestep))
-            if crew.is_busy:
+        # The first round waits for all workers, so that runs with the same seed are the same.
+        if self._round_reports is None and (self._is_warm or pool.is_complete):
+            pool.order("contribute", 1, lambda: self._order(timestep))
+            if pool.is_busy:
                 self._round_reports = []
 
-    def _order(self, timestep: int) -> Order | None:
-        """The next thing to do; None where all that is left to do was ordered."""
-        crew, limit = self._its_crew, self.spec.limits[1]
-        known = timestep + self._count.timesteps
+    def _order(self, timestep: int) -> WorkOrder | None:
+        """The next order; None if all remaining timesteps are ordered."""
+        pool, limit = self._its_pool, self.spec.limits[1]
+        known = timestep + self._totals.timesteps
         pushes = 1 if self.spec.distributed.synchronous else MOST_PUSHES
         if limit is not None:
-            left = -(-(limit - known) // self.timesteps_per_iteration) - crew.pushes_allowed
+            left = -(-(limit - known) // self.timesteps_per_iteration) - pool.pushes_allowed
             if left <= 0:
                 return None
-            pushes = min(pushes, max(1, left // (DEPTH * max(crew.working, 1))))
-        return Order(self._its_servers.handles, pushes, ORDER_SECONDS, known, self.spec.num_workers)
+            pushes = min(pushes, max(1, left // (DEPTH * max(pool.working, 1))))
+        return WorkOrder(self._its_servers.handles, pushes, ORDER_SECONDS, known, self.spec.num_workers)
 
     def _gather(self, seconds: float) -> None:
-        """Takes in what workers report within so many seconds."""
+        """Handles the workers' reports of the next `seconds`."""
         try:
-            reports = self._its_crew.poll(seconds)
+            reports = self._its_pool.poll(seconds)
         except EnvironmentFault as fault:
-            self._count.note_fault(fault)
-            reports = self._its_crew.untold()
+            self._totals.note_fault(fault)
+            reports = self._its_pool.unreported()
         if self._left:
             self._left = self._not_begun()
         lost = sorted({index for report in reports for index in report.lost_servers})
         if lost:
-            self._its_servers.mend(lost)
+            self._its_servers.replace_lost(lost)
         if not self.spec.distributed.synchronous:
-            self._count.take_in(reports)
+            self._totals.take_in(reports)
         elif self._round_reports is not None:
             self._round_reports += [report for report in reports if report.pushes or report.timesteps]
-            if not self._its_crew.is_busy:
+            if not self._its_pool.is_busy:
                 self._end_round()
 
     def _end_round(self) -> None:
-        """All that were asked have answered, or are lost: one update with the mean of what they sent."""
+        """Takes one update with the mean gradients, after all workers have answered or were lost."""
         reports, self._round_reports = self._round_reports or [], None
         reports.sort(key=lambda report: report.worker)
         before, self._is_warm = self._version, True
         self._round += 1
         self._version = self._its_servers.step_together(self._round, [each.worker for each in reports if each.pushes])
         if reports:
-            # A server that took over for another may know of fewer.
+            # A server that replaced another may have made fewer updates.
             reports[0].updates = max(self._version - before, 0)
-        self._count.take_in(reports)
+        self._totals.take_in(reports)
 
     def _not_begun(self) -> dict[int, dict[str, np.ndarray]]:
-        """What workers that are on their way will have of their own: what was left, or what follows from a number."""
-        return {number: self._left.get(number, {}) for number in self._its_crew.awaited}
+        """The state of workers that are still starting: from the checkpoint, or empty for new workers."""
+        return {number: self._left.get(number, {}) for number in self._its_pool.awaited}
 
     def _what_is_new(self, before: int, now: int) -> str:
-        """What is said of a resumed run whose workers are not all as they were."""
+        """The notice on resume if not all workers could be restored."""
         if before == now:
             who, reason = f"{now - len(self._left)} of {now} workers", "did not answer when the checkpoint was made"
         else:
             who, reason = f"all {now} workers", f"are not the {before} of the checkpoint"
         what = "empty memories" if self.agent.experience == "transitions" else "other random numbers"
-        if self._rollout is None:
-            # No environment in Python goes on with its episodes.
+        if self.rollout is None:
+            # Python environments cannot continue their episodes.
             return f"all workers start new episodes, and {who} with {what}, since these {reason}; all else goes on"
         return f"{who} start new episodes with {what}, since they {reason}; all else goes on exactly"
 
     def _drain(self) -> None:
-        """Waits until no worker has anything to do."""
-        while self._its_crew.is_busy:
+        """Waits until no worker has an order."""
+        while self._its_pool.is_busy:
             self._gather(LONGEST_TICK_SECONDS)
 
     def _newest(self) -> TrainState:
@@ -316,5 +312,5 @@ class DistributedEngine:
 
 
 def _below(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What is named after a prefix, without it."""
+    """The arrays whose names start with the prefix, without it."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""A worker's side of the parameter servers: whole vectors here, shards there, and pushes that count once."""
+"""A worker's side of the parameter servers: splits gradients into shards, joins parameters, and pushes exactly once."""
 
 from __future__ import annotations
 
@@ -9,72 +9,72 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from steppe.runners.engines.distributed.moments import Seen
-from steppe.runners.engines.distributed.server import Answer, Push
+from steppe.runners.engines.distributed.moments import NormalizerMoments
+from steppe.runners.engines.distributed.parameter_server import Push, ServerAnswer
 
 Receive = Callable[[Sequence[Any], float], list[Any]]
 """(what was sent, seconds) -> an Answer, or the exception, for each."""
 
 
 class ServersLost(Exception):
-    """Some servers did not answer; what was sent to them is kept, for those who take their places."""
+    """Some servers did not answer; the pushes to them are kept for the servers that replace them."""
 
     def __init__(self, indices: list[int]) -> None:
         super().__init__(indices)
         self.indices = indices
 
 
-class Settled(NamedTuple):
-    """What became of a push."""
+class PushResult(NamedTuple):
+    """The outcome of a push."""
 
     gradients: int
-    """How many it had."""
+    """The number of gradients in the push."""
     was_applied: bool
-    """By all servers."""
+    """Whether all servers applied it."""
     staleness: float
     """The mean over the servers, in updates."""
 
 
 @dataclass
-class _Flying:
-    """A push that is not settled."""
+class _PendingPush:
+    """A push that is not answered by all servers."""
 
     pushes: list[Push]
     """One for each server."""
     sent: list[Any]
-    """What Ray gave for each; None where it must be sent (again)."""
-    answers: list[Answer | None]
+    """Ray's reference for each; None if it must be sent (again)."""
+    answers: list[ServerAnswer | None]
 
 
 class Exchange:
-    """The newest parameters that a worker knows, and its push on the way."""
+    """The newest parameters that a worker knows, and its push that is under way."""
 
     def __init__(self, worker: int, borders: Sequence[int], receive: Receive, timeout: float) -> None:
-        """`borders` say where shards begin, and in the end where the last one ends."""
+        """`borders` are the starts of the shards, and the end of the last one."""
         self.worker = worker
         self._shards = [slice(start, stop) for start, stop in pairwise(borders)]
         self._receive, self._timeout = receive, timeout
         self._servers: list[Any] = [None] * len(self._shards)
         self.params = np.zeros(borders[-1], np.float32)
         self.target = np.zeros(0, np.float32)
-        self.seen: Seen | None = None
+        self.seen: NormalizerMoments | None = None
         self._versions = [-1] * len(self._shards)
         self._target_versions = [-1] * len(self._shards)
         self._sequence = 0
-        self._flying: _Flying | None = None
+        self._flying: _PendingPush | None = None
 
     @property
     def versions(self) -> list[int]:
-        """How many updates each server had made when it gave its parameters."""
+        """The number of updates in the parameters of each server."""
         return list(self._versions)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a push is not settled."""
+        """Whether a push is under way."""
         return self._flying is not None
 
     def connect(self, servers: Sequence[Any]) -> None:
-        """From now on these are the servers; nothing is known of those that are new."""
+        """Sets the servers; the parameters of new ones count as unknown."""
         for index, server in enumerate(servers):
             if server != self._servers[index]:
                 self._versions[index] = self._target_versions[index] = -1
@@ -84,21 +84,21 @@ class Exchange:
         self._servers = list(servers)
 
     def pull(self) -> None:
-        """The newest parameters, of which only those travel that have changed."""
+        """Fetches the newest parameters; only changed shards are sent."""
         sent = [
             server.pull.remote(version, target)
             for server, version, target in zip(self._servers, self._versions, self._target_versions, strict=True)
         ]
         self._take_in(self._answered(sent))
 
-    def push(self, gradients: np.ndarray, seen: Seen | None, read: Sequence[int]) -> None:
-        """Sends gradients [G, P] taken at the versions `read` of the servers; `settle` waits for their answers."""
+    def push(self, gradients: np.ndarray, seen: NormalizerMoments | None, read: Sequence[int]) -> None:
+        """Sends gradients [G, P] computed at the versions `read`; `settle` waits for the answers."""
         assert self._flying is None
         self._flying = self._prepared(gradients, seen, read)
         self._send(self._flying)
 
-    def settle(self) -> Settled:
-        """Waits until every server has answered the push; then their parameters are the newest."""
+    def settle(self) -> PushResult:
+        """Waits until every server has answered the push, and takes the parameters from the answers."""
         flying = self._flying
         assert flying is not None
         self._send(flying)
@@ -115,19 +115,19 @@ class Exchange:
         answers = [answer for answer in flying.answers if answer is not None]
         self._take_in(answers)
         self._flying = None
-        return Settled(
+        return PushResult(
             gradients=len(flying.pushes[0].gradients),
             was_applied=all(each.was_applied for each in answers),
             staleness=float(np.mean([each.staleness for each in answers])),
         )
 
-    def hold(self, gradients: np.ndarray, seen: Seen | None) -> None:
-        """Sends gradients that wait for those of the other workers."""
+    def hold(self, gradients: np.ndarray, seen: NormalizerMoments | None) -> None:
+        """Sends gradients that the servers keep until all workers have sent theirs."""
         flying = self._prepared(gradients, seen, self._versions)
         sent = [server.hold.remote(push) for server, push in zip(self._servers, flying.pushes, strict=True)]
         self._answered(sent)
 
-    def _prepared(self, gradients: np.ndarray, seen: Seen | None, read: Sequence[int]) -> _Flying:
+    def _prepared(self, gradients: np.ndarray, seen: NormalizerMoments | None, read: Sequence[int]) -> _PendingPush:
         self._sequence += 1
         pushes = [
             Push(
@@ -141,9 +141,9 @@ class Exchange:
             )
             for index, shard in enumerate(self._shards)
         ]
-        return _Flying(pushes, [None] * len(pushes), [None] * len(pushes))
+        return _PendingPush(pushes, [None] * len(pushes), [None] * len(pushes))
 
-    def _send(self, flying: _Flying) -> None:
+    def _send(self, flying: _PendingPush) -> None:
         for index, push in enumerate(flying.pushes):
             if flying.sent[index] is None and flying.answers[index] is None:
                 flying.sent[index] = self._servers[index].push.remote(push)
@@ -154,7 +154,7 @@ class Exchange:
             raise ServersLost(lost)
         return answers
 
-    def _take_in(self, answers: list[Answer]) -> None:
+    def _take_in(self, answers: list[ServerAnswer]) -> None:
         for index, (answer, shard) in enumerate(zip(answers, self._shards, strict=True)):
             self._versions[index], self._target_versions[index] = answer.version, answer.target_version
             if answer.params is not None:

@@ -1,4 +1,4 @@
-"""What the driver and its workers say to each other."""
+"""The messages between the driver and its workers."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Posting:
-    """What a worker must know before it begins."""
+class WorkerConfig:
+    """The configuration of a worker."""
 
     number: int
-    """Never given twice in a run: what its randomness follows from."""
+    """Seeds its randomness: never used twice in a run."""
     seed: int
     spec: dict[str, Any]
     """The experiment, as JSON."""
     borders: Sequence[int]
-    """Where the servers' shards begin, and where the last one ends."""
+    """The starts of the servers' shards, and the end of the last one."""
     rollouts: int
-    """How many rollouts go into one push."""
+    """The rollouts of one push."""
     overlaps: bool
-    """Whether it collects on while a push is on its way."""
+    """Whether it collects while a push is under way."""
     timeout: float
     """How many seconds a server may take to answer."""
     left: dict[str, Any] | None
-    """What the worker of this number left in the checkpoint that the run goes on from."""
+    """The state of the worker with this number in the checkpoint that the run resumes from."""
     paths: Sequence[str]
-    """Where the driver finds modules."""
+    """The driver's sys.path."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """Something to do for a worker."""
+class WorkOrder:
+    """Orders some pushes from a worker."""
 
     servers: Sequence[Any]
     pushes: int
     """At most."""
     seconds: float
-    """After which no new push is begun."""
+    """The time after which no new push is begun."""
     timestep: int
-    """Of all workers together, about."""
+    """The timesteps of all workers together, approximately."""
     workers: int
-    """How many there are, this one included."""
+    """The number of workers, this one included."""
 
 
 @dataclass
-class Report:
-    """What a worker did."""
+class WorkReport:
+    """The results of a worker's order."""
 
     worker: int
     pushes: int = 0
-    """How many were sent and settled, or sent to be held."""
+    """How many pushes were answered, or sent to be held."""
     timesteps: int = 0
     episodes: int = 0
     updates: int = 0
@@ -59,21 +59,21 @@ class Report:
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Means over the pushes that taught something."""
+    """Means over the pushes with updates."""
     learned: int = 0
-    """How many those were."""
+    """The number of those pushes."""
     staleness: float = 0.0
-    """Summed over the settled pushes that carried gradients, in updates."""
+    """The sum over the answered pushes with gradients, in updates."""
     dropped: int = 0
-    """How many gradients some server found too old."""
+    """How many gradients were too old for some server."""
     is_healthy: bool = True
     lost_servers: list[int] = field(default_factory=list)
     """Those that did not answer."""
     fault: str | None = None
-    """What went wrong in the environment, in a sentence."""
+    """The error of the environment."""
     mistake: str | None = None
-    """What the user can put right, in a sentence."""
+    """The user's mistake, as an error text."""
     log: list[tuple[int, str]] = field(default_factory=list)
-    """(level, message) of what was logged or printed."""
+    """(level, text) of the lines that were logged or printed."""
     seconds: float = 0.0
     """How long it took."""

@@ -1,4 +1,4 @@
-"""What workers have seen, as mean and variance, put together on the host (Chan et al. 1979)."""
+"""Means and variances of observations and returns, merged on the host (Chan et al. 1979)."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ class Moments(NamedTuple):
     samples: np.ndarray
 
 
-class Seen(NamedTuple):
-    """What the normalisers go by."""
+class NormalizerMoments(NamedTuple):
+    """The statistics of the normalisers."""
 
     observations: Moments
     returns: Moments
 
 
 def moments(statistics: Any) -> Moments:
-    """Of a `steppe.agents.core.normalizers.Statistics`."""
+    """The moments in a `steppe.agents.core.normalizers.Statistics`."""
     return Moments(*(np.array(leaf, np.float64) for leaf in statistics))
 
 
 def of_values(values: np.ndarray) -> Moments:
-    """Of values [T, N, ...]."""
+    """The moments of values [T, N, ...]."""
     count = np.float64(values.shape[0] * values.shape[1])
     mean = values.mean((0, 1), dtype=np.float64)
     return Moments(mean, values.var((0, 1), dtype=np.float64), np.asarray(count))
 
 
-def together(one: Moments, other: Moments) -> Moments:
-    """Of all values of both."""
+def merged(one: Moments, other: Moments) -> Moments:
+    """The moments of the values of both."""
     total = one.samples + other.samples
     if total == 0:
         return one
@@ -48,6 +48,6 @@ def together(one: Moments, other: Moments) -> Moments:
     )
 
 
-def all_together(one: Seen, other: Seen) -> Seen:
-    """Of both kinds."""
-    return Seen(together(one.observations, other.observations), together(one.returns, other.returns))
+def merged_moments(one: NormalizerMoments, other: NormalizerMoments) -> NormalizerMoments:
+    """Merges the moments of observations and of returns."""
+    return NormalizerMoments(merged(one.observations, other.observations), merged(one.returns, other.returns))

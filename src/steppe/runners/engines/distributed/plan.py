@@ -1,4 +1,4 @@
-"""From an experiment's spec to who does what: what each worker runs, and how the parameters are shared out."""
+"""Derives from an experiment what each worker runs, and how the parameters are divided among the servers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from steppe.specs.learning.agent import AgentSpec
 
 if TYPE_CHECKING:
     from steppe.agents._base import Agent
-    from steppe.runners.engines.distributed.server import Duty
-    from steppe.runners.engines.distributed.tape import Part
+    from steppe.runners._base import Engine
+    from steppe.runners.engines.distributed.gradient_tape import OptimizerRange
+    from steppe.runners.engines.distributed.parameter_server import ShardConfig
 
 GRADIENTS_PER_PUSH = {"trajectories": 16, "transitions": 4}
-"""A message costs about as much as a small network's rollout and gradient, so several share one. Learning from a memory
-suffers more from what is stale: with two workers, 16 gradients at once cost it half of its return after 50,000
+"""A message costs about as much as a small network's rollout and gradient, so several gradients share one. Learning
+from a memory suffers more from stale gradients: with two workers, 16 gradients at once halve the return after 50,000
 timesteps of CartPole-v1, and 4 cost nothing."""
 MOST_NUMBERS_PER_PUSH = 2**20
-"""But of a large network fewer do: sending them would cost more than it saves."""
+"""The largest push in numbers: gradients of large networks are better sent in smaller groups."""
 
 
-def worker_engine(spec: ExperimentSpec) -> Any:
-    """The engine that each worker runs, with an agent that knows how many it is one of."""
+def worker_engine(spec: ExperimentSpec) -> Engine:
+    """The engine that each worker runs, with an agent that knows the number of workers."""
     from steppe.runners.setup import make_engine
 
-    engine: Any = make_engine(worker_spec(spec), shards=1, xla_threads=1)
+    engine = make_engine(worker_spec(spec), shards=1, xla_threads=1)
     if engine.agent.experience == "transitions":
         engine.agent.workers = spec.num_workers
         engine.agent.waits = 1 if spec.distributed.synchronous else spec.num_workers
@@ -34,17 +35,17 @@ def worker_engine(spec: ExperimentSpec) -> Any:
 
 
 def worker_spec(spec: ExperimentSpec) -> ExperimentSpec:
-    """What each worker runs, as if it were alone."""
+    """The experiment that each worker runs, as if it were alone."""
     changes: dict[str, Any] = {"run_mode": "single"}
     timesteps = spec.limits[1]
     if spec.distributed.synchronous and timesteps is not None:
-        # All workers together make one update, so that there are fewer until the end.
+        # All workers together make one update, so there are fewer updates in total.
         changes["total_timesteps"] = -(-timesteps // spec.num_workers)
     algorithm = agent_class(spec.agent)
     if algorithm.experience == "transitions":
         settings = spec.agent.settings_as(algorithm.Settings)
         memory = settings.memory
-        # The experiment says how much is remembered, by all workers together.
+        # The capacity of the experiment is that of all workers together.
         share = max(-(-memory.capacity // spec.num_workers), settings.batch_size)
         smaller = memory.model_dump(mode="json", exclude_unset=True) | {"capacity": share}
         agent = AgentSpec.model_validate({"type": spec.agent.type} | spec.agent.settings | {"memory": smaller})
@@ -53,8 +54,8 @@ def worker_spec(spec: ExperimentSpec) -> ExperimentSpec:
 
 
 def rollouts_per_push(spec: ExperimentSpec, agent: Agent[Any]) -> int:
-    """As the experiment says, or as suits the agent."""
-    from steppe.runners.engines.distributed.tape import steps_per_rollout
+    """The number in the experiment, or one that suits the agent."""
+    from steppe.runners.engines.distributed.gradient_tape import steps_per_rollout
 
     if spec.distributed.rollouts_per_push is not None:
         return spec.distributed.rollouts_per_push
@@ -64,22 +65,24 @@ def rollouts_per_push(spec: ExperimentSpec, agent: Agent[Any]) -> int:
 
 
 def borders_of(size: int, servers: int) -> list[int]:
-    """Where each server's shard begins, and where the last one ends."""
+    """The start of each server's shard, and the end of the last one."""
     if servers > size:
         raise UserError(f"num_parameter_servers is {servers}, but the network has only {size} parameters to share out")
     return [size * index // servers for index in range(servers + 1)]
 
 
-def duty_of(spec: ExperimentSpec, agent: Agent[Any], parts: list[Part], start: int, stop: int) -> Duty:
-    """What the server of the parameters start to stop has to do."""
-    from steppe.runners.engines.distributed.server import Duty, Segment
+def shard_config(
+    spec: ExperimentSpec, agent: Agent[Any], parts: list[OptimizerRange], start: int, stop: int
+) -> ShardConfig:
+    """The configuration of the server of the parameters `start` to `stop`."""
+    from steppe.runners.engines.distributed.parameter_server import Segment, ShardConfig
 
     segments = [
         Segment(max(part.start, start) - start, min(part.stop, stop) - start, part.optimizer, part.rate)
         for part in parts
         if part.start < stop and part.stop > start
     ]
-    return Duty(
+    return ShardConfig(
         segments=segments,
         max_staleness=spec.distributed.max_staleness,
         target_sync_frequency=getattr(agent.settings, "target_sync_frequency", 0),

@@ -1,4 +1,4 @@
-"""What the servers know as one whole, as in a checkpoint, and shared out again, over as many servers as there are."""
+"""Joins the servers' states for a checkpoint, and splits a joined state for any number of servers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from itertools import pairwise
 import numpy as np
 
 from steppe.errors import CheckpointError
-from steppe.runners.engines.distributed.server import State
-from steppe.runners.engines.distributed.tape import Part
+from steppe.runners.engines.distributed.gradient_tape import OptimizerRange
+from steppe.runners.engines.distributed.parameter_server import State
 
 
-def joined(states: Sequence[State], borders: Sequence[int], parts: Sequence[Part]) -> State:
-    """The servers' states -> arrays over all parameters; which pushes they know is left out, since no worker stays."""
+def joined(states: Sequence[State], borders: Sequence[int], parts: Sequence[OptimizerRange]) -> State:
+    """Joins the servers' states into arrays over all parameters; known pushes are left out, since no worker stays."""
     whole = {
-        # A server that took over for another may lag behind the rest.
+        # A server that replaced another may lag behind the rest.
         "counters": np.max([state["counters"] for state in states], axis=0),
         "params": np.concatenate([state["params"] for state in states]),
         "target": np.concatenate([state["target"] for state in states]),
@@ -33,8 +33,8 @@ def joined(states: Sequence[State], borders: Sequence[int], parts: Sequence[Part
     return whole
 
 
-def shared_out(whole: State, borders: Sequence[int], parts: Sequence[Part]) -> list[State]:
-    """The opposite."""
+def shared_out(whole: State, borders: Sequence[int], parts: Sequence[OptimizerRange]) -> list[State]:
+    """Splits a joined state into one state for each server."""
     if whole["params"].shape != (borders[-1],):
         raise CheckpointError(
             f"the checkpoint holds {whole['params'].size:,} parameters, but this experiment has {borders[-1]:,}; it "
@@ -60,8 +60,8 @@ def shared_out(whole: State, borders: Sequence[int], parts: Sequence[Part]) -> l
     return states
 
 
-def _held(borders: Sequence[int], parts: Sequence[Part]) -> Iterator[list[tuple[int, slice]]]:
-    """For each server: (which part, what of it) for every part that it holds something of."""
+def _held(borders: Sequence[int], parts: Sequence[OptimizerRange]) -> Iterator[list[tuple[int, slice]]]:
+    """For each server: (optimiser range, slice of that range) of everything that it holds."""
     for start, stop in pairwise(borders):
         yield [
             (index, slice(max(part.start, start) - part.start, min(part.stop, stop) - part.start))

@@ -18,19 +18,19 @@ def make_engine(spec: ExperimentSpec) -> Engine:
     from steppe.runners import setup
     from steppe.runners.compilation import let_threads_compute
     from steppe.runners.engines.threads.engine import ThreadsEngine
-    from steppe.runners.engines.threads.hosts import Hosts
-    from steppe.runners.play.episodes import Rules
+    from steppe.runners.engines.threads.hosts import HostEnvPool
+    from steppe.runners.play.episodes import EpisodeRules
 
     let_threads_compute(spec.num_workers)
     alone = spec.model_copy(update={"run_mode": "single"})
-    first: Any = setup.make_engine(alone, shards=1)
+    first = setup.make_engine(alone, shards=1)
     _share_memory(first.agent, spec.num_workers)
     try:
-        if hasattr(first, "rollout"):
-            engine = ThreadsEngine(first.agent, spec.num_workers, Rules(spec.environment), first.rollout, None)
+        if first.rollout is not None:
+            engine = ThreadsEngine(first.agent, spec.num_workers, EpisodeRules(spec.environment), first.rollout, None)
         else:
-            rules = Rules(spec.environment, first.envs.max_episode_steps, spec.repeat_actions)
-            hosts = Hosts(first.envs, lambda: setup.make_engine(alone, shards=1).envs)  # type: ignore[attr-defined]
+            rules = EpisodeRules(spec.environment, first.envs.max_episode_steps, spec.repeat_actions)
+            hosts = HostEnvPool(first.envs, lambda: setup.make_engine(alone, shards=1).envs)
             engine = ThreadsEngine(first.agent, spec.num_workers, rules, None, hosts)
         engine.notices = first.notices
         return engine

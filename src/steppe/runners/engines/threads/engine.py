@@ -13,44 +13,44 @@ from steppe.agents._base import Acting, Agent
 from steppe.errors import CheckpointError, EnvironmentFault
 from steppe.policies.policy import Policy
 from steppe.runners import keys
-from steppe.runners._base import Chunk, Limits
+from steppe.runners._base import Chunk, ChunkLimits, Engine
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.engines.compiled.rollout import Rollout
 from steppe.runners.engines.learning import LARGEST_TIMESTEP, begin
-from steppe.runners.engines.threads.crew import Crew
 from steppe.runners.engines.threads.exploration import explores_apart
-from steppe.runners.engines.threads.hosts import Hosts
+from steppe.runners.engines.threads.hosts import HostEnvPool
 from steppe.runners.engines.threads.model import SharedModel
 from steppe.runners.engines.threads.optimizer_plan import plan_for
 from steppe.runners.engines.threads.program import Program
-from steppe.runners.engines.threads.work_queue import Ledger, Window
-from steppe.runners.engines.threads.worker import Worker
-from steppe.runners.play.episodes import Rules, play
+from steppe.runners.engines.threads.thread_worker import ThreadWorker
+from steppe.runners.engines.threads.work_queue import WorkQueue
+from steppe.runners.engines.threads.worker_threads import WorkerThreads
+from steppe.runners.episode_window import EpisodeWindow
+from steppe.runners.play.episodes import EpisodeRules, play
 
 
-class ThreadsEngine:
+class ThreadsEngine(Engine):
     """`num_workers` threads; an iteration is one batch of one of them."""
 
     def __init__(
         self,
         agent: Agent[Any],
         num_workers: int,
-        rules: Rules,
+        rules: EpisodeRules,
         rollout: Rollout | None,
-        hosts: Hosts | None,
+        hosts: HostEnvPool | None,
     ) -> None:
         """Environments are compiled (`rollout`), or on the host (`hosts`)."""
         self.agent = agent
-        self.notices: tuple[str, ...] = ()
         self.num_workers = num_workers
         self.timesteps_per_iteration = agent.horizon * agent.situation.num_envs
         self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, num_workers, 1024))
         self.least_iterations = num_workers
         self.exact_resume = rollout is not None
         self.plan = plan_for(agent, num_workers)
-        self._rules, self._rollout, self._hosts = rules, rollout, hosts
+        self._rules, self.rollout, self._hosts = rules, rollout, hosts
         self._play = None if rollout is None else jax.jit(rollout.play, static_argnums=(2, 3))
-        self._crew: Crew | None = None
+        self._worker_threads: WorkerThreads | None = None
         self._is_warm = False
 
     def begin(self, seed: int) -> None:
@@ -87,22 +87,22 @@ class ThreadsEngine:
             "window/lengths": np.array(self.window.lengths, np.int64),
         }
 
-    def advance(self, iterations: int, timestep: int, limits: Limits) -> Chunk:
+    def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
         """Hands out `iterations` tickets, or fewer where a limit is reached, and returns when every thread is quiet."""
-        assert self._crew is not None
-        ledger = Ledger(iterations, timestep, limits, self.window)
+        assert self._worker_threads is not None
+        queue = WorkQueue(iterations, timestep, limits, self.window)
         began = time.perf_counter()
         # Batches that were under way when the mean reached stop_at_return may have lowered it again.
-        while ledger.has_more:
-            self._crew.run(ledger)
+        while queue.has_more:
+            self._worker_threads.run(queue)
         spent = time.perf_counter() - began
-        if ledger.error is not None and not isinstance(ledger.error, EnvironmentFault):
-            raise ledger.error
-        constants = {"workers": float(self._crew.alive)}
+        if queue.error is not None and not isinstance(queue.error, EnvironmentFault):
+            raise queue.error
+        constants = {"workers": float(self._worker_threads.alive)}
         if self._is_warm:
-            constants["updates_per_second"] = ledger.updates / spent
+            constants["updates_per_second"] = queue.updates / spent
         self._is_warm = True
-        return ledger.chunk(self._program.metric_names, constants, self.model.is_finite())
+        return queue.chunk(self._program.metric_names, constants, self.model.is_finite())
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """In environments of its own."""
@@ -120,8 +120,8 @@ class ThreadsEngine:
 
     def close(self) -> None:
         """Ends threads, environments and their processes; may be called again."""
-        if self._crew is not None:
-            self._crew.close()
+        if self._worker_threads is not None:
+            self._worker_threads.close()
         if self._hosts is not None:
             self._hosts.close()
 
@@ -130,19 +130,19 @@ class ThreadsEngine:
         agent = self.agent
         learner = begin(agent, keys.make(seed), pretrains)
         self.model = SharedModel(agent, self.plan, learner.agent)
-        self.window = Window()
+        self.window = EpisodeWindow()
         self._program = Program(
-            agent, self.plan, self._rollout, self.model.example(), explores_apart(agent, self.num_workers)
+            agent, self.plan, self.rollout, self.model.example(), explores_apart(agent, self.num_workers)
         )
         self._workers = []
         for index in range(self.num_workers):
             envs = None if self._hosts is None else self._hosts.give()
-            self._workers.append(Worker(index, self._program, self.model, seed, learner.memory, envs))
+            self._workers.append(ThreadWorker(index, self._program, self.model, seed, learner.memory, envs))
 
     def _start(self) -> None:
         for worker in self._workers:
             worker.start()
-        self._crew = Crew(self._workers)
+        self._worker_threads = WorkerThreads(self._workers)
 
 
 def _below(start: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

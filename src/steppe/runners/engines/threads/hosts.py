@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Hosts:
+class HostEnvPool:
     """What `make` makes, once for each worker; the first were made already, to see what the spaces are."""
 
     def __init__(self, first: Any, make: Callable[[], Any]) -> None:

@@ -17,10 +17,10 @@ from steppe.agents._base import Agent, TrainState
 from steppe.agents.core.normalizers import Statistics
 from steppe.errors import CheckpointError
 from steppe.runners.engines.shared_optimizers import SharedOptimizer
-from steppe.runners.engines.threads.optimizer_plan import Plan
+from steppe.runners.engines.threads.optimizer_plan import UpdatePlan
 
 
-class Reading(NamedTuple):
+class ModelSnapshot(NamedTuple):
     """What a thread takes from the model before it computes, and what else its program needs to know."""
 
     params: Any
@@ -41,7 +41,7 @@ class Reading(NamedTuple):
     """An OptimizerReading of each block, of each phase."""
 
 
-class OptimizerReading(NamedTuple):
+class OptimizerSnapshot(NamedTuple):
     """What an optimiser's next step depends on."""
 
     statistics: Any
@@ -53,7 +53,7 @@ class OptimizerReading(NamedTuple):
 class SharedModel:
     """Parameters, targets, statistics of optimisers and normalisers, and the number of steps taken."""
 
-    def __init__(self, agent: Agent[Any], plan: Plan, state: TrainState) -> None:
+    def __init__(self, agent: Agent[Any], plan: UpdatePlan, state: TrainState) -> None:
         """Starts from a state of the agent's."""
         settings: Any = agent.settings
         self.params = np.array(state.params, np.float32)
@@ -74,19 +74,19 @@ class SharedModel:
         self._target_weight = getattr(settings, "target_update_weight", 0.0)
         self._target_waits = getattr(settings, "policy_delay", 1)
 
-    def example(self) -> Reading:
+    def example(self) -> ModelSnapshot:
         """Shapes and dtypes of a reading."""
         count = np.int32(0)
         observations: Any = () if self.observations is None else self.observations.value
         returns: Any = () if self.returns is None else self.returns.value
         optimizers = [
-            [OptimizerReading(optimizer.statistics, count) for _, _, optimizer in blocks] for blocks in self._phases
+            [OptimizerSnapshot(optimizer.statistics, count) for _, _, optimizer in blocks] for blocks in self._phases
         ]
-        return Reading(
+        return ModelSnapshot(
             self.params, self.target, observations, returns, count, count, count, np.float32(0.0), optimizers
         )
 
-    def read(self, into: Reading) -> None:
+    def read(self, into: ModelSnapshot) -> None:
         """Copies the model as it is now, give or take what others are writing."""
         np.copyto(into.params, self.params)
         if self.target.size:

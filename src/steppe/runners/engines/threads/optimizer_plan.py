@@ -14,7 +14,7 @@ from steppe.agents.core.continuous import ActorAndCritics
 from steppe.agents.core.off_policy import OffPolicy
 from steppe.agents.core.optimizers import learning_rate_schedule, steps_of
 from steppe.errors import UserError
-from steppe.runners.engines.shared_optimizers import Rule, Schedule, Steps, shared_steps
+from steppe.runners.engines.shared_optimizers import Schedule, Steps, UpdateRule, shared_steps
 
 MODE = "multi-threaded"
 
@@ -31,9 +31,9 @@ class Block:
     """It is moved by each so many'th step of a worker only (td3's actor)."""
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> UpdateRule:
         """How its gradients become changes."""
-        return Rule(self.optimizer, self.rate)
+        return UpdateRule(self.optimizer, self.rate)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Plan:
+class UpdatePlan:
     """How one rollout becomes steps of the shared model."""
 
     phases: tuple[Phase, ...]
@@ -70,10 +70,10 @@ class Plan:
         ]
 
 
-def plan_for(agent: Agent[Any], num_workers: int) -> Plan:
+def plan_for(agent: Agent[Any], num_workers: int) -> UpdatePlan:
     """The plan of an agent; a UserError for what needs a model that nobody else moves."""
     if agent.experience == "none":
-        return Plan((), 0)
+        return UpdatePlan((), 0)
     if agent.type == "trpo":
         raise UserError(
             'agent "trpo" keeps each step within a divergence of one policy, but in run_mode "multi-threaded" other '
@@ -87,10 +87,10 @@ def plan_for(agent: Agent[Any], num_workers: int) -> Plan:
     steps = shared_steps(settings.optimizer, MODE)
     batches = agent.updates_per_experience // steps_of(settings.optimizer)
     rate = learning_rate_schedule(settings, _of_all(_rollouts(agent), batches * steps.repeats), settings.learning_rate)
-    return Plan((_whole(agent, steps, rate),), batches)
+    return UpdatePlan((_whole(agent, steps, rate),), batches)
 
 
-def _actor_critic(agent: ActorCritic[Any]) -> Plan:
+def _actor_critic(agent: ActorCritic[Any]) -> UpdatePlan:
     settings, size = agent.settings, agent.layout.size
     border = agent.layout.start_of("value") if agent.learns_values else size
     phases = []
@@ -101,10 +101,10 @@ def _actor_critic(agent: ActorCritic[Any]) -> Plan:
         bounds = {"all": (0, size), "policy": (0, border), "value": (border, size)}[part.part]
         block = Block(*bounds, steps.optimizer, learning_rate_schedule(settings, total, start))
         phases.append(Phase(part.gradients, (block,), steps.repeats, steps.fraction))
-    return Plan(tuple(phases), agent.batches_per_experience)
+    return UpdatePlan(tuple(phases), agent.batches_per_experience)
 
 
-def _off_policy(agent: OffPolicy[Any], num_workers: int) -> Plan:
+def _off_policy(agent: OffPolicy[Any], num_workers: int) -> UpdatePlan:
     settings = agent.settings
     steps = shared_steps(settings.optimizer, MODE)
     if steps.repeats > 1:
@@ -119,7 +119,7 @@ def _off_policy(agent: OffPolicy[Any], num_workers: int) -> Plan:
         total = max(total - waiting, 1) * settings.updates
     rate = learning_rate_schedule(settings, total, settings.learning_rate)
     if not isinstance(agent, ActorAndCritics):
-        return Plan((_whole(agent, steps, rate),), settings.updates, first)
+        return UpdatePlan((_whole(agent, steps, rate),), settings.updates, first)
     # Of the actor's steps only each second or third may count.
     critics = shared_steps(settings.critic_optimizer or settings.optimizer, MODE).optimizer
     critic_rate = learning_rate_schedule(settings, total, settings.critic_learning_rate or settings.learning_rate)
@@ -128,7 +128,7 @@ def _off_policy(agent: OffPolicy[Any], num_workers: int) -> Plan:
     actor_rate = learning_rate_schedule(settings, own, settings.learning_rate)
     actor = Block(0, border, steps.optimizer, actor_rate, delay)
     blocks = (actor, Block(border, agent.layout.size, critics, critic_rate))
-    return Plan((Phase(agent.gradients, blocks, 1, steps.fraction),), settings.updates, first)
+    return UpdatePlan((Phase(agent.gradients, blocks, 1, steps.fraction),), settings.updates, first)
 
 
 def _whole(agent: Any, steps: Steps, rate: Schedule) -> Phase:

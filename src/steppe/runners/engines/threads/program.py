@@ -23,15 +23,15 @@ from steppe.runners.compilation import jit_for_threads
 from steppe.runners.engines.compiled.packing import Packing
 from steppe.runners.engines.compiled.rollout import Finished, Rollout
 from steppe.runners.engines.learning import timesteps_of
-from steppe.runners.engines.shared_optimizers import Rule
+from steppe.runners.engines.shared_optimizers import UpdateRule
 from steppe.runners.engines.threads.exploration import with_final_epsilon
-from steppe.runners.engines.threads.model import Reading
-from steppe.runners.engines.threads.optimizer_plan import Phase, Plan
+from steppe.runners.engines.threads.model import ModelSnapshot
+from steppe.runners.engines.threads.optimizer_plan import Phase, UpdatePlan
 
 log = logging.getLogger(__name__)
 
 
-class Carry(NamedTuple):
+class WorkerState(NamedTuple):
     """What a worker takes from one rollout to the next."""
 
     envs: Any
@@ -44,7 +44,7 @@ class Carry(NamedTuple):
     """How many batches of the memory it has learned from."""
 
 
-class Lesson(NamedTuple):
+class PreparedRollout(NamedTuple):
     """A rollout made ready to be learned from, in several batches; all of it stays inside compiled programs."""
 
     batch: Any
@@ -61,7 +61,7 @@ class Program:
     """Compiled functions over packed arrays; `reports` say how to read what they tell the host."""
 
     def __init__(
-        self, agent: Agent[Any], plan: Plan, rollout: Rollout | None, example: Reading, explores_apart: bool
+        self, agent: Agent[Any], plan: UpdatePlan, rollout: Rollout | None, example: ModelSnapshot, explores_apart: bool
     ) -> None:
         self.agent = agent
         self.explores_apart = explores_apart
@@ -94,20 +94,20 @@ class Program:
         """A worker before its first rollout."""
         return self.packed(self.fresh(key, memory))
 
-    def fresh(self, key: Array, memory: Any) -> Carry:
+    def fresh(self, key: Array, memory: Any) -> WorkerState:
         """The same, not packed."""
         env_key, key = jax.random.split(key)
         envs = () if self.rollout is None else self.rollout.begin(env_key, self.agent.situation.num_envs, 1)
-        return Carry(envs, key, memory, jnp.int32(0))
+        return WorkerState(envs, key, memory, jnp.int32(0))
 
-    def packed(self, carry: Carry) -> Packed:
+    def packed(self, carry: WorkerState) -> Packed:
         """For the functions below."""
         if self.carry is None:
             self.carry = Packing(carry)
             self._pack, self._unpack = jax.jit(self.carry.pack), jax.jit(self.carry.unpack)
         return self._pack(carry)
 
-    def unpacked(self, packed: Packed) -> Carry:
+    def unpacked(self, packed: Packed) -> WorkerState:
         """For a snapshot."""
         return self._unpack(packed)
 
@@ -115,14 +115,16 @@ class Program:
         """Where a worker's randomness of learning comes from."""
         return self._key(carry)
 
-    def first(self, carry: Packed, trajectory: Trajectory | None, words: np.ndarray) -> tuple[Packed, Lesson, Any]:
+    def first(
+        self, carry: Packed, trajectory: Trajectory | None, words: np.ndarray
+    ) -> tuple[Packed, PreparedRollout, Any]:
         """Collects where the environments are compiled, and computes the first gradient: (carry, lesson, report)."""
         if self._first is None:
             self._compile_first(carry, words)
         carry, lesson, report = self._run("first", self._first, carry, trajectory, words)
         return carry, lesson, self.reports["first"].named(np.asarray(report))
 
-    def more(self, carry: Packed, lesson: Lesson, words: np.ndarray, phase: int) -> tuple[Packed, Any]:
+    def more(self, carry: Packed, lesson: PreparedRollout, words: np.ndarray, phase: int) -> tuple[Packed, Any]:
         """Another gradient at the model's newest parameters, of the rollout or out of the memory: (carry, report)."""
         if self.agent.experience == "transitions":
             carry, report = self._run("replay", self._replay, carry, words)
@@ -163,7 +165,7 @@ class Program:
             packed, trajectory, finished = collect(packed, words)
             told |= _episodes(finished)
         carry = self._carried(packed)
-        reading: Reading = self.reading.unpack((words,))
+        reading: ModelSnapshot = self.reading.unpack((words,))
         state = self._state(reading, carry.key)
         assert trajectory is not None
         told |= self._statistics(trajectory)
@@ -182,14 +184,14 @@ class Program:
     def _collect(self, packed: Packed, words: Array) -> tuple[Packed, Trajectory, Finished]:
         """A rollout of compiled environments."""
         carry = self._carried(packed)
-        reading: Reading = self.reading.unpack((words,))
+        reading: ModelSnapshot = self.reading.unpack((words,))
         acting = self.agent.acting(self._state(reading, carry.key))
         envs, trajectory, finished = self._exploring(reading).collect(carry.envs, acting, reading.timestep)
         return self.carry.pack(carry._replace(envs=envs)), trajectory, finished
 
     def _more_of(self, phase: int) -> Any:
-        def more(lesson: Lesson, words: Array) -> Array:
-            reading: Reading = self.reading.unpack((words,))
+        def more(lesson: PreparedRollout, words: Array) -> Array:
+            reading: ModelSnapshot = self.reading.unpack((words,))
             key, observations, returns = lesson.state
             state = self._state(reading, key)._replace(observations=observations, returns=returns)
             return self._report(f"more {phase}", self._gradient(phase, state, lesson, reading.batch, jnp.bool_(True)))
@@ -198,7 +200,7 @@ class Program:
 
     def _replay_more(self, packed: Packed, words: Array) -> tuple[Packed, Array]:
         carry = self._carried(packed)
-        reading: Reading = self.reading.unpack((words,))
+        reading: ModelSnapshot = self.reading.unpack((words,))
         carry, told = self._draw_and_learn(carry, self._state(reading, carry.key))
         return self.carry.pack(carry), self._report("replay", told)
 
@@ -211,10 +213,10 @@ class Program:
             kept = memory.cut(carry.memory)
         return self.carry.pack(carry._replace(memory=kept))
 
-    def _carried(self, packed: Packed) -> Carry:
+    def _carried(self, packed: Packed) -> WorkerState:
         return self.carry.unpack(packed)
 
-    def _state(self, reading: Reading, key: Array) -> TrainState:
+    def _state(self, reading: ModelSnapshot, key: Array) -> TrainState:
         nothing = normalizers.empty(())
         return TrainState(
             reading.params,
@@ -226,7 +228,7 @@ class Program:
             reading.updates,
         )
 
-    def _exploring(self, reading: Reading) -> Rollout:
+    def _exploring(self, reading: ModelSnapshot) -> Rollout:
         """The rollout of a worker whose exploration ends where its reading says."""
         assert self.rollout is not None
         if not self.explores_apart:
@@ -235,7 +237,7 @@ class Program:
         rollout.agent = with_final_epsilon(self.agent, reading.final_epsilon)
         return rollout
 
-    def _prepare(self, state: TrainState, trajectory: Trajectory) -> tuple[TrainState, Lesson]:
+    def _prepare(self, state: TrainState, trajectory: Trajectory) -> tuple[TrainState, PreparedRollout]:
         """What `update` does with a trajectory before its first step."""
         agent: Any = self.agent
         if agent.reward_preprocessing is not None and agent.reward_preprocessing.spans_rollout:
@@ -252,9 +254,11 @@ class Program:
             shuffle_key, key = jax.random.split(state.key)
             order = agent.minibatches(shuffle_key, jax.tree.leaves(batch)[0].shape[0])
             state = state._replace(key=key)
-        return state, Lesson(batch, order, (state.key, state.observations, state.returns))
+        return state, PreparedRollout(batch, order, (state.key, state.observations, state.returns))
 
-    def _gradient(self, number: int, state: TrainState, lesson: Lesson, index: Array, when: Array) -> dict[str, Any]:
+    def _gradient(
+        self, number: int, state: TrainState, lesson: PreparedRollout, index: Array, when: Array
+    ) -> dict[str, Any]:
         """Of one phase, on one of the lesson's batches."""
         batch = lesson.batch
         if not isinstance(lesson.order, tuple):
@@ -262,7 +266,7 @@ class Program:
         told, _ = self._learn(number, state, batch, when)
         return told
 
-    def _draw_and_learn(self, carry: Carry, state: TrainState) -> tuple[Carry, dict[str, Any]]:
+    def _draw_and_learn(self, carry: WorkerState, state: TrainState) -> tuple[WorkerState, dict[str, Any]]:
         """A batch out of the memory, and its gradient where there is enough to draw from."""
         agent: Any = self.agent
         memory, kept = agent.memory, carry.memory
@@ -278,7 +282,7 @@ class Program:
         told, errors = self._learn(0, state, batch, enough)
         if memory.prioritized:
             kept = memory.reprioritize(kept, drawn.places, errors, when=enough)
-        return Carry(carry.envs, key, kept, carry.batches + enough.astype(jnp.int32)), told
+        return WorkerState(carry.envs, key, kept, carry.batches + enough.astype(jnp.int32)), told
 
     def _learn(self, number: int, state: TrainState, batch: Any, when: Array) -> tuple[dict[str, Any], Any]:
         """(the changes of a phase's blocks, with metrics; each transition's priority)."""
@@ -341,9 +345,9 @@ class Program:
         return self.reports[name].pack(told)[0]
 
 
-def _change_by(rule: Rule) -> Callable[[Array, Array, Array], Array]:
+def _change_by(rule: UpdateRule) -> Callable[[Array, Array, Array], Array]:
     def change(gradient: Array, statistics: Array, taken: Array) -> Array:
-        told = rule.tell(gradient, statistics, taken, jnp)
+        told = rule.compute(gradient, statistics, taken, jnp)
         return jnp.stack([told.change, *told.increments])
 
     return change

@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections import deque
 from typing import Any
 
 import numpy as np
 
 from steppe.errors import EnvironmentFault
-from steppe.runners._base import Chunk, Limits
-from steppe.runners.engines.compiled.episode_window import WINDOW
-from steppe.runners.engines.threads.worker import Batch
+from steppe.runners._base import Chunk, ChunkLimits
+from steppe.runners.engines.threads.thread_worker import LearnedBatch
+from steppe.runners.episode_window import EpisodeWindow
 
 
-class Window:
-    """The last 100 finished episodes, of all workers."""
-
-    def __init__(self) -> None:
-        self.returns: deque[float] = deque(maxlen=WINDOW)
-        self.lengths: deque[int] = deque(maxlen=WINDOW)
-        self.mean_return = self.mean_length = math.nan
-
-    def record(self, returns: list[float], lengths: list[int]) -> None:
-        """Takes in episodes in order of time."""
-        if not returns:
-            return
-        self.returns.extend(returns)
-        self.lengths.extend(lengths)
-        self.mean_return = math.fsum(self.returns) / len(self.returns)
-        self.mean_length = sum(self.lengths) / len(self.lengths)
-
-    def has_reached(self, threshold: float | None) -> bool:
-        """Whether the window is full and its mean is at least `threshold`."""
-        return threshold is not None and len(self.returns) == WINDOW and self.mean_return >= threshold
-
-
-class Ledger:
+class WorkQueue:
     """One call of `advance`: hands out so many tickets, and stops handing them out when a limit is reached."""
 
-    def __init__(self, tickets: int, timestep: int, limits: Limits, window: Window) -> None:
+    def __init__(self, tickets: int, timestep: int, limits: ChunkLimits, window: EpisodeWindow) -> None:
         self._left = tickets
         self._timestep = timestep
         self._limits = limits
         self._window = window
         self._lock = threading.Lock()
         self._rows: list[tuple[Any, ...]] = []
-        self._batches: list[Batch] = []
+        self._batches: list[LearnedBatch] = []
         self._finished = 0
         self._is_healthy = True
         self._is_stopped = False
@@ -62,7 +38,7 @@ class Ledger:
             self._left -= 1
             return self._timestep
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: LearnedBatch) -> None:
         """Counts a batch that is whole: collected, learned from, and part of the model."""
         with self._lock:
             self._window.record(batch.returns, batch.lengths)
@@ -129,7 +105,7 @@ class Ledger:
         )
 
 
-def _metrics(names: list[list[str]], batches: list[Batch]) -> dict[str, np.ndarray]:
+def _metrics(names: list[list[str]], batches: list[LearnedBatch]) -> dict[str, np.ndarray]:
     """The mean of each phase's metrics over its steps; losses of several phases add up."""
     columns: dict[str, np.ndarray] = {}
     loss: Any = 0.0

@@ -16,9 +16,9 @@ from steppe.errors import EnvironmentAway, EnvironmentFault, MissingEnvironment,
 from steppe.runners import pods
 from steppe.runners.engines import asynchronous
 from steppe.runners.engines.asynchronous.learner import pod_pool
-from steppe.runners.engines.asynchronous.worker import worker
-from steppe.runners.engines.asynchronous.worker.link import Door
-from steppe.runners.loop import Loop
+from steppe.runners.engines.asynchronous.worker import async_worker
+from steppe.runners.engines.asynchronous.worker.connection import LearnerAddress
+from steppe.runners.loop import TrainingLoop
 
 TOKEN = "a-token-of-the-learner"
 
@@ -50,7 +50,7 @@ class Comer(threading.Thread):
         wait_until(self.crew_file.exists, "the learner wants workers", seconds=60)
         self.plan = json.loads(self.crew_file.read_text())
         try:
-            worker.work(Door(f"127.0.0.1:{pod_pool.LEARNER_PORT}", TOKEN), self.make_envs)
+            async_worker.work(LearnerAddress(f"127.0.0.1:{pod_pool.LEARNER_PORT}", TOKEN), self.make_envs)
         except Exception as error:
             self.error = error
 
@@ -61,7 +61,7 @@ def test_it_trains_with_what_a_worker_tells(pod, tmp_path):
     engine = asynchronous.make_engine(spec)
     try:
         assert [space.shape for space in engine.core.spaces] == [(4,), ()]
-        outcome = Loop(spec, engine, tmp_path, lambda: None, lambda progress: None).run(None)
+        outcome = TrainingLoop(spec, engine, tmp_path, lambda: None, lambda progress: None).run(None)
     finally:
         engine.close()
         comer.join(60)
@@ -88,15 +88,15 @@ def test_workers_that_have_it_not_either_end_the_run(pod):
     ],
 )
 def test_a_worker_without_an_environment_tells_the_learner_why(monkeypatch, error, told):
-    heard = []
-    monkeypatch.setattr(worker, "decline", lambda door, *words: heard.append(words))
+    reasons = []
+    monkeypatch.setattr(async_worker, "decline", lambda learner, *words: reasons.append(words))
 
     def make_envs():
         raise error
 
     with pytest.raises(type(error)):
-        worker.work(Door("127.0.0.1:1"), make_envs)
-    assert heard == told
+        async_worker.work(LearnerAddress("127.0.0.1:1"), make_envs)
+    assert reasons == told
 
 
 def test_elsewhere_a_missing_environment_is_an_error(monkeypatch):

@@ -19,10 +19,10 @@ from runs import experiment
 from steppe.errors import CheckpointError
 from steppe.policies.policy import load_policy
 from steppe.records.checkpoints import list_checkpoints, load_latest
-from steppe.runners._base import Limits
+from steppe.runners._base import ChunkLimits
 from steppe.runners.engines.asynchronous.learner import engine as engine_module
 from steppe.runners.engines.asynchronous.learner.engine import Meter
-from steppe.runners.loop import Loop
+from steppe.runners.loop import TrainingLoop
 from steppe.tracking.metrics import read_metrics
 
 DQN = {
@@ -99,13 +99,13 @@ def test_every_line_of_metrics_says_how_the_workers_do(tmp_path):
 
 def test_the_newest_policy_is_posted_even_where_nobody_took_the_one_before():
     engine = async_engine(world())
-    engine._crew.count = 0
+    engine._pool.count = 0
     try:
         engine.begin(1)
         board = engine._server.board
         for updates in (5, 9):
             engine.core.updates = updates
-            wait_until(lambda n=updates: (engine.advance(8, 0, Limits()), board.version)[1] == n, "it is posted")
+            wait_until(lambda n=updates: (engine.advance(8, 0, ChunkLimits()), board.version)[1] == n, "it is posted")
             assert not board.is_wanted
     finally:
         engine.close()
@@ -132,11 +132,11 @@ def test_episodes_as_batches(tmp_path):
 
     spec = world(total_timesteps=500, asynchronous={"batch_timesteps": "episode", "evaluation_share": 0.0})
     engine = async_engine(spec)
-    engine._crew = Watched(engine._rules, 1, 2)
+    engine._pool = Watched(engine._rules, 1, 2)
     try:
         engine.begin(1)
         while engine._timestep < 500:
-            engine.advance(8, engine._timestep, Limits())
+            engine.advance(8, engine._timestep, ChunkLimits())
     finally:
         engine.close()
     assert lengths == {10}
@@ -193,7 +193,7 @@ def test_what_stands_in_line_counts_as_dropped_when_the_run_ends_and_not_before(
         return "pause"
 
     try:
-        Loop(spec, engine, tmp_path, request, lambda progress: None).run(None)
+        TrainingLoop(spec, engine, tmp_path, request, lambda progress: None).run(None)
     finally:
         engine.close()
     assert load_latest(tmp_path).timestep == 0
@@ -224,7 +224,7 @@ def test_nobody_loses_patience_while_the_learner_evaluates_or_saves(tmp_path, mo
 
     monkeypatch.setattr(engine, busy_with, busy)
     try:
-        Loop(spec, engine, tmp_path, lambda: None, lambda progress: None).run(None)
+        TrainingLoop(spec, engine, tmp_path, lambda: None, lambda progress: None).run(None)
     finally:
         engine.close()
     before, after = dropped
@@ -244,7 +244,7 @@ def test_what_was_learned_without_a_timestep_is_saved_too(tmp_path):
         return "pause" if saved and seen[-1].update > saved[0].update + 10 else None
 
     try:
-        outcome = Loop(spec, engine, tmp_path, request, seen.append).run(None)
+        outcome = TrainingLoop(spec, engine, tmp_path, request, seen.append).run(None)
     finally:
         engine.close()
     last = load_latest(tmp_path)
@@ -258,7 +258,7 @@ def test_trajectories_that_do_not_fill_a_batch_yet_count_as_dropped_too():
         engine.begin(1)
         taken = 0
         while taken < 3:
-            taken += engine.advance(3 - taken, 0, Limits()).iterations
+            taken += engine.advance(3 - taken, 0, ChunkLimits()).iterations
         # Who stands in line brings no more until one is taken.
         wait_until(lambda: engine._server.inbox.waiting == 3, "the worker stands in line")
         assert engine.snapshot()["async/counts"][1] == 3 + 2
@@ -273,7 +273,7 @@ def test_workers_that_do_not_wait_drop_batches_and_the_queue_stays_bounded():
         # Nobody learns: what comes after the first two batches has no room.
         wait_until(lambda: engine.dropped > 20, "batches are dropped")
         assert len(engine._server.inbox) == 2
-        chunk = engine.advance(1024, 0, Limits())
+        chunk = engine.advance(1024, 0, ChunkLimits())
         assert chunk.columns["dropped"][-1] > 20
     finally:
         engine.close()
@@ -290,14 +290,14 @@ def test_a_call_takes_no_more_batches_than_asked_and_does_not_learn_all_that_is_
             # However slow it is, until all that was asked for is taken in.
             patched.setattr(engine_module, "ADVANCE_SECONDS", 60.0)
             for iterations in (1, 3):
-                chunk = engine.advance(iterations, 0, Limits())
+                chunk = engine.advance(iterations, 0, ChunkLimits())
                 assert chunk.iterations == iterations
                 assert chunk.columns["timesteps"].tolist() == [16] * iterations
         while engine.core.wants_data:
-            engine.advance(1, 0, Limits())
-        engine.advance(1, 0, Limits())  # What learns is compiled by now.
+            engine.advance(1, 0, ChunkLimits())
+        engine.advance(1, 0, ChunkLimits())  # What learns is compiled by now.
         started = time.monotonic()
-        chunk = engine.advance(100, 0, Limits())
+        chunk = engine.advance(100, 0, ChunkLimits())
         # All that is owed would take many minutes.
         assert time.monotonic() - started < 20.0
         # Updates are behind: no batch is taken in until they have been made up for.
@@ -318,7 +318,7 @@ def test_learning_does_not_starve_where_more_comes_than_can_be_taken_in(monkeypa
             core.take_in(engine._server.inbox.take())
         monkeypatch.setattr(core, "take_in", lambda batch: (turns.append("takes"), time.sleep(0.03), take_in(batch)))
         monkeypatch.setattr(core, "learn", lambda seconds: (turns.append("learns"), learn(seconds))[1])
-        engine.advance(64, 0, Limits())
+        engine.advance(64, 0, ChunkLimits())
     finally:
         engine.close()
     # At most two batches fit into one turn, though there were more.
@@ -327,10 +327,10 @@ def test_learning_does_not_starve_where_more_comes_than_can_be_taken_in(monkeypa
 
 def test_a_call_without_workers_returns_with_nothing():
     engine = async_engine(world())
-    engine._crew.count = 0
+    engine._pool.count = 0
     try:
         engine.begin(1)
-        chunk = engine.advance(10, 0, Limits())
+        chunk = engine.advance(10, 0, ChunkLimits())
         assert (chunk.iterations, chunk.columns, chunk.is_healthy) == (0, {}, True)
     finally:
         engine.close()
@@ -360,9 +360,9 @@ def test_the_progress_says_that_all_workers_are_gone(tmp_path):
 
     spec = world(total_timesteps=10**6)
     engine = async_engine(spec)
-    engine._crew = Processes(engine._rules, 1, 1)
+    engine._pool = Processes(engine._rules, 1, 1)
     try:
-        Loop(spec, engine, tmp_path, request, show).run(None)
+        TrainingLoop(spec, engine, tmp_path, request, show).run(None)
     finally:
         engine.close()
         for worker in workers:
@@ -375,10 +375,10 @@ def test_the_progress_says_that_all_workers_are_gone(tmp_path):
 
 def test_workers_join_and_leave_while_it_learns(tmp_path):
     engine = async_engine(world(num_workers=1, total_timesteps=10**6))
-    crew = engine._crew
+    crew = engine._pool
 
     def figures():
-        return engine.advance(4, engine._timestep, Limits()).columns.get("workers", np.zeros(1))[-1]
+        return engine.advance(4, engine._timestep, ChunkLimits()).columns.get("workers", np.zeros(1))[-1]
 
     try:
         engine.begin(1)

@@ -84,7 +84,7 @@ def test_the_end_wakes_whoever_stands_in_line():
 def test_nobody_loses_patience_while_the_learner_is_away():
     inbox = Inbox(1, 0.05)
     inbox.put("a")
-    with inbox.away():
+    with inbox.paused():
         results, thread = later(inbox.put, "b")
         thread.join(0.5)
         assert (results, inbox.dropped) == ([], 0)
@@ -92,7 +92,7 @@ def test_nobody_loses_patience_while_the_learner_is_away():
         thread.join(10)
     assert results == [True]
     # It goes on where it was: what came while the learner was away still has its time.
-    with inbox.away():
+    with inbox.paused():
         results, thread = later(inbox.put, "c")
         thread.join(0.2)
         assert results == []
@@ -106,7 +106,7 @@ def test_who_is_kept_from_going_on_when_it_comes_to_the_line_loses_no_patience_b
     # The learner goes away, a batch comes, and nothing is done for 100 s.
     looks = itertools.chain([0.0, 0.0], itertools.repeat(100.0))
     monkeypatch.setattr(inbox_module, "time", SimpleNamespace(monotonic=lambda: next(looks)))
-    with inbox.away():
+    with inbox.paused():
         results, thread = later(inbox.put, "b")
         thread.join(0.5)
         assert (results, inbox.dropped) == ([], 0)
@@ -118,7 +118,7 @@ def test_who_is_kept_from_going_on_when_it_comes_to_the_line_loses_no_patience_b
 def test_who_cannot_wait_does_not_do_so_either_while_the_learner_is_away():
     inbox = Inbox(1, 0.0)
     inbox.put("a")
-    with inbox.away():
+    with inbox.paused():
         assert inbox.put("b") is False
     assert inbox.dropped == 1
 

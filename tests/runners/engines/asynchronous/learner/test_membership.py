@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from steppe.runners.engines.asynchronous.learner.membership import REMEMBERED, Membership
-from steppe.runners.engines.asynchronous.learner.worker_pool import NoCrew
+from steppe.runners.engines.asynchronous.learner.worker_pool import UnmanagedPool
 
 
 def test_every_worker_has_a_number_of_its_own_and_keeps_it():
@@ -72,9 +72,9 @@ def test_a_hung_worker_is_told_of_once():
 
 
 def test_who_has_no_crew_forgets_whoever_hung():
-    members, crew = Membership(), NoCrew()
+    members, crew = Membership(), UnmanagedPool()
     crew.start(SimpleNamespace(membership=members), None)
     members.join("a")
     members.give_up("a")
-    assert crew.tend() is None
+    assert crew.supervise() is None
     assert members.take_hung() == set()

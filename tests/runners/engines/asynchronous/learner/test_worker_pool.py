@@ -11,11 +11,11 @@ import pytest
 from runs import experiment
 
 from steppe.errors import UserError
-from steppe.runners.engines.asynchronous.learner import worker_pool as crews
+from steppe.runners.engines.asynchronous.learner import worker_pool
 from steppe.runners.engines.asynchronous.learner.membership import Membership
-from steppe.runners.engines.asynchronous.learner.worker_pool import RayCrew
-from steppe.runners.play.episodes import Rules
-from steppe.runners.ray.ray_session import Session
+from steppe.runners.engines.asynchronous.learner.worker_pool import RayWorkerPool
+from steppe.runners.play.episodes import EpisodeRules
+from steppe.runners.ray.ray_session import RaySession
 
 
 class Killed(Exception):
@@ -59,15 +59,15 @@ def crew(monkeypatch):
     clock = [1000.0]
     ray = PlayedRay()
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(crews, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(worker_pool, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     spec = experiment("CartPole-v1", "dqn", run_mode="async", num_workers=2, asynchronous={"worker_timeout": 30.0})
-    crew = RayCrew(spec, Rules(spec.environment), 1)
+    crew = RayWorkerPool(spec, EpisodeRules(spec.environment), 1)
     membership = Membership()
     crew.start(SimpleNamespace(membership=membership, address=("127.0.0.1", 7000)), None)
 
     def at(seconds):
         clock[0] = 1000.0 + seconds
-        return crew.tend()
+        return crew.supervise()
 
     return SimpleNamespace(ray=ray, membership=membership, at=at, names=ray.names)
 
@@ -117,13 +117,13 @@ def opened(monkeypatch):
         ray.nodes = lambda: [gone, *living]
         ray.util = SimpleNamespace(get_node_ip_address=lambda: nodes[0])
         monkeypatch.setitem(sys.modules, "ray", ray)
-        session = Session(address, is_own=False)
+        session = RaySession(address, is_own=False)
         monkeypatch.setattr(
             "steppe.runners.ray.ray_session.ray_session", lambda *_, **__: contextlib.nullcontext(session)
         )
         fields = {"run_mode": "async", "num_workers": 1, "platform": "ray", "ray": {"address": address}}
         spec = experiment("CartPole-v1", "dqn", **fields, asynchronous={"address": wanted})
-        crew = RayCrew(spec, Rules(spec.environment), 1)
+        crew = RayWorkerPool(spec, EpisodeRules(spec.environment), 1)
         return crew.open(), crew
 
     return open_

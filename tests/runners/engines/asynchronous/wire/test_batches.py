@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from steppe.errors import UserError
 from steppe.net.messagepack import Malformed, pack, unpack
 from steppe.policies.description import PolicyDescription
-from steppe.runners.engines.asynchronous.wire.batches import Form, from_message, to_message
+from steppe.runners.engines.asynchronous.wire.batches import BatchFormat, from_message, to_message
 from steppe.runners.engines.asynchronous.wire.task import Task
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
@@ -46,7 +46,7 @@ CASES = {
 def made_up(case, rows=6, environments=2, seed=0):
     """(form, batch) with numbers from anywhere in their spaces."""
     observation, action, task = CASES[case]
-    form, rng = Form(task, observation, action), np.random.default_rng(seed)
+    form, rng = BatchFormat(task, observation, action), np.random.default_rng(seed)
     batch = form.allocate(rows, environments)
     ended = rng.random((2, rows, environments)) < 0.3
     batch.terminated[:], batch.truncated[:] = ended[0], ended[1] & ~ended[0]
@@ -175,7 +175,7 @@ def test_no_message_does_more_than_be_refused(fields):
 
 
 def test_batches_that_no_message_can_hold_are_refused_with_the_way_out():
-    form = Form(Task(rows=1000), Box((512, 512, 3), (0.0,), (255.0,), "uint8"), Discrete(2))
+    form = BatchFormat(Task(rows=1000), Box((512, 512, 3), (0.0,), (255.0,), "uint8"), Discrete(2))
     with pytest.raises(UserError, match="lower batch_timesteps or num_envs"):
         form.largest(64)
 
@@ -184,7 +184,7 @@ def test_the_largest_message_is_large_enough():
     for case in CASES:
         form, batch = made_up(case, rows=6, environments=2)
         batch.terminated[:], batch.truncated[:] = True, False
-        full = Form(dataclasses.replace(CASES[case][2], rows=6), *CASES[case][:2])
+        full = BatchFormat(dataclasses.replace(CASES[case][2], rows=6), *CASES[case][:2])
         assert len(pack(to_message(batch))) <= full.largest(2), case
         assert form.largest(1) > 0
 

@@ -1,4 +1,4 @@
-"""What learns, whatever it learns with: the engine feeds it batches and lets it learn for a while, in turn."""
+"""The learning core: the engine gives it batches and lets it learn, in turn."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from steppe.runners.engines.asynchronous.wire.batches import Batch
+from steppe.runners.engines.asynchronous.wire.batches import WorkerBatch
 from steppe.runners.engines.asynchronous.wire.board import Spaces
 from steppe.runners.engines.asynchronous.wire.task import Task
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What some updates brought."""
+    """The result of some updates."""
 
     updates: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -24,66 +24,66 @@ class Learned:
 
 
 class Core(Protocol):
-    """A policy that learns from batches of many workers."""
+    """A policy that learns from batches of many workers, with its memory."""
 
     agent: Any
     task: Task
     spaces: Spaces
-    """As the environments have them."""
+    """Those of the environments."""
     updates: int
-    """How many were taken so far: the version of the policy."""
+    """The number of updates so far: the version of the policy."""
 
     def begin(self, seed: int) -> None:
-        """Starts from nothing, everything compiled."""
+        """Starts with fresh parameters; compiles everything."""
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
         """Starts from a snapshot."""
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Everything needed to go on from here, but for the batches that are `unsaved`."""
+        """Everything needed to continue from here, except the batches counted by `unsaved`."""
 
     @property
     def unsaved(self) -> int:
-        """How many batches were taken in, of which what a snapshot leaves out is not learned from yet."""
+        """How many received batches have not been learned from and are not in a snapshot."""
 
     @property
     def wants_data(self) -> bool:
-        """Whether a batch can be taken in now; where not, there is something to learn first."""
+        """Whether a batch can be received now; if not, learning comes first."""
 
     @property
     def can_learn(self) -> bool:
-        """Whether there is something to learn from now."""
+        """Whether an update can be taken now."""
 
-    def take_in(self, batch: Batch) -> None:
-        """Remembers a batch."""
+    def take_in(self, batch: WorkerBatch) -> None:
+        """Receives a batch."""
 
     def learn(self, seconds: float) -> Learned:
         """Takes updates for about that long, at least one."""
 
     def weights(self) -> dict[str, np.ndarray]:
-        """What workers act with, by name."""
+        """The tensors that workers act with, by name."""
 
     def exploration(self, timestep: int) -> dict[str, float]:
-        """How much workers explore at a timestep."""
+        """The exploration settings of workers at a timestep."""
 
     def policy(self, timestep: int) -> Any:
-        """What has been learned so far, to be saved."""
+        """The current policy, to be saved."""
 
 
 class Pace:
-    """How many updates are due: so many for each timestep, or as many as can be."""
+    """Keeps a ratio of updates to timesteps; without a ratio updates are always due."""
 
     def __init__(self, ratio: float | None) -> None:
         self.ratio = ratio
         self.owed = 0.0
 
     def count(self, timesteps: int) -> None:
-        """Timesteps have arrived, to be learned from."""
+        """Counts received timesteps."""
         if self.ratio is not None:
             self.owed += self.ratio * timesteps
 
     def paid(self, updates: int) -> None:
-        """Updates were taken."""
+        """Counts updates."""
         if self.ratio is not None:
             self.owed -= updates
 
@@ -103,7 +103,7 @@ class Pace:
 
 
 class Clock:
-    """How many updates fit into some seconds, by how long the last ones took."""
+    """Estimates how many updates fit into some seconds from how long the last ones took."""
 
     LARGEST = 4096
 
@@ -111,10 +111,10 @@ class Clock:
         self._each = 0.0
 
     def fitting(self, seconds: float) -> int:
-        """At least one; few at first, while nothing is known."""
+        """At least one; exactly one while nothing was measured."""
         return int(min(max(seconds / self._each, 1.0), self.LARGEST)) if self._each else 1
 
     def took(self, updates: int, seconds: float) -> None:
-        """A measurement."""
+        """Records a measurement."""
         each = seconds / max(updates, 1)
         self._each = each if not self._each else 0.5 * (self._each + each)

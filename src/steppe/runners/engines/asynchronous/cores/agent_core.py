@@ -1,4 +1,4 @@
-"""What cores share that learn with an agent of Steppe's own: what workers are given of it."""
+"""The common part of cores with an agent of Steppe's: what workers get of it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from steppe.runners.engines.learning import Learner
 
 
 class AgentCore:
-    """An agent and its state; how it is fed and learns is up to those that are made of this."""
+    """An agent and its state; subclasses receive batches and learn."""
 
     def __init__(self, agent: Any, task: Task, spaces: Spaces) -> None:
         self.agent, self.task, self.spaces = agent, task, spaces
         self.updates = 0
         self._learner: Learner
         self._names: list[str] = []
-        # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
+        # A compiled call copies all parameters, so it is only used if it computes something.
         self._acting = jax.jit(agent.acting) if agent.perturbs_parameters else agent.acting
 
     @property
     def unsaved(self) -> int:
-        """A snapshot has them all."""
+        """A snapshot holds all batches."""
         return 0
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The policy's tensors, with noise where the agent explores by it."""
+        """The policy's tensors, with noise if the agent explores by noise in its parameters."""
         state = self._learner.agent
         return self.agent.policy_tensors(state._replace(params=self._acting(state).params))
 
     def exploration(self, timestep: int) -> dict[str, float]:
-        """As the agent has it."""
+        """The agent's exploration."""
         return {name: float(value) for name, value in self.agent.exploration(timestep, np).items()}
 
     def policy(self, timestep: int) -> Any:
-        """As the agent has it, without noise."""
+        """The agent's policy, without noise."""
         return self.agent.policy(self._learner.agent, timestep)

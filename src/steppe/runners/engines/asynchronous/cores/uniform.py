@@ -1,4 +1,4 @@
-"""A replay memory in NumPy, for policies that Steppe knows nothing of: the newest transitions, drawn uniformly."""
+"""A replay memory in NumPy for users' own policies: the newest transitions, drawn uniformly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UniformReplay:
         return self._filled
 
     def add(self, timesteps: Mapping[str, np.ndarray]) -> None:
-        """Takes in arrays [T, N, ...] by name, over the oldest transitions."""
+        """Adds arrays [T, N, ...] by name, over the oldest transitions."""
         rows = {name: timesteps[name].reshape(-1, *timesteps[name].shape[2:])[-self.capacity :] for name in KEPT}
         count = len(rows["rewards"])
         places = (self._head + np.arange(count)) % self.capacity
@@ -47,12 +47,12 @@ class UniformReplay:
         return {name: array[drawn] for name, array in self._kept.items()}
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Everything that is remembered, oldest first."""
+        """All transitions, oldest first."""
         order = (self._head - self._filled + np.arange(self._filled)) % self.capacity
         return {name: array[order] for name, array in self._kept.items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Remembers what a snapshot holds."""
+        """Restores a snapshot."""
         self._kept, self._head, self._filled = {}, 0, 0
         if arrays:
             self.add({name: array[:, None] for name, array in arrays.items()})

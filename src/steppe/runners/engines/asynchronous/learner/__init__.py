@@ -1,1 +1,1 @@
-"""The learner: takes in what workers send, and hands out the newest policy."""
+"""The learner's process: receives batches of timesteps from workers, learns, and hands out the newest policy."""

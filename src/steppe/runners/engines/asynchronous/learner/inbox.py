@@ -1,4 +1,4 @@
-"""The bounded queue between those who receive batches and the one who learns from them."""
+"""The bounded queue between the threads that receive batches and the one that learns."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from steppe.runners.engines.asynchronous.wire.batches import Batch
+from steppe.runners.engines.asynchronous.wire.batches import WorkerBatch
 
 WORD_SECONDS = 20.0
-"""How often those who stand in line hear that they are not forgotten."""
+"""How often a waiting worker is told that its learner is still there."""
 LEAST_SECONDS = 0.1
 
 
 class Over(Exception):
-    """There is no more learning; a clause says why."""
+    """The run is over; the message says why."""
 
 
 class Inbox:
-    """Holds at most `size` batches; who comes when it is full waits in line, and gives up after `patience` seconds."""
+    """Holds at most `size` batches; further ones wait in line, and are dropped after `patience` seconds."""
 
     def __init__(self, size: int, patience: float) -> None:
         self.size, self.patience = size, patience
         self.dropped = 0
-        """Batches for which there was no room in time."""
+        """How many batches were dropped."""
         self.left = 0
-        """Batches that stood in line, or came, when nobody took any more."""
-        self._waiting: deque[Batch] = deque()
+        """How many batches waited or arrived when the run was over."""
+        self._waiting: deque[WorkerBatch] = deque()
         self._line: deque[Ticket] = deque()
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._reason: str | None = None
-        self._away = 0.0
-        self._away_since: float | None = None
+        self._paused = 0.0
+        self._paused_since: float | None = None
 
-    def put(self, batch: Batch, meanwhile: Callable[[], None] = lambda: None) -> bool:
-        """Whether there was room in time; `Over` where nobody takes batches any more.
+    def put(self, batch: WorkerBatch, meanwhile: Callable[[], None] = lambda: None) -> bool:
+        """Adds a batch; False if there was no room in time. Raises `Over` once the run is over.
 
-        While it stands in line for long, `meanwhile` is called now and then.
+        `meanwhile` is called every WORD_SECONDS while the batch waits.
         """
         with self._lock:
             if self._reason is not None:
@@ -61,8 +61,8 @@ class Inbox:
             self.dropped += 1
             return False
 
-    def take(self) -> Batch | None:
-        """The oldest batch, where there is one; the first in line moves up."""
+    def take(self) -> WorkerBatch | None:
+        """The oldest batch, or None; the first waiting ticket moves into the inbox."""
         with self._lock:
             if not self._waiting:
                 return None
@@ -75,31 +75,31 @@ class Inbox:
             return batch
 
     def wait(self, seconds: float) -> bool:
-        """Waits until there is a batch, but not longer than that; whether there is one."""
+        """Waits up to `seconds` for a batch; whether there is one."""
         with self._arrival:
             return self._arrival.wait_for(lambda: bool(self._waiting) or self._reason is not None, max(0.0, seconds))
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """While this lasts nobody in line loses patience: the learner is not too slow, but does something else."""
+    def paused(self) -> Iterator[None]:
+        """Stops the timeouts of waiting workers while the learner does something else, such as saving."""
         with self._lock:
-            self._away_since = time.monotonic()
+            self._paused_since = time.monotonic()
         try:
             yield
         finally:
             with self._lock:
-                self._away, self._away_since = self._seconds_away(time.monotonic()), None
+                self._paused, self._paused_since = self._seconds_paused(time.monotonic()), None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def waiting(self) -> int:
-        """How many batches wait, in the queue and in the line before it: at most `size` and one for each worker."""
+        """The number of batches in the inbox and in line before it: at most `size` plus one for each worker."""
         return len(self._waiting) + len(self._line)
 
     def close(self, reason: str) -> None:
-        """Whoever stands in line gives up; may be called again."""
+        """Releases all waiting tickets without their batches; may be called again."""
         with self._lock:
             self._reason = self._reason or reason
             self.left += len(self._line)
@@ -109,29 +109,29 @@ class Inbox:
             self._arrival.notify_all()
 
     def _stand_in_line(self, ticket: Ticket, meanwhile: Callable[[], None]) -> None:
-        """Until it is called, or has waited for so long as its patience lasts."""
+        """Waits until the ticket is called or its patience is over."""
         with self._lock:
-            # Of the same moment: a thread that is kept from going on in between has not waited meanwhile.
-            begun = heard = time.monotonic()
-            away = self._seconds_away(begun)
+            # Read under one lock: time in which this thread is held up in between does not count as waiting.
+            begun = last_word = time.monotonic()
+            paused = self._seconds_paused(begun)
         left = self.patience
         while left > 0 and not ticket.called.wait(min(max(left, LEAST_SECONDS), WORD_SECONDS)):
             with self._lock:
                 now = time.monotonic()
-                left = self.patience - (now - begun) + self._seconds_away(now) - away
-            if now - heard >= WORD_SECONDS:
+                left = self.patience - (now - begun) + self._seconds_paused(now) - paused
+            if now - last_word >= WORD_SECONDS:
                 meanwhile()
-                heard = now
+                last_word = now
 
-    def _seconds_away(self, now: float) -> float:
-        """For how long the learner was away so far."""
-        return self._away + (0.0 if self._away_since is None else now - self._away_since)
+    def _seconds_paused(self, now: float) -> float:
+        """For how long timeouts have been stopped so far."""
+        return self._paused + (0.0 if self._paused_since is None else now - self._paused_since)
 
 
 class Ticket:
-    """A place in the line before a full inbox."""
+    """A batch that waits for room in the inbox."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: WorkerBatch) -> None:
         self.batch = batch
         self.called = threading.Event()
         self.is_in = False

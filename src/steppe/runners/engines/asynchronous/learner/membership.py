@@ -1,4 +1,4 @@
-"""Who works for the learner: who is here, who left, and who vanished with a batch on its way."""
+"""Counts the learner's workers: connected, gone as agreed, or vanished with a batch under way."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from dataclasses import dataclass
 from typing import Literal
 
 REMEMBERED = 10_000
-"""Workers that are gone and still known by name."""
+"""How many workers that are gone are still known by name."""
 
 
 @dataclass
-class Member:
-    """One worker, by the name that it gave itself."""
+class JoinedWorker:
+    """One worker, known by the name that it gave itself."""
 
     number: int
-    """Its own in this run, for its randomness: no two workers ever have the same."""
+    """Seeds its randomness: no two workers of a run ever have the same."""
     sequence: int = 0
     """The newest batch that was received from it."""
     state: Literal["here", "gone", "vanished"] = "here"
     connection: int = 0
-    """Counts its connections: what an older one has to say no longer counts."""
+    """Counts its connections; messages about an older one are ignored."""
 
 
 class Membership:
-    """Counts workers; may be asked by any thread."""
+    """Thread-safe counts of workers and of their batches."""
 
     def __init__(self) -> None:
         self.next_number = 0
         self._lost = 0
-        self._members: OrderedDict[str, Member] = OrderedDict()
+        self._members: OrderedDict[str, JoinedWorker] = OrderedDict()
         self._lock = threading.Lock()
         self._hung: set[str] = set()
         self.batches = 0
         """How many were received."""
         self.complaint = ""
-        """What the last worker that failed has said."""
+        """The error of the last worker that failed."""
         self.mistake = ""
-        """What a worker has said that could not join by a mistake of the user's."""
+        """The error of a worker that could not join because of a user's mistake."""
         self._declined = 0
 
     def resume(self, next_number: int, lost: int) -> None:
-        """Counts on from where an earlier start of the run has ended; who has joined already keeps its number."""
+        """Continues the counts of a checkpoint; workers that have already joined keep their numbers."""
         with self._lock:
             self.next_number = max(self.next_number, next_number)
             self._lost += lost
@@ -55,18 +55,18 @@ class Membership:
 
     @property
     def lost(self) -> int:
-        """How many batches were on their way when their worker vanished: each had one, begun or sent."""
+        """How many batches were lost with a vanished worker: each had one under way."""
         with self._lock:
             return self._lost
 
     @property
     def declined(self) -> int:
-        """How many workers have said that they cannot join."""
+        """How many workers have reported that they cannot join."""
         with self._lock:
             return self._declined
 
     def decline(self, sentence: str, is_mistake: bool) -> None:
-        """A worker says why it cannot join."""
+        """Records why a worker cannot join."""
         with self._lock:
             self._declined += 1
             self.complaint = sentence
@@ -79,11 +79,11 @@ class Membership:
             return name in self._members
 
     def join(self, name: str) -> tuple[int, int]:
-        """(its number, which of its connections this is); one who vanished and returns has lost nothing."""
+        """Returns (its number, the number of this connection); a vanished worker that returns has lost nothing."""
         with self._lock:
             member = self._members.get(name)
             if member is None:
-                member = self._members[name] = Member(self.next_number)
+                member = self._members[name] = JoinedWorker(self.next_number)
                 self.next_number += 1
             elif member.state == "vanished":
                 self._lost -= 1
@@ -94,7 +94,7 @@ class Membership:
             return member.number, member.connection
 
     def claim(self, name: str, sequence: int) -> bool:
-        """Whether a batch comes for the first time: a worker sends again what was not answered."""
+        """Whether a batch is new: a worker sends a batch again if it was not answered."""
         with self._lock:
             member = self._members[name]
             is_new = sequence > member.sequence
@@ -103,7 +103,7 @@ class Membership:
             return is_new
 
     def leave(self, name: str, connection: int, vanished: bool) -> None:
-        """A connection is over: as agreed on, or broken."""
+        """Records the end of a connection, agreed or broken."""
         with self._lock:
             member = self._members[name]
             if member.connection != connection or member.state != "here":
@@ -112,12 +112,12 @@ class Membership:
             self._lost += vanished
 
     def give_up(self, name: str) -> None:
-        """A worker has said nothing for too long."""
+        """Records that a worker has been silent for too long."""
         with self._lock:
             self._hung.add(name)
 
     def take_hung(self) -> set[str]:
-        """Who was given up since the last time."""
+        """Returns the workers given up since the last call."""
         with self._lock:
             hung, self._hung = self._hung, set()
             return hung

@@ -1,4 +1,4 @@
-"""Opens the learner's door as an experiment or a program wishes it."""
+"""Opens the learner's server with the settings of an experiment."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import replace
 
 from steppe.runners.engines.asynchronous.learner.inbox import Inbox
 from steppe.runners.engines.asynchronous.learner.membership import Membership
-from steppe.runners.engines.asynchronous.learner.server import Server
-from steppe.runners.engines.asynchronous.wire.access import Access, access_from
+from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServer
+from steppe.runners.engines.asynchronous.wire.access import LearnerAccess, access_from
 from steppe.specs.running.asynchronous import AsyncSpec
 from steppe.specs.running.connections import split_address
 
 
-def opener(wishes: AsyncSpec) -> Callable[[str], tuple[Server, Access]]:
-    """What opens the door, at the host it is told where the wishes name none.
+def server_opener(wishes: AsyncSpec) -> Callable[[str], tuple[WorkerServer, LearnerAccess]]:
+    """Returns a function that opens the server at a host, or at `asynchronous.address` if that is given.
 
-    Without a token of the user's one is made up, for the workers that the run starts itself.
+    Without a token of the user's a random one is made, for the workers that the run starts itself.
     """
 
-    def open_door(host: str) -> tuple[Server, Access]:
+    def opened(host: str) -> tuple[WorkerServer, LearnerAccess]:
         access = access_from(wishes.token_file, wishes.tls_cert, wishes.tls_key)
         port = 0
         if wishes.address is not None:
@@ -28,10 +28,10 @@ def opener(wishes: AsyncSpec) -> Callable[[str], tuple[Server, Access]]:
         access = access if access.token is not None else replace(access, token=secrets.token_hex(32))
         return open_server(wishes, host, port, access), access
 
-    return open_door
+    return opened
 
 
-def open_server(wishes: AsyncSpec, host: str, port: int, access: Access) -> Server:
-    """Listens at (host, port)."""
+def open_server(wishes: AsyncSpec, host: str, port: int, access: LearnerAccess) -> WorkerServer:
+    """A server that listens at (host, port)."""
     inbox = Inbox(wishes.queue_size, wishes.patience)
-    return Server(host, port, access, inbox, Membership(), wishes.worker_timeout)
+    return WorkerServer(host, port, access, inbox, Membership(), wishes.worker_timeout)

@@ -1,4 +1,4 @@
-"""The workers of a learner in a Pod: other Pods, which come by themselves and are replaced by Kubernetes."""
+"""The workers of a learner in a Pod: other Pods, which Kubernetes starts and replaces."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from pathlib import Path
 
 from steppe.errors import EnvironmentFault, UserError
 from steppe.files.durable import write_atomically
-from steppe.runners.engines.asynchronous.learner.server import Server
 from steppe.runners.engines.asynchronous.learner.worker_pool import BATCHES_PER_DEATH, START_SECONDS, TEND_SECONDS
-from steppe.runners.play.episodes import Rules
+from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServer
+from steppe.runners.play.episodes import EpisodeRules
 from steppe.runners.pods import CREW_FILE_VARIABLE, LEARNER_PORT, RollCall
 from steppe.specs.allowed_modules import named_by
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.running.asynchronous import AsyncSpec
 
 HUNG_REMEMBERED = 1_000
-"""So many workers that hang are told of: Pods hear of theirs within seconds."""
+"""How many names of hanging workers are kept in the file; their Pods read it within seconds."""
 SPARE_DEATHS = 10
-"""So many deaths more than three for each worker make no sense any more; every batch makes up for a part of one."""
+"""The run fails after this many deaths beyond three for each worker; each received batch makes up for a part of one."""
 
 log = logging.getLogger(__name__)
 
 
 def in_pods(wishes: AsyncSpec) -> AsyncSpec:
-    """The same, at the port where other Pods look for a learner."""
+    """The settings with the address at which other Pods look for a learner."""
     return wishes.model_copy(update={"address": f"0.0.0.0:{LEARNER_PORT}"})
 
 
-class PodCrew:
-    """Writes down what workers must know, for the Pod to hand out; Kubernetes starts and replaces them."""
+class PodWorkerPool:
+    """Writes the file that tells workers what to do, which the Pod hands out; Kubernetes starts and replaces them."""
 
-    def __init__(self, spec: ExperimentSpec, rules: Rules, num_envs: int) -> None:
+    def __init__(self, spec: ExperimentSpec, rules: EpisodeRules, num_envs: int) -> None:
         self._spec, self._rules, self._num_envs = spec, rules, num_envs
-        self._tended = self._started = 0.0
+        self._supervised = self._started = 0.0
         self._level = 0.0
         self._batches = self._lost = self._declined = 0
         self._has_warned = False
-        self._roll = RollCall()
+        self._roll_call = RollCall()
 
     def open(self) -> str:
-        """Every address of this Pod."""
+        """All addresses of this Pod."""
         return "0.0.0.0"
 
-    def start(self, server: Server, token: str | None) -> None:
-        """From now on workers may come."""
+    def start(self, server: WorkerServer, token: str | None) -> None:
+        """Writes the file, so that workers may come from now on."""
         certificate = self._spec.asynchronous.tls_cert
         plan = {
             "certificate": None if certificate is None else Path(certificate).read_text(),
@@ -62,18 +62,18 @@ class PodCrew:
         self._write()
         self._membership, self._started = server.membership, time.monotonic()
         self._lost, self._declined = server.membership.lost, server.membership.declined
-        self._call_roll()
+        self._note_joined()
 
-    def tend(self) -> EnvironmentFault | None:
-        """Has Pods end workers that hang, and finds out when workers only come to fail.
+    def supervise(self) -> EnvironmentFault | None:
+        """Lets Pods end workers that hang, and returns a fault if workers keep failing.
 
-        Those that hang while they make their environment are ended by their own Pods, which tell why.
+        Workers that hang while they make their environment are ended by their own Pods, which report why.
         """
         now = time.monotonic()
-        if now - self._tended < TEND_SECONDS:
+        if now - self._supervised < TEND_SECONDS:
             return None
-        self._tended, members = now, self._membership
-        self._call_roll()
+        self._supervised, members = now, self._membership
+        self._note_joined()
         self._warn_if_missing(now)
         if hung := members.take_hung():
             log.warning("workers that hang are replaced: %d", len(hung))
@@ -91,7 +91,7 @@ class PodCrew:
         return None
 
     def close(self) -> None:
-        """They find out by themselves."""
+        """Workers notice by themselves that the learner is gone."""
 
     def _write(self) -> None:
         if file := os.environ.get(CREW_FILE_VARIABLE):
@@ -99,9 +99,9 @@ class PodCrew:
             crew = {"plan": self._plan, "hung": list(self._hung), "worker_timeout": patience}
             write_atomically(file, json.dumps(crew))
 
-    def _call_roll(self) -> None:
+    def _note_joined(self) -> None:
         wanted = self._spec.num_workers
-        self._roll.note("worker", min(self._membership.here, wanted), wanted)
+        self._roll_call.note("worker", min(self._membership.here, wanted), wanted)
 
     def _warn_if_missing(self, now: float) -> None:
         if self._has_warned or now - self._started < START_SECONDS:

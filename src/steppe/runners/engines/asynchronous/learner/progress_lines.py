@@ -1,4 +1,4 @@
-"""What a learner in a program of its own tells by itself: a line on the standard error now and then."""
+"""The progress that a learner in a program of its own prints: a line on the standard error every ten seconds."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import time
 from pathlib import Path
 
 from steppe.net.local_tokens import token_sentence
-from steppe.runners._base import Outcome, Progress
+from steppe.runners._base import Progress, RunOutcome
 
 LINE_SECONDS = 10.0
 
 
-class Lines:
-    """Shows progress where the program has nothing else in mind."""
+class ProgressLines:
+    """Prints progress, for programs without an `on_progress` of their own."""
 
     def __init__(self, timesteps: int | None) -> None:
-        """`timesteps` are how many there are to be, where they are limited."""
+        """`timesteps` is the limit of the run, if it has one."""
         self._of = "" if timesteps is None else f" of {timesteps:,}"
         self._next = 0.0
         self._told = 0
 
     def listens(self, host: str, port: int, token_file: Path | None) -> None:
-        """Where workers come to, and where the token is that the learner made for itself."""
+        """Prints the address for workers, and the file of the token that the learner made, if any."""
         _say(f"listening for workers at {host}:{port}")
         if token_file is not None:
             _say(f"note: {token_sentence(token_file)}; workers of yours on this machine find it by themselves")
 
     def __call__(self, progress: Progress) -> None:
-        """A line if it is time for one; what a user should know at once."""
+        """Prints a line if one is due, and new notices at once."""
         for notice in progress.notices[self._told :]:
             _say(f"note: {notice}")
         self._told = len(progress.notices)
@@ -45,12 +45,12 @@ class Lines:
             f"{metrics.get('dropped', 0):.0f} batches dropped, {metrics.get('lost', 0):.0f} lost"
         )
 
-    def ended(self, outcome: Outcome) -> None:
-        """How it came to its end."""
+    def ended(self, outcome: RunOutcome) -> None:
+        """Prints how the run ended."""
         _say(f"{outcome.state} after {outcome.timestep:,} timesteps: {outcome.reason}")
 
 
 def _say(line: str) -> None:
-    # Whoever reads it may be gone, which is no reason to learn no more.
+    # A closed standard error must not end the training.
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The worker processes of a run: placed by Ray, and replaced when they die or hang."""
+"""The worker processes of a run: started by Ray, and replaced when they die or hang."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from typing import Any, Protocol
 from steppe.errors import EnvironmentFault, UserError
 from steppe.net.sockets import is_loopback
 from steppe.runners.engines.asynchronous.learner.membership import Membership
-from steppe.runners.engines.asynchronous.learner.server import Server
-from steppe.runners.engines.asynchronous.wire.constants import not_made_within
-from steppe.runners.engines.asynchronous.worker.actor import Placement, WorkerActor
-from steppe.runners.play.episodes import Rules
-from steppe.runners.ray.placing import check_room, check_sharing
+from steppe.runners.engines.asynchronous.learner.worker_server import WorkerServer
+from steppe.runners.engines.asynchronous.wire.protocol import not_made_within
+from steppe.runners.engines.asynchronous.worker.ray_actor import Placement, WorkerActor
+from steppe.runners.play.episodes import EpisodeRules
+from steppe.runners.ray.placement import check_room, check_sharing
 from steppe.specs.allowed_modules import named_by
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.running.connections import split_address
 
 TEND_SECONDS = 0.5
-"""How often the workers are looked after."""
+"""How often dead and hanging workers are looked for."""
 BATCHES_PER_DEATH = 10
-"""So many batches make up for one death of a worker; when deaths outrun them, something is wrong for good."""
+"""How many received batches make up for one death of a worker; the run fails if deaths outnumber them."""
 WAS_KILLED = "its process was killed or ran out of memory"
 KILLED = 0.25
-"""How much of a death that is: it need not be the environment's fault."""
+"""The weight of such a death, which need not be the environment's fault."""
 END_SECONDS = 5.0
 """How long workers have to end by themselves."""
 START_SECONDS = 120.0
-"""After how long missing workers are worth a word in the log."""
+"""After how long missing workers are logged."""
 
 log = logging.getLogger(__name__)
 
 
-class Crew(Protocol):
-    """Whoever cares for the workers of a learner."""
+class WorkerPool(Protocol):
+    """Starts, supervises and ends the workers of a learner."""
 
     def open(self) -> str:
-        """Makes ready; the host at which the learner should listen where none is set."""
+        """Prepares the pool; returns the host at which the learner should listen if none is set."""
 
-    def start(self, server: Server, token: str | None) -> None:
-        """Sends the workers to a learner."""
+    def start(self, server: WorkerServer, token: str | None) -> None:
+        """Starts the workers, which connect to the learner's server."""
 
-    def tend(self) -> EnvironmentFault | None:
-        """Replaces who died or hangs; why that makes no sense any more, where it does not."""
+    def supervise(self) -> EnvironmentFault | None:
+        """Replaces workers that died or hang; returns a fault once that is of no use."""
 
     def close(self) -> None:
         """Ends all workers; may be called again."""
 
 
-class NoCrew:
-    """Workers come and go as they like."""
+class UnmanagedPool:
+    """For workers that other programs start and end."""
 
     _membership: Membership | None = None
 
@@ -64,51 +64,51 @@ class NoCrew:
         """Only this machine."""
         return "127.0.0.1"
 
-    def start(self, server: Server, token: str | None) -> None:
-        """Nobody is sent."""
+    def start(self, server: WorkerServer, token: str | None) -> None:
+        """Starts no workers."""
         self._membership = server.membership
 
-    def tend(self) -> EnvironmentFault | None:
-        """Nobody is missed."""
+    def supervise(self) -> EnvironmentFault | None:
+        """Replaces no workers."""
         if self._membership is not None:
             self._membership.take_hung()
         return None
 
     def close(self) -> None:
-        """Nobody is ended."""
+        """Ends no workers."""
 
 
 @dataclass
-class Post:
-    """One worker's place, and who fills it."""
+class WorkerSlot:
+    """One worker of the pool."""
 
     name: str
     actor: Any
     arrival: Any
-    """Resolves when Ray has found a place for it."""
+    """Resolves when Ray has started its process."""
     ending: Any
     """Resolves when the worker ends."""
     arrived: float | None = None
-    """When that was noticed."""
+    """When its arrival was noticed."""
     has_joined: bool = False
     fault: str = ""
-    """Why it was ended, where that is known."""
+    """Why it was ended, if that is known."""
 
 
-class RayCrew:
+class RayWorkerPool:
     """`num_workers` Ray actors."""
 
-    def __init__(self, spec: ExperimentSpec, rules: Rules, num_envs: int) -> None:
+    def __init__(self, spec: ExperimentSpec, rules: EpisodeRules, num_envs: int) -> None:
         self._spec, self._rules, self._num_envs = spec, rules, num_envs
         self._stack = contextlib.ExitStack()
-        self._posts: list[Post] = []
+        self._slots: list[WorkerSlot] = []
         self._level = 0.0
-        self._tended = self._started = 0.0
+        self._supervised = self._started = 0.0
         self._batches = 0
         self._has_warned = False
 
     def open(self) -> str:
-        """Joins or starts a Ray; where it spans machines, the learner must be reached from all of them."""
+        """Joins or starts a Ray; if it spans several machines, the learner must be reachable from all of them."""
         from steppe.runners.ray.ray_session import ray_session
 
         check_sharing(self._spec)
@@ -120,8 +120,8 @@ class RayCrew:
         self._host = self._host_among(ray, session.address)
         return self._host
 
-    def start(self, server: Server, token: str | None) -> None:
-        """Places all workers; they wait until the learner knows what they are to do."""
+    def start(self, server: WorkerServer, token: str | None) -> None:
+        """Starts all workers; they wait until the learner has a task for them."""
         import ray
 
         self._ray, self._membership = ray, server.membership
@@ -145,12 +145,12 @@ class RayCrew:
         for _ in range(self._spec.num_workers):
             self._place()
 
-    def tend(self) -> EnvironmentFault | None:
-        """Looks for dead and hung workers now and then."""
+    def supervise(self) -> EnvironmentFault | None:
+        """Looks for dead and hanging workers every TEND_SECONDS."""
         now = time.monotonic()
-        if now - self._tended < TEND_SECONDS:
+        if now - self._supervised < TEND_SECONDS:
             return None
-        self._tended = now
+        self._supervised = now
         membership: Membership = self._membership
         self._warn_if_missing(now)
         received = membership.batches
@@ -159,10 +159,10 @@ class RayCrew:
         for name in membership.take_hung():
             self._kill(name)
         self._end_stuck(now)
-        done, _ = self._ray.wait([post.ending for post in self._posts], num_returns=len(self._posts), timeout=0)
-        for post in [post for post in self._posts if post.ending in done]:
-            reason = self._reason(post)
-            self._posts.remove(post)
+        done, _ = self._ray.wait([slot.ending for slot in self._slots], num_returns=len(self._slots), timeout=0)
+        for slot in [slot for slot in self._slots if slot.ending in done]:
+            reason = self._reason(slot)
+            self._slots.remove(slot)
             self._level += KILLED if reason == WAS_KILLED else 1.0
             if self._level > self._spec.num_workers + 3:
                 way_out = "" if reason != WAS_KILLED else "; lower num_workers, then resume from the last checkpoint"
@@ -174,24 +174,24 @@ class RayCrew:
         return None
 
     def close(self) -> None:
-        """Lets them end by themselves, then ends those that have not."""
-        posts, self._posts = self._posts, []
+        """Lets workers end by themselves, then kills the rest."""
+        slots, self._slots = self._slots, []
         try:
-            if posts and self._ray.is_initialized():
-                self._ray.wait([post.ending for post in posts], num_returns=len(posts), timeout=END_SECONDS)
-                for post in posts:
+            if slots and self._ray.is_initialized():
+                self._ray.wait([slot.ending for slot in slots], num_returns=len(slots), timeout=END_SECONDS)
+                for slot in slots:
                     with contextlib.suppress(Exception):
-                        self._ray.kill(post.actor)
+                        self._ray.kill(slot.actor)
         finally:
             self._stack.close()
 
     def _host_among(self, ray: Any, address: str) -> str:
-        """Where the machines of this Ray reach the learner, whatever address the Ray was joined by."""
+        """The address at which the machines of this Ray reach the learner, whatever address the Ray was joined by."""
         if address.startswith("ray://"):
             host = address.removeprefix("ray://").rpartition(":")[0].strip("[]")
             if not is_loopback(host):
                 return _address_towards(host)
-            # What is heard there may be forwarded from anywhere, and this machine is no part of that Ray.
+            # A loopback address may be forwarded from anywhere, and this machine is no part of that Ray.
             wanted = self._spec.asynchronous.address
             if wanted is None or _is_everywhere(host := split_address(wanted)[0]):
                 raise UserError(
@@ -199,7 +199,7 @@ class RayCrew:
                     "they reach it at by asynchronous.address, or join that Ray by another address than loopback"
                 )
             return host
-        # A Ray that is known by an address of a network may take in another machine at any time.
+        # Another machine may join a Ray with an address in a network at any time.
         addresses = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
         return "127.0.0.1" if all(map(is_loopback, addresses)) else str(ray.util.get_node_ip_address())
 
@@ -208,37 +208,37 @@ class RayCrew:
         options = {"num_cpus": ray_spec.cpus_per_worker, "num_gpus": ray_spec.gpus_per_worker}
         actor: Any = self._ray.remote(WorkerActor).options(max_restarts=0, **options).remote()
         arrival, ending = actor.arrive.remote(), actor.work.remote(Placement(name=name, **self._plan))
-        self._posts.append(Post(name, actor, arrival, ending))
+        self._slots.append(WorkerSlot(name, actor, arrival, ending))
 
     def _kill(self, name: str) -> None:
-        for post in self._posts:
-            if post.name == name:
+        for slot in self._slots:
+            if slot.name == name:
                 log.warning("a worker hangs and is ended")
-                self._ray.kill(post.actor)
+                self._ray.kill(slot.actor)
 
     def _end_stuck(self, now: float) -> None:
-        """Ends workers that have a place and still do not join: their environment hangs while it is made."""
-        missing = [post for post in self._posts if not post.has_joined and not post.fault]
+        """Ends workers that have a process but do not join: their environment hangs while it is made."""
+        missing = [slot for slot in self._slots if not slot.has_joined and not slot.fault]
         if not missing:
             return
-        arrived, _ = self._ray.wait([post.arrival for post in missing], num_returns=len(missing), timeout=0)
+        arrived, _ = self._ray.wait([slot.arrival for slot in missing], num_returns=len(missing), timeout=0)
         patience = self._spec.asynchronous.worker_timeout
-        for post in missing:
-            post.has_joined = self._membership.knows(post.name)
-            if post.has_joined or post.arrival not in arrived:
+        for slot in missing:
+            slot.has_joined = self._membership.knows(slot.name)
+            if slot.has_joined or slot.arrival not in arrived:
                 continue
-            # From here on, not from its start: until the learner is compiled nobody can join.
-            post.arrived = post.arrived or now
-            if now - post.arrived > patience:
-                post.fault = not_made_within(patience)
-                self._ray.kill(post.actor)
+            # Counted from here, not from its start: no worker can join until the learner is compiled.
+            slot.arrived = slot.arrived or now
+            if now - slot.arrived > patience:
+                slot.fault = not_made_within(patience)
+                self._ray.kill(slot.actor)
 
-    def _reason(self, post: Post) -> str:
-        """Why a worker ended; a mistake of the user's is raised, unless workers with the same settings have worked."""
+    def _reason(self, slot: WorkerSlot) -> str:
+        """Why a worker ended; raises a mistake of the user's, unless workers with the same settings have worked."""
         try:
-            ending = self._ray.get(post.ending)
+            ending = self._ray.get(slot.ending)
         except self._ray.exceptions.RayError:
-            return post.fault or WAS_KILLED
+            return slot.fault or WAS_KILLED
         if ending.kind == "user" and not self._batches:
             raise UserError(ending.sentence)
         return ending.sentence or "it ended by itself"
@@ -257,12 +257,12 @@ class RayCrew:
 
 
 def _is_everywhere(host: str) -> bool:
-    """Whether it stands for all addresses of a machine, so that nobody can be sent there."""
+    """Whether a host means all addresses of a machine, so that workers cannot connect to it."""
     return host in ("0.0.0.0", "::")
 
 
 def _address_towards(host: str) -> str:
-    """The address of this machine as the machines around `host` see it; nothing is sent."""
+    """This machine's address in the network of `host`; nothing is sent."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as sock:
         sock.connect(address)

@@ -1,4 +1,4 @@
-"""Who may talk to a learner, and whether it can be overheard: tokens and certificates, never written down."""
+"""Who may talk to a learner, and encryption: tokens and certificates, which are never written to disk."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 
 from steppe.errors import UserError, reason_of
 from steppe.net.credentials import server_tls, server_token
-from steppe.runners.engines.asynchronous.wire.constants import TOKEN_VARIABLE
+from steppe.runners.engines.asynchronous.wire.protocol import TOKEN_VARIABLE
 
 File = str | Path | None
 
 
 @dataclass(frozen=True)
-class Access:
-    """What the learner asks of those who connect."""
+class LearnerAccess:
+    """The learner's token and TLS settings."""
 
     token: str | None = None
     tls: ssl.SSLContext | None = None
 
 
-def access_from(token_file: File, tls_cert: File, tls_key: File) -> Access:
+def access_from(token_file: File, tls_cert: File, tls_key: File) -> LearnerAccess:
     """A learner's access from files, the token also from the variable STEPPE_LEARNER_TOKEN."""
-    return Access(server_token(token_file, TOKEN_VARIABLE), server_tls(tls_cert, tls_key))
+    return LearnerAccess(server_token(token_file, TOKEN_VARIABLE), server_tls(tls_cert, tls_key))
 
 
 def trust_in(file: File) -> ssl.SSLContext | None:
-    """What encrypts a worker's connection to a learner with a certificate of this file; None without one."""
+    """TLS settings that trust the certificates in a file; None without a file."""
     if file is None:
         return None
     try:
@@ -37,7 +37,7 @@ def trust_in(file: File) -> ssl.SSLContext | None:
 
 
 def trust_only(certificate: str) -> ssl.SSLContext:
-    """The same for one certificate (PEM) that is known to be the learner's, whatever name it is for."""
+    """TLS settings that trust exactly the learner's certificate (PEM), whatever name it is for."""
     context = ssl.create_default_context(cadata=certificate)
     context.check_hostname = False
     return context

@@ -1,4 +1,4 @@
-"""What a worker sends: some timesteps of its environments, and how they cross the wire."""
+"""Batches of timesteps that workers send, and their form on the wire."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from steppe.specs.allowed_modules import EVERY_MODULE
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
 
 MOST_ENVIRONMENTS = 4096
-"""Of one worker."""
+"""The largest number of environments of one worker."""
 MOST_EPISODES = 100_000
-"""That one batch may tell of."""
+"""The largest number of episodes in one batch."""
 LONGEST_EPISODE = 2**31 - 1
 """In timesteps: checkpoints store lengths of episodes as int32."""
 LARGEST_RETURN = 1e35
@@ -32,12 +32,12 @@ LARGEST_NUMBER = 1e19
 
 
 @dataclass
-class Batch:
+class WorkerBatch:
     """T timesteps of N environments of one worker, in order of time; arrays are [T, N, ...]."""
 
     observations: np.ndarray
     actions: np.ndarray
-    """As the learner stores them."""
+    """In the form in which the learner stores them."""
     rewards: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
@@ -45,9 +45,9 @@ class Batch:
     """The true successors, before any reset."""
     running_returns: np.ndarray | None = None
     outputs: np.ndarray | None = None
-    """What the policy put out when acting."""
+    """The outputs of the policy when it acted."""
     internals: dict[str, np.ndarray] = field(default_factory=dict)
-    """What the policy remembered before each action."""
+    """The recurrent state before each action."""
     next_internals: dict[str, np.ndarray] = field(default_factory=dict)
     log_std: np.ndarray | None = None
     """The spread of a Gaussian policy, [A]."""
@@ -55,15 +55,15 @@ class Batch:
     """Of the episodes that ended."""
     lengths: list[int] = field(default_factory=list)
     evaluations: list[tuple[float, int]] = field(default_factory=list)
-    """(return, length) of episodes that were played greedily, which are in none of the arrays."""
+    """(return, length) of greedy episodes, whose timesteps are not in the arrays."""
     version: int = 0
-    """How many updates the policy had seen that acted first."""
+    """The number of updates of the policy that acted at the first timestep."""
     sequence: int = 0
     """Counts the batches of a worker, from 1 on."""
 
     @property
     def timesteps(self) -> int:
-        """How many there are, of all environments together."""
+        """The number of timesteps, of all environments together."""
         return self.rewards.size
 
     @property
@@ -72,18 +72,18 @@ class Batch:
         return self.terminated | self.truncated
 
 
-class Form:
-    """The shapes and dtypes of everything in a batch, which follow from the task and the environment's spaces."""
+class BatchFormat:
+    """The shapes and dtypes of a batch, which follow from the task and the environment's spaces."""
 
     def __init__(self, task: Task, observation: Space, action: Space) -> None:
         self.action, self.task = action, task
         self.seen = observation if task.preprocessing is None else Preprocessing.from_json(task.preprocessing).space
         self.has_log_std = False
         self.internals: dict[str, tuple[int, ...]] = {}
-        """What the policy remembers, float32."""
+        """The recurrent state, float32."""
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {}
         if task.policy is not None:
-            # The learner's own, or checked where its message was read.
+            # The learner's own, or already checked when its message was read.
             description = PolicyDescription.from_json(task.policy, EVERY_MODULE)
             kind = description.head["kind"]
             self.has_log_std = kind == "gaussian" and "outputs" in task.keeps
@@ -102,7 +102,7 @@ class Form:
 
     @property
     def action_shape(self) -> tuple[int, ...]:
-        """Those of a Box lie side by side."""
+        """Actions of a Box are flattened."""
         return (self.action.size,) if isinstance(self.action, Box) else self.action.shape
 
     @property
@@ -110,7 +110,7 @@ class Form:
         """As actions are stored."""
         return np.dtype(np.float32 if isinstance(self.action, Box) else np.int32)
 
-    def allocate(self, rows: int, environments: int) -> Batch:
+    def allocate(self, rows: int, environments: int) -> WorkerBatch:
         """Room for a batch."""
         lead = (rows, environments)
 
@@ -118,7 +118,7 @@ class Form:
             return np.zeros((*lead, *shape), dtype)
 
         extras: dict[str, Any] = {name: zeros(*each) for name, each in self.extras.items()}
-        return Batch(
+        return WorkerBatch(
             observations=zeros(self.seen.shape, self.observation_dtype),
             actions=zeros(self.action_shape, self.action_dtype),
             rewards=zeros((), np.float32),
@@ -131,13 +131,13 @@ class Form:
         )
 
     def largest(self, environments: int) -> int:
-        """The longest message that a worker with that many environments has reason to send, in bytes."""
+        """The size in bytes of the longest valid message of a worker with that many environments."""
         rows = self.task.rows_for(environments)[1]
         seen = math.prod(self.seen.shape) * self.observation_dtype.itemsize
         taken = math.prod(self.action_shape) * self.action_dtype.itemsize
         more = sum(4 * math.prod(shape) for shape, _ in self.extras.values())
         remembered = sum(4 * math.prod(shape) for shape in self.internals.values())
-        # Successors are sent where episodes ended, which may be everywhere.
+        # Successors are sent at the ends of episodes, which may be everywhere.
         each = 2 * (seen + remembered) + taken + more + 6
         size = (rows + 1) * environments * (each + 32) + ROOM
         if size > LARGEST:
@@ -148,8 +148,8 @@ class Form:
         return size
 
 
-def to_message(batch: Batch) -> Message:
-    """A batch as it is sent: successors only where they are not the next observation."""
+def to_message(batch: WorkerBatch) -> Message:
+    """Encodes a batch; next observations are left out if they are the observations of the next row."""
     ended = batch.ended
     message: Message = {
         "op": "batch",
@@ -175,8 +175,8 @@ def to_message(batch: Batch) -> Message:
     return message
 
 
-def from_message(message: Message, form: Form, environments: int) -> Batch:
-    """The inverse, of a message that may hold anything; `Malformed` where it is no batch of this form."""
+def from_message(message: Message, form: BatchFormat, environments: int) -> WorkerBatch:
+    """Decodes an untrusted message; raises `Malformed` if it is no batch of this format."""
     rows = read_count(message, "timesteps")
     fewest, most = form.task.rows_for(environments)
     if rows > most or (form.task.rows is not None and rows != fewest):
@@ -202,12 +202,12 @@ def from_message(message: Message, form: Form, environments: int) -> Batch:
 
 
 def _apart(following: np.ndarray, ended: np.ndarray) -> np.ndarray:
-    """The successors [E + N, ...] that are not the next row: where episodes ended, and after the last row."""
+    """The successors [E + N, ...] that are not the next row: at the ends of episodes, and after the last row."""
     return np.concatenate([following[:-1][ended[:-1]], following[-1]])
 
 
 def _read_following(message: Message, name: str, rows: np.ndarray, out: np.ndarray, ended: np.ndarray) -> None:
-    """Puts the successors together again."""
+    """Reconstructs the successors that `_apart` left out."""
     apart = np.empty((int(ended[:-1].sum()) + rows.shape[1], *rows.shape[2:]), rows.dtype)
     read_array(message, name, apart)
     out[:-1] = rows[1:]
@@ -245,8 +245,8 @@ def _check_list(values: Any, name: str) -> None:
         raise Malformed(f'sent "{name}" as something else than a list of at most {MOST_EPISODES:,}')
 
 
-def _check(batch: Batch, form: Form) -> None:
-    """Refuses what nobody can learn from: it would spoil the learner for all."""
+def _check(batch: WorkerBatch, form: BatchFormat) -> None:
+    """Refuses values that nobody can learn from, which would ruin the parameters for all workers."""
     if len(batch.returns) != len(batch.lengths):
         raise Malformed("sent other numbers of returns than of lengths")
     ended = int(np.count_nonzero(batch.ended))
@@ -263,7 +263,7 @@ def _check(batch: Batch, form: Form) -> None:
 
 
 def _is_bounded(array: np.ndarray) -> bool:
-    """Whether all numbers can be computed with; NaN is passed on by min and max, and is not smaller than anything."""
+    """Whether no number is NaN or too large; min and max of an array with NaN are NaN, which fails both comparisons."""
     return array.size == 0 or bool(array.max() <= LARGEST_NUMBER and array.min() >= -LARGEST_NUMBER)
 
 

@@ -1,4 +1,4 @@
-"""What the learner tells every worker to do, in words that JSON can hold."""
+"""The task that the learner sends to every worker, as JSON."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 TIMESTEPS = 64
-"""How many a batch has where nothing is said; the more, the older is what the learner gets."""
+"""The default size of a batch: larger ones reach the learner later."""
 FEWEST_ROWS = 16
-"""How many of each environment it has at least: n-step returns cannot look beyond its end."""
+"""The fewest timesteps of each environment: n-step returns end with the batch."""
 LONGEST_EPISODE = 1024
-"""Where batches are episodes, how many timesteps they have at most."""
+"""The most timesteps of a batch that is an episode."""
 
 
 @dataclass(frozen=True)
@@ -18,29 +18,29 @@ class Task:
     """How a worker acts, what it sends, and how much at once."""
 
     policy: dict[str, Any] | None = None
-    """The description of the policy to act with (`PolicyDescription.to_json`); None where workers bring their own."""
+    """The policy to act with (`PolicyDescription.to_json`); None if workers have their own."""
     preprocessing: dict[str, Any] | None = None
-    """What is done to observations before the policy sees them (`Preprocessing.to_json`)."""
+    """The preprocessing of observations (`Preprocessing.to_json`)."""
     rewards: list[Any] | None = None
-    """What is done to each reward, stage by stage."""
+    """The stages of the preprocessing of rewards."""
     noise: dict[str, Any] | None = None
-    """The exploration's spec, where its noise drifts from timestep to timestep."""
+    """The exploration's spec, if its noise is correlated over time."""
     discount: float = 1.0
-    """By which rewards are summed up for `running_returns`."""
+    """The discount of `running_returns`."""
     is_greedy: bool = False
     """Whether it acts without exploring."""
     keeps: tuple[str, ...] = ()
-    """What is sent beside observations, actions, rewards and ends: "outputs", "internals", "running_returns"."""
+    """Which further arrays are sent: "outputs", "internals", "running_returns"."""
     least: int = TIMESTEPS
-    """How many timesteps of all its environments together a batch has at least; it ends with the next episode."""
+    """The fewest timesteps of a batch, of all environments together; it ends with the next episode."""
     most: int = TIMESTEPS
-    """How many it has at most, but for the rounding to whole rows."""
+    """The most timesteps of a batch, rounded to whole rows."""
     rows: int | None = None
-    """How many timesteps of each environment a batch has, where all must be alike; else `least` and `most` count."""
+    """The exact number of timesteps of each environment; None if `least` and `most` count."""
     evaluation_share: float = 0.0
     """The share of episodes that are played greedily."""
     max_timesteps: int | None = None
-    """After how many timesteps an episode is cut; without it the environment's own limit holds, or 1,000."""
+    """The time limit of an episode; None for the environment's own limit, or 1,000."""
     repeat_actions: int = 1
     """How many times the environment is stepped with each action."""
     patience: float = 10.0
@@ -52,7 +52,7 @@ class Task:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Task:
-        """The inverse of `to_json`; what another version has in addition is left out."""
+        """The inverse of `to_json`; unknown fields of another version are ignored."""
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         return cls(**known | {"keeps": tuple(known.get("keeps", ()))})
 

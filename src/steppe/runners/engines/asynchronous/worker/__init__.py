@@ -1,1 +1,1 @@
-"""A worker: acts in its environments by the learner's newest policy, and sends what it saw."""
+"""A worker's process: acts in its environments with the learner's newest policy and sends the timesteps."""

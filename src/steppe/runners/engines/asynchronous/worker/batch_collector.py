@@ -1,0 +1,180 @@
+"""Collects batches of timesteps for the learner, and plays greedy episodes for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from steppe.envs.interruption import EpisodesCut
+from steppe.policies.preprocessing import RewardPreprocessing
+from steppe.runners.engines.asynchronous.wire.batches import BatchFormat, WorkerBatch
+from steppe.runners.engines.asynchronous.wire.task import Task
+from steppe.runners.engines.asynchronous.worker.actors import Actor, State
+from steppe.specs.learning.preprocessing import RewardPreprocessingSpec
+
+
+class BatchCollector:
+    """Steps environments with an actor and keeps track of their episodes."""
+
+    def __init__(self, envs: Any, actor: Actor, task: Task, form: BatchFormat, rng: np.random.Generator) -> None:
+        self.envs, self.actor, self.task, self.rng = envs, actor, task, rng
+        self.timesteps = 0
+        """The number of timesteps so far, evaluations included."""
+        self.tick: Callable[[], None] = lambda: None
+        """Called after every step."""
+        self._fewest, self._most = task.rows_for(envs.num_envs)
+        self._room = form.allocate(self._most, envs.num_envs)
+        self._rewards = None
+        if task.rewards is not None:
+            self._rewards = RewardPreprocessing(RewardPreprocessingSpec.model_validate(task.rewards))
+        # Random, so that workers do not play their first evaluation at the same time.
+        self._owed = float(rng.random())
+        self.start()
+
+    def start(self) -> None:
+        """New episodes everywhere."""
+        count = self.envs.num_envs
+        self._observations = self.envs.reset(int(self.rng.integers(2**31)))
+        self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)
+        self._running = np.zeros(count, np.float32)
+        self._state = self.actor.initial(count)
+
+    @property
+    def evaluates_next(self) -> bool:
+        """Whether greedy episodes are due."""
+        return self._owed >= 1.0
+
+    def collect(self) -> WorkerBatch:
+        """Collects the next batch; its arrays are reused by the one after it."""
+        actor, room, count = self.actor, self._room, self.envs.num_envs
+        returns: list[float] = []
+        lengths: list[int] = []
+        noise = actor.draw(self._most, count, self.rng)
+        version = actor.version
+        t = 0
+        while t < self._most:
+            observations, state = self._observations, self._state
+            actions, outputs, following = actor.act(observations, noise[t], state)
+            # Before the step: an environment may hand out the same array again.
+            room.observations[t] = observations
+            try:
+                step = self.envs.step(actor.to_host(actions))
+            except EpisodesCut as cut:
+                self._cut(t, cut.observations)
+                continue
+            self._take(t, step, actions, outputs, state, following)
+            ended = step.terminated | step.truncated
+            has_ended = bool(ended.any())
+            if has_ended:
+                for i in np.flatnonzero(step.finished).tolist():
+                    returns.append(float(self._returns[i]))
+                    lengths.append(int(self._lengths[i]))
+                self._returns[step.finished] = 0.0
+                self._lengths[step.finished] = 0
+                self._running[ended] = 0.0
+                following = self._restarted(following, ended)
+            self._state, self._observations = following, step.observations
+            t += 1
+            self.timesteps += count
+            self.tick()
+            if has_ended and self._ends_here(t, len(returns)):
+                break
+        self._owed += self.task.evaluation_share * len(returns)
+        return replace(self._first_rows(t), returns=returns, lengths=lengths, version=version)
+
+    def evaluate(self) -> list[tuple[float, int]]:
+        """(return, length) of one greedy episode in each environment; new episodes begin everywhere."""
+        self._owed -= 1.0
+        self.start()
+        count = self.envs.num_envs
+        results: dict[int, tuple[float, int]] = {}
+        while len(results) < count:
+            actions, following = self.actor.act_greedily(self._observations, self._state)
+            try:
+                step = self.envs.step(self.actor.to_host(actions))
+            except EpisodesCut:
+                self.start()
+                continue
+            self._returns += step.scores
+            self._lengths += 1
+            for i in np.flatnonzero(step.finished).tolist():
+                # Of each environment the first episode: quick failures must not be over-represented.
+                results.setdefault(i, (float(self._returns[i]), int(self._lengths[i])))
+            ended = step.terminated | step.truncated
+            self._state = self._restarted(following, ended) if ended.any() else following
+            self._observations = step.observations
+            self.timesteps += count
+            self.tick()
+        self.start()
+        return list(results.values())
+
+    def _take(
+        self, t: int, step: Any, actions: np.ndarray, outputs: np.ndarray | None, state: State, following: State
+    ) -> None:
+        """Writes one timestep of all environments into row t."""
+        room = self._room
+        rewards = step.rewards if self._rewards is None else self._rewards(step.rewards)
+        self._returns += step.scores
+        self._lengths += 1
+        room.actions[t] = actions
+        room.rewards[t] = rewards
+        room.terminated[t] = step.terminated
+        room.truncated[t] = step.truncated
+        room.next_observations[t] = step.next_observations
+        if room.outputs is not None:
+            room.outputs[t] = outputs
+        if room.running_returns is not None:
+            self._running *= self.task.discount
+            self._running += rewards
+            room.running_returns[t] = self._running
+        for name in room.internals:
+            room.internals[name][t] = state[name]
+            room.next_internals[name][t] = following[name]
+
+    def _ends_here(self, t: int, episodes: int) -> bool:
+        """Whether a batch of t rows is complete, now that an episode has ended."""
+        if self.task.rows is not None:
+            return False
+        # With one environment an evaluation can begin after this episode without cutting another one.
+        is_due = self._owed + self.task.evaluation_share * episodes >= 1.0 and self.envs.num_envs == 1
+        return t >= self._fewest or is_due
+
+    def _cut(self, t: int, observations: np.ndarray) -> None:
+        """Handles the restart of all episodes before timestep t: timestep t - 1 was their last."""
+        if t:
+            self._room.truncated[t - 1] |= ~self._room.terminated[t - 1]
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+        self._running[:] = 0.0
+        self._state = self.actor.initial(self.envs.num_envs)
+        self._observations = observations
+
+    def _restarted(self, state: State, ended: np.ndarray) -> State:
+        """Resets the recurrent state of the environments whose episode ended."""
+        if not state:
+            return state
+        initial = self.actor.initial(self.envs.num_envs)
+        return {
+            name: np.where(ended.reshape(-1, *(1,) * (value.ndim - 1)), initial[name], value)
+            for name, value in state.items()
+        }
+
+    def _first_rows(self, t: int) -> WorkerBatch:
+        room = self._room
+        return replace(
+            room,
+            observations=room.observations[:t],
+            actions=room.actions[:t],
+            rewards=room.rewards[:t],
+            terminated=room.terminated[:t],
+            truncated=room.truncated[:t],
+            next_observations=room.next_observations[:t],
+            outputs=None if room.outputs is None else room.outputs[:t],
+            running_returns=None if room.running_returns is None else room.running_returns[:t],
+            internals={name: array[:t] for name, array in room.internals.items()},
+            next_internals={name: array[:t] for name, array in room.next_internals.items()},
+            log_std=self.actor.log_std if room.outputs is not None else None,
+        )

@@ -1,0 +1,49 @@
+"""Environments spread over host devices: each device learns from its own, and all take the same, averaged steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from steppe.agents._base import Agent
+
+AXIS = "shards"
+EVERYWHERE = P()
+"""The same on every device."""
+
+
+class DeviceSpread:
+    """Over how many devices an agent's environments are spread; a single one leaves all as it is."""
+
+    def __init__(self, agent: Agent[Any]) -> None:
+        self.shards = agent.situation.shards
+        if self.shards > 1:
+            agent.axis = AXIS
+
+    def over_devices(self, function: Callable[..., Any], takes: Any, gives: Any) -> Callable[..., Any]:
+        """The function on every device at once, on its part of what it `takes`; both are trees of PartitionSpecs."""
+        if self.shards == 1:
+            return function
+        return jax.shard_map(function, mesh=self._mesh, in_specs=takes, out_specs=gives, check_vma=False)
+
+    def placed(self, tree: Any, spec: P) -> Any:
+        """On the devices where such a function wants it."""
+        return tree if self.shards == 1 else jax.device_put(tree, NamedSharding(self._mesh, spec))
+
+    def one_copy(self, tree: Any) -> Any:
+        """What is the same on every device, on the first one alone."""
+        return tree if self.shards == 1 else jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
+
+    def averaged(self, values: Any) -> Any:
+        """Inside such a function: the mean over all devices. Each leaf is a meeting of all of them, so give few."""
+        return values if self.shards == 1 else jax.tree.map(lambda leaf: jax.lax.pmean(leaf, AXIS), values)
+
+    @cached_property
+    def _mesh(self) -> Mesh:
+        return Mesh(np.array(jax.devices()[: self.shards]), (AXIS,))

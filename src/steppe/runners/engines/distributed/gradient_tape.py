@@ -1,0 +1,186 @@
+"""An optimiser that takes its usual steps and records every gradient on a tape.
+
+A worker learns from a rollout with the agent's own `update`: one step, epochs of minibatches, or several batches of a
+memory. It sends the tape to the parameter servers: the gradients in their order, each computed after the steps before
+it. So every agent runs here unchanged, and one worker alone learns exactly as in run mode single.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from steppe.agents._base import Agent, TrainState
+from steppe.agents.core.actor_critic import ActorCritic
+from steppe.agents.core.continuous import ActorAndCritics
+from steppe.agents.core.off_policy import OffPolicy
+from steppe.agents.core.optimizers import make_transform
+from steppe.agents.pqn import PQN
+from steppe.errors import UserError
+from steppe.runners.engines.shared_optimizers import Schedule, learning_rate, shared_steps
+from steppe.specs.learning.optimizer import OptimizerSpec
+
+RUN_MODE = "distributed"
+REFUSED = {
+    "random": 'agent "random" learns nothing that workers could share; use run_mode "single"',
+    "constant": 'agent "constant" learns nothing that workers could share; use run_mode "single"',
+    "td3": (
+        'the actor of agent "td3" waits for its critics, but parameter servers step all parameters alike; use "sac" or '
+        '"ddpg", or run_mode "async"'
+    ),
+    "trpo": (
+        'agent "trpo" keeps each step within a divergence of one policy, but parameter servers step with the gradients '
+        'of many workers; use "ppo", or run_mode "single"'
+    ),
+}
+"""Agents that parameter servers cannot train, and why."""
+
+
+@dataclass(frozen=True)
+class OptimizerRange:
+    """An optimiser, and which of the parameters it moves."""
+
+    start: int
+    stop: int
+    optimizer: OptimizerSpec
+    """As `Rule` takes it."""
+    rate: Schedule
+
+
+class Tape(NamedTuple):
+    """The state of an optimiser that remembers its gradients."""
+
+    inner: Any
+    """The state of the optimiser itself, with a learning rate of 1."""
+    gradients: Array
+    """[rows, size], the first `count` of them written."""
+    count: Any
+    rates: Any
+    """What the optimiser's steps are multiplied by [rows]."""
+
+
+def parts_of(agent: Agent[Any]) -> list[OptimizerRange]:
+    """What the parameter servers step with; a UserError that says why an agent cannot be trained by them."""
+    if agent.type in REFUSED:
+        raise UserError(REFUSED[agent.type])
+    return [
+        OptimizerRange(start, stop, shared_steps(spec, RUN_MODE).optimizer, learning_rate(agent.settings, total, first))
+        for start, stop, spec, first, total in _optimizers(agent)
+    ]
+
+
+def steps_per_rollout(agent: Agent[Any]) -> int:
+    """How many gradients one rollout gives at most."""
+    return agent.updates_per_experience // (len(agent.parts) if isinstance(agent, ActorCritic) else 1)
+
+
+def keep_tape(agent: Agent[Any], rows: int) -> None:
+    """Lets the agent's optimisers remember their last `rows` gradients; call it before `init`."""
+    norm = getattr(agent.settings, "max_gradient_norm", None)
+    transforms = [taped(spec, norm, rows) for _, _, spec, _, _ in _optimizers(agent)]
+    if isinstance(agent, ActorCritic):
+        for part, transform in zip(agent.parts, transforms, strict=True):
+            part.transform = transform
+    elif isinstance(agent, ActorAndCritics):
+        agent.transform, agent.critic_transform = transforms
+    else:
+        agent.transform = transforms[0]  # type: ignore[attr-defined]
+
+
+def rates_from(part: OptimizerRange, version: int, rows: int) -> np.ndarray:
+    """The learning rates [rows] of the updates that follow a version."""
+    if not callable(part.rate):
+        return np.full(rows, part.rate, np.float32)
+    return np.array([part.rate(version + row) for row in range(rows)], np.float32)
+
+
+def rewound(state: TrainState, rates: Sequence[np.ndarray]) -> Any:
+    """The optimisers of a state with empty tapes, and learning rates [rows] for what will be on them."""
+    tapes = [
+        tape._replace(count=np.int32(0), rates=each) for tape, each in zip(_tapes(state.optimizer), rates, strict=True)
+    ]
+    return tapes[0] if isinstance(state.optimizer, Tape) else tapes
+
+
+def remembered(state: TrainState) -> list[Any]:
+    """What the optimisers of a state know beside their tapes."""
+    return [tape.inner for tape in _tapes(state.optimizer)]
+
+
+def reminded(state: TrainState, inner: Sequence[Any]) -> Any:
+    """The optimisers of a state, knowing what `remembered` has told."""
+    tapes = [tape._replace(inner=each) for tape, each in zip(_tapes(state.optimizer), inner, strict=True)]
+    return tapes[0] if isinstance(state.optimizer, Tape) else tapes
+
+
+def recorded(state: TrainState) -> tuple[Array, Any]:
+    """(gradients [rows, P] on the tapes, how many rows are written)."""
+    tapes = _tapes(state.optimizer)
+    size = state.params.shape[0]
+    if sum(tape.gradients.shape[1] for tape in tapes) == size:
+        return jnp.concatenate([tape.gradients for tape in tapes], 1), tapes[0].count
+    # Optimisers that are given the whole vector get zeros where the others have a say.
+    return sum(tape.gradients for tape in tapes), tapes[0].count  # type: ignore[return-value]
+
+
+def taped(spec: OptimizerSpec, max_gradient_norm: float | None, rows: int) -> optax.GradientTransformation:
+    """An optimiser that clips gradients, remembers them as they then are, and steps."""
+    clip = optax.identity() if max_gradient_norm is None else optax.clip_by_global_norm(max_gradient_norm)
+    inner = make_transform(spec, 1.0, None)
+
+    def init(params: Array) -> Tape:
+        room = jnp.zeros((rows, params.shape[0]), jnp.float32)
+        return Tape(inner.init(params), room, jnp.int32(0), jnp.zeros(rows))
+
+    def update(gradient: Array, tape: Tape, params: Array | None = None) -> tuple[Array, Tape]:
+        gradient, _ = clip.update(gradient, clip.init(gradient))
+        steps, state = inner.update(gradient, tape.inner, params)
+        written = tape.gradients.at[tape.count].set(gradient)
+        return tape.rates[tape.count] * steps, Tape(state, written, tape.count + 1, tape.rates)
+
+    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
+
+
+def _optimizers(agent: Any) -> list[tuple[int, int, OptimizerSpec, float, int | None]]:
+    """(first parameter, end, optimiser, its first learning rate, how many steps it will take) of each optimiser."""
+    settings, size = agent.settings, agent.layout.size
+    if isinstance(agent, ActorCritic):
+        counts = {shared_steps(part.spec, RUN_MODE).repeats for part in agent.parts}
+        if len(counts) > 1:
+            raise UserError(
+                "optimizer and baseline_optimizer take different numbers of steps on each batch (multi_step), but "
+                f'in run_mode "{RUN_MODE}" all parameters are stepped together; give both the same, or use one'
+            )
+        batches = agent.total_batches
+        total = None if batches is None else batches * counts.pop()
+        if len(agent.parts) == 1:
+            return [(0, size, settings.optimizer, settings.learning_rate, total)]
+        border = agent.layout.start_of("value")
+        return [
+            (0, border, settings.optimizer, settings.learning_rate, total),
+            (border, size, settings.baseline_optimizer, settings.baseline_learning_rate, total),
+        ]
+    if isinstance(agent, ActorAndCritics):
+        border, total = agent.first_of_critics, agent.total_updates()
+        rate = settings.critic_learning_rate or settings.learning_rate
+        return [
+            (0, border, settings.optimizer, settings.learning_rate, total),
+            (border, size, settings.critic_optimizer or settings.optimizer, rate, total),
+        ]
+    if isinstance(agent, OffPolicy):
+        return [(0, size, settings.optimizer, settings.learning_rate, agent.total_updates())]
+    assert isinstance(agent, PQN)
+    timesteps = agent.situation.total_timesteps
+    rollouts = None if timesteps is None else -(-timesteps // (agent.horizon * agent.situation.num_envs))
+    total = None if rollouts is None else rollouts * agent.updates_per_experience
+    return [(0, size, settings.optimizer, settings.learning_rate, total)]
+
+
+def _tapes(optimizer: Any) -> list[Tape]:
+    return [optimizer] if isinstance(optimizer, Tape) else optimizer

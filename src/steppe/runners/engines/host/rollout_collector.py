@@ -1,0 +1,209 @@
+"""Rollouts of host environments, acting in NumPy or by a compiled call, into the same buffers each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from steppe.agents._base import Agent, Internals, TrainState, Trajectory
+from steppe.envs.host import HostEnvs
+from steppe.envs.interruption import EpisodesCut
+from steppe.policies import heads
+from steppe.policies.policy import Policy
+from steppe.runners.compilation import jit_for_few
+from steppe.runners.engines.learning import LARGEST_TIMESTEP, per_step_rewards
+from steppe.specs.spaces import Box, Space
+
+SLOW_IN_NUMPY = {"conv1d", "conv2d", "pool2d", "custom"}
+"""Layers for which a compiled forward pass is worth its dispatch."""
+
+
+@dataclass
+class CollectedRollout:
+    """One rollout; the next one is written into the same arrays."""
+
+    trajectory: Trajectory
+    timesteps: int = 0
+    """How many were taken, in all environments together."""
+    returns: list[float] = field(default_factory=list)
+    """Of the episodes that ended."""
+    lengths: list[int] = field(default_factory=list)
+    is_cut_off: bool = False
+    """Whether the episodes of the rollout before were lost, so that they do not go on in this one."""
+
+
+class RolloutCollector:
+    """Steps environments with an agent's policy; remembers where their episodes stand."""
+
+    def __init__(self, agent: Agent[Any], envs: HostEnvs, state: TrainState, rng: np.random.Generator) -> None:
+        self.agent = agent
+        self.envs = envs
+        self.rng = rng
+        self._preprocess = per_step_rewards(agent)
+        self._actor = agent.actor(state)
+        network = self._actor.description.network
+        layers = {layer.type for layer in network.root} if network else set()
+        is_compiled = bool(layers & SLOW_IN_NUMPY) or not agent.acts_in_numpy
+        has_values = is_compiled and getattr(agent, "values_while_acting", False)
+        self._act, self._acting = None, agent.acting
+        if is_compiled:
+            self._act = jit_for_few(agent.act_and_value if has_values else agent.act)  # type: ignore[attr-defined]
+            self._acting = jax.jit(lambda state: agent.cut(agent.acting(state)))
+        elif agent.perturbs_parameters:
+            # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
+            self._acting = jax.jit(agent.acting)
+        self._buffers = _allocate(agent, self._actor, agent.situation.observation, agent.situation.action)
+        if has_values:
+            self._buffers = self._buffers._replace(values=np.zeros_like(self._buffers.rewards))
+
+    def start(self, seed: int) -> None:
+        """New episodes everywhere."""
+        envs = self.envs.num_envs
+        self._observations = self.envs.reset(seed)
+        self._episode_returns = np.zeros(envs)
+        self._episode_lengths = np.zeros(envs, np.int64)
+        self._running_returns = np.zeros(envs, np.float32)
+        self._internals = self.agent.initial_internals((envs,))
+
+    def collect(self, state: TrainState, timestep: int) -> CollectedRollout:
+        """A rollout with the policy of a state."""
+        agent, envs, buffers = self.agent, self.envs, self._buffers
+        num_envs, collected = envs.num_envs, CollectedRollout(buffers)
+        discount = getattr(agent.settings, "discount", 1.0)
+        is_greedy = agent.situation.deterministic and not agent.always_draws
+        acting = self._acting(state)
+        if self._act is None:
+            self._actor.replace(agent.policy_tensors(state._replace(params=acting.params)))
+        noise = heads.draw_noise(agent.noise, (agent.horizon, num_envs), self.rng)
+        enough = agent.rollout_episodes
+        t = 0
+        while t < agent.horizon and (enough is None or len(collected.returns) < enough):
+            observations = self._observations
+            drawn = None if is_greedy else noise[t]
+            internals = self._internals
+            now = timestep + t * num_envs
+            if self._act is None:
+                actions, outputs, following = self._act_in_numpy(observations, drawn, now, internals)
+            else:
+                results = self._act(acting, observations, drawn, jnp.int32(min(now, LARGEST_TIMESTEP)), internals)
+                actions, outputs, following, *values = jax.tree.map(np.asarray, results)
+                for worth in values:
+                    buffers.values[t] = worth
+            # Before the step: an environment may hand out the same array again.
+            buffers.observations[t] = observations
+            try:
+                step = envs.step(agent.to_host(actions))
+            except EpisodesCut as cut:
+                self._cut(t, cut.observations)
+                collected.is_cut_off |= t == 0
+                continue
+            self._episode_returns += step.scores
+            self._episode_lengths += 1
+            rewards = step.rewards if self._preprocess is None else self._preprocess(step.rewards)
+            self._running_returns *= discount
+            self._running_returns += rewards
+            buffers.actions[t] = actions
+            buffers.outputs[t] = outputs
+            buffers.rewards[t] = rewards
+            buffers.terminated[t] = step.terminated
+            buffers.truncated[t] = step.truncated
+            buffers.next_observations[t] = step.next_observations
+            buffers.running_returns[t] = self._running_returns
+            for name, value in internals.items():
+                buffers.internals[name][t] = value
+                buffers.next_internals[name][t] = following[name]
+            ended = step.terminated | step.truncated
+            if ended.any():
+                for i in np.flatnonzero(step.finished):
+                    collected.returns.append(float(self._episode_returns[i]))
+                    collected.lengths.append(int(self._episode_lengths[i]))
+                self._episode_returns[step.finished] = 0.0
+                self._episode_lengths[step.finished] = 0
+                self._running_returns[ended] = 0.0
+                following = self._restarted(following, ended)
+            self._internals = following
+            self._observations = step.observations
+            t += 1
+        if enough is not None:
+            _repeat(buffers, t)
+        collected.timesteps = t * num_envs
+        return collected
+
+    def _cut(self, t: int, observations: np.ndarray) -> None:
+        """All episodes have started anew before timestep t, which was not taken: the one before was their last."""
+        if t:
+            self._buffers.truncated[t - 1] |= ~self._buffers.terminated[t - 1]
+        self._episode_returns[:] = 0.0
+        self._episode_lengths[:] = 0
+        self._running_returns[:] = 0.0
+        self._internals = self.agent.initial_internals((self.envs.num_envs,))
+        self._observations = observations
+
+    def _act_in_numpy(
+        self, observations: np.ndarray, noise: np.ndarray | None, timestep: int, internals: Internals
+    ) -> tuple[np.ndarray, np.ndarray, Internals]:
+        """The same as `agent.act`, without a dispatch: for a small network that costs more than the forward pass."""
+        actor = self._actor
+        outputs, internals = actor.outputs_after(observations, internals)
+        log_std = actor.tensors.get("head/log_std", 0.0)
+        actions, internals = self.agent.choose(outputs, noise, timestep, internals, log_std, np)
+        return actions, outputs, internals
+
+    def _restarted(self, internals: Internals, ended: np.ndarray) -> Internals:
+        """What is remembered where an episode ended is forgotten."""
+        initial = self.agent.initial_internals((self.envs.num_envs,))
+        return {
+            name: np.where(ended.reshape(-1, *(1,) * (value.ndim - 1)), initial[name], value)
+            for name, value in internals.items()
+        }
+
+
+def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Space) -> Trajectory:
+    """Room for one rollout, [T, N, ...]."""
+    lead = (agent.horizon, agent.situation.num_envs)
+    outputs = heads.outputs_size(actor.kind, action)
+    action_shape = (action.size,) if isinstance(action, Box) else action.shape
+
+    def observations() -> np.ndarray:
+        dtype = observation.dtype if observation.dtype in ("uint8", "int32") else np.float32
+        return np.zeros((*lead, *observation.shape), dtype)
+
+    return Trajectory(
+        observations=observations(),
+        actions=np.zeros((*lead, *action_shape), np.float32 if isinstance(action, Box) else np.int32),
+        rewards=np.zeros(lead, np.float32),
+        terminated=np.zeros(lead, bool),
+        truncated=np.zeros(lead, bool),
+        next_observations=observations(),
+        outputs=np.zeros((*lead, outputs), np.float32),
+        running_returns=np.zeros(lead, np.float32),
+        internals=_room(agent, lead),
+        next_internals=_room(agent, lead),
+        weights=() if agent.rollout_episodes is None else np.ones(lead, np.float32),
+    )
+
+
+def _repeat(buffers: Trajectory, length: int) -> None:
+    """Fills a rollout that ended early with copies of itself, so that minibatches of it are full.
+
+    Nothing flows from one copy into another, since all episodes are cut where the rollout ended. A last copy that is
+    not whole has no weight, so that all timesteps count alike.
+    """
+    buffers.truncated[length - 1] |= ~buffers.terminated[length - 1]
+    for leaf in jax.tree.leaves(buffers):
+        for start in range(length, len(leaf), length):
+            leaf[start : start + length] = leaf[: min(length, len(leaf) - start)]
+    horizon = len(buffers.rewards)
+    whole = horizon // length * length
+    buffers.weights[:whole] = horizon / whole
+    buffers.weights[whole:] = 0.0
+
+
+def _room(agent: Agent[Any], lead: tuple[int, int]) -> Internals:
+    """For what the actor remembers, [T, N, ...]."""
+    one = agent.initial_internals(lead[1:])
+    return {name: np.zeros((lead[0], *value.shape), value.dtype) for name, value in one.items()}
