@@ -15,7 +15,7 @@ from jax import Array, lax
 from steppe.networks.convolution import FoldedImages, convolve, convolve_folded
 from steppe.networks.products import product
 from steppe.policies.custom_layers import apply_module
-from steppe.policies.layers import Step, joined_axis, pair, window_counts
+from steppe.policies.layers import LayerPlan, joined_axis, pair, window_counts
 from steppe.specs.learning.network import Nonlinearity, Pool2d
 
 Params = dict[str, dict[str, Any]]
@@ -42,7 +42,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def apply_layer(step: Step, params: dict[str, Any], x: Any, dropout_key: Array | None = None) -> Array:
+def apply_layer(step: LayerPlan, params: dict[str, Any], x: Any, dropout_key: Array | None = None) -> Array:
     """One layer on [..., *step.input]; convolutions, pooling and modules of one's own want exactly one leading axis.
 
     A convolution also takes `FoldedImages`.
@@ -79,7 +79,7 @@ def apply_layer(step: Step, params: dict[str, Any], x: Any, dropout_key: Array |
     return _finish(layer, x, params.get("bias"))
 
 
-def join(step: Step, values: list[Array]) -> Array:
+def join(step: LayerPlan, values: list[Array]) -> Array:
     """Several inputs [..., *shape] as one."""
     layer: Any = step.layer
     match layer.aggregation_type:
@@ -93,7 +93,7 @@ def join(step: Step, values: list[Array]) -> Array:
     return total / len(values) if layer.aggregation_type == "mean" else total
 
 
-def drop(x: Array, rate: float, dropout_key: Array | None, step: Step) -> Array:
+def drop(x: Array, rate: float, dropout_key: Array | None, step: LayerPlan) -> Array:
     """Zeroes a share of x and scales the rest up, so that the expected value stays; nothing without a key."""
     if dropout_key is None:
         return x
@@ -103,7 +103,7 @@ def drop(x: Array, rate: float, dropout_key: Array | None, step: Step) -> Array:
     return jnp.where(kept, x / (1.0 - rate), 0.0)
 
 
-def _own_key(key: Array | None, step: Step) -> Any:
+def _own_key(key: Array | None, step: LayerPlan) -> Any:
     """Each layer draws by itself; its index begins its name."""
     return None if key is None else jax.random.fold_in(key, int(step.name.split("_")[0]))
 
@@ -114,7 +114,7 @@ def _finish(layer: Any, x: Array, bias: Array | None) -> Array:
     return ACTIVATIONS[getattr(layer, "activation", "none")](x)
 
 
-def _flat(x: Array, step: Step) -> Array:
+def _flat(x: Array, step: LayerPlan) -> Array:
     if len(step.input) == 1:
         return x
     return x.reshape((*x.shape[: x.ndim - len(step.input)], prod(step.input)))

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from steppe.policies import cells
 from steppe.policies.custom_layers import module_in_numpy
-from steppe.policies.layers import Plan, Step, joined_axis, padding_of, pair, window_counts
+from steppe.policies.layers import LayerPlan, NetworkPlan, joined_axis, padding_of, pair, window_counts
 
 Array = np.ndarray
 State = dict[str, Array]
@@ -27,7 +27,7 @@ BUFFERED_BATCH_SIZES = 8
 class Forward:
     """Runs one network, for any number of threads and of generations of parameters."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: NetworkPlan) -> None:
         self.plan = plan
         self._is_dense = _is_dense(plan)
         self._thread = threading.local()
@@ -84,7 +84,7 @@ class Forward:
             return self(layers, observations), {}
         after: State = {}
 
-        def apply(step: Step, x: Array) -> Array:
+        def apply(step: LayerPlan, x: Array) -> Array:
             if not step.states:
                 return layers[step.name](x)
             later = layers[step.name](x, tuple(state[name] for name, _ in step.states))
@@ -169,25 +169,27 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _is_dense(plan: Plan) -> bool:
+def _is_dense(plan: NetworkPlan) -> bool:
     """Whether there are only dense layers on vectors: these run in buffers."""
     types = {step.layer.type for step in plan.steps}
     is_plain = all(len(step.input) == 1 and not getattr(step.layer, "skip", False) for step in plan.steps)
     return types <= {"dense", "linear", "dropout"} and is_plain
 
 
-def _dense(step: Step, tensors: Mapping[str, Array]) -> tuple[Array, Array | None, Callable[[Array], Array] | None]:
+def _dense(
+    step: LayerPlan, tensors: Mapping[str, Array]
+) -> tuple[Array, Array | None, Callable[[Array], Array] | None]:
     """(kernel, bias, activation) of a dense layer."""
     params = _parameters(step, tensors)
     activation = getattr(step.layer, "activation", "none")
     return params["kernel"], params.get("bias"), None if activation == "none" else _ACTIVATIONS[activation]
 
 
-def _parameters(step: Step, tensors: Mapping[str, Array]) -> dict[str, Array]:
+def _parameters(step: LayerPlan, tensors: Mapping[str, Array]) -> dict[str, Array]:
     return {name: tensors[f"{step.name}/{name}"] for name, _ in step.parameters}
 
 
-def _layer(step: Step, params: dict[str, Array]) -> Callable[..., Any]:
+def _layer(step: LayerPlan, params: dict[str, Array]) -> Callable[..., Any]:
     """One layer as a function of x [B, *step.input]; a recurrent one also of its state, giving the state after."""
     layer: Any = step.layer
     match layer.type:
@@ -217,7 +219,7 @@ def _layer(step: Step, params: dict[str, Array]) -> Callable[..., Any]:
     return lambda x: x
 
 
-def _join(step: Step, values: list[Array]) -> Array:
+def _join(step: LayerPlan, values: list[Array]) -> Array:
     """Several inputs [B, *shape] as one."""
     layer: Any = step.layer
     match layer.aggregation_type:
@@ -254,7 +256,7 @@ def _bend(x: Array, params: dict[str, Array], layer: Any) -> Array:
     return _sigmoid(scaled) * x if layer.name == "swish" else activate(layer.name, scaled)
 
 
-def _windows(x: Array, step: Step, fill: float) -> Array:
+def _windows(x: Array, step: LayerPlan, fill: float) -> Array:
     """Every window of x [B, *positions, C] as a row: [B * stops, window ** axes * C], padded with `fill`."""
     layer: Any = step.layer
     positions = step.input[:-1]
@@ -273,7 +275,7 @@ def _windows(x: Array, step: Step, fill: float) -> Array:
     return views.reshape(len(x) * prod(step.output[:-1]), -1)
 
 
-def _pool(x: Array, step: Step) -> Array:
+def _pool(x: Array, step: LayerPlan) -> Array:
     layer: Any = step.layer
     is_max = layer.pooling_type == "max"
     rows = _windows(x, step, -np.inf if is_max else 0.0).reshape(len(x), *step.output[:-1], -1, x.shape[-1])

@@ -43,7 +43,7 @@ X = TypeVar("X")
 
 
 @dataclass(frozen=True)
-class Step:
+class LayerPlan:
     """One layer in its place: the shapes of one sample going in and out, and of its parameters."""
 
     name: str
@@ -58,13 +58,13 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class NetworkPlan:
     """A network whose shapes fit together; `features` is the length of its output vector."""
 
     observation: Space
     encoding: Encoding | None
     """What the first layer gets; None when that is an input layer."""
-    steps: tuple[Step, ...]
+    steps: tuple[LayerPlan, ...]
     features: int
 
     @property
@@ -73,7 +73,10 @@ class Plan:
         return tuple(state for step in self.steps for state in step.states)
 
     def run(
-        self, encode: Callable[[Encoding], X], join: Callable[[Step, list[X]], X], apply: Callable[[Step, X], X]
+        self,
+        encode: Callable[[Encoding], X],
+        join: Callable[[LayerPlan, list[X]], X],
+        apply: Callable[[LayerPlan, X], X],
     ) -> X:
         """The last layer's output: `encode` reads the observation, `join` makes one of several, `apply` is a layer."""
         named: dict[str, X] = {}
@@ -89,13 +92,13 @@ class Plan:
         return x
 
 
-def plan(layers: NetworkSpec | Iterable[Layer], observation: Space) -> Plan:
+def plan(layers: NetworkSpec | Iterable[Layer], observation: Space) -> NetworkPlan:
     """Works out all shapes; a layer that cannot take what it gets is a SpecError that names it."""
     layers = tuple(layers.root if isinstance(layers, NetworkSpec) else layers)
     encoding = None if isinstance(layers[0], Input) else encoding_for(layers, observation)
     shape = None if encoding is None else encoding.shape
     named: dict[str, Shape] = {}
-    steps: list[Step] = []
+    steps: list[LayerPlan] = []
     for index, layer in enumerate(layers):
         name = f"{index}_{layer.type}"
         if isinstance(layer, Input):
@@ -103,7 +106,7 @@ def plan(layers: NetworkSpec | Iterable[Layer], observation: Space) -> Plan:
                 _source(index, layer, each, layers[index + 1 :], observation, named) for each in layer.names
             )
             shapes = [_source_shape(each, named, shape) for each in sources]
-            step = Step(name, layer, shapes[0], _joined(index, layer, shapes), sources=sources)
+            step = LayerPlan(name, layer, shapes[0], _joined(index, layer, shapes), sources=sources)
         else:
             assert shape is not None
             if isinstance(layer, Output):
@@ -112,11 +115,11 @@ def plan(layers: NetworkSpec | Iterable[Layer], observation: Space) -> Plan:
             output, parameters = _shapes(index, layer, shape)
             if isinstance(layer, Embedding):
                 _check_embedding(index, layer, encoding if index == 0 else _only_source(steps[-1]))
-            step = Step(name, layer, shape, output, tuple(parameters.items()), _states(name, layer))
+            step = LayerPlan(name, layer, shape, output, tuple(parameters.items()), _states(name, layer))
         steps.append(step)
         shape = step.output
     assert shape is not None
-    return Plan(observation, encoding, tuple(steps), prod(shape))
+    return NetworkPlan(observation, encoding, tuple(steps), prod(shape))
 
 
 def pair(value: int | tuple[int, int], axes: int) -> tuple[int, ...]:
@@ -246,7 +249,7 @@ def _source_shape(source: Encoding | str, named: dict[str, Shape], previous: Sha
     return shape
 
 
-def _only_source(step: Step) -> Encoding | None:
+def _only_source(step: LayerPlan) -> Encoding | None:
     """The observation that comes out of an input layer as it is."""
     return next((each for each in step.sources if isinstance(each, Encoding)), None)
 

@@ -48,6 +48,10 @@ EPSILON = np.float32(1e-6)
 BYTE_SCALE = 255.0
 """What a network divides bytes by: see `steppe.policies.encoding.Encoding`."""
 MOST_STRIDED_COPIES = 32
+STATE_PREFIX = "seen/"
+"""Precedes the names of the preprocessing's arrays in the state of a policy: see `Policy.initial_state`."""
+EPISODE_BEGUN = "anything"
+"""The name of one more part of that state: whether the episode has begun."""
 
 State = dict[str, Any]
 """What the sequences hold of each environment: arrays [N, ...]."""

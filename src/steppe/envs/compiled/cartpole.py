@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from steppe.envs._base import JaxEnv
+from steppe.envs._base import CompiledEnv
 from steppe.specs._base import Count
 from steppe.specs.spaces import Box, Discrete
 
@@ -32,7 +32,7 @@ class CartPoleState(NamedTuple):
     angular_velocity: jax.Array
 
 
-class CartPoleV1(JaxEnv):
+class CartPoleV1(CompiledEnv):
     """One reward for every timestep until the pole falls or the cart leaves the track."""
 
     id: ClassVar[str] = "CartPole-v1"

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from steppe.envs._base import JaxEnv
+from steppe.envs._base import CompiledEnv
 from steppe.specs._base import Count
 from steppe.specs.spaces import Box, Discrete
 
@@ -24,7 +24,7 @@ class MountainCarState(NamedTuple):
     velocity: jax.Array
 
 
-class _Hill(JaxEnv):
+class _Hill(CompiledEnv):
     """The hill, its car and its start, which both versions share."""
 
     goal_velocity: float = 0.0

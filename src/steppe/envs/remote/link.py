@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from steppe.envs.gymnasium._loop import Buffers, Layout
+from steppe.envs.gymnasium._sync import EnvDescription, StepBuffers
 from steppe.errors import EnvironmentFault, UserError, reason_of
 from steppe.net.local_tokens import token_of_peer
 from steppe.net.messagepack import Malformed
@@ -20,7 +20,7 @@ from steppe.net.protocol import (
     NAME,
     VERSION,
     Channel,
-    Disconnected,
+    ChannelClosed,
     Message,
     TooSlow,
     limits_for,
@@ -37,19 +37,19 @@ CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
 
 
-class Lost(Exception):
+class ServerLost(Exception):
     """A connection is gone, or was not to be had now; it may be had again."""
 
-    def __init__(self, link: Link, reason: str) -> None:
+    def __init__(self, link: ServerLink, reason: str) -> None:
         super().__init__(reason)
         self.link = link
 
 
-class Busy(Lost):
+class ServerBusy(ServerLost):
     """The server has no room for more environments now."""
 
 
-class Rest(NamedTuple):
+class StepExtras(NamedTuple):
     """What an answer to a step holds only sometimes."""
 
     began: np.ndarray | None
@@ -60,13 +60,13 @@ class Rest(NamedTuple):
     """Bool [count]: where a whole episode is over, where that differs from terminated or truncated."""
 
 
-class Link:
+class ServerLink:
     """The environments `first` to `first + count - 1` of a run, in a server."""
 
     def __init__(self, address: str, first: int, count: int, timeout: float) -> None:
         self.address, self.rows = address, slice(first, first + count)
         self.environment = "remote"
-        self.layout: Layout
+        self.description: EnvDescription
         self._count, self._timeout = count, timeout
         self._bounds: tuple[np.ndarray, np.ndarray] | None = None
         self._channel: Channel | None = None
@@ -90,19 +90,19 @@ class Link:
         self._send({"op": "make", "count": self._count, "max_timesteps": max_timesteps, "repeat": repeat})
         made = self._receive("made")
         with self._understanding():
-            self.layout = Layout(
+            self.description = EnvDescription(
                 read_space(made, "observation_space"),
                 read_space(made, "action_space"),
                 read_count(made, "limit", optional=True),
             )
-        _, longest = limits_for(self.layout.observation_space, self.layout.action_space, self._count)
+        _, longest = limits_for(self.description.observation_space, self.description.action_space, self._count)
         if longest > LARGEST:
             raise UserError(
                 f"{self._count} environments of {self} observe {longest:,} bytes at once, more than one message may "
                 "hold; use fewer environments for each server"
             )
         self._channel.limit = longest
-        action_space = self.layout.action_space
+        action_space = self.description.action_space
         self._bounds = action_space.bounds() if isinstance(action_space, Box) else None
 
     def ask_reset(self, seed: int) -> None:
@@ -117,12 +117,12 @@ class Link:
 
     def ask_step(self, actions: np.ndarray) -> None:
         """Asks for one decision everywhere; actions: [count, ...]."""
-        space = self.layout.action_space
+        space = self.description.action_space
         if self._bounds is not None:
             actions = np.clip(actions.reshape(len(actions), *space.shape), *self._bounds)
         self._send({"op": "step", "actions": to_wire(actions.astype(action_dtype(space), copy=False))})
 
-    def take_step(self, out: Buffers) -> Rest:
+    def take_step(self, out: StepBuffers) -> StepExtras:
         """Writes the [count, ...] rows of all but `observations`, and returns what only some steps have."""
         answer = self._receive("stepped")
         with self._understanding():
@@ -135,7 +135,7 @@ class Link:
             began = _read(answer, "observations", (ended, *out.observations.shape[1:]), out.observations.dtype)
             if ended and began is None:
                 raise Malformed('sent ended episodes without the first "observations" of the next ones')
-            return Rest(
+            return StepExtras(
                 began if ended else None,
                 _read(answer, "scores", out.rewards.shape, out.rewards.dtype),
                 _read(answer, "finished", out.terminated.shape, out.terminated.dtype),
@@ -146,7 +146,7 @@ class Link:
         channel, self._channel = self._channel, None
         if channel is None:
             return
-        with contextlib.suppress(Disconnected, TooSlow, Malformed):
+        with contextlib.suppress(ChannelClosed, TooSlow, Malformed):
             channel.send({"op": "close"}, CLOSE_SECONDS)
             channel.receive(CLOSE_SECONDS)
         channel.close()
@@ -166,7 +166,7 @@ class Link:
             sock = socket.create_connection((host, port), timeout=min(CONNECT_SECONDS, self._timeout))
         except OSError as error:
             reason = "no answer" if isinstance(error, TimeoutError) else reason_of(error)
-            raise Lost(self, reason) from None
+            raise ServerLost(self, reason) from None
         if tls is None:
             return sock
         try:
@@ -185,14 +185,14 @@ class Link:
             ) from None
         except OSError as error:
             sock.close()
-            raise Lost(self, reason_of(error)) from None
+            raise ServerLost(self, reason_of(error)) from None
 
     def _send(self, message: Message) -> None:
         self.asked = message["op"]
         try:
             self._open_channel.send(message, self._timeout)
-        except Disconnected as error:
-            raise Lost(self, str(error)) from None
+        except ChannelClosed as error:
+            raise ServerLost(self, str(error)) from None
         except TooSlow:
             raise self._slow() from None
 
@@ -200,8 +200,8 @@ class Link:
         """The answer to what was asked; an error of the server is raised as what it is."""
         try:
             answer = self._open_channel.receive(self._timeout)
-        except Disconnected as error:
-            raise Lost(self, str(error)) from None
+        except ChannelClosed as error:
+            raise ServerLost(self, str(error)) from None
         except TooSlow:
             raise self._slow() from None
         except Malformed as error:
@@ -217,7 +217,7 @@ class Link:
     @property
     def _open_channel(self) -> Channel:
         if self._channel is None:
-            raise Lost(self, "it was closed")
+            raise ServerLost(self, "it was closed")
         return self._channel
 
     @contextlib.contextmanager
@@ -231,7 +231,7 @@ class Link:
         self.drop()
         match kind:
             case "busy":
-                return Busy(self, message)
+                return ServerBusy(self, message)
             case "token":
                 return UserError(
                     f"the environment server at {self.address} refuses the token: {message}; name its file in "
@@ -275,11 +275,11 @@ def _read(answer: Message, field: str, shape: tuple[int, ...], dtype: Any) -> np
     return out
 
 
-def shares(addresses: list[str], count: int, timeout: float) -> list[Link]:
+def shares(addresses: list[str], count: int, timeout: float) -> list[ServerLink]:
     """`count` environments spread evenly over the servers, first to last."""
     servers = addresses[:count]
     bounds = [math.floor(count * i / len(servers)) for i in range(len(servers) + 1)]
     return [
-        Link(address, first, end - first, timeout)
+        ServerLink(address, first, end - first, timeout)
         for address, first, end in zip(servers, bounds, bounds[1:], strict=False)
     ]

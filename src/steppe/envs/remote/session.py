@@ -10,17 +10,17 @@ from typing import Protocol
 
 import numpy as np
 
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import SteppeError, UserError
-from steppe.net.admission import Member
-from steppe.net.hello import Refused
+from steppe.net.admission import AdmittedConnection
+from steppe.net.hello import RequestRefused
 from steppe.net.messagepack import Malformed
 from steppe.net.protocol import (
     LARGEST,
     LONGEST_ERROR,
     VERSION,
     Channel,
-    Disconnected,
+    ChannelClosed,
     Message,
     TooSlow,
     limits_for,
@@ -53,13 +53,13 @@ class Counts(Protocol):
         """Frees places."""
 
 
-class Session:
+class EnvironmentSession:
     """Serves one connection until either side ends it."""
 
-    def __init__(self, member: Member, spec: EnvironmentSpec, places: Counts) -> None:
+    def __init__(self, member: AdmittedConnection, spec: EnvironmentSpec, places: Counts) -> None:
         self._member, self._peer, self._spec, self._places = member, member.peer[0], spec, places
         self._channel: Channel | None = None
-        self._envs: HostEnvs | None = None
+        self._envs: GymnasiumEnvs | None = None
         self._count = 0
         self._is_stopped = False
 
@@ -77,9 +77,9 @@ class Session:
                 channel.send(self._answer(request, channel))
             self._release()
             channel.send({"op": "closed"})
-        except (Disconnected, TooSlow) as error:
+        except (ChannelClosed, TooSlow) as error:
             log.info("%s: disconnected (%s)", self._peer, str(error) or "too slow")
-        except Refused as error:
+        except RequestRefused as error:
             self._tell(error.kind, str(error))
         except Malformed as error:
             self._tell("protocol", f"the client {error}")
@@ -118,10 +118,10 @@ class Session:
         repeat = read_count(request, "repeat", most=LARGEST_NUMBER)
         why_not = self._places.take(count)
         if why_not is not None:
-            raise Refused("busy", why_not)
+            raise RequestRefused("busy", why_not)
         self._count = count
         with _making:
-            envs = self._envs = HostEnvs(self._spec, count, max_timesteps, repeat)
+            envs = self._envs = GymnasiumEnvs(self._spec, count, max_timesteps, repeat)
         longest_request, longest_answer = limits_for(envs.observation_space, envs.action_space, count)
         if max(longest_request, longest_answer) > LARGEST:
             raise UserError(f"{count} environments observe more than one message may hold; ask for fewer")
@@ -134,7 +134,7 @@ class Session:
             "limit": envs.max_episode_steps,
         }
 
-    def _step(self, envs: HostEnvs, request: Message) -> Message:
+    def _step(self, envs: GymnasiumEnvs, request: Message) -> Message:
         read_array(request, "actions", self._actions)
         step = envs.step(self._actions)
         answer = {
@@ -158,7 +158,7 @@ class Session:
         log.warning("%s: %s", self._peer, message)
         error = {"op": "error", "kind": kind, "message": message[:LONGEST_ERROR], "version": VERSION}
         if self._channel is not None:
-            with contextlib.suppress(Disconnected, TooSlow):
+            with contextlib.suppress(ChannelClosed, TooSlow):
                 self._channel.send(error, TELL_SECONDS)
                 self._channel.hang_up()
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 
-class Graph:
+class OnnxGraph:
     """Collects nodes and constants under fresh names."""
 
     def __init__(self) -> None:

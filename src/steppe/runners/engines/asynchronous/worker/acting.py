@@ -44,7 +44,7 @@ class Actor(Protocol):
         """The best actions, and the state after."""
 
     def to_host(self, actions: np.ndarray) -> np.ndarray:
-        """Actions as `HostEnvs` takes them."""
+        """Actions as `GymnasiumEnvs` takes them."""
 
     @property
     def log_std(self) -> np.ndarray | None:
@@ -109,7 +109,7 @@ class PolicyActor:
         return actions, state
 
     def to_host(self, actions: np.ndarray) -> np.ndarray:
-        """`HostEnvs` clips and counts by itself, but knows no stretching."""
+        """`GymnasiumEnvs` clips and counts by itself, but knows no stretching."""
         return heads.postprocess(self._kind, actions, self._action) if self._kind in heads.STRETCHED else actions
 
     @property

@@ -67,7 +67,7 @@ class WorkerActor:
 
 
 def _work(placement: Placement, has_made: Callable[[], object]) -> None:
-    from steppe.envs.host import HostEnvs
+    from steppe.envs.gymnasium.vector import GymnasiumEnvs
     from steppe.runners.engines.asynchronous.wire.access import trust_only
     from steppe.runners.engines.asynchronous.wire.constants import MOST_LINES
     from steppe.runners.engines.asynchronous.worker.link import Door
@@ -83,4 +83,4 @@ def _work(placement: Placement, has_made: Callable[[], object]) -> None:
     rules = (placement.num_envs, placement.max_timesteps, placement.repeat_actions)
     listening = Listening(MOST_LINES, passes_on=True)
     with listening:
-        work(door, lambda: HostEnvs(environment, *rules), has_made=has_made, heard=listening.heard)
+        work(door, lambda: GymnasiumEnvs(environment, *rules), has_made=has_made, heard=listening.heard)

@@ -1,4 +1,4 @@
-"""From what a user brings as an environment to the spec that `HostEnvs` takes."""
+"""From what a user brings as an environment to the spec that `GymnasiumEnvs` takes."""
 
 from __future__ import annotations
 

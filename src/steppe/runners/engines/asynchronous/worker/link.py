@@ -20,7 +20,7 @@ from steppe.net.protocol import (
     HEADER,
     LARGEST,
     Channel,
-    Disconnected,
+    ChannelClosed,
     Message,
     TooSlow,
     read_count,
@@ -144,18 +144,18 @@ class Link:
                 while answer["op"] == "wait":
                     answer = self._heard(seconds)
                 return answer
-            except (Disconnected, TooSlow) as error:
+            except (ChannelClosed, TooSlow) as error:
                 self._reach(error)
 
     def listen(self) -> None:
         """Raises `Over` where the learner has said so without being asked."""
         if self._ear is not None and self._ear.is_ready():
-            with contextlib.suppress(Disconnected, TooSlow):
+            with contextlib.suppress(ChannelClosed, TooSlow):
                 self._understood(self._ear.receive(LISTENING_SECONDS))
 
     def complain(self, sentence: str, lines: Lines) -> None:
         """Tells the learner what ends this worker, and what it last printed, if it can still be told."""
-        with contextlib.suppress(Disconnected, TooSlow, Over, SteppeError):
+        with contextlib.suppress(ChannelClosed, TooSlow, Over, SteppeError):
             for start in range(0, len(lines), MOST_LINES):
                 self._ask(said(lines[start : start + MOST_LINES]), LEAVE_SECONDS)
             self._ask({"op": "fault", "message": sentence}, LEAVE_SECONDS)
@@ -164,7 +164,7 @@ class Link:
         """Says goodbye, so that nobody waits for this worker; may be called again."""
         if self._ear is None:
             return
-        with contextlib.suppress(Disconnected, TooSlow, Over, SteppeError):
+        with contextlib.suppress(ChannelClosed, TooSlow, Over, SteppeError):
             self._ask({"op": "leave"}, LEAVE_SECONDS)
         self._drop()
 
@@ -183,7 +183,7 @@ class Link:
             try:
                 self._connect()
                 return
-            except (Disconnected, TooSlow) as error:
+            except (ChannelClosed, TooSlow) as error:
                 reason = error
             except (TaskChanged, ModuleNotAllowed):
                 # The learner still listens, and hears why its policy is refused.
@@ -222,10 +222,10 @@ class Link:
     def _ask(self, message: Message, seconds: float) -> Message:
         ear = self._ear
         if ear is None:
-            raise Disconnected("it was closed")
+            raise ChannelClosed("it was closed")
         try:
             ear.send(message, seconds)
-        except Disconnected:
+        except ChannelClosed:
             # Its last word may have come before the connection broke.
             self.listen()
             raise
@@ -233,7 +233,7 @@ class Link:
 
     def _heard(self, seconds: float) -> Message:
         if self._ear is None:
-            raise Disconnected("it was closed")
+            raise ChannelClosed("it was closed")
         try:
             return self._understood(self._ear.receive(seconds))
         except Malformed as error:
@@ -294,7 +294,7 @@ def said(lines: Lines) -> Message:
 
 def decline(door: Door, kind: Literal["user", "fault"], sentence: str) -> None:
     """Tells the learner, if it can be told, why a worker will not join: by a mistake of the user's, or a fault."""
-    with contextlib.suppress(Disconnected, TooSlow, Malformed, SteppeError):
+    with contextlib.suppress(ChannelClosed, TooSlow, Malformed, SteppeError):
         sock = _connected(door)
         ear = Ear(sock)
         try:
@@ -332,7 +332,7 @@ class Ear(Channel):
         while filled < needed:
             count = self._read_from(filled, deadline - time.monotonic())
             if not count:
-                raise Disconnected("it was closed" if not filled else "it was closed in the middle of a message")
+                raise ChannelClosed("it was closed" if not filled else "it was closed in the middle of a message")
             filled += count
             if not is_known and filled >= HEADER.size:
                 is_known, needed = True, self._measure()
@@ -355,7 +355,7 @@ def _connected(door: Door) -> socket.socket:
     try:
         sock = socket.create_connection((host, port), timeout=CONNECT_SECONDS)
     except OSError as error:
-        raise Disconnected("no answer" if isinstance(error, TimeoutError) else reason_of(error)) from None
+        raise ChannelClosed("no answer" if isinstance(error, TimeoutError) else reason_of(error)) from None
     if door.tls is None:
         return sock
     try:
@@ -374,7 +374,7 @@ def _connected(door: Door) -> socket.socket:
         ) from None
     except OSError as error:
         sock.close()
-        raise Disconnected(reason_of(error)) from None
+        raise ChannelClosed(reason_of(error)) from None
 
 
 def _why(error: Exception) -> str:

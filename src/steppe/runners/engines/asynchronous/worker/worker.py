@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
 from steppe.errors import EnvironmentAway, SteppeError, UserError
 from steppe.net.credentials import read_token
@@ -84,12 +84,12 @@ class AsyncWorker:
 
         While the learner cannot be reached it is looked for, and after `reconnect` seconds a `LearnerLost` is raised.
         """
-        return work(self._door, lambda: HostEnvs(self._environment, self._num_envs), self._policy)
+        return work(self._door, lambda: GymnasiumEnvs(self._environment, self._num_envs), self._policy)
 
 
 def work(
     door: Door,
-    make_envs: Callable[[], HostEnvs],
+    make_envs: Callable[[], GymnasiumEnvs],
     policy: Any = None,
     *,
     has_made: Callable[[], object] = lambda: None,
@@ -135,7 +135,7 @@ def _traceback_lines(error: Exception) -> Lines:
     return [(logging.ERROR, line) for line in lines[-TRACEBACK_LINES:]]
 
 
-def _made(door: Door, make_envs: Callable[[], HostEnvs]) -> HostEnvs:
+def _made(door: Door, make_envs: Callable[[], GymnasiumEnvs]) -> GymnasiumEnvs:
     """The environments; a learner that waits for this worker is told why there will be none."""
     try:
         return make_envs()
@@ -150,7 +150,7 @@ def _made(door: Door, make_envs: Callable[[], HostEnvs]) -> HostEnvs:
 class Shift:
     """Batch after batch, for one learner and, should it change, for the next."""
 
-    def __init__(self, link: Link, envs: HostEnvs, policy: Any, heard: Callable[[], Lines]) -> None:
+    def __init__(self, link: Link, envs: GymnasiumEnvs, policy: Any, heard: Callable[[], Lines]) -> None:
         self._link, self._envs, self._policy, self._heard = link, envs, policy, heard
         self._session = ""
         self._sequence = 0
@@ -221,14 +221,14 @@ class Shift:
         self._said = time.monotonic()
 
 
-def _apply_rules(task: Task, envs: HostEnvs) -> None:
+def _apply_rules(task: Task, envs: GymnasiumEnvs) -> None:
     """An episode is what the learner says it is, and none goes on for ever."""
     envs.play_by(task.max_timesteps, task.repeat_actions)
     if envs.max_episode_steps is None:
         envs.play_by(DEFAULT_EPISODE_LIMIT, task.repeat_actions)
 
 
-def _actor_for(welcome: Welcome, envs: HostEnvs, policy: Any, link: Link) -> Actor:
+def _actor_for(welcome: Welcome, envs: GymnasiumEnvs, policy: Any, link: Link) -> Actor:
     if welcome.task.policy is not None:
         return PolicyActor(welcome.task, envs.action_space)
     if policy is None:

@@ -7,15 +7,14 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from steppe.envs.gymnasium._loop import Buffers, Loop, Stepper
-from steppe.envs.limits import notices_of_limit
-from steppe.envs.registry import plays_atari
+from steppe.envs.gymnasium._sync import StepBuffers, Stepper, SyncEnvs
+from steppe.envs.registry import notices_of_limit, plays_atari
 from steppe.envs.spaces import zeros
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Space
 
 
-class Step(NamedTuple):
+class EnvStep(NamedTuple):
     """What one decision in each of N environments led to. The arrays are reused by the second step after this one."""
 
     observations: np.ndarray
@@ -34,7 +33,7 @@ class Step(NamedTuple):
     """Bool [N]: a whole episode is over; a lost life may be an end for the learner (`terminated`), not of the game."""
 
 
-class HostEnvs:
+class GymnasiumEnvs:
     """Environments of one spec, reset as soon as their episodes end.
 
     Actions count from 0 on the agent's side, whatever the environment's `start` is, and continuous ones are clipped to
@@ -56,10 +55,10 @@ class HostEnvs:
         if render_mode is None:
             self._stepper = _stepper(spec, num_envs, max_timesteps_per_episode, repeat_actions)
         else:
-            self._stepper = Loop(spec, num_envs, max_timesteps_per_episode, repeat_actions, render_mode=render_mode)
-        self.observation_space: Space = self._stepper.layout.observation_space
-        self.action_space: Space = self._stepper.layout.action_space
-        self.max_episode_steps = self._stepper.layout.limit
+            self._stepper = SyncEnvs(spec, num_envs, max_timesteps_per_episode, repeat_actions, render_mode=render_mode)
+        self.observation_space: Space = self._stepper.description.observation_space
+        self.action_space: Space = self._stepper.description.action_space
+        self.max_episode_steps = self._stepper.description.limit
         self.notices: tuple[str, ...] = (
             *getattr(self._stepper, "notices", ()),
             *notices_of_limit(spec, max_timesteps_per_episode, self.max_episode_steps),
@@ -68,7 +67,7 @@ class HostEnvs:
         # Two sets in turn, so that what the last step returned is still whole while the next one is taken.
         self._buffers = [allocate(self.observation_space, num_envs) for _ in range(2)]
         # Who has its results in arrays of its own hands them over as they are.
-        self._take: Callable[[np.ndarray], Step] | None = getattr(self._stepper, "take", None)
+        self._take: Callable[[np.ndarray], EnvStep] | None = getattr(self._stepper, "take", None)
         self._none = np.zeros(num_envs, bool)
         self._none.flags.writeable = False
 
@@ -78,13 +77,13 @@ class HostEnvs:
         if rules == self._rules:
             return
         self._rules = rules
-        if isinstance(self._stepper, Loop):
+        if isinstance(self._stepper, SyncEnvs):
             self._stepper.play_by(*rules)
         else:
             self._stepper.close()
             self._stepper = _stepper(self._spec, self.num_envs, *rules)
             self._take = getattr(self._stepper, "take", None)
-        self.max_episode_steps = self._stepper.layout.limit
+        self.max_episode_steps = self._stepper.description.limit
 
     def reset(self, seed: int) -> np.ndarray:
         """Starts new episodes, environment i seeded with seed + i, and returns their observations [N, ...]."""
@@ -92,7 +91,7 @@ class HostEnvs:
         self._stepper.reset(seed, buffers.next_observations)
         return buffers.next_observations
 
-    def step(self, actions: np.ndarray) -> Step:
+    def step(self, actions: np.ndarray) -> EnvStep:
         """One decision in each environment; actions: [N, ...]."""
         if self._take is not None:
             return self._take(actions)
@@ -100,8 +99,8 @@ class HostEnvs:
         any_ended = self._stepper.step(actions, buffers)
         observations, following, rewards, terminated, truncated = buffers
         if any_ended:
-            return Step(observations, rewards, terminated, truncated, following, rewards, terminated | truncated)
-        return Step(following, rewards, terminated, truncated, following, rewards, self._none)
+            return EnvStep(observations, rewards, terminated, truncated, following, rewards, terminated | truncated)
+        return EnvStep(following, rewards, terminated, truncated, following, rewards, self._none)
 
     def close(self) -> None:
         """Closes the environments and ends their processes; may be called again."""
@@ -113,14 +112,14 @@ class HostEnvs:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take_buffers(self) -> Buffers:
+    def _take_buffers(self) -> StepBuffers:
         self._buffers.reverse()
         return self._buffers[0]
 
 
-def allocate(space: Space, rows: int) -> Buffers:
-    """Buffers for the results of `rows` environments."""
-    return Buffers(
+def allocate(space: Space, rows: int) -> StepBuffers:
+    """StepBuffers for the results of `rows` environments."""
+    return StepBuffers(
         observations=zeros(space, rows),
         next_observations=zeros(space, rows),
         rewards=np.zeros(rows, np.float32),
@@ -132,21 +131,21 @@ def allocate(space: Space, rows: int) -> Buffers:
 def _stepper(spec: EnvironmentSpec, num_envs: int, max_timesteps: int | None, repeat: int) -> Stepper:
     """The way the spec asks for; "auto" is the loop in this process, which is exact for every environment."""
     if spec.id == "remote":
-        from steppe.envs.remote.client import Remote
+        from steppe.envs.remote.client import RemoteEnvs
 
-        return Remote(spec, num_envs, max_timesteps, repeat)
+        return RemoteEnvs(spec, num_envs, max_timesteps, repeat)
     if plays_atari(spec):
-        from steppe.envs.gymnasium.atari import Atari
+        from steppe.envs.gymnasium.atari import AtariEnvs
 
-        return Atari(spec, num_envs, max_timesteps, repeat)
+        return AtariEnvs(spec, num_envs, max_timesteps, repeat)
     match spec.vectorization:
         case "processes":
-            from steppe.envs.gymnasium._processes import Processes
+            from steppe.envs.gymnasium._processes import ProcessEnvs
 
-            return Processes(spec, num_envs, max_timesteps, repeat)
+            return ProcessEnvs(spec, num_envs, max_timesteps, repeat)
         case "native":
-            from steppe.envs.gymnasium._native import Native
+            from steppe.envs.gymnasium._native import NativeEnvs
 
-            return Native(spec, num_envs, max_timesteps, repeat)
+            return NativeEnvs(spec, num_envs, max_timesteps, repeat)
         case _:
-            return Loop(spec, num_envs, max_timesteps, repeat)
+            return SyncEnvs(spec, num_envs, max_timesteps, repeat)

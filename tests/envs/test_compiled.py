@@ -12,7 +12,7 @@ from steppe.envs.compiled.acrobot import AcrobotState
 from steppe.envs.compiled.cartpole import CartPoleState
 from steppe.envs.compiled.mountain_car import MountainCarState
 from steppe.envs.compiled.pendulum import PendulumState
-from steppe.envs.registry import make_jax
+from steppe.envs.registry import make_compiled
 from steppe.envs.spaces import action_crossing, observation_crossing
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box
@@ -32,7 +32,7 @@ TRANSITIONS = 3000
 
 
 def twin_of(id: str, **settings):
-    return make_jax(EnvironmentSpec(id=id, settings=settings))
+    return make_compiled(EnvironmentSpec(id=id, settings=settings))
 
 
 def original_of(id: str, **settings) -> gymnasium.Env:

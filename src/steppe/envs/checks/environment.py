@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import spaces
 
-from steppe.envs.checking.values import (
+from steppe.envs.checks.values import (
     Mistake,
     Unreadable,
     arrays_of,
@@ -25,10 +25,9 @@ from steppe.envs.checking.values import (
     same,
     stepped,
 )
-from steppe.envs.gymnasium.extras import extra_for
-from steppe.envs.gymnasium.making import make_env
-from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
-from steppe.envs.rendering import draw_off_screen
+from steppe.envs.episode_recording import draw_off_screen
+from steppe.envs.gymnasium.factory import make_env
+from steppe.envs.registry import DEFAULT_EPISODE_LIMIT, extra_of_error
 from steppe.envs.spaces import action_crossing, observation_crossing
 from steppe.errors import EnvironmentFault, SteppeError, UserError
 from steppe.specs.environment import EnvironmentSpec
@@ -48,7 +47,7 @@ RESET = "write def reset(self, *, seed=None, options=None) and call super().rese
 
 
 @dataclass(frozen=True)
-class Finding:
+class EnvironmentFinding:
     """What was found of one part of an environment."""
 
     part: str
@@ -64,15 +63,15 @@ class EnvironmentCheck:
     """Everything that was found."""
 
     environment: str
-    findings: tuple[Finding, ...]
+    findings: tuple[EnvironmentFinding, ...]
 
     @property
-    def problems(self) -> tuple[Finding, ...]:
+    def problems(self) -> tuple[EnvironmentFinding, ...]:
         """What keeps an agent from learning, or may."""
         return tuple(finding for finding in self.findings if finding.level == "problem")
 
     @property
-    def warnings(self) -> tuple[Finding, ...]:
+    def warnings(self) -> tuple[EnvironmentFinding, ...]:
         """What is worth knowing or mending."""
         return tuple(finding for finding in self.findings if finding.level == "warning")
 
@@ -116,7 +115,7 @@ class _Check:
 
     def __init__(self, spec: EnvironmentSpec, steps: int, seed: int) -> None:
         self.spec, self.steps, self.seed = spec, steps, seed
-        self.findings: list[Finding] = []
+        self.findings: list[EnvironmentFinding] = []
         self.env: Any = None
         self.limit: int | None = None
         self.takes_seed = True
@@ -325,7 +324,7 @@ class _Check:
             self._add("rendering", "warning", "it has no render, so runs leave no film", how)
             return
         except Exception as error:
-            extra = extra_for(error)
+            extra = extra_of_error(error)
             fix = how if extra is None else f'pip install "steppe[{extra}]"'
             self._add("rendering", "warning", f"render raised {told(error)}", fix)
             return
@@ -343,7 +342,7 @@ class _Check:
             self._add(part, "problem" if mistake.is_serious else "warning", mistake.found, mistake.fix)
 
     def _add(self, part: str, level: Level, found: str, fix: str = "") -> None:
-        self.findings.append(Finding(part, level, found, fix))
+        self.findings.append(EnvironmentFinding(part, level, found, fix))
 
 
 class _Played:
