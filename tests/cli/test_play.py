@@ -14,7 +14,7 @@ from processes import Command, Steppe, wait_until
 
 from policies import describe, tensors_for
 from steppe.envs.registry import make_compiled
-from steppe.records import Policy
+from steppe.policies.policy import Policy
 from steppe.specs.environment import EnvironmentSpec
 from steppe.tracking.metrics import read_metrics
 

@@ -169,7 +169,6 @@ def test_spaces_and_limits_are_those_of_gymnasium(id: str) -> None:
     for mine, theirs in zip(twin.observation_space.bounds(), observation_space.bounds(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
     assert twin.max_episode_steps == gymnasium.spec(id).max_episode_steps
-    assert twin.reward_threshold == gymnasium.spec(id).reward_threshold
 
 
 def test_the_sutton_barto_reward_is_that_of_gymnasium() -> None:

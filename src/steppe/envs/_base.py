@@ -22,7 +22,6 @@ class CompiledEnv(Settings):
     """
 
     id: ClassVar[str]
-    reward_threshold: ClassVar[float | None] = None
 
     max_episode_steps: Count | None = None
     """How many timesteps an episode may last before it is truncated."""

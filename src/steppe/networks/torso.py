@@ -8,6 +8,7 @@ and start-up time counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -18,11 +19,11 @@ from jax import Array, lax
 from steppe.errors import SpecError
 from steppe.networks import initializers
 from steppe.networks.convolution import FoldedImages, fold_images, folding_pays
-from steppe.networks.layers import Params, apply_layer, drop, join
+from steppe.networks.layers import Params, apply_layer, drop
 from steppe.networks.products import product
 from steppe.policies import cells
 from steppe.policies.encoding import Encoding
-from steppe.policies.layers import LayerPlan, NetworkPlan, pair, plan
+from steppe.policies.layers import LayerPlan, NetworkPlan, join, pair, plan
 from steppe.specs.learning.network import RECURRENT, Layer, NetworkSpec
 from steppe.specs.spaces import Space
 
@@ -175,7 +176,7 @@ class Network:
             features = drop(features, rate, dropout_key, step) if rate else features
             return features.reshape((*x.shape[: x.ndim - len(step.input)], *step.output))
 
-        x = self.plan.run(encode, join, apply)
+        x = self.plan.run(encode, partial(join, xp=jnp), apply)
         return x if x.shape == (*lead, self.features) else x.reshape((*lead, self.features))
 
     def _check(self, supports: Collection[Support]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import reduce
 from math import prod
 from typing import Any
 
@@ -13,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from steppe.policies import cells
 from steppe.policies.custom_layers import module_in_numpy
-from steppe.policies.layers import LayerPlan, NetworkPlan, joined_axis, padding_of, pair, window_counts
+from steppe.policies.layers import LayerPlan, NetworkPlan, bend, join, padding_of, pair, window_counts
 
 Array = np.ndarray
 State = dict[str, Array]
@@ -91,7 +90,7 @@ class Forward:
             after.update((name, each) for (name, _), each in zip(step.states, later, strict=True))
             return later[0]
 
-        x = self.plan.run(lambda encoding: encoding(observations), _join, apply)
+        x = self.plan.run(lambda encoding: encoding(observations), join, apply)
         return x.reshape(len(x), self.plan.features), after
 
     def _buffers(self, batch: int, layers: Layers) -> list[Array]:
@@ -209,7 +208,7 @@ def _layer(step: LayerPlan, params: dict[str, Array]) -> Callable[..., Any]:
         case "layer_norm":
             return lambda x: _normalize(x) * params["scale"] + params["bias"]
         case "nonlinearity":
-            return lambda x: _bend(x, params, layer)
+            return lambda x: bend(layer, params, x, activate, np)
         case "lstm" | "internal_lstm" | "gru":
             return lambda x, state: cells.advance(
                 layer.type, params, cells.project(params, x.reshape(len(x), -1)), state
@@ -217,20 +216,6 @@ def _layer(step: LayerPlan, params: dict[str, Array]) -> Callable[..., Any]:
         case "custom":
             return module_in_numpy(layer, params)
     return lambda x: x
-
-
-def _join(step: LayerPlan, values: list[Array]) -> Array:
-    """Several inputs [B, *shape] as one."""
-    layer: Any = step.layer
-    match layer.aggregation_type:
-        case "concat":
-            return np.concatenate(values, axis=joined_axis(layer, len(step.output)))
-        case "max":
-            return reduce(np.maximum, values)
-        case "product":
-            return reduce(np.multiply, values)
-    total = reduce(np.add, values)
-    return total / np.float32(len(values)) if layer.aggregation_type == "mean" else total
 
 
 def _finish(x: Array, bias: Array | None, layer: Any) -> Array:
@@ -242,18 +227,6 @@ def _finish(x: Array, bias: Array | None, layer: Any) -> Array:
 def _residual(x: Array, params: dict[str, Array], layer: Any) -> Array:
     hidden = _finish(x @ params["kernel"], params.get("bias"), layer)
     return _finish(x + hidden @ params["skip_kernel"], params.get("skip_bias"), layer)
-
-
-def _bend(x: Array, params: dict[str, Array], layer: Any) -> Array:
-    """f(clip(beta x)); swish is the exception that multiplies by x itself."""
-    scaled = x * (params["beta"] if layer.beta == "learn" else np.float32(layer.beta))
-    if layer.max is not None:
-        scaled = np.minimum(scaled, np.float32(layer.max))
-    if layer.min is not None:
-        scaled = np.maximum(scaled, np.float32(layer.min))
-    if layer.alpha is not None:
-        return np.where(scaled >= 0, scaled, np.float32(layer.alpha) * scaled)
-    return _sigmoid(scaled) * x if layer.name == "swish" else activate(layer.name, scaled)
 
 
 def _windows(x: Array, step: LayerPlan, fill: float) -> Array:

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from steppe.errors import StorageError
 from steppe.files.durable import write_atomically
 from steppe.records import charts, page
-from steppe.records.evaluation_score import Score
+from steppe.records.evaluation_score import Score, finite_number, is_finite
 from steppe.records.settings import RunSetting, SettingGroup, groups_of, knows_defaults
 from steppe.tracking.metrics import read_metrics
 
@@ -67,11 +67,11 @@ class _ReportedRun:
         return [
             (float(record["timestep"]), float(record[metric]))
             for record in self.records
-            if _is_number(record.get("timestep")) and _is_number(record.get(metric))
+            if is_finite(record.get("timestep")) and is_finite(record.get(metric))
         ]
 
     def last(self, metric: str) -> float | None:
-        return next((r[metric] for r in reversed(self.records) if _is_number(r.get(metric))), None)
+        return next((r[metric] for r in reversed(self.records) if is_finite(r.get(metric))), None)
 
 
 def write_report(folder: str | Path) -> Path:
@@ -185,12 +185,12 @@ def _learning_curve(run: _ReportedRun) -> str:
 
 def _numbers(run: _ReportedRun) -> str:
     names = [name for name in ("mean_return", "mean_length", "evaluation_return") if run.last(name) is not None]
-    rows = [r for r in run.records if _is_number(r.get("timestep")) and any(_is_number(r.get(n)) for n in names)]
+    rows = [r for r in run.records if is_finite(r.get("timestep")) and any(is_finite(r.get(n)) for n in names)]
     if not rows:
         return ""
-    evaluated = [i for i, row in enumerate(rows) if _is_number(row.get("evaluation_return"))]
+    evaluated = [i for i, row in enumerate(rows) if is_finite(row.get("evaluation_return"))]
     shown = sorted({*_spaced(range(len(rows))), *_spaced(evaluated)})
-    cells = [[page.number(_number(rows[i].get(name))) for name in ("timestep", "episode", *names)] for i in shown]
+    cells = [[page.number(finite_number(rows[i].get(name))) for name in ("timestep", "episode", *names)] for i in shown]
     head = ["timestep", "episode", *map(page.words, names)]
     return f"<details><summary>The numbers</summary>{page.columns(head, cells, numbers=len(head))}</details>"
 
@@ -201,7 +201,7 @@ def _spaced(indices: Sequence[int]) -> Sequence[int]:
 
 
 def _small_charts(run: _ReportedRun) -> str:
-    names = [name for record in run.records for name, value in record.items() if _is_number(value)]
+    names = [name for record in run.records for name, value in record.items() if is_finite(value)]
     ordered = [name for name in dict.fromkeys((*_FIRST, *names)) if name not in _NOT_DRAWN and run.series(name)]
     end = _timesteps(run) or 0.0
     figures = [
@@ -261,10 +261,10 @@ def _value(each: RunSetting) -> str:
 
 def _timings(run: _ReportedRun) -> str:
     spent, timesteps = _seconds(run), _timesteps(run)
-    finished = _number(run.status.get("finished"))
+    finished = finite_number(run.status.get("finished"))
     moments = {
-        "started": _number(run.status.get("started")),
-        "ended" if finished else "last sign of life": finished or _number(run.status.get("heartbeat")),
+        "started": finite_number(run.status.get("started")),
+        "ended" if finished else "last sign of life": finished or finite_number(run.status.get("heartbeat")),
     }
     rows = [(name, page.moment(moment)) for name, moment in moments.items() if moment]
     if spent:
@@ -301,7 +301,7 @@ def _again(run: _ReportedRun) -> str:
 
 def _seconds(run: _ReportedRun) -> float | None:
     """Spent training, over all starts: pauses and work that a resume did again are not counted."""
-    return _number(run.status.get("seconds")) or None
+    return finite_number(run.status.get("seconds")) or None
 
 
 def _speed(run: _ReportedRun) -> float | None:
@@ -310,7 +310,7 @@ def _speed(run: _ReportedRun) -> float | None:
 
 
 def _timesteps(run: _ReportedRun) -> float | None:
-    return max((r["timestep"] for r in run.records if _is_number(r.get("timestep"))), default=None)
+    return max((r["timestep"] for r in run.records if is_finite(r.get("timestep"))), default=None)
 
 
 def _resumes(run: _ReportedRun) -> str:
@@ -318,7 +318,7 @@ def _resumes(run: _ReportedRun) -> str:
 
 
 def _goal(run: _ReportedRun) -> float | None:
-    return _number(run.experiment.get("stop_at_return"))
+    return finite_number(run.experiment.get("stop_at_return"))
 
 
 def _named(spec: Any) -> str:
@@ -359,12 +359,3 @@ def _listed(value: Any) -> list[Any]:
 def _sentence(text: Any) -> str:
     words = str(text)
     return words[:1].upper() + words[1:].rstrip(".") + "."
-
-
-def _number(value: Any) -> float | None:
-    return value if _is_number(value) else None
-
-
-def _is_number(value: Any) -> bool:
-    # read_metrics gives no NaN, but a line such as 1e999 is an infinity all the same.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300

@@ -34,7 +34,6 @@ class Acrobot(CompiledEnv):
     """Minus one for every timestep until the arm's end is one link's length above the joint."""
 
     id: ClassVar[str] = "Acrobot-v1"
-    reward_threshold: ClassVar[float | None] = -100.0
 
     max_episode_steps: Count = 500
     """How many timesteps an episode may last before it is truncated."""

@@ -55,7 +55,6 @@ class MountainCar(_Hill):
     """Minus one for every timestep until the car is on the hill."""
 
     id: ClassVar[str] = "MountainCar-v0"
-    reward_threshold: ClassVar[float | None] = -110.0
 
     max_episode_steps: Count = 200
     """How many timesteps an episode may last before it is truncated."""
@@ -75,7 +74,6 @@ class MountainCarContinuous(_Hill):
     """A hundred for reaching the hill, minus a tenth of the squared action at every timestep."""
 
     id: ClassVar[str] = "MountainCarContinuous-v0"
-    reward_threshold: ClassVar[float | None] = 90.0
 
     max_episode_steps: Count = 999
     """How many timesteps an episode may last before it is truncated."""

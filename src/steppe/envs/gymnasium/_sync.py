@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,21 +35,6 @@ class EnvDescription(NamedTuple):
     observation_space: Space
     action_space: Space
     limit: int | None
-
-
-class Stepper(Protocol):
-    """One way to run N environments."""
-
-    description: EnvDescription
-
-    def reset(self, seed: int, observations: np.ndarray) -> None:
-        """Starts a new episode everywhere and writes the first observations [N, ...]."""
-
-    def step(self, actions: np.ndarray, out: StepBuffers) -> bool:
-        """One decision everywhere; where an episode ends, the next starts at once. Returns whether any ended."""
-
-    def close(self) -> None:
-        """Releases everything; may be called again."""
 
 
 class SyncEnvs:

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from pydantic import AliasChoices, Field
 
-from steppe.envs.gymnasium._sync import EnvDescription, StepBuffers
+from steppe.envs.gymnasium._sync import EnvDescription
 from steppe.envs.gymnasium.factory import find_spec
 from steppe.envs.gymnasium.vector import EnvStep
 from steppe.errors import EnvironmentFault, UserError
@@ -155,14 +155,6 @@ class AtariEnvs:
         scores = scores.astype(np.float32)
         rewards = np.sign(scores) if self._settings.clip_rewards else scores
         return EnvStep(seen, rewards, terminated, truncated, following, scores, finished)
-
-    def step(self, actions: np.ndarray, out: StepBuffers) -> bool:
-        """As `Loop.step`, for those who want the results in arrays of their own."""
-        step = self.take(actions)
-        out.observations[:] = step.observations
-        out.next_observations[:] = step.next_observations
-        out.rewards[:], out.terminated[:], out.truncated[:] = step.rewards, step.terminated, step.truncated
-        return step.observations is not step.next_observations
 
     def close(self) -> None:
         """Ends the threads, which ale-py does when nobody holds it any more."""

@@ -1,13 +1,12 @@
-"""N gymnasium environments stepped together, NumPy in and out."""
+"""N environments of one spec stepped together, NumPy in and out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
-from steppe.envs.gymnasium._sync import StepBuffers, Stepper, SyncEnvs
+from steppe.envs.gymnasium._sync import EnvDescription, StepBuffers, SyncEnvs
 from steppe.envs.registry import notices_of_limit, plays_atari
 from steppe.envs.spaces import zeros
 from steppe.specs.environment import EnvironmentSpec
@@ -15,29 +14,59 @@ from steppe.specs.spaces import Space
 
 
 class EnvStep(NamedTuple):
-    """What one decision in each of N environments led to. The arrays are reused by the second step after this one."""
+    """The results of one decision in each of N environments. The second step after this one reuses the arrays."""
 
     observations: np.ndarray
-    """[N, ...]: what to act on next; where an episode ended, the first observation of the next one."""
+    """[N, ...]: the observations to act on next; after the end of an episode, the first one of the next episode."""
     rewards: np.ndarray
     """Float32 [N]."""
     terminated: np.ndarray
-    """Bool [N]: the episode came to its end, and nothing can follow."""
+    """Bool [N]: the episode reached a final state, which has no successor."""
     truncated: np.ndarray
-    """Bool [N]: the episode was cut off (and did not terminate at the same time); more could have followed."""
+    """Bool [N]: the episode was cut off (and did not terminate at the same time); it could have continued."""
     next_observations: np.ndarray
-    """[N, ...]: the true successor, also where an episode ended; the same array as `observations` where none did."""
+    """[N, ...]: the true successors, also at the end of an episode; `observations` itself if no episode ended."""
     scores: np.ndarray
-    """Float32 [N]: the rewards before any clipping, of which returns are counted; `rewards` itself where none is."""
+    """Float32 [N]: the rewards before any clipping, which returns are sums of; `rewards` itself without clipping."""
     finished: np.ndarray
-    """Bool [N]: a whole episode is over; a lost life may be an end for the learner (`terminated`), not of the game."""
+    """Bool [N]: a whole episode is over. A lost life may end an episode for the learner (`terminated`) only."""
+
+
+class Stepper(Protocol):
+    """One way to run N environments, which writes results into buffers."""
+
+    description: EnvDescription
+
+    def reset(self, seed: int, observations: np.ndarray) -> None:
+        """Starts a new episode in each environment and writes the first observations [N, ...]."""
+
+    def step(self, actions: np.ndarray, out: StepBuffers) -> bool:
+        """One decision in each environment; ended episodes are followed at once. Returns whether any ended."""
+
+    def close(self) -> None:
+        """Releases everything; may be called again."""
+
+
+class DirectStepper(Protocol):
+    """One way to run N environments, which returns results in arrays of its own."""
+
+    description: EnvDescription
+
+    def reset(self, seed: int, observations: np.ndarray) -> None:
+        """As `Stepper.reset`."""
+
+    def take(self, actions: np.ndarray) -> EnvStep:
+        """One decision in each environment; ended episodes are followed at once."""
+
+    def close(self) -> None:
+        """As `Stepper.close`."""
 
 
 class GymnasiumEnvs:
     """Environments of one spec, reset as soon as their episodes end.
 
-    Actions count from 0 on the agent's side, whatever the environment's `start` is, and continuous ones are clipped to
-    their bounds. Observations come as they are, but Dict and Tuple observations are flattened. Time limits count
+    The agent's actions count from 0, whatever the environment's `start` is, and continuous ones are clipped to their
+    bounds. Observations are passed on unchanged, but Dict and Tuple observations are flattened. Time limits count
     decisions, each of which lasts `repeat_actions` steps of the environment.
     """
 
@@ -53,54 +82,52 @@ class GymnasiumEnvs:
         self.num_envs = num_envs
         self._spec, self._rules = spec, (max_timesteps_per_episode, repeat_actions)
         if render_mode is None:
-            self._stepper = _stepper(spec, num_envs, max_timesteps_per_episode, repeat_actions)
+            self._use(_stepper(spec, num_envs, max_timesteps_per_episode, repeat_actions))
         else:
-            self._stepper = SyncEnvs(spec, num_envs, max_timesteps_per_episode, repeat_actions, render_mode=render_mode)
+            self._use(SyncEnvs(spec, num_envs, max_timesteps_per_episode, repeat_actions, render_mode=render_mode))
         self.observation_space: Space = self._stepper.description.observation_space
         self.action_space: Space = self._stepper.description.action_space
-        self.max_episode_steps = self._stepper.description.limit
         self.notices: tuple[str, ...] = (
             *getattr(self._stepper, "notices", ()),
             *notices_of_limit(spec, max_timesteps_per_episode, self.max_episode_steps),
         )
-        """What a user should know of how the environment is observed, and when its episodes end."""
-        # Two sets in turn, so that what the last step returned is still whole while the next one is taken.
+        """Sentences for the user on observations that are left out and on limits without effect."""
+        # Two sets in turn, so that the results of the last step stay intact during the next one.
         self._buffers = [allocate(self.observation_space, num_envs) for _ in range(2)]
-        # Who has its results in arrays of its own hands them over as they are.
-        self._take: Callable[[np.ndarray], EnvStep] | None = getattr(self._stepper, "take", None)
         self._none = np.zeros(num_envs, bool)
         self._none.flags.writeable = False
 
     def play_by(self, max_timesteps_per_episode: int | None, repeat_actions: int) -> None:
-        """Other rules of an episode, from the next `reset` on; environments of this process are not made anew."""
+        """Changes the rules of an episode from the next `reset` on; environments of this process are kept."""
         rules = (max_timesteps_per_episode, repeat_actions)
         if rules == self._rules:
             return
         self._rules = rules
         if isinstance(self._stepper, SyncEnvs):
             self._stepper.play_by(*rules)
+            self._use(self._stepper)
         else:
             self._stepper.close()
-            self._stepper = _stepper(self._spec, self.num_envs, *rules)
-            self._take = getattr(self._stepper, "take", None)
-        self.max_episode_steps = self._stepper.description.limit
+            self._use(_stepper(self._spec, self.num_envs, *rules))
 
     def reset(self, seed: int) -> np.ndarray:
         """Starts new episodes, environment i seeded with seed + i, and returns their observations [N, ...]."""
-        buffers = self._take_buffers()
-        self._stepper.reset(seed, buffers.next_observations)
-        return buffers.next_observations
+        self._buffers.reverse()
+        observations = self._buffers[0].next_observations
+        self._stepper.reset(seed, observations)
+        return observations
 
     def step(self, actions: np.ndarray) -> EnvStep:
         """One decision in each environment; actions: [N, ...]."""
         if self._take is not None:
             return self._take(actions)
-        buffers = self._take_buffers()
-        any_ended = self._stepper.step(actions, buffers)
-        observations, following, rewards, terminated, truncated = buffers
+        self._buffers.reverse()
+        buffers = self._buffers[0]
+        any_ended = self._stepper.step(actions, buffers)  # type: ignore[union-attr]
+        observations, successors, rewards, terminated, truncated = buffers
         if any_ended:
-            return EnvStep(observations, rewards, terminated, truncated, following, rewards, terminated | truncated)
-        return EnvStep(following, rewards, terminated, truncated, following, rewards, self._none)
+            return EnvStep(observations, rewards, terminated, truncated, successors, rewards, terminated | truncated)
+        return EnvStep(successors, rewards, terminated, truncated, successors, rewards, self._none)
 
     def close(self) -> None:
         """Closes the environments and ends their processes; may be called again."""
@@ -112,13 +139,14 @@ class GymnasiumEnvs:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take_buffers(self) -> StepBuffers:
-        self._buffers.reverse()
-        return self._buffers[0]
+    def _use(self, stepper: Stepper | DirectStepper) -> None:
+        self._stepper = stepper
+        self._take = getattr(stepper, "take", None)
+        self.max_episode_steps = stepper.description.limit
 
 
 def allocate(space: Space, rows: int) -> StepBuffers:
-    """StepBuffers for the results of `rows` environments."""
+    """Buffers for the results of `rows` environments."""
     return StepBuffers(
         observations=zeros(space, rows),
         next_observations=zeros(space, rows),
@@ -128,8 +156,8 @@ def allocate(space: Space, rows: int) -> StepBuffers:
     )
 
 
-def _stepper(spec: EnvironmentSpec, num_envs: int, max_timesteps: int | None, repeat: int) -> Stepper:
-    """The way the spec asks for; "auto" is the loop in this process, which is exact for every environment."""
+def _stepper(spec: EnvironmentSpec, num_envs: int, max_timesteps: int | None, repeat: int) -> Stepper | DirectStepper:
+    """The implementation that the spec asks for; "auto" is `SyncEnvs`, which is exact for every environment."""
     if spec.id == "remote":
         from steppe.envs.remote.client import RemoteEnvs
 

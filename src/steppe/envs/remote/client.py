@@ -86,13 +86,6 @@ class RemoteEnvs:
             self._check.row(observations[i], lambda what, i=i: self._named(i, what + " when it was reset"))
         return EnvStep(observations, rewards, terminated, truncated, following, scores, finished)
 
-    def step(self, actions: np.ndarray, out: StepBuffers) -> bool:
-        """As `take`, for those who want the results in arrays of their own."""
-        step = self.take(actions)
-        for mine, theirs in zip(out, (step.observations, step.next_observations, *step[1:4]), strict=True):
-            mine[:] = theirs
-        return step.observations is not step.next_observations
-
     def close(self) -> None:
         """Tells the servers to close their environments; may be called again."""
         for link in self._links:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from steppe.envs.gymnasium.vector import GymnasiumEnvs
-from steppe.envs.remote.session import EnvironmentSession
+from steppe.envs.remote.session import EnvironmentQuota, EnvironmentSession
 from steppe.errors import UserError
 from steppe.net.admission import Admission, AdmissionLimits, AdmittedConnection
 from steppe.net.hello import Greeting
@@ -43,7 +43,7 @@ class EnvironmentServer:
         # Whatever is wrong with the environment should be heard now, and not by the first who wants to train.
         GymnasiumEnvs(spec, 1).close()
         self._spec = spec
-        self._places = EnvironmentQuota(max_envs)
+        self._quota = EnvironmentQuota(max_envs)
         self._listener = _listen(host, port, must_be_local=token is None)
         try:
             self._local_token = token_for(self._listener, host, token)
@@ -78,7 +78,7 @@ class EnvironmentServer:
 
     def _welcome(self, member: AdmittedConnection) -> None:
         self._sessions = {session: thread for session, thread in self._sessions.items() if thread.is_alive()}
-        session = EnvironmentSession(member, self._spec, self._places)
+        session = EnvironmentSession(member, self._spec, self._quota)
         thread = threading.Thread(target=session.run, name=f"environments of {member.peer[0]}", daemon=True)
         thread.start()
         self._sessions[session] = thread
@@ -89,28 +89,6 @@ class EnvironmentServer:
         deadline = time.monotonic() + END_SECONDS
         for thread in self._sessions.values():
             thread.join(max(0.0, deadline - time.monotonic()))
-
-
-class EnvironmentQuota:
-    """How many environments may live at once, over all connections."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._taken = 0
-        self._lock = threading.Lock()
-
-    def take(self, count: int) -> str | None:
-        """Takes places for `count` environments; why not, if there are not so many."""
-        with self._lock:
-            if self._taken + count > self.most:
-                return f"{count} environments are asked for, {self._taken} of at most {self.most} are in use"
-            self._taken += count
-            return None
-
-    def give_back(self, count: int) -> None:
-        """Frees places."""
-        with self._lock:
-            self._taken -= count
 
 
 def _listen(host: str, port: int, *, must_be_local: bool) -> socket.socket:

@@ -12,24 +12,9 @@ import numpy as np
 
 from steppe.envs.gymnasium._sync import EnvDescription, StepBuffers
 from steppe.errors import EnvironmentFault, UserError, reason_of
+from steppe.net import protocol
 from steppe.net.local_tokens import token_of_peer
 from steppe.net.messagepack import Malformed
-from steppe.net.protocol import (
-    DESCRIPTION_LIMIT,
-    LARGEST,
-    NAME,
-    VERSION,
-    Channel,
-    ChannelClosed,
-    Message,
-    TooSlow,
-    limits_for,
-    read_array,
-    read_count,
-    read_space,
-    read_text,
-    to_wire,
-)
 from steppe.specs.running.connections import split_address
 from steppe.specs.spaces import Box, action_dtype
 
@@ -69,7 +54,7 @@ class ServerLink:
         self.description: EnvDescription
         self._count, self._timeout = count, timeout
         self._bounds: tuple[np.ndarray, np.ndarray] | None = None
-        self._channel: Channel | None = None
+        self._channel: protocol.Channel | None = None
         self.asked = ""
 
     def open(self, token: str | None, tls: ssl.SSLContext | None, max_timesteps: int | None, repeat: int) -> None:
@@ -77,26 +62,26 @@ class ServerLink:
         self.asked = ""
         sock = self._connect(tls)
         token = token if token is not None else token_of_peer(sock)
-        self._channel = Channel(sock)
-        greeting: Message = {"op": "hello", "protocol": NAME, "version": VERSION}
+        self._channel = protocol.Channel(sock)
+        greeting: protocol.Message = {"op": "hello", "protocol": protocol.NAME, "version": protocol.VERSION}
         self._send(greeting | ({"token": token} if token is not None else {}))
-        self._channel.limit = DESCRIPTION_LIMIT
+        self._channel.limit = protocol.DESCRIPTION_LIMIT
         welcome = self._receive("welcome")
         with self._understanding():
-            version = read_count(welcome, "version")
-            self.environment = read_text(welcome, "environment", 200)
-        if version != VERSION:
+            version = protocol.read_count(welcome, "version")
+            self.environment = protocol.read_text(welcome, "environment", 200)
+        if version != protocol.VERSION:
             raise UserError(self._versions(version))
         self._send({"op": "make", "count": self._count, "max_timesteps": max_timesteps, "repeat": repeat})
         made = self._receive("made")
         with self._understanding():
             self.description = EnvDescription(
-                read_space(made, "observation_space"),
-                read_space(made, "action_space"),
-                read_count(made, "limit", optional=True),
+                protocol.read_space(made, "observation_space"),
+                protocol.read_space(made, "action_space"),
+                protocol.read_count(made, "limit", optional=True),
             )
-        _, longest = limits_for(self.description.observation_space, self.description.action_space, self._count)
-        if longest > LARGEST:
+        _, longest = protocol.limits_for(self.description.observation_space, self.description.action_space, self._count)
+        if longest > protocol.LARGEST:
             raise UserError(
                 f"{self._count} environments of {self} observe {longest:,} bytes at once, more than one message may "
                 "hold; use fewer environments for each server"
@@ -113,23 +98,23 @@ class ServerLink:
         """Waits for the first observations, [count, ...]."""
         answer = self._receive("began")
         with self._understanding():
-            read_array(answer, "observations", observations)
+            protocol.read_array(answer, "observations", observations)
 
     def ask_step(self, actions: np.ndarray) -> None:
         """Asks for one decision everywhere; actions: [count, ...]."""
         space = self.description.action_space
         if self._bounds is not None:
             actions = np.clip(actions.reshape(len(actions), *space.shape), *self._bounds)
-        self._send({"op": "step", "actions": to_wire(actions.astype(action_dtype(space), copy=False))})
+        self._send({"op": "step", "actions": protocol.to_wire(actions.astype(action_dtype(space), copy=False))})
 
     def take_step(self, out: StepBuffers) -> StepExtras:
         """Writes the [count, ...] rows of all but `observations`, and returns what only some steps have."""
         answer = self._receive("stepped")
         with self._understanding():
-            read_array(answer, "next_observations", out.next_observations)
-            read_array(answer, "rewards", out.rewards)
-            read_array(answer, "terminated", out.terminated)
-            read_array(answer, "truncated", out.truncated)
+            protocol.read_array(answer, "next_observations", out.next_observations)
+            protocol.read_array(answer, "rewards", out.rewards)
+            protocol.read_array(answer, "terminated", out.terminated)
+            protocol.read_array(answer, "truncated", out.truncated)
             out.truncated[out.terminated] = False
             ended = int(np.count_nonzero(out.terminated) + np.count_nonzero(out.truncated))
             began = _read(answer, "observations", (ended, *out.observations.shape[1:]), out.observations.dtype)
@@ -146,7 +131,7 @@ class ServerLink:
         channel, self._channel = self._channel, None
         if channel is None:
             return
-        with contextlib.suppress(ChannelClosed, TooSlow, Malformed):
+        with contextlib.suppress(protocol.ChannelClosed, protocol.TooSlow, Malformed):
             channel.send({"op": "close"}, CLOSE_SECONDS)
             channel.receive(CLOSE_SECONDS)
         channel.close()
@@ -171,51 +156,53 @@ class ServerLink:
             return sock
         try:
             return tls.wrap_socket(sock, server_hostname=host)
-        except ssl.SSLCertVerificationError as error:
-            sock.close()
-            raise UserError(
-                f"the certificate of the environment server at {self.address} is not trusted "
-                f"({error.verify_message}); name the file of its certificate in tls_ca"
-            ) from None
-        except ssl.SSLError as error:
-            sock.close()
-            raise UserError(
-                f"the environment server at {self.address} does not speak TLS ({reason_of(error)}); leave out tls and "
-                "tls_ca, or serve with --tls-cert and --tls-key"
-            ) from None
         except OSError as error:
             sock.close()
-            raise ServerLost(self, reason_of(error)) from None
+            raise self._tls_failure(error) from None
 
-    def _send(self, message: Message) -> None:
+    def _tls_failure(self, error: OSError) -> Exception:
+        server = f"environment server at {self.address}"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return UserError(
+                f"the certificate of the {server} is not trusted ({error.verify_message}); name the file of its "
+                "certificate in tls_ca"
+            )
+        if isinstance(error, ssl.SSLError):
+            return UserError(
+                f"the {server} does not speak TLS ({reason_of(error)}); leave out tls and tls_ca, or serve with "
+                "--tls-cert and --tls-key"
+            )
+        return ServerLost(self, reason_of(error))
+
+    def _send(self, message: protocol.Message) -> None:
         self.asked = message["op"]
         try:
             self._open_channel.send(message, self._timeout)
-        except ChannelClosed as error:
+        except protocol.ChannelClosed as error:
             raise ServerLost(self, str(error)) from None
-        except TooSlow:
+        except protocol.TooSlow:
             raise self._slow() from None
 
-    def _receive(self, op: str) -> Message:
+    def _receive(self, op: str) -> protocol.Message:
         """The answer to what was asked; an error of the server is raised as what it is."""
         try:
             answer = self._open_channel.receive(self._timeout)
-        except ChannelClosed as error:
+        except protocol.ChannelClosed as error:
             raise ServerLost(self, str(error)) from None
-        except TooSlow:
+        except protocol.TooSlow:
             raise self._slow() from None
         except Malformed as error:
             raise self._babble(error) from None
         if answer["op"] == "error":
             with self._understanding():
-                kind, message = read_text(answer, "kind"), read_text(answer, "message")
+                kind, message = protocol.read_text(answer, "kind"), protocol.read_text(answer, "message")
             raise self._reported(kind, message, answer.get("version"))
         if answer["op"] != op:
             raise self._babble(f'answered "{self.asked}" by "{answer["op"][:50]}"')
         return answer
 
     @property
-    def _open_channel(self) -> Channel:
+    def _open_channel(self) -> protocol.Channel:
         if self._channel is None:
             raise ServerLost(self, "it was closed")
         return self._channel
@@ -247,7 +234,7 @@ class ServerLink:
     def _versions(self, theirs: Any) -> str:
         return (
             f"the environment server at {self.address} speaks version {str(theirs)[:20]} of the protocol and this "
-            f"Steppe version {VERSION}; install the same version of Steppe on both sides"
+            f"Steppe version {protocol.VERSION}; install the same version of Steppe on both sides"
         )
 
     def _slow(self) -> EnvironmentFault:
@@ -260,18 +247,18 @@ class ServerLink:
     def _babble(self, what: object) -> EnvironmentFault:
         self.drop()
         hint = " (is it served with TLS? then set tls_ca)" if self.asked == "hello" else ""
+        name = f'version {protocol.VERSION} of the protocol "{protocol.NAME}"'
         return EnvironmentFault(
-            f'{self}: its server {what}, so it does not speak version {VERSION} of the protocol "{NAME}"{hint}; use '
-            '"steppe env serve", or correct the server'
+            f'{self}: its server {what}, so it does not speak {name}{hint}; use "steppe env serve", or correct the server'
         )
 
 
-def _read(answer: Message, field: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray | None:
+def _read(answer: protocol.Message, field: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray | None:
     """The array in a field, where it is there."""
     if field not in answer:
         return None
     out = np.empty(shape, dtype)
-    read_array(answer, field, out)
+    protocol.read_array(answer, field, out)
     return out
 
 

@@ -140,12 +140,7 @@ def _action(graph: OnnxGraph, policy: Policy, outputs: str) -> str:
     if isinstance(space, Discrete):
         return graph.call("Add", graph.call("ArgMax", outputs, axis=-1, keepdims=0), np.int64(space.start))
     if isinstance(space, MultiDiscrete):
-        ends = np.cumsum(space.nvec)
-        pieces = [
-            graph.call("Slice", outputs, np.array([end - n]), np.array([end]), np.array([1]))
-            for n, end in zip(space.nvec, ends, strict=True)
-        ]
-        return graph.call("Concat", *(graph.call("ArgMax", piece, axis=-1, keepdims=1) for piece in pieces), axis=1)
+        return graph.argmax_each(outputs, space.nvec)
     low, high = (bound.ravel() for bound in space.bounds())
     action = _within_one(graph, policy.kind, outputs, space.size)
     if policy.kind in heads.STRETCHED:

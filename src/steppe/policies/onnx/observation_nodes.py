@@ -115,24 +115,18 @@ def _encode_part(graph: OnnxGraph, encoding: Encoding, x: str) -> str:
     part = encoding.part
     assert part is not None
     space = part.space
-
-    def cut(start: int, size: int) -> str:
-        return graph.cut(x, part.start + start, part.start + start + size)
-
+    read = graph.cut(x, part.start, part.start + part.size)
     if isinstance(space, Box):
-        read = cut(0, part.size)
         if encoding.is_integer:
             whole = graph.call("Cast", read, to=TensorProto.INT64)
             return graph.call("Reshape", whole, np.array([-1, *encoding.shape]))
         read = graph.call("Div", read, np.float32(255.0)) if part.is_bytes else read
         return _shaped(graph, encoding, graph.call("Reshape", read, np.array([-1, *space.shape])))
     if not encoding.is_integer:
-        return cut(0, part.size)
+        return read
     if isinstance(space, Discrete):
-        return graph.call("ArgMax", cut(0, space.n), axis=-1, keepdims=0)
-    ends = np.cumsum(space.nvec).tolist()
-    pieces = [cut(end - n, n) for n, end in zip(space.nvec, ends, strict=True)]
-    return graph.call("Concat", *(graph.call("ArgMax", each, axis=-1, keepdims=1) for each in pieces), axis=1)
+        return graph.call("ArgMax", read, axis=-1, keepdims=0)
+    return graph.argmax_each(read, space.nvec)
 
 
 def _shaped(graph: OnnxGraph, encoding: Encoding, x: str) -> str:
