@@ -22,7 +22,7 @@ from contestants import HERE, _python_of
 from interleave import Contestant, Run
 from serving_client import Request, sequential
 from steppe.policies.description import tensor_shapes
-from steppe.records import Policy, PolicyDescription
+from steppe.policies.policy import Policy, PolicyDescription
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
 

@@ -36,10 +36,10 @@ def main() -> None:
 
 def of_steppe(seed: int) -> tuple[str, Callable]:
     import steppe
-    from steppe.envs.host import HostEnvs
+    from steppe.envs.gymnasium.vector import GymnasiumEnvs
     from steppe.specs.environment import EnvironmentSpec
 
-    envs = HostEnvs(EnvironmentSpec(id=f"ALE/{GAME}-v5"), ENVS)
+    envs = GymnasiumEnvs(EnvironmentSpec(id=f"ALE/{GAME}-v5"), ENVS)
     envs.reset(seed)
     return steppe.__version__, envs.step
 

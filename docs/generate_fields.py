@@ -13,7 +13,7 @@ from steppe import agents
 from steppe.agents.core.off_policy import MemorySettings
 from steppe.cli.catalogue import agent_sentence
 from steppe.envs.gymnasium.atari import AtariSettings
-from steppe.envs.registry import TWINS
+from steppe.envs.registry import COMPILED
 from steppe.specs.describing import field_rows
 from steppe.specs.describing.field_rows import Row, Word
 from steppe.specs.environment import EnvironmentSpec
@@ -147,7 +147,7 @@ def _section(title: str, model: type[BaseModel], level: int = 2) -> list[str]:
 
 
 def _environments() -> Iterator[tuple[str, type[BaseModel]]]:
-    for id, (module, name) in TWINS.items():
+    for id, (module, name) in COMPILED.items():
         yield id, getattr(import_module(f"steppe.envs.compiled.{module}"), name)
     yield "Atari games", AtariSettings
     yield from CONNECTIONS.items()

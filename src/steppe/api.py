@@ -10,7 +10,7 @@ from steppe.errors import UserError
 from steppe.experiments.experiment import Experiment
 
 if TYPE_CHECKING:
-    from steppe.envs.checking.environment import EnvironmentCheck
+    from steppe.envs.checks.environment import EnvironmentCheck
     from steppe.experiments.process.callback import OnProgress
     from steppe.policies.policy import Policy
     from steppe.records.evaluation import Evaluation
@@ -130,7 +130,7 @@ def check_env(
 
     `environment` is as in `train`; `settings` are its keyword arguments. Up to `steps` random actions are taken.
     """
-    from steppe.envs.checking.environment import check_environment
+    from steppe.envs.checks.environment import check_environment
     from steppe.experiments.given_environment import named_environment
     from steppe.experiments.project import let_user_modules_import
     from steppe.specs.environment import EnvironmentSpec

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from processes import Command, Steppe, wait_until
 
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.specs.environment import EnvironmentSpec
 
 WORLD = """
@@ -53,8 +53,8 @@ def address_of(command: Command) -> str:
     return wait_until(found, "it serves")
 
 
-def remote(address: str, **settings) -> HostEnvs:
-    return HostEnvs(EnvironmentSpec(id="remote", settings={"address": address, **settings}), 2)
+def remote(address: str, **settings) -> GymnasiumEnvs:
+    return GymnasiumEnvs(EnvironmentSpec(id="remote", settings={"address": address, **settings}), 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

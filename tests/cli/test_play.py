@@ -13,8 +13,8 @@ from ports import free_port
 from processes import Command, Steppe, wait_until
 
 from policies import describe, tensors_for
-from steppe.envs.registry import make_jax
-from steppe.records import Policy
+from steppe.envs.registry import make_compiled
+from steppe.policies.policy import Policy
 from steppe.specs.environment import EnvironmentSpec
 from steppe.tracking.metrics import read_metrics
 
@@ -107,7 +107,7 @@ def test_an_endpoint_does_not_choose_code_to_run(shell: Steppe, environment: str
 
 
 def test_what_only_runs_compiled_can_be_played(shell: Steppe) -> None:
-    spaces = make_jax(EnvironmentSpec(id="GridWorld"))
+    spaces = make_compiled(EnvironmentSpec(id="GridWorld"))
     like = describe(spaces.observation_space, spaces.action_space)
     made = replace(like, environment="GridWorld")
     Policy(made, tensors_for(made)).save(shell.folder / "walk")

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import EnvironmentFault, UserError
 from steppe.specs.environment import EnvironmentSpec
 
@@ -48,7 +48,7 @@ class Verbose(Old):
 
 
 def _said(name: str) -> str:
-    with HostEnvs(EnvironmentSpec(id=name), 1) as envs:
+    with GymnasiumEnvs(EnvironmentSpec(id=name), 1) as envs:
         try:
             envs.reset(0)
             envs.step(np.zeros(1, np.int32))
@@ -81,18 +81,18 @@ def test_a_reset_without_info_is_told_what_to_return() -> None:
 def test_a_file_is_no_module(name: str) -> None:
     module = name.removesuffix(".py").replace("/", ".")
     with pytest.raises(UserError, match=f'names the file "{name}"; write its module instead, as in "{module}:Base"'):
-        HostEnvs(EnvironmentSpec(id=f"{name}:Base"), 1)
+        GymnasiumEnvs(EnvironmentSpec(id=f"{name}:Base"), 1)
 
 
 def test_a_syntax_error_is_told_with_its_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "half_written.py").write_text("class Base:\n    def step(self\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EnvironmentFault, match=r"SyntaxError: .*half_written\.py, line 2\); correct it"):
-        HostEnvs(EnvironmentSpec(id="half_written:Base"), 1)
+        GymnasiumEnvs(EnvironmentSpec(id="half_written:Base"), 1)
 
 
 def test_a_constructor_that_raises_is_told_with_its_line() -> None:
     with pytest.raises(
         EnvironmentFault, match=r"ValueError: .*test_own_mistakes\.py, line \d+, in __init__\); correct"
     ):
-        HostEnvs(EnvironmentSpec(id=f"{__name__}:NeedsRoom"), 1)
+        GymnasiumEnvs(EnvironmentSpec(id=f"{__name__}:NeedsRoom"), 1)

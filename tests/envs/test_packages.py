@@ -11,9 +11,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from steppe.envs.checking.environment import check_environment
-from steppe.envs.host import HostEnvs
-from steppe.envs.rendering import record_episode
+from steppe.envs.checks.environment import check_environment
+from steppe.envs.episode_recording import record_episode
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import EnvironmentFault, MissingExtra, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box
@@ -23,7 +23,7 @@ def test_mujoco_steps_as_gymnasium_does_and_leaves_no_file(tmp_path: Path, monke
     pytest.importorskip("mujoco", reason="the extra mujoco is not installed")
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    with HostEnvs(EnvironmentSpec(id="HalfCheetah-v2"), 2, max_timesteps_per_episode=20) as envs:
+    with GymnasiumEnvs(EnvironmentSpec(id="HalfCheetah-v2"), 2, max_timesteps_per_episode=20) as envs:
         assert envs.observation_space.shape == (17,)
         assert isinstance(envs.action_space, Box)
         original = [gymnasium.make("HalfCheetah-v5", max_episode_steps=20) for _ in range(2)]
@@ -46,7 +46,7 @@ def test_mujoco_steps_as_gymnasium_does_and_leaves_no_file(tmp_path: Path, monke
 def test_box2d_runs(id: str, shape: tuple[int, ...]) -> None:
     if not _is_installed("Box2D"):
         pytest.skip("the extra box2d is not installed")
-    with HostEnvs(EnvironmentSpec(id=id), 2) as envs:
+    with GymnasiumEnvs(EnvironmentSpec(id=id), 2) as envs:
         assert envs.observation_space.shape == shape
         envs.reset(0)
         for _ in range(20):
@@ -56,7 +56,7 @@ def test_box2d_runs(id: str, shape: tuple[int, ...]) -> None:
 
 def test_minigrid_is_seen_without_its_mission() -> None:
     pytest.importorskip("minigrid", reason="the extra minigrid is not installed")
-    with HostEnvs(EnvironmentSpec(id="MiniGrid-Empty-5x5-v0"), 2) as envs:
+    with GymnasiumEnvs(EnvironmentSpec(id="MiniGrid-Empty-5x5-v0"), 2) as envs:
         assert envs.observation_space.shape == (4 + 7 * 7 * 3,)
         assert "mission" in envs.notices[0]
         assert envs.max_episode_steps == 100
@@ -64,7 +64,7 @@ def test_minigrid_is_seen_without_its_mission() -> None:
         ends = [envs.step(np.array([2, 0])) for _ in range(4)][-1]
         assert not ends.finished.any()
     spec = EnvironmentSpec(id="MiniGrid-Empty-5x5-v0", wrappers=["minigrid.wrappers.ImgObsWrapper"])
-    with HostEnvs(spec, 1) as envs:
+    with GymnasiumEnvs(spec, 1) as envs:
         assert envs.observation_space == Box((7, 7, 3), (0.0,), (255.0,), "uint8")
         assert envs.notices == ()
 
@@ -80,7 +80,7 @@ def test_a_missing_package_names_the_extra(
     monkeypatch.delitem(gymnasium.registry, id, raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtra, match=rf'environment "{id}" needs .*pip install "steppe\[{extra}\]"'):
-        HostEnvs(EnvironmentSpec(id=id, backend=backend), 1)
+        GymnasiumEnvs(EnvironmentSpec(id=id, backend=backend), 1)
 
 
 def test_mujoco_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_mujoco_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(builtins, "__import__", without_mujoco)
     with pytest.raises(MissingExtra, match=r'environment "Hopper-v5" needs .*pip install "steppe\[mujoco\]"'):
-        HostEnvs(EnvironmentSpec(id="Hopper-v5"), 1)
+        GymnasiumEnvs(EnvironmentSpec(id="Hopper-v5"), 1)
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "FrozenLake-v1"])
@@ -113,7 +113,7 @@ def test_a_game_that_draws_itself_names_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "pygame", None)
     spec = EnvironmentSpec(id="CartPole-v1", backend="gymnasium", settings={"render_mode": "human"})
     with (
-        HostEnvs(spec, 1) as envs,
+        GymnasiumEnvs(spec, 1) as envs,
         pytest.raises(EnvironmentFault, match=r'run `pip install "steppe\[video\]"`') as raised,
     ):
         envs.reset(0)
@@ -135,16 +135,16 @@ def imports_pygame() -> gymnasium.Env:
 @pytest.mark.parametrize("maker", ["needs_toys", "imports_pygame"])
 def test_an_environment_of_ones_own_names_the_extra_for_what_it_misses(maker: str) -> None:
     with pytest.raises(MissingExtra, match=r'needs an optional package; run: pip install "steppe\[video\]"'):
-        HostEnvs(EnvironmentSpec(id=f"{__name__}:{maker}"), 1)
+        GymnasiumEnvs(EnvironmentSpec(id=f"{__name__}:{maker}"), 1)
 
 
 def test_a_wrapper_names_the_extra_for_what_it_misses() -> None:
     spec = {"id": "CartPole-v1", "backend": "gymnasium"}
     with pytest.raises(MissingExtra, match=r'^wrapper ".*" of environment "CartPole-v1" needs .*"steppe\[video\]"'):
-        HostEnvs(EnvironmentSpec.model_validate(spec | {"wrappers": [f"{__name__}:needs_toys"]}), 1)
+        GymnasiumEnvs(EnvironmentSpec.model_validate(spec | {"wrappers": [f"{__name__}:needs_toys"]}), 1)
     # Steppe has no extra for this one, so gymnasium's sentence stays.
     with pytest.raises(UserError, match=r'MoviePy is not installed, run `pip install "gymnasium\[other\]"`'):
-        HostEnvs(EnvironmentSpec.model_validate(spec | {"wrappers": [f"{__name__}:needs_moviepy"]}), 1)
+        GymnasiumEnvs(EnvironmentSpec.model_validate(spec | {"wrappers": [f"{__name__}:needs_moviepy"]}), 1)
 
 
 def _is_installed(module: str) -> bool:

@@ -6,14 +6,15 @@ import sys
 import jax
 import pytest
 
-from steppe.envs.registry import catalogue, has_twin, known_ids, make_jax, plays_atari, settings_of
+from steppe.envs.registry import catalogue, compiled_ids, has_compiled, make_compiled, plays_atari, settings_of
 from steppe.errors import SpecError
 from steppe.specs.environment import EnvironmentSpec
 
 
 def test_names_are_answered_without_jax_or_gymnasium() -> None:
     program = (
-        "import sys; from steppe.envs.registry import has_twin, known_ids; has_twin('CartPole-v1'); known_ids(); "
+        "import sys; from steppe.envs.registry import compiled_ids, has_compiled; has_compiled('CartPole-v1'); "
+        "compiled_ids(); "
         "print([name for name in ('jax', 'gymnasium') if name in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -22,19 +23,19 @@ def test_names_are_answered_without_jax_or_gymnasium() -> None:
 
 def test_a_compiled_environment_runs_without_gymnasium() -> None:
     program = (
-        "import sys, jax; from steppe.envs.registry import make_jax; "
+        "import sys, jax; from steppe.envs.registry import make_compiled; "
         "from steppe.specs.environment import EnvironmentSpec; "
-        "env = make_jax(EnvironmentSpec(id='CartPole-v1')); env.observe(env.reset(jax.random.key(0))); "
+        "env = make_compiled(EnvironmentSpec(id='CartPole-v1')); env.observe(env.reset(jax.random.key(0))); "
         "print('gymnasium' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize("id", [*known_ids(), "GridWorld"])
+@pytest.mark.parametrize("id", [*compiled_ids(), "GridWorld"])
 def test_every_known_id_can_be_made_hashed_and_stepped(id: str) -> None:
-    assert has_twin(id)
-    env, same = (make_jax(EnvironmentSpec(id=id)) for _ in range(2))
+    assert has_compiled(id)
+    env, same = (make_compiled(EnvironmentSpec(id=id)) for _ in range(2))
     assert env == same
     assert hash(env) == hash(same)
     assert env.id == ("GridWorld-v0" if id == "GridWorld" else id)
@@ -50,15 +51,15 @@ def test_every_known_id_can_be_made_hashed_and_stepped(id: str) -> None:
 
 
 def test_settings_change_the_environment_and_its_identity() -> None:
-    short = make_jax(EnvironmentSpec(id="CartPole-v1", settings={"max_episode_steps": 7}))
+    short = make_compiled(EnvironmentSpec(id="CartPole-v1", settings={"max_episode_steps": 7}))
     assert short.max_episode_steps == 7
-    assert short != make_jax(EnvironmentSpec(id="CartPole-v1"))
+    assert short != make_compiled(EnvironmentSpec(id="CartPole-v1"))
 
 
 def test_an_unknown_id_names_the_nearest_one() -> None:
-    assert not has_twin("CartPoll-v1")
+    assert not has_compiled("CartPoll-v1")
     with pytest.raises(SpecError, match=r'"CartPoll-v1" has no compiled twin.*did you mean "CartPole-v1"'):
-        make_jax(EnvironmentSpec(id="CartPoll-v1"))
+        make_compiled(EnvironmentSpec(id="CartPoll-v1"))
 
 
 @pytest.mark.parametrize(
@@ -71,12 +72,12 @@ def test_an_unknown_id_names_the_nearest_one() -> None:
 )
 def test_a_wrong_setting_is_named_with_its_place(settings: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        make_jax(EnvironmentSpec(id="CartPole-v1", settings=settings))
+        make_compiled(EnvironmentSpec(id="CartPole-v1", settings=settings))
 
 
 def test_the_catalogue_has_every_twin_and_a_line_for_each_family() -> None:
     entries = {entry.id: entry for entry in catalogue()}
-    assert {id for id, entry in entries.items() if entry.kind == "compiled"} == set(known_ids())
+    assert {id for id, entry in entries.items() if entry.kind == "compiled"} == set(compiled_ids())
     assert {entry.kind for entry in entries.values()} == {"compiled", "remote", "atari", "mujoco", "box2d", "minigrid"}
     assert all(entry.sentence.endswith(".") for entry in entries.values())
 

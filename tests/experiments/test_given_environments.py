@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import steppe
-from steppe.envs.gymnasium import given_wrappers, in_process
+from steppe.envs.gymnasium import in_process
 from steppe.errors import EnvironmentFault, UserError
 from steppe.experiments.run_folder.store import RunFolder
 
@@ -54,8 +54,8 @@ def make_walk() -> gymnasium.Env:
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(in_process, "_given", {})
-    monkeypatch.setattr(given_wrappers, "_given", {})
+    monkeypatch.setattr(in_process, "_environments", {})
+    monkeypatch.setattr(in_process, "_wrappers", {})
 
 
 def _recorded(experiment: steppe.Experiment) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_an_object_is_handed_over_again_to_resume_in_another_process() -> None:
         pass
 
     experiment = steppe.train(Local, name="first", **SETTINGS)
-    in_process._given.clear()  # as in a new process
+    in_process._environments.clear()  # as in a new process
     again = steppe.Experiment.open("first")
     with pytest.raises(UserError, match="hand it over again") as error:
         again.start(resume=True, total_timesteps=128)
@@ -235,7 +235,7 @@ def test_a_wrapper_is_handed_over_again_to_resume_in_another_process() -> None:
 
     environment = {"id": f"{__name__}:Walk", "wrappers": [Local]}
     steppe.train(environment, name="first", **SETTINGS)
-    given_wrappers._given.clear()  # as in a new process
+    in_process._wrappers.clear()  # as in a new process
     again = steppe.Experiment.open("first")
     with pytest.raises(UserError, match=r'"wrappers": \[MyWrapper\]'):
         again.start(resume=True, total_timesteps=128)

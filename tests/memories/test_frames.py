@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from steppe.memories import DemonstratedReplay, Frames, Replay, Timesteps, frames_for, held, put_back
+from steppe.memories import DemonstratedReplay, Frames, Replay, Timesteps, compact, frames_for, restore
 
 add = jax.jit(Replay.add, static_argnums=0)
 add_beside = jax.jit(DemonstratedReplay.add, static_argnums=0)
@@ -164,10 +164,10 @@ def test_a_memory_goes_on_from_its_checkpoint_as_if_nothing_had_happened(blocks:
     worlds, state = Worlds(kind, 2, blocks, ends), memory.init(example(kind))
     for _ in range(blocks):
         state = add(memory, state, worlds.block(2))
-    saved = held(state)
+    saved = compact(state)
     assert len(saved.timesteps.rewards) == int(state.filled)
     assert len(saved.frames.ring) == int(np.max(state.frames.used))  # type: ignore[union-attr]
-    again = put_back(memory.init(example(kind)), saved)
+    again = restore(memory.init(example(kind)), saved)
     for number in range(35):
         block = worlds.block(2)
         state, again = add(memory, state, block), add(memory, again, block)
@@ -176,7 +176,7 @@ def test_a_memory_goes_on_from_its_checkpoint_as_if_nothing_had_happened(blocks:
             assert_same(*drawn)
             errors = np.linspace(0.1, 4.0, 16, dtype=np.float32)
             state, again = (reprioritize(memory, each, drawn[0].places, errors, True) for each in (state, again))
-    assert_same(held(state), held(again))
+    assert_same(compact(state), compact(again))
 
 
 @pytest.mark.parametrize("blocks", [0, 3, 29, 61])
@@ -186,9 +186,9 @@ def test_memories_of_older_checkpoints_are_taken_over(blocks: int, trimmed: bool
     worlds, state = Worlds(kind, 2, 1), plain.init(example(kind))
     for _ in range(blocks):
         state = add(plain, state, worlds.block(2))
-    old = held(state) if trimmed else jax.tree.map(np.asarray, state)
-    new = put_back(once.init(example(kind)), old)
-    assert_same(jax.tree.map(np.asarray, put_back(plain.init(example(kind)), old)), jax.tree.map(np.asarray, state))
+    old = compact(state) if trimmed else jax.tree.map(np.asarray, state)
+    new = restore(once.init(example(kind)), old)
+    assert_same(jax.tree.map(np.asarray, restore(plain.init(example(kind)), old)), jax.tree.map(np.asarray, state))
     for number in range(20):
         block = worlds.block(2)
         state, new = add(plain, state, block), add(once, new, block)
@@ -203,7 +203,7 @@ def test_a_memory_of_another_size_is_refused_in_one_sentence() -> None:
     for _ in range(13):
         state = add(SMALL, state, worlds.block(2))
     with pytest.raises(ValueError, match="the memory has 20 rows, but 26 were saved"):
-        put_back(smaller.init(example(kind)), held(state))
+        restore(smaller.init(example(kind)), compact(state))
 
 
 def test_batches_with_demonstrations_are_those_of_a_memory_that_keeps_everything_twice() -> None:

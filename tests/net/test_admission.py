@@ -17,7 +17,7 @@ from processes import wait_until
 from servers import Line, frame, serving
 
 from steppe.errors import UserError
-from steppe.net.admission import GREETING_LIMIT, Admission, Limits, Member, network_of
+from steppe.net.admission import GREETING_LIMIT, Admission, AdmissionLimits, AdmittedConnection, network_of
 from steppe.net.credentials import server_tls, server_token
 from steppe.net.hello import Greeting
 from steppe.net.rated_log import RatedLog
@@ -29,15 +29,15 @@ ATTACKER = "127.0.0.2"
 
 @contextlib.contextmanager
 def admitting(
-    limits: Limits = Limits(),  # noqa: B008
+    limits: AdmissionLimits = AdmissionLimits(),  # noqa: B008
     *,
     tls: ssl.SSLContext | None = None,
-) -> Iterator[tuple[tuple[str, int], list[Member]]]:
+) -> Iterator[tuple[tuple[str, int], list[AdmittedConnection]]]:
     """(address, members) of an admission in a thread; a member is sent a welcome and nothing else happens to it."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     address, members = listener.getsockname(), []
 
-    def welcome(member: Member) -> None:
+    def welcome(member: AdmittedConnection) -> None:
         members.append(member)
         member.sock.sendall(frame({"op": "welcome"}))
 
@@ -127,7 +127,7 @@ def test_silent_connections_keep_nobody_from_an_environment_server(caplog: pytes
 
 def test_strangers_of_one_address_cut_only_one_another() -> None:
     with (
-        admitting(Limits(strangers=8, strangers_of_address=4)) as (address, _),
+        admitting(AdmissionLimits(pending=8, pending_per_address=4)) as (address, _),
         held(address, 3, "127.0.0.3") as others,
         held(address, 20) as theirs,
     ):
@@ -138,7 +138,7 @@ def test_strangers_of_one_address_cut_only_one_another() -> None:
 
 def test_when_all_places_are_taken_the_address_with_the_most_gives_way() -> None:
     with (
-        admitting(Limits(strangers=8, strangers_of_address=6)) as (address, _),
+        admitting(AdmissionLimits(pending=8, pending_per_address=6)) as (address, _),
         held(address, 2, "127.0.0.3") as others,
         held(address, 6) as theirs,
         held(address, 3, "127.0.0.4") as more,
@@ -148,7 +148,7 @@ def test_when_all_places_are_taken_the_address_with_the_most_gives_way() -> None
 
 
 def test_members_have_places_that_no_stranger_can_take() -> None:
-    limits = Limits(members=3, members_of_address=2, strangers=4, strangers_of_address=4)
+    limits = AdmissionLimits(connections=3, connections_per_address=2, pending=4, pending_per_address=4)
     with admitting(limits) as (address, members), contextlib.ExitStack() as stack:
 
         def comes(source: str) -> bool:
@@ -169,7 +169,7 @@ def test_members_have_places_that_no_stranger_can_take() -> None:
 
 
 def test_who_drips_is_cut_when_the_time_for_all_of_it_is_over() -> None:
-    with admitting(Limits(seconds=0.5)) as (address, members), held(address, 1) as (sock,):
+    with admitting(AdmissionLimits(greeting_seconds=0.5)) as (address, members), held(address, 1) as (sock,):
         with contextlib.suppress(OSError):
             for byte in frame(HELLO):
                 sock.sendall(bytes([byte]))
@@ -216,7 +216,7 @@ def test_a_greeting_may_come_in_pieces_and_with_fields_of_later_versions() -> No
 
 def test_who_has_greeted_when_it_stops_is_still_handed_on() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    members: list[Member] = []
+    members: list[AdmittedConnection] = []
     admission = Admission(listener, Greeting("steppe-env", 1, TOKEN, "server", "client"), None, members.append)
     with held(listener.getsockname(), 2) as (greets, is_silent):
         greets.sendall(frame(HELLO))

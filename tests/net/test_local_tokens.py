@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from processes import Command, Steppe, wait_until
 
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import UserError
 from steppe.net import local_tokens
 from steppe.net.local_tokens import LocalToken, my_server, others_use_this_machine, token_at, token_for
@@ -175,10 +175,10 @@ def shell(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     steppe.end()
 
 
-def remote(command: Command) -> HostEnvs:
+def remote(command: Command) -> GymnasiumEnvs:
     wait_until(lambda: command.has_ended or "note: " in command.out, "it serves")
     address = command.out.split(" at ")[1].split(";")[0]
-    return HostEnvs(EnvironmentSpec(id="remote", settings={"address": address}), 2)
+    return GymnasiumEnvs(EnvironmentSpec(id="remote", settings={"address": address}), 2)
 
 
 def test_an_environment_server_lets_its_own_user_in_and_nobody_else(shell, state, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from steppe.net.messagepack import Malformed
 from steppe.net.protocol import (
     DTYPES,
     Channel,
-    Disconnected,
+    ChannelClosed,
     TooSlow,
     read_array,
     read_count,
@@ -187,9 +187,9 @@ def test_a_message_larger_than_the_first_buffer_is_taken_when_that_was_agreed_on
 @pytest.mark.parametrize(
     ("sent", "error", "sentence"),
     [
-        (b"", Disconnected, "it was closed"),
-        (b"\0\0", Disconnected, "it was closed in the middle of a message"),
-        (b"\0\0\0\x09\x81", Disconnected, "it was closed in the middle of a message"),
+        (b"", ChannelClosed, "it was closed"),
+        (b"\0\0", ChannelClosed, "it was closed in the middle of a message"),
+        (b"\0\0\0\x09\x81", ChannelClosed, "it was closed in the middle of a message"),
         (b"HTTP/1.1 200 OK", Malformed, "announced a message of 1,213,486,160 bytes where at most 65,536 make sense"),
         (b"\0\0\0\x01\xc1", Malformed, "sent something that is not MessagePack"),
         (b"\0\0\0\x02\x81\xa1", Malformed, "sent something that is not MessagePack"),

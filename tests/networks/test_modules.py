@@ -15,7 +15,7 @@ import pytest
 from policies import flatten
 from steppe.errors import MissingExtra, SpecError, UserError
 from steppe.networks import Network
-from steppe.records import Policy, PolicyDescription, load_policy
+from steppe.policies.policy import Policy, PolicyDescription, load_policy
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
 

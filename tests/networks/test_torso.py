@@ -10,7 +10,7 @@ import pytest
 
 from steppe.errors import SpecError
 from steppe.networks import Network, apply_head, default_layers, head
-from steppe.networks.initial import orthogonal
+from steppe.networks.initializers import orthogonal
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 

@@ -11,8 +11,7 @@ import pytest
 from policies import DENSE, MEMORY, describe, flatten, make_policy, tensors_for
 from steppe.errors import SpecError, UserError
 from steppe.networks import Network, apply_head
-from steppe.policies.policy import tensor_shapes
-from steppe.records import Policy
+from steppe.policies.policy import Policy, tensor_shapes
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 

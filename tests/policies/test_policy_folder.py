@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save
 from policies import MEMORY, describe, make_policy, tensors_for
 from steppe.errors import ModuleNotAllowed, StorageError, UserError
 from steppe.files.tensors import checksum
-from steppe.records import Policy, load_policy
+from steppe.policies.policy import Policy, load_policy
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part
 
 

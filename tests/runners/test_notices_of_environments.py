@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from runs import experiment, train
 
-from steppe.envs.limits import notices_of_limit
+from steppe.envs.registry import notices_of_limit
 from steppe.runners.setup import make_engine
 from steppe.specs.environment import EnvironmentSpec
 

@@ -17,7 +17,7 @@ from served_graphs import question, run, save_policy, serving
 import steppe
 from policies import MEMORY
 from steppe.errors import UserError
-from steppe.records import load_policy
+from steppe.policies.policy import load_policy
 from steppe.serve import Feedback, NotFound, Question, Unavailable
 
 TWO = {"kind": "abtest", "name": "split", "branches": ["p0", "p1"]}

@@ -10,7 +10,7 @@ import pytest
 from served_graphs import run, serving
 
 from policies import describe, tensors_for
-from steppe.records import Policy
+from steppe.policies.policy import Policy
 from steppe.serve import Feedback, Question
 from steppe.specs.spaces import Box, Discrete
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from steppe.policies import policy_folder
-from steppe.records import PolicyDescription
+from steppe.policies.description import PolicyDescription
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from processes import wait_until
 
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.runners.compilation import prepare_jax
 from steppe.runners.engines import asynchronous
 from steppe.runners.engines.asynchronous.learner.core_factory import make_core
@@ -67,7 +67,7 @@ class Threads(UnmanagedPool):
     def _work(self, door):
         try:
             rules = (self.num_envs, self.rules.max_timesteps, self.rules.repeat_actions)
-            self.timesteps.append(work(door, lambda: HostEnvs(self.rules.environment, *rules)))
+            self.timesteps.append(work(door, lambda: GymnasiumEnvs(self.rules.environment, *rules)))
         except Exception as error:
             self.errors.append(error)
 

@@ -15,7 +15,7 @@ import pytest
 from processes import Command, Steppe, wait_until
 
 from policies import describe, tensors_for
-from steppe.records import Policy, PolicyDescription
+from steppe.policies.policy import Policy, PolicyDescription
 from steppe.specs.spaces import Box, Discrete
 
 

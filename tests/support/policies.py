@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.policies.policy import tensor_shapes
-from steppe.records import Policy, PolicyDescription
+from steppe.policies.policy import Policy, PolicyDescription, tensor_shapes
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Discrete
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from policies import describe, tensors_for
-from steppe.records import Policy
+from steppe.policies.policy import Policy
 from steppe.serve import Limits, Question, load_endpoint
 from steppe.specs.serving import GraphSpec
 from steppe.specs.spaces import Box, Discrete

@@ -17,16 +17,16 @@ import msgpack
 import numpy as np
 from ports import free_port
 
-from steppe.envs.remote.server import Server
+from steppe.envs.remote.environment_server import EnvironmentServer
 from steppe.specs.environment import EnvironmentSpec
 
 TOYS = Path(__file__).parents[1] / "envs" / "toys"
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from steppe.envs.remote.server import Server
+from steppe.envs.remote.environment_server import EnvironmentServer
 from steppe.specs.environment import EnvironmentSpec
-server = Server(EnvironmentSpec(id=sys.argv[2], settings=eval(sys.argv[4])), "127.0.0.1", int(sys.argv[3]))
+server = EnvironmentServer(EnvironmentSpec(id=sys.argv[2], settings=eval(sys.argv[4])), "127.0.0.1", int(sys.argv[3]))
 print(server.address[1], flush=True)
 server.serve()
 """
@@ -36,7 +36,9 @@ server.serve()
 def serving(id: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, **more: Any) -> Iterator[str]:
     """A server in a thread of this process; its address."""
     max_envs = more.pop("max_envs", 256)
-    server = Server(EnvironmentSpec(id=id, settings=more), "127.0.0.1", 0, token=token, tls=tls, max_envs=max_envs)
+    server = EnvironmentServer(
+        EnvironmentSpec(id=id, settings=more), "127.0.0.1", 0, token=token, tls=tls, max_envs=max_envs
+    )
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:

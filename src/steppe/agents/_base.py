@@ -255,7 +255,7 @@ class Agent(ABC, Generic[S]):
         return heads.postprocess(self.kind, actions, self.situation.action, xp=jnp)
 
     def to_host(self, actions: np.ndarray) -> np.ndarray:
-        """The learner's actions as `HostEnvs` takes them: it clips and counts by itself, but knows no stretching."""
+        """The learner's actions as `GymnasiumEnvs` takes them: it clips and counts, but does not stretch."""
         if self.kind not in heads.STRETCHED:
             return actions
         return heads.postprocess(self.kind, actions, self.situation.action)

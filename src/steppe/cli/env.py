@@ -12,7 +12,7 @@ import typer
 from steppe.cli.input.parsing import App
 
 if TYPE_CHECKING:
-    from steppe.envs.remote.server import Server
+    from steppe.envs.remote.environment_server import EnvironmentServer
     from steppe.specs.environment import EnvironmentSpec
 
 app = App(no_args_is_help=True, rich_markup_mode=None)
@@ -67,7 +67,7 @@ def serve(
     Ctrl-C or SIGTERM end it. Without a token it only listens on this machine,
     and makes a token of its own if other users are there.
     """
-    from steppe.envs.remote.server import Server
+    from steppe.envs.remote.environment_server import EnvironmentServer
     from steppe.experiments.project import let_user_modules_import
     from steppe.net.credentials import server_tls, server_token
     from steppe.net.local_tokens import token_sentence
@@ -76,7 +76,7 @@ def serve(
     let_user_modules_import(Path.cwd())
     spec = _spec(environment, vectorization, sets or [])
     token, tls = server_token(token_file), server_tls(tls_cert, tls_key)
-    server = Server(spec, host, port, token=token, tls=tls, max_envs=max_envs)
+    server = EnvironmentServer(spec, host, port, token=token, tls=tls, max_envs=max_envs)
     _end_at_signals(server)
     words = ["steppe train remote", f"--set environment.address={_reachable(server)}"]
     if token_file is not None:
@@ -122,7 +122,7 @@ def check(
     from dataclasses import asdict
 
     from steppe.cli.display.console import console, print_json
-    from steppe.envs.checking.environment import check_environment
+    from steppe.envs.checks.environment import check_environment
     from steppe.experiments.project import let_user_modules_import
 
     let_user_modules_import(Path.cwd())
@@ -156,7 +156,7 @@ def _spec(name: str, vectorization: str | None, sets: list[str]) -> EnvironmentS
     return spec
 
 
-def _end_at_signals(server: Server) -> None:
+def _end_at_signals(server: EnvironmentServer) -> None:
     """The first Ctrl-C or SIGTERM ends it once the steps under way are done, the second at once."""
 
     def end(number: int, _: Any) -> None:
@@ -167,7 +167,7 @@ def _end_at_signals(server: Server) -> None:
         signal.signal(number, end)
 
 
-def _reachable(server: Server) -> str:
+def _reachable(server: EnvironmentServer) -> str:
     """The address as a learner writes it."""
     host, port = server.address
     if host in ("0.0.0.0", "::"):

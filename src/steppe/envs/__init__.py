@@ -1,1 +1,1 @@
-"""Environments: compiled twins (`registry.make_jax`) and any gymnasium environment on the host (`host.HostEnvs`)."""
+"""Environments: compiled ones (`registry.make_compiled`), and any of gymnasium's (`gymnasium.vector`)."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from steppe.errors import EnvironmentFault
 from steppe.specs._base import Count, Settings
 from steppe.specs.spaces import Space
+
+if TYPE_CHECKING:
+    import numpy as np
 
 State = Any
 """Any pytree of arrays; each environment has its own NamedTuple."""
 
 
-class JaxEnv(Settings):
+class CompiledEnv(Settings):
     """One environment as pure functions that JAX can trace; its fields are its settings, so it is frozen and hashable.
 
     `step` neither resets nor counts time: whoever runs it (usually under `vmap`, inside a `scan`) does both.
     """
 
     id: ClassVar[str]
-    reward_threshold: ClassVar[float | None] = None
 
     max_episode_steps: Count | None = None
     """How many timesteps an episode may last before it is truncated."""
@@ -44,3 +47,15 @@ class JaxEnv(Settings):
     def observe(self, state: State) -> Any:
         """What the agent sees of a state, in the shape of `observation_space`."""
         raise NotImplementedError
+
+
+class EpisodesCut(EnvironmentFault):
+    """The environments were lost during a step, which was not taken, and have started new episodes since.
+
+    A caller that continues must treat the previous timestep as truncated and act on `observations`, [N, ...], the first
+    ones of the new episodes. For any other caller it is a fault as usual, so nobody learns from a step never taken.
+    """
+
+    def __init__(self, sentence: str, observations: np.ndarray) -> None:
+        super().__init__(sentence)
+        self.observations = observations

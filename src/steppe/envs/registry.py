@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec as find_module
@@ -13,13 +14,14 @@ from steppe.errors import SpecError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.loading.suggestions import did_you_mean
 from steppe.specs.loading.validation import validate
+from steppe.specs.user_code import GYMNASIUM_EXTRA, STEPPE_EXTRAS
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from steppe.envs._base import JaxEnv
+    from steppe.envs._base import CompiledEnv
 
-TWINS: dict[str, tuple[str, str]] = {
+COMPILED: dict[str, tuple[str, str]] = {
     "CartPole-v1": ("cartpole", "CartPoleV1"),
     "CartPole-v0": ("cartpole", "CartPoleV0"),
     "Acrobot-v1": ("acrobot", "Acrobot"),
@@ -42,9 +44,11 @@ FAMILIES = {
     "minigrid": ("minigrid", "minigrid", "a grid world with tasks"),
 }
 """Where a registered environment's code lies: (Steppe's extra for it, the module it needs, a word on it)."""
+EXTRA_OF_MODULE = {"pygame": "video", "mujoco": "mujoco", "Box2D": "box2d", "ale_py": "atari", "minigrid": "minigrid"}
+"""Steppe's extra for each module that an environment may import late, when it is drawn or reset."""
 
 
-class Entry(NamedTuple):
+class CatalogueEntry(NamedTuple):
     """One environment that can be named."""
 
     id: str
@@ -53,7 +57,7 @@ class Entry(NamedTuple):
     sentence: str
 
 
-class Setting(NamedTuple):
+class EnvironmentSetting(NamedTuple):
     """One setting of an environment; `default` is "required" where there is none."""
 
     name: str
@@ -61,19 +65,19 @@ class Setting(NamedTuple):
     sentence: str
 
 
-def known_ids() -> list[str]:
+def compiled_ids() -> list[str]:
     """The ids that run compiled, in alphabetical order."""
-    return sorted(TWINS)
+    return sorted(COMPILED)
 
 
-def has_twin(id: str) -> bool:
+def has_compiled(id: str) -> bool:
     """Whether this id can run compiled."""
-    return ALIASES.get(id, id) in TWINS
+    return ALIASES.get(id, id) in COMPILED
 
 
 def only_runs_compiled(spec: EnvironmentSpec) -> bool:
     """Whether there is no gymnasium environment of this spec, or none is wanted."""
-    if spec.backend != "auto" or not has_twin(spec.id):
+    if spec.backend != "auto" or not has_compiled(spec.id):
         return spec.backend == "compiled"
     import gymnasium
 
@@ -85,42 +89,48 @@ def plays_atari(spec: EnvironmentSpec) -> bool:
     return spec.backend == "auto" and spec.id.startswith(ATARI)
 
 
-def make_jax(spec: EnvironmentSpec) -> JaxEnv:
+def make_compiled(spec: EnvironmentSpec) -> CompiledEnv:
     """The compiled environment of this spec, with its settings applied."""
     id = ALIASES.get(spec.id, spec.id)
-    if id not in TWINS:
+    if id not in COMPILED:
         raise SpecError(
-            f'environment "{spec.id}" has no compiled twin ({", ".join(known_ids())} have one); '
-            f'write "backend": "gymnasium" to run the original{did_you_mean(spec.id, known_ids())}'
+            f'environment "{spec.id}" has no compiled twin ({", ".join(compiled_ids())} have one); '
+            f'write "backend": "gymnasium" to run the original{did_you_mean(spec.id, compiled_ids())}'
         )
-    return validate(_twin(id), spec.settings, source=f'environment "{spec.id}"', path="environment.settings")
+    return validate(_compiled(id), spec.settings, source=f'environment "{spec.id}"', path="environment.settings")
 
 
-def catalogue(every: bool = False) -> list[Entry]:
+def catalogue(every: bool = False) -> list[CatalogueEntry]:
     """What can be named: Steppe's own and one line for each family; with `every`, each id of what is installed."""
-    entries = [Entry(id, "compiled", _first_line(_twin(id))) for id in sorted(known_ids(), key=_newest_first)]
+    entries = [
+        CatalogueEntry(id, "compiled", _first_line(_compiled(id))) for id in sorted(compiled_ids(), key=_newest_first)
+    ]
     entries += [
-        Entry("remote", "remote", "environments in another process, served by `steppe env serve`."),
-        Entry("ue4", "remote", "a game of Unreal Engine 4 with the old learning plug-in."),
+        CatalogueEntry("remote", "remote", "environments in another process, served by `steppe env serve`."),
+        CatalogueEntry("ue4", "remote", "a game of Unreal Engine 4 with the old learning plug-in."),
     ]
     if not every:
         return entries + [
-            Entry(
+            CatalogueEntry(
                 "ALE/Breakout-v5", "atari", f"and every other Atari game, preprocessed{_missing('atari', 'ale_py')}."
             ),
-            Entry("HalfCheetah-v5", "mujoco", f"and gymnasium's other robots{_missing('mujoco', 'mujoco')}."),
-            Entry("LunarLander-v3", "box2d", f"and gymnasium's other games in a plane{_missing('box2d', 'Box2D')}."),
-            Entry("MiniGrid-Empty-5x5-v0", "minigrid", f"and its other grids{_missing('minigrid', 'minigrid')}."),
+            CatalogueEntry("HalfCheetah-v5", "mujoco", f"and gymnasium's other robots{_missing('mujoco', 'mujoco')}."),
+            CatalogueEntry(
+                "LunarLander-v3", "box2d", f"and gymnasium's other games in a plane{_missing('box2d', 'Box2D')}."
+            ),
+            CatalogueEntry(
+                "MiniGrid-Empty-5x5-v0", "minigrid", f"and its other grids{_missing('minigrid', 'minigrid')}."
+            ),
         ]
     own = {entry.id for entry in entries}
     return entries + [entry for entry in _registered() if entry.id not in own]
 
 
-def settings_of(id: str) -> list[Setting]:
+def settings_of(id: str) -> list[EnvironmentSetting]:
     """What `settings` of an environment may hold, each with its default."""
     id = ALIASES.get(id, id)
-    if id in TWINS:
-        return list(_settings(_twin(id)))
+    if id in COMPILED:
+        return list(_settings(_compiled(id)))
     if id.startswith(ATARI):
         from steppe.envs.gymnasium.atari import AtariSettings
 
@@ -132,11 +142,45 @@ def settings_of(id: str) -> list[Setting]:
     return list(_arguments(id))
 
 
-def extra_of(registration: Any) -> str | None:
+def extra_of_registration(registration: Any) -> str | None:
     """The extra that brings what a registered environment needs, where Steppe has one."""
     entry = registration.entry_point
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     return next((extra for start, (extra, _, _) in FAMILIES.items() if module.startswith(start)), None)
+
+
+def extra_of_error(error: BaseException) -> str | None:
+    """Steppe's extra for the package that `error` says is missing; gymnasium's own advice names gymnasium's extras."""
+    import gymnasium
+
+    if isinstance(error, gymnasium.error.DependencyNotInstalled):
+        named = re.search(GYMNASIUM_EXTRA, str(error))
+        return None if named is None else STEPPE_EXTRAS.get(named[1].replace("-", "_"))
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        return EXTRA_OF_MODULE.get(error.name.partition(".")[0])
+    return None
+
+
+def notices_of_limit(spec: EnvironmentSpec, requested: int | None, actual: int | None) -> tuple[str, ...]:
+    """A notice if episodes end after `actual` timesteps although more were requested, with the setting that allows it.
+
+    A longer episode is another task with other returns, so only the environment's own settings can lengthen it.
+    """
+    if requested is None or actual is None or actual >= requested:
+        return ()
+    if spec.id == "remote":
+        way_out = "where it is served its settings can make them longer"
+    elif plays_atari(spec):
+        way_out = 'a larger "max_frames" in its settings makes them longer'
+    elif ":" in spec.id:
+        way_out = "only the code that makes it can make them longer"
+    else:
+        name = "max_steps" if spec.id.startswith("MiniGrid") else "max_episode_steps"
+        way_out = f'"{name}": {requested} in its settings (environment.settings) makes them longer'
+    return (
+        f"max_timesteps_per_episode {requested:,} has no effect: episodes of {spec.id} end after {actual:,} timesteps "
+        f"by themselves; {way_out}",
+    )
 
 
 def _newest_first(id: str) -> tuple[str, int]:
@@ -145,12 +189,12 @@ def _newest_first(id: str) -> tuple[str, int]:
     return name, -int(version)
 
 
-def _twin(id: str) -> type[JaxEnv]:
-    module, name = TWINS[id]
+def _compiled(id: str) -> type[CompiledEnv]:
+    module, name = COMPILED[id]
     return getattr(import_module(f"steppe.envs.compiled.{module}"), name)
 
 
-def _registered() -> Iterator[Entry]:
+def _registered() -> Iterator[CatalogueEntry]:
     """Every id that gymnasium and the installed packages know."""
     import gymnasium
 
@@ -163,10 +207,10 @@ def _registered() -> Iterator[Entry]:
             continue  # a version that only says what came after it
         family = next((family for start, family in FAMILIES.items() if str(entry).startswith(start)), None)
         if family is None:
-            yield Entry(id, "gymnasium", "")
+            yield CatalogueEntry(id, "gymnasium", "")
         else:
             extra, module, word = family
-            yield Entry(id, extra, f"{word}{_missing(extra, module)}.")
+            yield CatalogueEntry(id, extra, f"{word}{_missing(extra, module)}.")
 
 
 def _missing(extra: str, module: str) -> str:
@@ -174,19 +218,19 @@ def _missing(extra: str, module: str) -> str:
     return "" if find_module(module) is not None else f' (pip install "steppe[{extra}]")'
 
 
-def _settings(model: type[BaseModel]) -> Iterator[Setting]:
+def _settings(model: type[BaseModel]) -> Iterator[EnvironmentSetting]:
     from steppe.specs.describing.docstrings import sentence_of
 
     for name, field in model.model_fields.items():
         default = "required" if field.is_required() else field.get_default(call_default_factory=True)
-        yield Setting(name, default, " ".join(sentence_of(model, name).split()))
+        yield EnvironmentSetting(name, default, " ".join(sentence_of(model, name).split()))
 
 
-def _arguments(id: str) -> Iterator[Setting]:
+def _arguments(id: str) -> Iterator[EnvironmentSetting]:
     """The keyword arguments of an environment's class or callable, with the defaults of its registration."""
     from gymnasium.envs.registration import load_env_creator
 
-    from steppe.envs.gymnasium.making import find_callable, find_spec
+    from steppe.envs.gymnasium.factory import find_callable, find_spec
 
     creator = find_callable(id) if ":" in id else None
     given, limit = {}, None
@@ -198,8 +242,8 @@ def _arguments(id: str) -> Iterator[Setting]:
     for name, parameter in inspect.signature(creator).parameters.items():
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name != "render_mode":
             default = "required" if parameter.default is parameter.empty else parameter.default
-            yield Setting(name, given.get(name, default), "")
-    yield Setting("max_episode_steps", limit, "How many timesteps an episode may last.")
+            yield EnvironmentSetting(name, given.get(name, default), "")
+    yield EnvironmentSetting("max_episode_steps", limit, "How many timesteps an episode may last.")
 
 
 def _first_line(thing: type) -> str:

@@ -20,31 +20,25 @@ def named_environment(environment: Any) -> Any:
         return {name: _named_part(name, value) for name, value in environment.items()}
     if environment is None or isinstance(environment, str | list | int | float | BaseModel):
         return environment
-    from steppe.envs.gymnasium.in_process import id_of
+    from steppe.envs.gymnasium.in_process import environment_id
 
-    return id_of(environment)
+    return environment_id(environment)
 
 
 def check_objects_known(environment: EnvironmentSpec) -> None:
     """Refuses an environment or a wrapper that was an object of another process."""
-    if environment.id.startswith(IN_PROCESS):
+    if any(id.startswith(IN_PROCESS) for id in (environment.id, *(each["type"] for each in environment.wrappers))):
         from steppe.envs.gymnasium.in_process import check_known
 
-        check_known(environment.id)
-    if any(wrapper["type"].startswith(IN_PROCESS) for wrapper in environment.wrappers):
-        from steppe.envs.gymnasium import given_wrappers
-
-        given_wrappers.check_known(environment)
+        check_known(environment)
 
 
 def check_has_name(environment: EnvironmentSpec, needs_name: str) -> None:
     """Refuses an environment or a wrapper without a name where `needs_name` makes environments in other processes."""
     if environment.id.startswith(IN_PROCESS) or environment.wrappers:
-        from steppe.envs.gymnasium.given_wrappers import check_named
         from steppe.envs.gymnasium.in_process import check_kind_of_run
 
-        check_kind_of_run(environment.id, needs_name, None)
-        check_named(environment, needs_name)
+        check_kind_of_run(environment, needs_name, None)
 
 
 def _named_part(name: str, value: Any) -> Any:
@@ -59,12 +53,12 @@ def _named_part(name: str, value: Any) -> Any:
 def _named_wrapper(wrapper: Any) -> Any:
     if isinstance(wrapper, str):
         return wrapper
-    from steppe.envs.gymnasium.given_wrappers import id_of
+    from steppe.envs.gymnasium.in_process import wrapper_id
 
     if isinstance(wrapper, dict):
         type = wrapper.get("type", "")
-        return wrapper if isinstance(type, str) else wrapper | {"type": id_of(type)}
-    return id_of(wrapper)
+        return wrapper if isinstance(type, str) else wrapper | {"type": wrapper_id(type)}
+    return wrapper_id(wrapper)
 
 
 def is_same(environment: Any, before: EnvironmentSpec) -> bool:

@@ -20,7 +20,7 @@ from steppe.errors import StateError, SteppeError, UserError
 from steppe.experiments import lifecycle
 from steppe.experiments.hints import CALLS, Ways
 from steppe.experiments.run_folder.store import RunFolder, Status, Store
-from steppe.records.scores import Score
+from steppe.records.evaluation_score import Score
 
 if TYPE_CHECKING:
     from steppe.platforms.local import LocalProcess

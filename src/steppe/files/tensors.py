@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
+
+from steppe.errors import UserError
 
 
 def serialize(arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> bytes:
@@ -20,6 +23,30 @@ def serialize(arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> byt
     # The format pads its header with spaces, which keeps the arrays aligned.
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + data[start:]
+
+
+def serialize_described(arrays: Mapping[str, np.ndarray], description: str, format: str, version: int) -> bytes:
+    """A safetensors file whose header holds the format, its version, a description and one checksum over all of it."""
+    sha256 = checksum(description, arrays)
+    return serialize(arrays, {"format": format, "version": str(version), "description": description, "sha256": sha256})
+
+
+def check_described(
+    shown: str | Path, metadata: Mapping[str, str], arrays: Mapping[str, np.ndarray], version: int, remedy: str
+) -> tuple[str, str]:
+    """(description, checksum) of the file that messages call `shown`; UserError for another version or checksum."""
+    check_version(shown, metadata.get("version"), version)
+    description = metadata.get("description", "")
+    sha256 = checksum(description, arrays)
+    if sha256 != metadata.get("sha256"):
+        raise UserError(f"{shown} is damaged: its checksum does not match; copy or {remedy} it again")
+    return description, sha256
+
+
+def check_version(shown: str | Path, found: object, version: int) -> None:
+    """Refuses a file of another version."""
+    if str(found) != str(version):
+        raise UserError(f"{shown} has version {found} but this Steppe reads version {version}; upgrade Steppe")
 
 
 def parse(data: bytes) -> tuple[dict[str, str], dict[str, np.ndarray]]:

@@ -1,21 +1,7 @@
-"""Where experience is kept until it is learned from."""
+"""Replay memories, which keep experience until it is learned from."""
 
-from steppe.memories.checkpointing import held, put_back
+# ruff: noqa: F401
+from steppe.memories.checkpoint import compact, restore
 from steppe.memories.demonstrations import DemonstratedReplay, DemonstratedState
 from steppe.memories.frames import Frames, frames_for
 from steppe.memories.replay import Following, Replay, ReplayState, Sample, Timesteps, stored_dtype
-
-__all__ = [
-    "DemonstratedReplay",
-    "DemonstratedState",
-    "Following",
-    "Frames",
-    "Replay",
-    "ReplayState",
-    "Sample",
-    "Timesteps",
-    "frames_for",
-    "held",
-    "put_back",
-    "stored_dtype",
-]

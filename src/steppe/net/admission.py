@@ -1,9 +1,9 @@
-"""Lets connections in: strangers are heard in one thread, and only who greets properly becomes a member.
+"""Admits connections: greetings are read in one thread, and only clients that greet properly get through.
 
-A stranger is a connection that has not shown the token yet or, if there is none, has not greeted yet. Strangers and
-members have places of their own, so nobody without the token can take a member's place. A stranger costs a socket and
-at most a few kilobytes, no thread, and is cut when its greeting is not complete in time, however it drips. When the
-strangers' places are full, the newest one is let in and the oldest one is cut, of the address that has the most.
+A connection is pending until it has shown the token or, if there is none, has greeted. Pending and admitted connections
+have limits of their own, so nobody without the token can take the place of an admitted one. A pending connection costs
+a socket and a few kilobytes at most, no thread, and is cut if its greeting is not complete in time, however slowly it
+is sent. If there are too many, the newest is accepted and the oldest one of the address that has most of them is cut.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steppe.errors import reason_of
-from steppe.net.hello import Greeting, Refused, check_hello
+from steppe.net.hello import Greeting, RequestRefused, check_hello
 from steppe.net.messagepack import Malformed, pack, unpack_small
 from steppe.net.protocol import HEADER, LONGEST_ERROR, Message
 from steppe.net.rated_log import RatedLog
@@ -30,43 +30,43 @@ from steppe.net.rated_log import RatedLog
 GREETING_LIMIT = 4096
 """The longest greeting, in bytes: the name of the protocol, its version and the token."""
 ACCEPTED_AT_ONCE = 16
-"""How many connections are taken before strangers are heard again: who has greeted leaves its place to the next."""
+"""How many connections are accepted before greetings are read again: an admitted one makes room for the next."""
 END_SECONDS = 1.0
-"""How long somebody who was refused may take to read why."""
+"""How long a refused client may take to read the reason."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Limits:
+class AdmissionLimits:
     """How many connections there may be at once, and how long a greeting may take."""
 
-    members: int = 256
-    members_of_address: int = 192
-    strangers: int = 256
-    strangers_of_address: int = 64
-    seconds: float = 10.0
+    connections: int = 256
+    connections_per_address: int = 192
+    pending: int = 256
+    pending_per_address: int = 64
+    greeting_seconds: float = 10.0
     """From the connection to the end of the greeting, encryption included."""
 
 
-class Member:
-    """A connection that has greeted: a blocking socket, and the place that it takes until `leave`."""
+class AdmittedConnection:
+    """A connection that has greeted: a blocking socket that counts against the limits until `leave`."""
 
     def __init__(self, sock: socket.socket, peer: tuple[str, int], leave: Callable[[], None]) -> None:
         self.sock, self.peer = sock, peer
         self._leave: Callable[[], None] | None = leave
 
     def leave(self) -> None:
-        """Gives the place back; may be called again. Closing the socket is up to whoever has it."""
+        """Stops counting it; may be called again. The caller closes the socket."""
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
 
 
 class Admission:
-    """Takes connections of a listening socket, hears their greetings and hands on members, in one thread.
+    """Accepts connections of a listening socket, reads their greetings and hands on those admitted, in one thread.
 
-    `welcome` gets each `Member`; it must return at once, and `leave` must be called when its connection is over.
+    `welcome` gets each `AdmittedConnection`; it must return at once. Call `leave` when the connection ends.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Admission:
         listener: socket.socket,
         greeting: Greeting,
         tls: ssl.SSLContext | None,
-        welcome: Callable[[Member], None],
-        limits: Limits | None = None,
+        welcome: Callable[[AdmittedConnection], None],
+        limits: AdmissionLimits | None = None,
     ) -> None:
         self._listener, self._greeting, self._tls, self._welcome = listener, greeting, tls, welcome
-        self._limits = limits or Limits()
-        self._strangers: dict[Stranger, None] = {}
-        """In the order in which they came."""
-        self._strangers_of: Counter[str] = Counter()
-        self._members_of: Counter[str] = Counter()
+        self._limits = limits or AdmissionLimits()
+        self._pending: dict[PendingConnection, None] = {}
+        """Oldest first."""
+        self._pending_per_address: Counter[str] = Counter()
+        self._admitted_per_address: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._waking, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -92,21 +92,21 @@ class Admission:
         self._refusals = RatedLog(log)
 
     def serve(self) -> None:
-        """Lets connections in until `stop`; then closes the listening socket and cuts all strangers."""
+        """Admits connections until `stop`; then closes the listening socket and cuts all pending connections."""
         try:
             while True:
-                sources = self._hear_all(self._seconds_to_wait())
-                self._cut_late()
+                sources = self._read_all(self._timeout())
+                self._cut_overdue()
                 self._refusals.flush()
                 if self._listener in sources:
                     self._accept()
                 if self._woken in sources:
-                    # Who has come and greeted already is handed on, and hears that it is over.
-                    self._hear_all(0.0)
+                    # Clients that have greeted already are handed on, and learn that the server ends.
+                    self._read_all(0.0)
                     return
         finally:
-            for stranger in list(self._strangers):
-                self._cut(stranger)
+            for connection in list(self._pending):
+                self._cut(connection)
             self._refusals.flush(at_once=True)
             self._selector.close()
             self._listener.close()
@@ -114,20 +114,20 @@ class Admission:
             self._woken.close()
 
     def stop(self) -> None:
-        """Lets `serve` return; called from another thread or a signal handler, also when it has returned."""
+        """Makes `serve` return; called from another thread or a signal handler, also after it has returned."""
         with contextlib.suppress(OSError):
             self._waking.send(b"s")
 
-    def _hear_all(self, seconds: float | None) -> list[Any]:
-        """Waits until something comes, and hears all strangers who have spoken; the sockets that were ready."""
+    def _read_all(self, seconds: float | None) -> list[Any]:
+        """Waits for data and reads from the pending connections; returns the sockets that were ready."""
         ready = self._selector.select(seconds)
         for key, _ in ready:
-            if key.data in self._strangers:
-                self._hear(key.data)
+            if key.data in self._pending:
+                self._continue_greeting(key.data)
         return [key.fileobj for key, _ in ready]
 
-    def _seconds_to_wait(self) -> float | None:
-        times = [stranger.deadline for stranger in self._strangers]
+    def _timeout(self) -> float | None:
+        times = [connection.deadline for connection in self._pending]
         if (due := self._refusals.due) is not None:
             times.append(due)
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -139,125 +139,129 @@ class Admission:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                # There are no more file descriptors: a stranger's is the one that is missed least.
+                # No file descriptor is left: that of a pending connection can best be spared.
                 self._refusals.warning("a connection could not be taken: %s", reason_of(error))
-                if self._strangers:
-                    self._cut(next(iter(self._strangers)))
+                if self._pending:
+                    self._cut(next(iter(self._pending)))
                 else:
                     time.sleep(0.05)
                 return
-            self._take(sock, (str(peer[0]), int(peer[1])))
+            self._add(sock, (str(peer[0]), int(peer[1])))
 
-    def _take(self, sock: socket.socket, peer: tuple[str, int]) -> None:
+    def _add(self, sock: socket.socket, peer: tuple[str, int]) -> None:
         address = network_of(peer[0])
-        if self._strangers_of[address] >= self._limits.strangers_of_address:
+        if self._pending_per_address[address] >= self._limits.pending_per_address:
             self._make_room(address)
-        elif len(self._strangers) >= self._limits.strangers:
-            self._make_room(self._strangers_of.most_common(1)[0][0])
+        elif len(self._pending) >= self._limits.pending:
+            self._make_room(self._pending_per_address.most_common(1)[0][0])
         try:
             sock.setblocking(False)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            stranger = Stranger(sock, peer, address, time.monotonic() + self._limits.seconds, self._tls is not None)
-            self._selector.register(sock, selectors.EVENT_READ, stranger)
+            connection = PendingConnection(
+                sock, peer, address, time.monotonic() + self._limits.greeting_seconds, self._tls is not None
+            )
+            self._selector.register(sock, selectors.EVENT_READ, connection)
         except (OSError, ValueError) as error:
             self._refusals.warning("%s: no connection: %s", peer[0], error)
             sock.close()
             return
-        self._strangers[stranger] = None
-        self._strangers_of[address] += 1
+        self._pending[connection] = None
+        self._pending_per_address[address] += 1
 
     def _make_room(self, address: str) -> None:
-        oldest = next(stranger for stranger in self._strangers if stranger.address == address)
+        oldest = next(connection for connection in self._pending if connection.address == address)
         self._refusals.warning("%s: cut before it had greeted, to make room for others", oldest.peer[0])
         self._cut(oldest)
 
-    def _cut_late(self) -> None:
+    def _cut_overdue(self) -> None:
         now = time.monotonic()
-        for stranger in [each for each in self._strangers if each.deadline <= now]:
-            if not stranger.is_refused:
-                self._refusals.warning("%s: has not greeted within %g s", stranger.peer[0], self._limits.seconds)
-            self._cut(stranger)
+        for connection in [each for each in self._pending if each.deadline <= now]:
+            if not connection.is_refused:
+                self._refusals.warning(
+                    "%s: has not greeted within %g s", connection.peer[0], self._limits.greeting_seconds
+                )
+            self._cut(connection)
 
-    def _hear(self, stranger: Stranger) -> None:
-        """Goes on with a stranger from whom something has come."""
+    def _continue_greeting(self, connection: PendingConnection) -> None:
+        """Continues a greeting of which more has arrived."""
         try:
-            body = stranger.advance()
+            body = connection.advance()
             if body is None:
-                self._selector.modify(stranger.sock, stranger.events, stranger)
+                self._selector.modify(connection.sock, connection.events, connection)
                 return
             check_hello(unpack_small(body), self._greeting)
-            self._admit(stranger)
+            self._admit(connection)
         except Malformed as error:
-            self._refuse(stranger, "protocol", f"the {self._greeting.them} {error}")
-        except Refused as error:
-            self._refuse(stranger, error.kind, str(error))
+            self._refuse(connection, "protocol", f"the {self._greeting.them} {error}")
+        except RequestRefused as error:
+            self._refuse(connection, error.kind, str(error))
         except (OSError, EOFError) as error:
-            if not stranger.is_refused:
-                self._refusals.info("%s: gone before it had greeted (%s)", stranger.peer[0], _reason(error))
-            self._cut(stranger)
+            if not connection.is_refused:
+                self._refusals.info("%s: gone before it had greeted (%s)", connection.peer[0], _reason(error))
+            self._cut(connection)
 
-    def _admit(self, stranger: Stranger) -> None:
-        address, limits = stranger.address, self._limits
+    def _admit(self, connection: PendingConnection) -> None:
+        address, limits = connection.address, self._limits
         with self._lock:
-            count, of_address = self._members_of.total(), self._members_of[address]
-            is_full = count >= limits.members or of_address >= limits.members_of_address
-            self._members_of[address] += not is_full
+            count, of_address = self._admitted_per_address.total(), self._admitted_per_address[address]
+            is_full = count >= limits.connections or of_address >= limits.connections_per_address
+            self._admitted_per_address[address] += not is_full
         if is_full:
-            # Without a word: whoever has the token comes again after a while, as after any broken connection.
+            # No reason is sent: a client with the token tries again later, as after any broken connection.
             self._refusals.warning(
                 "%s: has greeted, but there are %d connections already, %d of that address",
-                *(stranger.peer[0], count, of_address),
+                *(connection.peer[0], count, of_address),
             )
-            self._cut(stranger)
+            self._cut(connection)
             return
-        self._forget(stranger)
-        member = Member(stranger.sock, stranger.peer, lambda: self._give_back(address))
+        self._forget(connection)
+        admitted = AdmittedConnection(connection.sock, connection.peer, lambda: self._uncount(address))
         try:
-            stranger.sock.setblocking(True)
-            self._welcome(member)
+            connection.sock.setblocking(True)
+            self._welcome(admitted)
         except Exception as error:
-            # No thread can be started, say: one connection less, and others are served on.
-            self._refusals.warning("%s: a connection could not be served: %s", stranger.peer[0], error)
-            member.leave()
-            stranger.sock.close()
+            # For example, no thread can be started: the other connections are still served.
+            self._refusals.warning("%s: a connection could not be served: %s", connection.peer[0], error)
+            admitted.leave()
+            connection.sock.close()
 
-    def _give_back(self, address: str) -> None:
+    def _uncount(self, address: str) -> None:
         with self._lock:
-            self._members_of[address] -= 1
-            if not self._members_of[address]:
-                del self._members_of[address]
+            self._admitted_per_address[address] -= 1
+            if not self._admitted_per_address[address]:
+                del self._admitted_per_address[address]
 
-    def _refuse(self, stranger: Stranger, kind: str, sentence: str) -> None:
-        """Says why, if that can be sent at once, and waits a moment for the other's end.
+    def _refuse(self, connection: PendingConnection, kind: str, sentence: str) -> None:
+        """Sends the reason, if that is possible at once, and waits a moment for the client to close.
 
-        Closing with unread bytes could destroy what was sent.
+        Closing a socket with unread bytes could destroy what was sent.
         """
-        self._refusals.warning("%s: %s", stranger.peer[0], sentence)
+        self._refusals.warning("%s: %s", connection.peer[0], sentence)
         error = {"op": "error", "kind": kind, "message": sentence[:LONGEST_ERROR], "version": self._greeting.version}
         try:
-            stranger.refuse(error)
-            self._selector.modify(stranger.sock, selectors.EVENT_READ, stranger)
+            connection.refuse(error)
+            self._selector.modify(connection.sock, selectors.EVENT_READ, connection)
         except (OSError, ValueError):
-            self._cut(stranger)
+            self._cut(connection)
 
-    def _cut(self, stranger: Stranger) -> None:
-        self._forget(stranger)
+    def _cut(self, connection: PendingConnection) -> None:
+        self._forget(connection)
         with contextlib.suppress(OSError):
-            stranger.sock.close()
+            connection.sock.close()
 
-    def _forget(self, stranger: Stranger) -> None:
+    def _forget(self, connection: PendingConnection) -> None:
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(stranger.sock)
-        if stranger in self._strangers:
-            del self._strangers[stranger]
-            self._strangers_of[stranger.address] -= 1
-            if not self._strangers_of[stranger.address]:
-                del self._strangers_of[stranger.address]
+            self._selector.unregister(connection.sock)
+        if connection in self._pending:
+            del self._pending[connection]
+            self._pending_per_address[connection.address] -= 1
+            if not self._pending_per_address[connection.address]:
+                del self._pending_per_address[connection.address]
 
 
-class Stranger:
-    """A connection on its way to the end of its greeting; nothing here waits."""
+class PendingConnection:
+    """A connection whose greeting is not complete; no method blocks."""
 
     def __init__(
         self, sock: socket.socket, peer: tuple[str, int], address: str, deadline: float, is_encrypted: bool
@@ -265,19 +269,19 @@ class Stranger:
         self.sock, self.peer, self.address, self.deadline = sock, peer, address, deadline
         self.is_refused = False
         self.events = selectors.EVENT_READ
-        """What it waits for next."""
+        """The events to wait for next."""
         self._handshake = is_encrypted
         self._received = bytearray()
 
     def advance(self) -> bytes | None:
-        """Reads what has come; the greeting's body once it is complete."""
+        """Reads what has arrived; returns the body of the greeting once it is complete."""
         self.events = selectors.EVENT_READ
         try:
             if self._handshake:
                 self.sock.do_handshake()  # type: ignore[attr-defined]
                 self._handshake = False
             if self.is_refused:
-                # However much still comes, for END_SECONDS.
+                # Whatever still arrives is discarded, for END_SECONDS.
                 if not socket.socket.recv(self.sock, 65536):
                     raise EOFError
                 return None
@@ -295,11 +299,11 @@ class Stranger:
             return None
 
     def refuse(self, error: Message) -> None:
-        """Says why, and that this was all."""
+        """Sends the error and ends the sending side."""
         body = pack(error)
         self.is_refused, self.deadline = True, time.monotonic() + END_SECONDS
         self.sock.send(HEADER.pack(len(body)) + body)
-        # Not the method of an encrypted socket, which would go on in the clear.
+        # The method of an encrypted socket would continue unencrypted.
         socket.socket.shutdown(self.sock, socket.SHUT_WR)
 
     def _body(self) -> bytes | None:
@@ -314,7 +318,7 @@ class Stranger:
 
 
 def network_of(host: str) -> str:
-    """Whose connections are counted together: an IPv4 address, or the 64 bits of IPv6 that one subscriber gets."""
+    """The network whose connections are counted together: an IPv4 address, or the /64 that an IPv6 subscriber gets."""
     try:
         address = ipaddress.ip_address(host.split("%")[0])
     except ValueError:

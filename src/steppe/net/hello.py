@@ -22,7 +22,7 @@ class Greeting:
     """Who greets: the client, the worker."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """Who asks is not let in, or does not get it; `kind` is a word of the protocol."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -36,14 +36,14 @@ def check_hello(hello: Any, wanted: Greeting) -> None:
         raise Malformed(f'did not begin with "hello" of the protocol "{wanted.protocol}"')
     version = hello.get("version")
     if type(version) is not int or version != wanted.version:
-        raise Refused("version", f"this {wanted.me} speaks version {wanted.version} of the protocol")
+        raise RequestRefused("version", f"this {wanted.me} speaks version {wanted.version} of the protocol")
     if wanted.token is not None:
         _check_token(hello.get("token"), wanted.token, wanted.me)
 
 
 def _check_token(given: Any, token: str, me: str) -> None:
     if given is None:
-        raise Refused("token", "a token is needed and none was given")
+        raise RequestRefused("token", "a token is needed and none was given")
     # In constant time, so that no letter of it can be found by measuring.
     if not isinstance(given, str) or not hmac.compare_digest(given.encode(), token.encode()):
-        raise Refused("token", f"it is not the one this {me} was given")
+        raise RequestRefused("token", f"it is not the one this {me} was given")

@@ -52,7 +52,7 @@ INFINITY = float("inf")
 Message = dict[str, Any]
 
 
-class Disconnected(Exception):
+class ChannelClosed(Exception):
     """The connection ended or broke; a clause says how."""
 
 
@@ -81,7 +81,7 @@ class Channel:
         except TimeoutError:
             raise TooSlow from None
         except OSError as error:
-            raise Disconnected(reason_of(error)) from None
+            raise ChannelClosed(reason_of(error)) from None
 
     def receive(self, timeout: float | None = None) -> Message:
         """The next message; `timeout` seconds are for all of it. At most `limit` bytes are taken."""
@@ -91,7 +91,7 @@ class Channel:
             # One call brings header and body of a small message, since nobody speaks twice in a row.
             count = self._read_from(filled, timeout if not filled or timeout is None else deadline - time.monotonic())
             if not count:
-                raise Disconnected("it was closed" if not filled else "it was closed in the middle of a message")
+                raise ChannelClosed("it was closed" if not filled else "it was closed in the middle of a message")
             filled += count
             if not is_known and filled >= HEADER.size:
                 is_known, needed = True, self._measure()
@@ -136,7 +136,7 @@ class Channel:
         except TimeoutError:
             raise TooSlow from None
         except OSError as error:
-            raise Disconnected(reason_of(error)) from None
+            raise ChannelClosed(reason_of(error)) from None
 
     def _wait_at_most(self, timeout: float | None) -> None:
         if timeout != self._timeout:  # each call asks the system, which counts at every step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from math import prod
 from typing import Any
 
@@ -15,8 +14,8 @@ from jax import Array, lax
 from steppe.networks.convolution import FoldedImages, convolve, convolve_folded
 from steppe.networks.products import product
 from steppe.policies.custom_layers import apply_module
-from steppe.policies.layers import Step, joined_axis, pair, window_counts
-from steppe.specs.learning.network import Nonlinearity, Pool2d
+from steppe.policies.layers import LayerPlan, bend, pair, window_counts
+from steppe.specs.learning.network import Pool2d
 
 Params = dict[str, dict[str, Any]]
 
@@ -42,7 +41,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def apply_layer(step: Step, params: dict[str, Any], x: Any, dropout_key: Array | None = None) -> Array:
+def activate(name: str, x: Array) -> Array:
+    """The activation of x [..., F]."""
+    return ACTIVATIONS[name](x)
+
+
+def apply_layer(step: LayerPlan, params: dict[str, Any], x: Any, dropout_key: Array | None = None) -> Array:
     """One layer on [..., *step.input]; convolutions, pooling and modules of one's own want exactly one leading axis.
 
     A convolution also takes `FoldedImages`.
@@ -71,7 +75,7 @@ def apply_layer(step: Step, params: dict[str, Any], x: Any, dropout_key: Array |
         case "layer_norm":
             return _normalize(x) * params["scale"] + params["bias"]
         case "nonlinearity":
-            return _bend(layer, params, x)
+            return bend(layer, params, x, activate, jnp)
         case "dropout":
             return drop(x, layer.rate, dropout_key, step)
         case "custom":
@@ -79,21 +83,7 @@ def apply_layer(step: Step, params: dict[str, Any], x: Any, dropout_key: Array |
     return _finish(layer, x, params.get("bias"))
 
 
-def join(step: Step, values: list[Array]) -> Array:
-    """Several inputs [..., *shape] as one."""
-    layer: Any = step.layer
-    match layer.aggregation_type:
-        case "concat":
-            return jnp.concatenate(values, axis=joined_axis(layer, len(step.output)))
-        case "max":
-            return reduce(jnp.maximum, values)
-        case "product":
-            return reduce(jnp.multiply, values)
-    total = reduce(jnp.add, values)
-    return total / len(values) if layer.aggregation_type == "mean" else total
-
-
-def drop(x: Array, rate: float, dropout_key: Array | None, step: Step) -> Array:
+def drop(x: Array, rate: float, dropout_key: Array | None, step: LayerPlan) -> Array:
     """Zeroes a share of x and scales the rest up, so that the expected value stays; nothing without a key."""
     if dropout_key is None:
         return x
@@ -103,7 +93,7 @@ def drop(x: Array, rate: float, dropout_key: Array | None, step: Step) -> Array:
     return jnp.where(kept, x / (1.0 - rate), 0.0)
 
 
-def _own_key(key: Array | None, step: Step) -> Any:
+def _own_key(key: Array | None, step: LayerPlan) -> Any:
     """Each layer draws by itself; its index begins its name."""
     return None if key is None else jax.random.fold_in(key, int(step.name.split("_")[0]))
 
@@ -111,29 +101,13 @@ def _own_key(key: Array | None, step: Step) -> Any:
 def _finish(layer: Any, x: Array, bias: Array | None) -> Array:
     if bias is not None:
         x = x + bias
-    return ACTIVATIONS[getattr(layer, "activation", "none")](x)
+    return activate(getattr(layer, "activation", "none"), x)
 
 
-def _flat(x: Array, step: Step) -> Array:
+def _flat(x: Array, step: LayerPlan) -> Array:
     if len(step.input) == 1:
         return x
     return x.reshape((*x.shape[: x.ndim - len(step.input)], prod(step.input)))
-
-
-def _bend(layer: Nonlinearity, params: dict[str, Array], x: Array) -> Array:
-    """f(clip(beta x)); swish is the exception that multiplies by x itself."""
-    scaled = x
-    if layer.beta != 1.0:
-        scaled = x * (params["beta"] if layer.beta == "learn" else layer.beta)
-    if layer.max is not None:
-        scaled = jnp.minimum(scaled, layer.max)
-    if layer.min is not None:
-        scaled = jnp.maximum(scaled, layer.min)
-    if layer.alpha is not None:
-        return jax.nn.leaky_relu(scaled, layer.alpha)
-    if layer.name == "swish" and scaled is not x:
-        return jax.nn.sigmoid(scaled) * x
-    return ACTIVATIONS[layer.name](scaled)
 
 
 def _pool(layer: Pool2d, x: Array) -> Array:

@@ -8,27 +8,28 @@ and start-up time counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from steppe.errors import SpecError
-from steppe.networks import initial, recurrent
+from steppe.networks import initializers
 from steppe.networks.convolution import FoldedImages, fold_images, folding_pays
-from steppe.networks.layers import Params, apply_layer, drop, join
+from steppe.networks.layers import Params, apply_layer, drop
 from steppe.networks.products import product
 from steppe.policies import cells
 from steppe.policies.encoding import Encoding
-from steppe.policies.layers import Plan, Step, pair, plan
+from steppe.policies.layers import LayerPlan, NetworkPlan, join, pair, plan
 from steppe.specs.learning.network import RECURRENT, Layer, NetworkSpec
 from steppe.specs.spaces import Space
 
 State = dict[str, Array]
 """What recurrent layers remember: {"1_lstm/hidden": [..., size], ...}; {} without such layers."""
-Recur = Callable[[Step, dict[str, Array], Array], Array]
+Recur = Callable[[LayerPlan, dict[str, Array], Array], Array]
 Support = Literal["recurrent", "regularization"]
 
 _ONE_BATCH_AXIS = {"conv1d", "conv2d", "pool2d", "custom"}
@@ -48,7 +49,7 @@ class Network:
         kernel_init: Literal["orthogonal", "lecun"] = "orthogonal",
         supports: Collection[Support] = (),
     ) -> None:
-        self.plan: Plan = plan(layers, observation)
+        self.plan: NetworkPlan = plan(layers, observation)
         self.kernel_init = kernel_init
         types = {step.layer.type for step in self.plan.steps}
         self.has_dropout = any(_drops(step.layer) for step in self.plan.steps)
@@ -76,9 +77,9 @@ class Network:
         """The layers as a spec, as a policy's description wants them."""
         return NetworkSpec([step.layer for step in self.plan.steps])
 
-    def init(self, rng: np.random.Generator | None) -> initial.HostParams:
+    def init(self, rng: np.random.Generator | None) -> initializers.HostParams:
         """Fresh parameters: {"0_dense": {"kernel", "bias"}, ...}; layers without parameters are left out."""
-        return initial.layers(rng, self.plan.steps, self.kernel_init)
+        return initializers.layers(rng, self.plan.steps, self.kernel_init)
 
     def prepared(self, observations: Array) -> Array | FoldedImages:
         """Raw observations [B, *space.shape] as `apply` reads them fastest.
@@ -118,7 +119,7 @@ class Network:
         """
         after = dict(state)
 
-        def recur(step: Step, params: dict[str, Array], x: Array) -> Array:
+        def recur(step: LayerPlan, params: dict[str, Array], x: Array) -> Array:
             before = tuple(state[name] for name, _ in step.states)
             later = cells.advance(step.layer.type, params, cells.project(params, x), before, jnp)
             after.update(_named(step, later))
@@ -135,9 +136,9 @@ class Network:
         """
         after = dict(state)
 
-        def recur(step: Step, params: dict[str, Array], x: Array) -> Array:
+        def recur(step: LayerPlan, params: dict[str, Array], x: Array) -> Array:
             before = tuple(state[name] for name, _ in step.states)
-            hidden, last = recurrent.unroll(step.layer.type, params, x, before, resets)
+            hidden, last = _unroll_cells(step.layer.type, params, x, before, resets)
             after.update(_named(step, last))
             return hidden
 
@@ -166,7 +167,7 @@ class Network:
                 x = x.reshape((prod(lead), *encoding.shape))
             return x
 
-        def apply(step: Step, x: Any) -> Array:
+        def apply(step: LayerPlan, x: Any) -> Array:
             own = params.get(step.name, {})
             if step.layer.type not in RECURRENT:
                 return apply_layer(step, own, x, dropout_key)
@@ -175,7 +176,7 @@ class Network:
             features = drop(features, rate, dropout_key, step) if rate else features
             return features.reshape((*x.shape[: x.ndim - len(step.input)], *step.output))
 
-        x = self.plan.run(encode, join, apply)
+        x = self.plan.run(encode, partial(join, xp=jnp), apply)
         return x if x.shape == (*lead, self.features) else x.reshape((*lead, self.features))
 
     def _check(self, supports: Collection[Support]) -> None:
@@ -207,11 +208,32 @@ def apply_head(params: dict[str, Array], features: Array) -> Array:
     return product(features, params["kernel"]) + params["bias"]
 
 
-def _no_recurrence(step: Step, params: dict[str, Array], x: Array) -> Array:
+def _unroll_cells(
+    kind: str, params: dict[str, Array], x: Array, state: cells.State, resets: Array
+) -> tuple[Array, cells.State]:
+    """Features [T, N, H] and the last state of inputs [T, N, F].
+
+    `state` is what came before the first timestep, [N, H] each; where `resets` [T, N] holds, the timestep begins an
+    episode and what came before it is forgotten.
+    """
+    # The inputs of all timesteps meet their kernel in one large product; only the small recurrent one is in the loop.
+    projected = cells.project(params, x)
+
+    def step(state: cells.State, at: tuple[Array, Array]) -> tuple[cells.State, Array]:
+        projected, reset = at
+        state = tuple(jnp.where(reset[:, None], 0.0, each) for each in state)
+        state = cells.advance(kind, params, projected, state, jnp)
+        return state, state[0]
+
+    last, hidden = lax.scan(step, state, (projected, resets))
+    return hidden, last
+
+
+def _no_recurrence(step: LayerPlan, params: dict[str, Array], x: Array) -> Array:
     raise AssertionError(step.name)
 
 
-def _named(step: Step, state: cells.State) -> State:
+def _named(step: LayerPlan, state: cells.State) -> State:
     return {name: each for (name, _), each in zip(step.states, state, strict=True)}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from steppe.policies.heads import best
 from steppe.specs.learning.network import Embedding, Layer
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part, Space
 
@@ -87,10 +88,7 @@ class Encoding:
             return self._shaped(read.reshape(read.shape[:-1] + space.shape), space.shape, xp)
         if not self.is_integer:
             return read.astype(np.float32)
-        if isinstance(space, Discrete):
-            return read.argmax(-1).astype(np.int32)
-        choices = [read[..., end - n : end].argmax(-1) for n, end in _cuts(space)]
-        return xp.stack(choices, axis=-1).astype(np.int32)
+        return best(read, space, xp).astype(np.int32)
 
     def _shaped(self, encoded: Any, shape: Shape, xp: Any) -> Any:
         if self.is_transposed:
@@ -148,8 +146,3 @@ def part_scales(space: Box) -> np.ndarray | None:
         if part.is_bytes:
             scales[part.start : part.start + part.size] = 1 / 255
     return scales
-
-
-def _cuts(space: MultiDiscrete) -> list[tuple[int, int]]:
-    """(options, end) of each choice in its concatenated one-hots."""
-    return list(zip(space.nvec, np.cumsum(space.nvec).tolist(), strict=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import reduce
 from math import prod
 from typing import Any
 
@@ -13,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from steppe.policies import cells
 from steppe.policies.custom_layers import module_in_numpy
-from steppe.policies.layers import Plan, Step, joined_axis, padding_of, pair, window_counts
+from steppe.policies.layers import LayerPlan, NetworkPlan, bend, join, padding_of, pair, window_counts
 
 Array = np.ndarray
 State = dict[str, Array]
@@ -27,7 +26,7 @@ BUFFERED_BATCH_SIZES = 8
 class Forward:
     """Runs one network, for any number of threads and of generations of parameters."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: NetworkPlan) -> None:
         self.plan = plan
         self._is_dense = _is_dense(plan)
         self._thread = threading.local()
@@ -84,14 +83,14 @@ class Forward:
             return self(layers, observations), {}
         after: State = {}
 
-        def apply(step: Step, x: Array) -> Array:
+        def apply(step: LayerPlan, x: Array) -> Array:
             if not step.states:
                 return layers[step.name](x)
             later = layers[step.name](x, tuple(state[name] for name, _ in step.states))
             after.update((name, each) for (name, _), each in zip(step.states, later, strict=True))
             return later[0]
 
-        x = self.plan.run(lambda encoding: encoding(observations), _join, apply)
+        x = self.plan.run(lambda encoding: encoding(observations), join, apply)
         return x.reshape(len(x), self.plan.features), after
 
     def _buffers(self, batch: int, layers: Layers) -> list[Array]:
@@ -169,25 +168,27 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _is_dense(plan: Plan) -> bool:
+def _is_dense(plan: NetworkPlan) -> bool:
     """Whether there are only dense layers on vectors: these run in buffers."""
     types = {step.layer.type for step in plan.steps}
     is_plain = all(len(step.input) == 1 and not getattr(step.layer, "skip", False) for step in plan.steps)
     return types <= {"dense", "linear", "dropout"} and is_plain
 
 
-def _dense(step: Step, tensors: Mapping[str, Array]) -> tuple[Array, Array | None, Callable[[Array], Array] | None]:
+def _dense(
+    step: LayerPlan, tensors: Mapping[str, Array]
+) -> tuple[Array, Array | None, Callable[[Array], Array] | None]:
     """(kernel, bias, activation) of a dense layer."""
     params = _parameters(step, tensors)
     activation = getattr(step.layer, "activation", "none")
     return params["kernel"], params.get("bias"), None if activation == "none" else _ACTIVATIONS[activation]
 
 
-def _parameters(step: Step, tensors: Mapping[str, Array]) -> dict[str, Array]:
+def _parameters(step: LayerPlan, tensors: Mapping[str, Array]) -> dict[str, Array]:
     return {name: tensors[f"{step.name}/{name}"] for name, _ in step.parameters}
 
 
-def _layer(step: Step, params: dict[str, Array]) -> Callable[..., Any]:
+def _layer(step: LayerPlan, params: dict[str, Array]) -> Callable[..., Any]:
     """One layer as a function of x [B, *step.input]; a recurrent one also of its state, giving the state after."""
     layer: Any = step.layer
     match layer.type:
@@ -207,7 +208,7 @@ def _layer(step: Step, params: dict[str, Array]) -> Callable[..., Any]:
         case "layer_norm":
             return lambda x: _normalize(x) * params["scale"] + params["bias"]
         case "nonlinearity":
-            return lambda x: _bend(x, params, layer)
+            return lambda x: bend(layer, params, x, activate, np)
         case "lstm" | "internal_lstm" | "gru":
             return lambda x, state: cells.advance(
                 layer.type, params, cells.project(params, x.reshape(len(x), -1)), state
@@ -215,20 +216,6 @@ def _layer(step: Step, params: dict[str, Array]) -> Callable[..., Any]:
         case "custom":
             return module_in_numpy(layer, params)
     return lambda x: x
-
-
-def _join(step: Step, values: list[Array]) -> Array:
-    """Several inputs [B, *shape] as one."""
-    layer: Any = step.layer
-    match layer.aggregation_type:
-        case "concat":
-            return np.concatenate(values, axis=joined_axis(layer, len(step.output)))
-        case "max":
-            return reduce(np.maximum, values)
-        case "product":
-            return reduce(np.multiply, values)
-    total = reduce(np.add, values)
-    return total / np.float32(len(values)) if layer.aggregation_type == "mean" else total
 
 
 def _finish(x: Array, bias: Array | None, layer: Any) -> Array:
@@ -242,19 +229,7 @@ def _residual(x: Array, params: dict[str, Array], layer: Any) -> Array:
     return _finish(x + hidden @ params["skip_kernel"], params.get("skip_bias"), layer)
 
 
-def _bend(x: Array, params: dict[str, Array], layer: Any) -> Array:
-    """f(clip(beta x)); swish is the exception that multiplies by x itself."""
-    scaled = x * (params["beta"] if layer.beta == "learn" else np.float32(layer.beta))
-    if layer.max is not None:
-        scaled = np.minimum(scaled, np.float32(layer.max))
-    if layer.min is not None:
-        scaled = np.maximum(scaled, np.float32(layer.min))
-    if layer.alpha is not None:
-        return np.where(scaled >= 0, scaled, np.float32(layer.alpha) * scaled)
-    return _sigmoid(scaled) * x if layer.name == "swish" else activate(layer.name, scaled)
-
-
-def _windows(x: Array, step: Step, fill: float) -> Array:
+def _windows(x: Array, step: LayerPlan, fill: float) -> Array:
     """Every window of x [B, *positions, C] as a row: [B * stops, window ** axes * C], padded with `fill`."""
     layer: Any = step.layer
     positions = step.input[:-1]
@@ -273,7 +248,7 @@ def _windows(x: Array, step: Step, fill: float) -> Array:
     return views.reshape(len(x) * prod(step.output[:-1]), -1)
 
 
-def _pool(x: Array, step: Step) -> Array:
+def _pool(x: Array, step: LayerPlan) -> Array:
     layer: Any = step.layer
     is_max = layer.pooling_type == "max"
     rows = _windows(x, step, -np.inf if is_max else 0.0).reshape(len(x), *step.output[:-1], -1, x.shape[-1])

@@ -19,23 +19,12 @@ probability epsilon) and the others what is explored. Actions within +-1 are str
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
 
-HeadKind = Literal[
-    "categorical",
-    "bernoulli",
-    "gaussian",
-    "beta",
-    "squashed_gaussian",
-    "deterministic",
-    "q_values",
-    "random",
-    "constant",
-]
 Noise = tuple[tuple[str, int], ...]
 """Which random numbers an action takes: ("normal", 3) is three columns of a standard normal distribution."""
 
@@ -51,7 +40,7 @@ def greedy(kind: str, outputs: Any, action_space: Space, xp: Any = np) -> Any:
     """The preferred action of each row of outputs, before `postprocess`."""
     match kind:
         case "categorical" | "q_values":
-            return _best(outputs, action_space, xp)
+            return best(outputs, action_space, xp)
         case "bernoulli":
             return _yes(outputs, action_space)
         case "deterministic":
@@ -82,7 +71,7 @@ def sample(
     match kind:
         case "categorical":
             # Adding Gumbel noise and taking the largest draws from the softmax, without computing it.
-            return _best(outputs + noise, action_space, xp)
+            return best(outputs + noise, action_space, xp)
         case "bernoulli":
             return _yes(outputs + noise, action_space)
         case "gaussian":
@@ -99,9 +88,9 @@ def sample(
             drawn = xp.clip(xp.tanh(outputs) + sigma * noise[..., :size], -1.0, 1.0)
             return _explore(drawn, noise[..., size:], epsilon, xp)
         case "q_values":
-            explored = _best(noise[..., 1:], action_space, xp)
+            explored = best(noise[..., 1:], action_space, xp)
             explores = noise[..., :1] if isinstance(action_space, MultiDiscrete) else noise[..., 0]
-            return xp.where(explores < epsilon, explored, _best(outputs, action_space, xp))
+            return xp.where(explores < epsilon, explored, best(outputs, action_space, xp))
         case "random" if isinstance(action_space, Box):
             if not action_space.is_bounded:
                 return noise
@@ -110,7 +99,7 @@ def sample(
                 return xp.floor(low + noise * (high - low + 1))
             return low + noise * (high - low)
         case "random":
-            return _best(noise, action_space, xp)
+            return best(noise, action_space, xp)
     return outputs
 
 
@@ -235,7 +224,7 @@ def _yes(scores: Any, space: Space) -> Any:
     return chosen[..., 0] if isinstance(space, Discrete) else chosen
 
 
-def _best(scores: Any, space: Space, xp: Any) -> Any:
+def best(scores: Any, space: Space, xp: Any) -> Any:
     """The index of the largest score of each choice: [..., n] -> [...], [..., sum(nvec)] -> [..., len(nvec)]."""
     if not isinstance(space, MultiDiscrete):
         return scores.argmax(-1)

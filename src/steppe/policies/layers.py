@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from typing import Any, NoReturn, TypeVar
 
@@ -12,25 +13,7 @@ import numpy as np
 from steppe.errors import SpecError
 from steppe.policies.encoding import Encoding, Shape, encoding_for, is_whole
 from steppe.policies.encoding import is_channels_first as is_channels_first
-from steppe.specs.learning.network import (
-    Conv1d,
-    Conv2d,
-    Custom,
-    Dense,
-    Dueling,
-    Embedding,
-    Gru,
-    Input,
-    InternalLstm,
-    Layer,
-    LayerNorm,
-    Linear,
-    Lstm,
-    NetworkSpec,
-    Nonlinearity,
-    Output,
-    Pool2d,
-)
+from steppe.specs.learning import network as spec
 from steppe.specs.loading.suggestions import did_you_mean
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
 
@@ -43,11 +26,11 @@ X = TypeVar("X")
 
 
 @dataclass(frozen=True)
-class Step:
+class LayerPlan:
     """One layer in its place: the shapes of one sample going in and out, and of its parameters."""
 
     name: str
-    layer: Layer
+    layer: spec.Layer
     input: Shape
     output: Shape
     parameters: tuple[tuple[str, Shape], ...] = ()
@@ -58,13 +41,13 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class NetworkPlan:
     """A network whose shapes fit together; `features` is the length of its output vector."""
 
     observation: Space
     encoding: Encoding | None
     """What the first layer gets; None when that is an input layer."""
-    steps: tuple[Step, ...]
+    steps: tuple[LayerPlan, ...]
     features: int
 
     @property
@@ -73,50 +56,53 @@ class Plan:
         return tuple(state for step in self.steps for state in step.states)
 
     def run(
-        self, encode: Callable[[Encoding], X], join: Callable[[Step, list[X]], X], apply: Callable[[Step, X], X]
+        self,
+        encode: Callable[[Encoding], X],
+        join: Callable[[LayerPlan, list[X]], X],
+        apply: Callable[[LayerPlan, X], X],
     ) -> X:
         """The last layer's output: `encode` reads the observation, `join` makes one of several, `apply` is a layer."""
         named: dict[str, X] = {}
         x: Any = None if self.encoding is None else encode(self.encoding)
         for step in self.steps:
-            if isinstance(step.layer, Input):
+            if isinstance(step.layer, spec.Input):
                 read = [encode(each) if isinstance(each, Encoding) else named.get(each, x) for each in step.sources]
                 x = read[0] if len(read) == 1 else join(step, read)
-            elif isinstance(step.layer, Output):
+            elif isinstance(step.layer, spec.Output):
                 named[step.layer.name] = x
             else:
                 x = apply(step, x)
         return x
 
 
-def plan(layers: NetworkSpec | Iterable[Layer], observation: Space) -> Plan:
+def plan(layers: spec.NetworkSpec | Iterable[spec.Layer], observation: Space) -> NetworkPlan:
     """Works out all shapes; a layer that cannot take what it gets is a SpecError that names it."""
-    layers = tuple(layers.root if isinstance(layers, NetworkSpec) else layers)
-    encoding = None if isinstance(layers[0], Input) else encoding_for(layers, observation)
+    layers = tuple(layers.root if isinstance(layers, spec.NetworkSpec) else layers)
+    encoding = None if isinstance(layers[0], spec.Input) else encoding_for(layers, observation)
     shape = None if encoding is None else encoding.shape
     named: dict[str, Shape] = {}
-    steps: list[Step] = []
+    steps: list[LayerPlan] = []
     for index, layer in enumerate(layers):
         name = f"{index}_{layer.type}"
-        if isinstance(layer, Input):
+        if isinstance(layer, spec.Input):
             sources = tuple(
                 _source(index, layer, each, layers[index + 1 :], observation, named) for each in layer.names
             )
             shapes = [_source_shape(each, named, shape) for each in sources]
-            step = Step(name, layer, shapes[0], _joined(index, layer, shapes), sources=sources)
+            step = LayerPlan(name, layer, shapes[0], _joined(index, layer, shapes), sources=sources)
         else:
             assert shape is not None
-            if isinstance(layer, Output):
+            if isinstance(layer, spec.Output):
                 _check_name(index, layer, observation, named)
                 named[layer.name] = shape
             output, parameters = _shapes(index, layer, shape)
-            if isinstance(layer, Embedding):
+            if isinstance(layer, spec.Embedding):
                 _check_embedding(index, layer, encoding if index == 0 else _only_source(steps[-1]))
-            step = Step(name, layer, shape, output, tuple(parameters.items()), _states(name, layer))
+            step = LayerPlan(name, layer, shape, output, tuple(parameters.items()), _states(name, layer))
         steps.append(step)
         shape = step.output
     assert shape is not None
-    return Plan(observation, encoding, tuple(steps), prod(shape))
+    return NetworkPlan(observation, encoding, tuple(steps), prod(shape))
 
 
 def pair(value: int | tuple[int, int], axes: int) -> tuple[int, ...]:
@@ -132,7 +118,7 @@ def padding_of(size: int, window: int, stride: int, padding: str) -> tuple[int, 
     return total // 2, total - total // 2
 
 
-def window_counts(layer: Pool2d, shape: Shape) -> np.ndarray:
+def window_counts(layer: spec.Pool2d, shape: Shape) -> np.ndarray:
     """How many elements inside the image each window of a pool2d sees: [H', W', 1] for an image [H, W, C]."""
     height, width = (
         np.lib.stride_tricks.sliding_window_view(
@@ -143,67 +129,96 @@ def window_counts(layer: Pool2d, shape: Shape) -> np.ndarray:
     return (height[:, None] * width)[:, :, None]
 
 
-def joined_axis(layer: Input, rank: int) -> int:
+def joined_axis(layer: spec.Input, rank: int) -> int:
     """The axis along which samples of this rank are joined, counted from the end."""
     return layer.axis if layer.axis < 0 else layer.axis - rank - 1
 
 
-def _shapes(index: int, layer: Layer, shape: Shape) -> tuple[Shape, dict[str, Shape]]:
+def join(step: LayerPlan, values: list[Any], xp: Any = np) -> Any:
+    """Several inputs [..., *shape] as one; `xp` is numpy or jax.numpy."""
+    layer: Any = step.layer
+    match layer.aggregation_type:
+        case "concat":
+            return xp.concatenate(values, axis=joined_axis(layer, len(step.output)))
+        case "max":
+            return reduce(xp.maximum, values)
+        case "product":
+            return reduce(xp.multiply, values)
+    total = reduce(xp.add, values)
+    return total / np.float32(len(values)) if layer.aggregation_type == "mean" else total
+
+
+def bend(
+    layer: spec.Nonlinearity, params: Mapping[str, Any], x: Any, activate: Callable[[str, Any], Any], xp: Any
+) -> Any:
+    """f(clip(beta x)); swish is the exception that multiplies by x itself. `activate` may overwrite its argument."""
+    beta = params["beta"] if layer.beta == "learn" else np.float32(layer.beta)
+    scaled = x * beta if layer.beta != 1.0 or xp is np else x
+    if layer.max is not None:
+        scaled = xp.minimum(scaled, np.float32(layer.max))
+    if layer.min is not None:
+        scaled = xp.maximum(scaled, np.float32(layer.min))
+    if layer.alpha is not None:
+        return xp.where(scaled >= 0, scaled, np.float32(layer.alpha) * scaled)
+    return activate("sigmoid", scaled) * x if layer.name == "swish" else activate(layer.name, scaled)
+
+
+def _shapes(index: int, layer: spec.Layer, shape: Shape) -> tuple[Shape, dict[str, Shape]]:
     """(output shape, parameter shapes) of one layer that gets `shape`."""
     match layer:
-        case Dense() | Linear():
+        case spec.Dense() | spec.Linear():
             # A dense layer reads all its inputs: an image is flattened on the way in.
             size = layer.size or prod(shape)
-            names = ("kernel", "skip_kernel") if isinstance(layer, Dense) and layer.skip else ("kernel",)
+            names = ("kernel", "skip_kernel") if isinstance(layer, spec.Dense) and layer.skip else ("kernel",)
             kernels: dict[str, Shape] = {name: (prod(shape), size) for name in names}
             biases: dict[str, Shape] = {name.replace("kernel", "bias"): (size,) for name in names if layer.bias}
             return _activated(layer, (size,)), kernels | biases
-        case Conv1d() | Conv2d():
-            axes = 1 if isinstance(layer, Conv1d) else 2
+        case spec.Conv1d() | spec.Conv2d():
+            axes = 1 if isinstance(layer, spec.Conv1d) else 2
             positions = _positions(index, layer, shape, axes)
             kernel = pair(layer.window, axes) + (shape[-1], layer.size)
             parameters: dict[str, Shape] = {"kernel": kernel, **({"bias": (layer.size,)} if layer.bias else {})}
             return _activated(layer, (*positions, layer.size)), parameters
-        case Pool2d():
+        case spec.Pool2d():
             return (*_positions(index, layer, shape, 2), shape[-1]), {}
-        case Embedding():
+        case spec.Embedding():
             return (*shape, layer.size), {"embedding": (layer.indices, layer.size)}
-        case LayerNorm():
+        case spec.LayerNorm():
             return shape, {"scale": shape[-1:], "bias": shape[-1:]}
-        case Nonlinearity():
+        case spec.Nonlinearity():
             return _activated(layer, shape), {"beta": ()} if layer.beta == "learn" else {}
-        case Lstm() | InternalLstm():
+        case spec.Lstm() | spec.InternalLstm():
             gates = 4 * layer.size
             kernels = {"kernel": (prod(shape), gates), "recurrent_kernel": (layer.size, gates)}
             return (layer.size,), kernels | {"bias": (gates,)}
-        case Gru():
+        case spec.Gru():
             gates = 3 * layer.size
             kernels = {"kernel": (prod(shape), gates), "recurrent_kernel": (layer.size, gates)}
             return (layer.size,), kernels | {"bias": (gates,), "recurrent_bias": (layer.size,)}
-        case Custom():
+        case spec.Custom():
             from steppe.policies.custom_layers import module_shapes
 
             return module_shapes(layer, shape)
-        case Dueling():
+        case spec.Dueling():
             way_out = 'leave it out, or make it the last layer of a network for "dqn"'
             _refuse(index, layer, "belongs to the output that the agent adds to the values of actions", way_out)
     return ((prod(shape),) if layer.type == "flatten" else shape), {}
 
 
-def _activated(layer: Layer, shape: Shape) -> Shape:
+def _activated(layer: spec.Layer, shape: Shape) -> Shape:
     """The shape after a layer's nonlinearity."""
-    name = layer.name if isinstance(layer, Nonlinearity) else getattr(layer, "activation", "none")
+    name = layer.name if isinstance(layer, spec.Nonlinearity) else getattr(layer, "activation", "none")
     return (*shape[:-1], 2 * shape[-1]) if name == "crelu" else shape
 
 
-def _states(name: str, layer: Layer) -> tuple[tuple[str, Shape], ...]:
-    if not isinstance(layer, Lstm | InternalLstm | Gru):
+def _states(name: str, layer: spec.Layer) -> tuple[tuple[str, Shape], ...]:
+    if not isinstance(layer, spec.Lstm | spec.InternalLstm | spec.Gru):
         return ()
-    kinds = ("hidden",) if isinstance(layer, Gru) else ("hidden", "cell")
+    kinds = ("hidden",) if isinstance(layer, spec.Gru) else ("hidden", "cell")
     return tuple((f"{name}/{kind}", (layer.size,)) for kind in kinds)
 
 
-def _positions(index: int, layer: Conv1d | Conv2d | Pool2d, shape: Shape, axes: int) -> Shape:
+def _positions(index: int, layer: spec.Conv1d | spec.Conv2d | spec.Pool2d, shape: Shape, axes: int) -> Shape:
     """How many places a window stops at along each axis."""
     if len(shape) != axes + 1:
         wanted = "length x channels" if axes == 1 else "height x width x channels"
@@ -220,7 +235,7 @@ def _positions(index: int, layer: Conv1d | Conv2d | Pool2d, shape: Shape, axes: 
 
 
 def _source(
-    index: int, layer: Input, name: str, after: tuple[Layer, ...], space: Space, named: dict[str, Shape]
+    index: int, layer: spec.Input, name: str, after: tuple[spec.Layer, ...], space: Space, named: dict[str, Shape]
 ) -> Encoding | str:
     """Where the input called `name` comes from."""
     if name in named:
@@ -228,7 +243,7 @@ def _source(
     if name in PREVIOUS and index > 0:
         return PREVIOUS[0]
     parts = {part.name: part for part in space.parts} if isinstance(space, Box) else {}
-    if len(layer.names) > 1 and after and isinstance(after[0], Embedding):
+    if len(layer.names) > 1 and after and isinstance(after[0], spec.Embedding):
         _refuse(index, layer, "joins several inputs before an embedding", "give each embedding one input of its own")
     if name not in parts and name not in PREVIOUS and (parts or name not in WHOLE):
         known = [*parts, *named]
@@ -246,12 +261,12 @@ def _source_shape(source: Encoding | str, named: dict[str, Shape], previous: Sha
     return shape
 
 
-def _only_source(step: Step) -> Encoding | None:
+def _only_source(step: LayerPlan) -> Encoding | None:
     """The observation that comes out of an input layer as it is."""
     return next((each for each in step.sources if isinstance(each, Encoding)), None)
 
 
-def _joined(index: int, layer: Input, shapes: list[Shape]) -> Shape:
+def _joined(index: int, layer: spec.Input, shapes: list[Shape]) -> Shape:
     """The shape of several inputs as one."""
     if len(shapes) == 1:
         return shapes[0]
@@ -276,13 +291,13 @@ def _joined(index: int, layer: Input, shapes: list[Shape]) -> Shape:
     return tuple(joined)
 
 
-def _check_name(index: int, layer: Output, space: Space, named: dict[str, Shape]) -> None:
+def _check_name(index: int, layer: spec.Output, space: Space, named: dict[str, Shape]) -> None:
     parts = [part.name for part in space.parts] if isinstance(space, Box) else []
     if layer.name in (*PREVIOUS, *parts, *named):
         _refuse(index, layer, f'has the name "{layer.name}", which means something else already', "choose another")
 
 
-def _check_embedding(index: int, layer: Embedding, encoding: Encoding | None) -> None:
+def _check_embedding(index: int, layer: spec.Embedding, encoding: Encoding | None) -> None:
     """Refuses an embedding that would look up what it does not have, or what is no number to look up."""
     if encoding is None:
         _refuse(index, layer, "gets features from another layer", "an embedding must be the first layer of its branch")
@@ -304,5 +319,5 @@ def _largest(space: Space) -> int | None:
             return int(max(space.high)) + 1 if np.all(np.isfinite(space.high)) else None
 
 
-def _refuse(index: int, layer: Layer, problem: str, way_out: str) -> NoReturn:
+def _refuse(index: int, layer: spec.Layer, problem: str, way_out: str) -> NoReturn:
     raise SpecError(f"layer {index} ({layer.type}) of the network {problem}; {way_out}")

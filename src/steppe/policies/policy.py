@@ -14,7 +14,7 @@ from steppe.policies import heads, policy_folder
 from steppe.policies.description import PolicyDescription, tensor_shapes
 from steppe.policies.forward import Forward, Layers, State
 from steppe.policies.layers import plan
-from steppe.policies.memory_names import ANYTHING, SEEN
+from steppe.policies.preprocessing import EPISODE_BEGUN, STATE_PREFIX
 from steppe.specs.allowed_modules import AllowedModules
 from steppe.specs.loading.files import shown_path
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
@@ -84,8 +84,8 @@ class Policy:
         state: State = {} if self._forward is None else dict(self._forward.initial_state(lead))
         preprocessing = self.description.preprocessing
         if preprocessing is not None and preprocessing.is_stateful:
-            state |= {SEEN + name: each for name, each in preprocessing.initial(lead).items()}
-            state[ANYTHING] = np.zeros(lead, bool)
+            state |= {STATE_PREFIX + name: each for name, each in preprocessing.initial(lead).items()}
+            state[EPISODE_BEGUN] = np.zeros(lead, bool)
         return state
 
     def advance(
@@ -206,10 +206,12 @@ class Policy:
         if not preprocessing.is_stateful:
             return preprocessing(observations, {}, np.zeros(len(observations), bool))[0], state
         self._check_state(state, len(observations))
-        before = {name.removeprefix(SEEN): each for name, each in state.items() if name.startswith(SEEN)}
-        seen, after = preprocessing(observations, before, ~state[ANYTHING])
-        remembered = {SEEN + name: each for name, each in after.items()}
-        return seen, state | remembered | {ANYTHING: np.ones(len(observations), bool)}
+        before = {
+            name.removeprefix(STATE_PREFIX): each for name, each in state.items() if name.startswith(STATE_PREFIX)
+        }
+        seen, after = preprocessing(observations, before, ~state[EPISODE_BEGUN])
+        remembered = {STATE_PREFIX + name: each for name, each in after.items()}
+        return seen, state | remembered | {EPISODE_BEGUN: np.ones(len(observations), bool)}
 
     def _remembered(self, rows: int) -> State:
         """What `act` knows of the episodes so far; episodes begin where it knows nothing."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from steppe.errors import StorageError, UserError
 from steppe.files.durable import storing, write_atomically
-from steppe.files.tensors import checksum, parse, serialize
+from steppe.files.tensors import check_described, check_version, checksum, parse, serialize_described
 
 FORMAT = "steppe-policy"
 VERSION = 1
@@ -37,10 +37,8 @@ def write(folder: Path, description: dict[str, Any], tensors: dict[str, np.ndarr
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(description, sort_keys=True)
-    sha256 = checksum(text, tensors)
-    metadata = {"format": FORMAT, "version": str(VERSION), "description": text, "sha256": sha256}
-    write_atomically(folder / TENSORS_FILE, serialize(tensors, metadata))
-    manifest = {"format": FORMAT, "version": VERSION, "sha256": sha256, **description}
+    write_atomically(folder / TENSORS_FILE, serialize_described(tensors, text, FORMAT, VERSION))
+    manifest = {"format": FORMAT, "version": VERSION, "sha256": checksum(text, tensors), **description}
     write_atomically(folder / DESCRIPTION_FILE, json.dumps(manifest, indent=2) + "\n")
 
 
@@ -57,11 +55,7 @@ def read(path: Path) -> StoredPolicy:
         raise UserError(f"{file} is damaged: {error}; copy or train it again") from error
     if metadata.get("format") != FORMAT:
         raise UserError(f"{file} is not a Steppe policy")
-    _check_version(metadata.get("version"), file)
-    text = metadata.get("description", "")
-    sha256 = checksum(text, tensors)
-    if sha256 != metadata.get("sha256"):
-        raise UserError(f"{file} is damaged: its checksum does not match; copy or train it again")
+    text, sha256 = check_described(file, metadata, tensors, VERSION, "train")
     return StoredPolicy(file, text, tensors, sha256)
 
 
@@ -76,7 +70,7 @@ def check_manifest(stored: StoredPolicy, description: dict[str, Any]) -> None:
         raise UserError(f"{file} cannot be read: {error}") from error
     if not isinstance(manifest, dict):
         raise UserError(f"{file} does not describe a policy; export the policy again")
-    _check_version(manifest.get("version"), file)
+    check_version(file, manifest.get("version"), VERSION)
     if manifest.get("sha256") == stored.sha256 and {name: manifest.get(name) for name in description} != description:
         raise UserError(
             f"{file} does not describe the tensors beside it; export the policy again instead of editing it"
@@ -91,8 +85,3 @@ def _policy_folder(path: Path) -> Path:
     raise UserError(
         f"there is no policy in {path}; give a folder with {TENSORS_FILE}, or the folder of a run that has saved one"
     )
-
-
-def _check_version(version: Any, file: Path) -> None:
-    if str(version) != str(VERSION):
-        raise UserError(f"{file} has version {version} but this Steppe reads version {VERSION}; upgrade Steppe")

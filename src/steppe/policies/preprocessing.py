@@ -26,21 +26,7 @@ import numpy as np
 from steppe.errors import SpecError
 from steppe.policies.encoding import Shape
 from steppe.policies.images import Resampling, box_within, refuse, resampling
-from steppe.specs.learning.preprocessing import (
-    Clip,
-    Divide,
-    ExpandDims,
-    Flatten,
-    Grayscale,
-    ImageResize,
-    Normalize,
-    PreprocessingSpec,
-    RewardPreprocessingSpec,
-    RunningStandardize,
-    Sequence,
-    Stage,
-    Standardize,
-)
+from steppe.specs.learning import preprocessing as spec
 from steppe.specs.spaces import Box, Space, from_json, to_json
 
 EPSILON = np.float32(1e-6)
@@ -48,6 +34,10 @@ EPSILON = np.float32(1e-6)
 BYTE_SCALE = 255.0
 """What a network divides bytes by: see `steppe.policies.encoding.Encoding`."""
 MOST_STRIDED_COPIES = 32
+STATE_PREFIX = "seen/"
+"""Precedes the names of the preprocessing's arrays in the state of a policy: see `Policy.initial_state`."""
+EPISODE_BEGUN = "anything"
+"""The name of one more part of that state: whether the episode has begun."""
 
 State = dict[str, Any]
 """What the sequences hold of each environment: arrays [N, ...]."""
@@ -59,7 +49,7 @@ Average = Callable[[Any], Any]
 class Preprocessing:
     """The stages for observations of one space; pure, and equal where stages and space are."""
 
-    stages: PreprocessingSpec
+    stages: spec.PreprocessingSpec
     observation: Space
     """What environments give."""
     space: Space = field(init=False, compare=False)
@@ -81,7 +71,7 @@ class Preprocessing:
     @property
     def normalizes(self) -> bool:
         """Whether the agent is to normalise, by running statistics, what comes out."""
-        return any(isinstance(stage, RunningStandardize) for stage in self.stages.root)
+        return any(isinstance(stage, spec.RunningStandardize) for stage in self.stages.root)
 
     @property
     def is_stateful(self) -> bool:
@@ -118,24 +108,24 @@ class Preprocessing:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Preprocessing:
         """The inverse of `to_json`."""
-        return cls(PreprocessingSpec.model_validate(data["stages"]), from_json(data["observation"]))
+        return cls(spec.PreprocessingSpec.model_validate(data["stages"]), from_json(data["observation"]))
 
 
 @dataclass(frozen=True)
 class RewardPreprocessing:
     """The stages for rewards."""
 
-    stages: RewardPreprocessingSpec
+    stages: spec.RewardPreprocessingSpec
 
     @property
     def normalizes(self) -> bool:
         """Whether the agent is to scale what comes out by the running deviation of the return."""
-        return any(isinstance(stage, RunningStandardize) for stage in self.stages.root)
+        return any(isinstance(stage, spec.RunningStandardize) for stage in self.stages.root)
 
     @property
     def spans_rollout(self) -> bool:
         """Whether a result depends on all rewards of its rollout, which only agents that learn from rollouts have."""
-        return any(isinstance(stage, Standardize) for stage in self.stages.root)
+        return any(isinstance(stage, spec.Standardize) for stage in self.stages.root)
 
     def __call__(self, rewards: Any, xp: Any = np, average: Average | None = None) -> Any:
         """Rewards [T, N] of a rollout -> float32 [T, N]; any shape where it does not span the rollout.
@@ -145,11 +135,11 @@ class RewardPreprocessing:
         x = xp.asarray(rewards).astype(np.float32)
         for stage in self.stages.root:
             match stage:
-                case Clip():
+                case spec.Clip():
                     x = xp.clip(x, np.float32(stage.min_value), np.float32(stage.max_value))
-                case Divide():
+                case spec.Divide():
                     x = x / np.float32(stage.scale)
-                case Standardize():
+                case spec.Standardize():
                     x = _standardized(x, tuple(range(x.ndim)), xp, average)
         return x
 
@@ -249,23 +239,23 @@ class Stretch:
 Operation = Resampling | Stack | Reshape | Scale | Hold | Center | Stretch
 
 
-def _plan(stages: tuple[Stage, ...], space: Space) -> tuple[tuple[Operation, ...], Space]:
+def _plan(stages: tuple[spec.Stage, ...], space: Space) -> tuple[tuple[Operation, ...], Space]:
     """The operations and the space after them; a stage that cannot take what it gets is a SpecError that names it."""
     if not stages:
         return (), space
     if not isinstance(space, Box):
         raise SpecError("states_preprocessing computes with numbers, but the observations are choices; remove it")
     for part in space.parts:
-        if part.is_bytes and not all(isinstance(stage, RunningStandardize) for stage in stages):
+        if part.is_bytes and not all(isinstance(stage, spec.RunningStandardize) for stage in stages):
             raise SpecError(
                 f'states_preprocessing would take the bytes of "{part.name}" for plain numbers, because all parts of '
                 "an observation are joined into one vector; remove it, or wrap the environment so that it has one part"
             )
     space = replace(space, dtype=_dtype(space))
     in_bytes = space.dtype == "uint8" and _stay_bytes(stages)
-    numbered = [(i, stage) for i, stage in enumerate(stages) if not (in_bytes and isinstance(stage, Divide))]
+    numbered = [(i, stage) for i, stage in enumerate(stages) if not (in_bytes and isinstance(stage, spec.Divide))]
     operations: list[Operation] = []
-    for is_image, run in groupby(numbered, lambda each: isinstance(each[1], ImageResize | Grayscale)):
+    for is_image, run in groupby(numbered, lambda each: isinstance(each[1], spec.ImageResize | spec.Grayscale)):
         if is_image:
             image_operation, space = resampling(run, space, in_bytes)
             operations.append(image_operation)
@@ -280,52 +270,52 @@ def _dtype(space: Space) -> str:
     return "uint8" if space.dtype == "uint8" else "float32"
 
 
-def _stay_bytes(stages: tuple[Stage, ...]) -> bool:
+def _stay_bytes(stages: tuple[spec.Stage, ...]) -> bool:
     """Whether bytes can stay bytes through all stages, with a division by 255 left to the network."""
     for stage in stages:
         match stage:
-            case Divide() if stage.scale != BYTE_SCALE:
+            case spec.Divide() if stage.scale != BYTE_SCALE:
                 return False
-            case Grayscale() if min(stage.weights) < 0 or sum(stage.weights) > 1 + 1e-6:
+            case spec.Grayscale() if min(stage.weights) < 0 or sum(stage.weights) > 1 + 1e-6:
                 return False
-            case Clip() | Standardize() | Normalize() | RunningStandardize():
+            case spec.Clip() | spec.Standardize() | spec.Normalize() | spec.RunningStandardize():
                 return False
-    return sum(isinstance(stage, Divide) for stage in stages) <= 1
+    return sum(isinstance(stage, spec.Divide) for stage in stages) <= 1
 
 
-def _operation(index: int, stage: Stage, space: Box) -> tuple[Operation, Box]:
+def _operation(index: int, stage: spec.Stage, space: Box) -> tuple[Operation, Box]:
     """One stage that is not about images, and the space after it."""
     low, high = space.bounds()
     match stage:
-        case Sequence():
+        case spec.Sequence():
             stack = Stack(f"{index}_sequence", space.shape, stage.length, stage.add_rank, space.dtype)
             low, high = (stack.filled(bound[..., None] if stage.add_rank else bound) for bound in (low, high))
             return stack, box_within(low, high, space.dtype)
-        case Flatten() if len(space.shape) == 1:
+        case spec.Flatten() if len(space.shape) == 1:
             return Reshape(space.shape), space
-        case Flatten():
+        case spec.Flatten():
             return Reshape((space.size,)), box_within(low.reshape(-1), high.reshape(-1), space.dtype)
-        case ExpandDims():
+        case spec.ExpandDims():
             rank = len(space.shape)
             if not -rank - 1 <= stage.axis <= rank:
                 refuse(index, stage, f"gets shape {space.shape}", f"its axis must lie in {-rank - 1} .. {rank}")
             low, high = (np.expand_dims(bound, stage.axis) for bound in (low, high))
             return Reshape(low.shape), box_within(low, high, space.dtype)
-        case Divide():
+        case spec.Divide():
             return Scale(stage.scale), box_within(low / stage.scale, high / stage.scale, "float32")
-        case Clip():
+        case spec.Clip():
             low, high = (np.clip(bound, stage.min_value, stage.max_value) for bound in (low, high))
             return Hold(stage.min_value, stage.max_value), box_within(low, high, "float32")
-        case Standardize() | Normalize():
+        case spec.Standardize() | spec.Normalize():
             if space.size < 2:
                 way_out = 'use "running_standardize", which compares it with earlier ones'
                 refuse(index, stage, "makes 0 of every observation that is a single number", way_out)
-            if isinstance(stage, Normalize):
+            if isinstance(stage, spec.Normalize):
                 return Stretch(), Box(space.shape, (0.0,), (1.0,))
             # One number differs from n - 1 equal ones: no other set of numbers has a larger deviation.
             largest = sqrt(space.size - 1)
             return Center(), Box(space.shape, (-largest,), (largest,))
-        case RunningStandardize():
+        case spec.RunningStandardize():
             if space.is_image:
                 refuse(index, stage, f"gets an image of shape {space.shape}", "remove it; the network scales images")
             return Scale(1.0), replace(space, dtype="float32")

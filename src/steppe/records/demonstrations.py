@@ -17,7 +17,7 @@ import numpy as np
 from steppe.errors import StorageError, UserError
 from steppe.files import bundles
 from steppe.files.durable import storing, write_atomically
-from steppe.files.tensors import checksum, parse, serialize
+from steppe.files.tensors import check_described, parse, serialize_described
 from steppe.policies.preprocessing import Preprocessing
 from steppe.specs.loading.files import find_project, shown_path
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space, from_json, to_json
@@ -63,9 +63,7 @@ class Demonstrations:
             "mean_return": float(self.mean_return),
         }
         text = json.dumps(description, sort_keys=True)
-        digest = checksum(text, self.arrays)
-        metadata = {"format": FORMAT, "version": str(VERSION), "description": text, "sha256": digest}
-        write_atomically(path, serialize(self.arrays, metadata))
+        write_atomically(path, serialize_described(self.arrays, text, FORMAT, VERSION))
         return path
 
     def fitting(self, observation: Space, action: Space, where: str) -> Demonstrations:
@@ -138,12 +136,7 @@ def _understood(data: bytes, shown: str) -> Demonstrations:
         raise UserError(f"{shown} holds no demonstrations, or they are damaged ({error}); record them again") from error
     if metadata.get("format") != FORMAT:
         raise UserError(f"{shown} holds no demonstrations; record some with: steppe record")
-    if metadata.get("version") != str(VERSION):
-        found = metadata.get("version")
-        raise UserError(f"{shown} has version {found} but this Steppe reads version {VERSION}; upgrade Steppe")
-    text = metadata.get("description", "")
-    if checksum(text, arrays) != metadata.get("sha256"):
-        raise UserError(f"{shown} is damaged: its checksum does not match; copy or record it again")
+    text, _ = check_described(shown, metadata, arrays, VERSION, "record")
     try:
         about = json.loads(text)
         environment, mean_return = str(about["environment"]), float(about["mean_return"])

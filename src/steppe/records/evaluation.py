@@ -22,6 +22,7 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 """How often an interval that is made in this way should hold the true mean."""
 _DRAWN_AT_ONCE = 1_000_000
+_FIGURES = ("episodes", "seed", "greedy", "mean", "deviation", "iqm", "interval", "min", "max", "mean_length")
 
 
 @dataclass(frozen=True)
@@ -84,22 +85,9 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Every figure, and every return and length."""
-        return {
-            "environment": self.environment,
-            "timestep": self.timestep,
-            "episodes": self.episodes,
-            "seed": self.seed,
-            "greedy": self.greedy,
-            "mean": self.mean,
-            "deviation": self.deviation,
-            "iqm": self.iqm,
-            "interval": list(self.interval),
-            "min": self.min,
-            "max": self.max,
-            "mean_length": self.mean_length,
-            "returns": list(self.returns),
-            "lengths": list(self.lengths),
-        }
+        figures = {name: getattr(self, name) for name in _FIGURES} | {"interval": list(self.interval)}
+        played = {"environment": self.environment, "timestep": self.timestep}
+        return played | figures | {"returns": list(self.returns), "lengths": list(self.lengths)}
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from urllib.parse import quote
 from steppe.errors import StorageError
 from steppe.files.durable import write_atomically
 from steppe.records import charts, page
-from steppe.records.scores import Score
-from steppe.records.settings import Group, Setting, groups_of, knows_defaults
+from steppe.records.evaluation_score import Score, finite_number, is_finite
+from steppe.records.settings import RunSetting, SettingGroup, groups_of, knows_defaults
 from steppe.tracking.metrics import read_metrics
 
 FILE = "report.html"
@@ -51,7 +51,7 @@ _FILES = (
 
 
 @dataclass(frozen=True)
-class _Run:
+class _ReportedRun:
     folder: Path
     experiment: dict[str, Any]
     status: dict[str, Any]
@@ -67,11 +67,11 @@ class _Run:
         return [
             (float(record["timestep"]), float(record[metric]))
             for record in self.records
-            if _is_number(record.get("timestep")) and _is_number(record.get(metric))
+            if is_finite(record.get("timestep")) and is_finite(record.get(metric))
         ]
 
     def last(self, metric: str) -> float | None:
-        return next((r[metric] for r in reversed(self.records) if _is_number(r.get(metric))), None)
+        return next((r[metric] for r in reversed(self.records) if is_finite(r.get(metric))), None)
 
 
 def write_report(folder: str | Path) -> Path:
@@ -85,7 +85,7 @@ def write_report(folder: str | Path) -> Path:
     experiment, status, policy = (
         _read(folder / name) for name in ("experiment.json", "status.json", "policy/policy.json")
     )
-    run = _Run(folder, experiment, status, policy, records, resumes)
+    run = _ReportedRun(folder, experiment, status, policy, records, resumes)
     body = "".join(
         [
             _header(run),
@@ -104,7 +104,7 @@ def write_report(folder: str | Path) -> Path:
     return path
 
 
-def _header(run: _Run) -> str:
+def _header(run: _ReportedRun) -> str:
     state = str(run.status.get("state") or "")
     badge = f'<span class="state {_STATES.get(state, "wait")}">{escape(state)}</span>' if state else ""
     what = " on ".join(filter(None, [_named(run.experiment.get("agent")), _named(run.experiment.get("environment"))]))
@@ -114,7 +114,7 @@ def _header(run: _Run) -> str:
     return f'<header><h1>{escape(run.name)}</h1><p>{badge}<span class="soft">{escape(what)}</span></p>{said}</header>'
 
 
-def _tiles(run: _Run) -> str:
+def _tiles(run: _ReportedRun) -> str:
     returns = run.series("mean_return")
     best = max((y for _, y in returns), default=None)
     goal = _goal(run)
@@ -138,7 +138,7 @@ def _tiles(run: _Run) -> str:
     return f'<dl class="tiles">{"".join(tiles)}</dl>\n'
 
 
-def _evaluation(run: _Run) -> list[str]:
+def _evaluation(run: _ReportedRun) -> list[str]:
     """What the policy is worth by the newest evaluation, beside what was reached while learning."""
     found = Score.read(run.status.get("evaluation"))
     if found is None:
@@ -159,7 +159,7 @@ def _window(episodes: float | None) -> str:
     return ", last episode" if episodes == 1 else f", last {min(int(episodes), _WINDOW)} episodes"
 
 
-def _learning_curve(run: _Run) -> str:
+def _learning_curve(run: _ReportedRun) -> str:
     marks = run.series("evaluation_return")
     chart = charts.Chart(
         name="mean return",
@@ -183,14 +183,14 @@ def _learning_curve(run: _Run) -> str:
     return legend + charts.draw(chart, charts.LARGE, charts.TALL) + _numbers(run)
 
 
-def _numbers(run: _Run) -> str:
+def _numbers(run: _ReportedRun) -> str:
     names = [name for name in ("mean_return", "mean_length", "evaluation_return") if run.last(name) is not None]
-    rows = [r for r in run.records if _is_number(r.get("timestep")) and any(_is_number(r.get(n)) for n in names)]
+    rows = [r for r in run.records if is_finite(r.get("timestep")) and any(is_finite(r.get(n)) for n in names)]
     if not rows:
         return ""
-    evaluated = [i for i, row in enumerate(rows) if _is_number(row.get("evaluation_return"))]
+    evaluated = [i for i, row in enumerate(rows) if is_finite(row.get("evaluation_return"))]
     shown = sorted({*_spaced(range(len(rows))), *_spaced(evaluated)})
-    cells = [[page.number(_number(rows[i].get(name))) for name in ("timestep", "episode", *names)] for i in shown]
+    cells = [[page.number(finite_number(rows[i].get(name))) for name in ("timestep", "episode", *names)] for i in shown]
     head = ["timestep", "episode", *map(page.words, names)]
     return f"<details><summary>The numbers</summary>{page.columns(head, cells, numbers=len(head))}</details>"
 
@@ -200,8 +200,8 @@ def _spaced(indices: Sequence[int]) -> Sequence[int]:
     return indices[::-1][:: -(-len(indices) // _TABLE_ROWS) or 1]
 
 
-def _small_charts(run: _Run) -> str:
-    names = [name for record in run.records for name, value in record.items() if _is_number(value)]
+def _small_charts(run: _ReportedRun) -> str:
+    names = [name for record in run.records for name, value in record.items() if is_finite(value)]
     ordered = [name for name in dict.fromkeys((*_FIRST, *names)) if name not in _NOT_DRAWN and run.series(name)]
     end = _timesteps(run) or 0.0
     figures = [
@@ -215,7 +215,7 @@ def _small_charts(run: _Run) -> str:
     return f'<p class="soft">Over the timesteps of the run.</p><div class="small">{"".join(figures)}</div>'
 
 
-def _video(run: _Run) -> str:
+def _video(run: _ReportedRun) -> str:
     films = [path for path in (run.folder / "videos").glob("*.gif") if path.is_file()]
     videos = sorted(films, key=lambda path: (path.stat().st_mtime, path.name))
     if not videos:
@@ -231,7 +231,7 @@ def _video(run: _Run) -> str:
     )
 
 
-def _settings(run: _Run) -> str:
+def _settings(run: _ReportedRun) -> str:
     if not run.experiment:
         return '<p class="nothing">experiment.json is missing or cannot be read.</p>'
     said = "" if knows_defaults(run.experiment) else '<p class="soft">As written in experiment.json.</p>'
@@ -242,7 +242,7 @@ def _settings(run: _Run) -> str:
     return said + _setting_groups(groups_of(run.experiment, run.policy)) + fold
 
 
-def _setting_groups(groups: list[Group]) -> str:
+def _setting_groups(groups: list[SettingGroup]) -> str:
     tables = []
     for group in groups:
         rows = [(_title(each.name), _value(each), each.is_given) for each in group.settings]
@@ -255,16 +255,16 @@ def _title(path: str) -> str:
     return " · ".join(page.words(part.replace(" ", "\u00a0")) for part in path.split("."))
 
 
-def _value(each: Setting) -> str:
+def _value(each: RunSetting) -> str:
     return str(each.value) if each.name == "seed" else page.setting(each.value)
 
 
-def _timings(run: _Run) -> str:
+def _timings(run: _ReportedRun) -> str:
     spent, timesteps = _seconds(run), _timesteps(run)
-    finished = _number(run.status.get("finished"))
+    finished = finite_number(run.status.get("finished"))
     moments = {
-        "started": _number(run.status.get("started")),
-        "ended" if finished else "last sign of life": finished or _number(run.status.get("heartbeat")),
+        "started": finite_number(run.status.get("started")),
+        "ended" if finished else "last sign of life": finished or finite_number(run.status.get("heartbeat")),
     }
     rows = [(name, page.moment(moment)) for name, moment in moments.items() if moment]
     if spent:
@@ -277,7 +277,7 @@ def _timings(run: _Run) -> str:
     return '<p class="nothing">Nothing has been recorded yet.</p>'
 
 
-def _files(run: _Run) -> str:
+def _files(run: _ReportedRun) -> str:
     found = [(run.folder / name, about) for name, about in _FILES]
     found += [(path, "an episode") for path in sorted((run.folder / "videos").glob("*")) if path.is_file()]
     rows = [
@@ -292,33 +292,33 @@ def _files(run: _Run) -> str:
     return page.columns(["file", "what it is", "size"], rows, numbers=1) if rows else ""
 
 
-def _again(run: _Run) -> str:
+def _again(run: _ReportedRun) -> str:
     # Another run of the same seed is none of the group's.
     alone = ("--set", "group=null") if run.experiment.get("group") else ()
     line = page.command("steppe", "train", "-f", "experiment.json", "-n", f"{run.name}-again", *alone)
     return f"<p>With a copy of this run's experiment.json beside you:</p>{line}"
 
 
-def _seconds(run: _Run) -> float | None:
+def _seconds(run: _ReportedRun) -> float | None:
     """Spent training, over all starts: pauses and work that a resume did again are not counted."""
-    return _number(run.status.get("seconds")) or None
+    return finite_number(run.status.get("seconds")) or None
 
 
-def _speed(run: _Run) -> float | None:
+def _speed(run: _ReportedRun) -> float | None:
     speeds = [y for _, y in run.series("steps_per_second")]
     return statistics.median(speeds) if speeds else None
 
 
-def _timesteps(run: _Run) -> float | None:
-    return max((r["timestep"] for r in run.records if _is_number(r.get("timestep"))), default=None)
+def _timesteps(run: _ReportedRun) -> float | None:
+    return max((r["timestep"] for r in run.records if is_finite(r.get("timestep"))), default=None)
 
 
-def _resumes(run: _Run) -> str:
+def _resumes(run: _ReportedRun) -> str:
     return {0: "", 1: "resumed once"}.get(run.resumes, f"resumed {run.resumes} times")
 
 
-def _goal(run: _Run) -> float | None:
-    return _number(run.experiment.get("stop_at_return"))
+def _goal(run: _ReportedRun) -> float | None:
+    return finite_number(run.experiment.get("stop_at_return"))
 
 
 def _named(spec: Any) -> str:
@@ -327,7 +327,7 @@ def _named(spec: Any) -> str:
     return str(spec) if spec else ""
 
 
-def _link(run: _Run, path: Path) -> str:
+def _link(run: _ReportedRun, path: Path) -> str:
     # The "./" keeps a name with a colon from being read as an address.
     return escape("./" + quote(path.relative_to(run.folder).as_posix()) + "/" * path.is_dir())
 
@@ -359,12 +359,3 @@ def _listed(value: Any) -> list[Any]:
 def _sentence(text: Any) -> str:
     words = str(text)
     return words[:1].upper() + words[1:].rstrip(".") + "."
-
-
-def _number(value: Any) -> float | None:
-    return value if _is_number(value) else None
-
-
-def _is_number(value: Any) -> bool:
-    # read_metrics gives no NaN, but a line such as 1e999 is an infinity all the same.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300

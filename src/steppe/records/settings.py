@@ -26,7 +26,7 @@ _PARTS = ("agent", "network", "environment")
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunSetting:
     """One setting: `name` is its path within its group."""
 
     name: str
@@ -36,11 +36,11 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Group:
+class SettingGroup:
     """Settings that belong together: those of the agent, the network, the environment, the experiment, a section."""
 
     name: str
-    settings: tuple[Setting, ...]
+    settings: tuple[RunSetting, ...]
 
 
 def knows_defaults(experiment: Json) -> bool:
@@ -48,7 +48,7 @@ def knows_defaults(experiment: Json) -> bool:
     return bool(_object(experiment.get(EFFECTIVE)))
 
 
-def groups_of(experiment: Json, policy: Json | None = None, *, everything: bool = False) -> list[Group]:
+def groups_of(experiment: Json, policy: Json | None = None, *, everything: bool = False) -> list[SettingGroup]:
     """The groups that have anything to show.
 
     Without `everything` they leave out what is not set, and what has no part in a run of this run mode, platform and
@@ -61,19 +61,19 @@ def groups_of(experiment: Json, policy: Json | None = None, *, everything: bool 
     def is_shown(path: str, value: Any) -> bool:
         return everything or path in given or not (_is_unset(value) or path in idle)
 
-    def group(name: str, rows: Iterator[tuple[str, Any]], prefix: str) -> Group:
+    def group(name: str, rows: Iterator[tuple[str, Any]], prefix: str) -> SettingGroup:
         settings = (
-            Setting(path, value, f"{prefix}{path}" in given)
+            RunSetting(path, value, f"{prefix}{path}" in given)
             for path, value in rows
             if is_shown(f"{prefix}{path}", value)
         )
-        return Group(name, tuple(settings))
+        return SettingGroup(name, tuple(settings))
 
     groups = [group("agent", _flat(_object(effective.get("agent")) or _agent(experiment)), "agent.")]
     network = effective.get("network") if effective else None
     layers = experiment.get("network") or (policy or {}).get("network")
     rows = _network_rows(network if isinstance(network, dict) else {"layers": layers}, "network" in given, everything)
-    groups.append(Group("network", tuple(rows)))
+    groups.append(SettingGroup("network", tuple(rows)))
     environment = _object(effective.get("environment")) or experiment.get("environment")
     groups.append(group("environment", _environment_rows(environment), "environment."))
     groups.append(_experiment_group(experiment, effective, given, everything))
@@ -81,12 +81,12 @@ def groups_of(experiment: Json, policy: Json | None = None, *, everything: bool 
         if isinstance(value, dict) and name not in (*_PARTS, EFFECTIVE):
             section = group(name, _flat(value), f"{name}.")
             if not (everything or _applies(name, experiment)):
-                section = Group(name, tuple(each for each in section.settings if each.is_given))
+                section = SettingGroup(name, tuple(each for each in section.settings if each.is_given))
             groups.append(section)
     return [each for each in groups if each.settings]
 
 
-def _experiment_group(experiment: Json, effective: Json, given: set[str], everything: bool) -> Group:
+def _experiment_group(experiment: Json, effective: Json, given: set[str], everything: bool) -> SettingGroup:
     """The fields of the experiment itself, with its limits as they hold."""
     limits = _object(effective.get("limits"))
     told = {*_NO_SETTINGS, *(_OF_ENVIRONMENT if effective else ())}
@@ -98,8 +98,8 @@ def _experiment_group(experiment: Json, effective: Json, given: set[str], everyt
             continue
         is_idle = _is_unset(value) or not _applies(name, experiment)
         if everything or (name not in told and (is_given or not is_idle)):
-            settings.append(Setting(name, value, is_given))
-    return Group("experiment", tuple(settings))
+            settings.append(RunSetting(name, value, is_given))
+    return SettingGroup("experiment", tuple(settings))
 
 
 def _applies(name: str, experiment: Json) -> bool:
@@ -117,14 +117,14 @@ def _applies(name: str, experiment: Json) -> bool:
     return True
 
 
-def _network_rows(network: Json, is_given: bool, everything: bool) -> Iterator[Setting]:
+def _network_rows(network: Json, is_given: bool, everything: bool) -> Iterator[RunSetting]:
     for number, layer in enumerate(_list(network.get("layers")), 1):
         if isinstance(layer, dict) and not everything:
             layer = {name: value for name, value in layer.items() if value and (name, value) != ("bias", True)}
-        yield Setting(f"layer {number}", layer, is_given)
+        yield RunSetting(f"layer {number}", layer, is_given)
     for name, value in network.items():
         if name != "layers":
-            yield Setting(name, value, False)
+            yield RunSetting(name, value, False)
 
 
 def _environment_rows(environment: Any) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from steppe.errors import CheckpointError
-from steppe.memories import ReplayState, held, put_back
+from steppe.memories import ReplayState, compact, restore
 from steppe.runners import keys
 
 
@@ -20,7 +20,7 @@ def to_arrays(tree: Any) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree, _is_memory)[0]:
         if _is_memory(leaf):
-            inner = jax.tree_util.tree_flatten_with_path(held(leaf))[0]
+            inner = jax.tree_util.tree_flatten_with_path(compact(leaf))[0]
             arrays |= {_name((*path, *below)): array for below, array in inner}
         else:
             arrays[_name(path)] = np.array(jax.random.key_data(leaf) if keys.is_key(leaf) else leaf)
@@ -52,7 +52,7 @@ def _memory(name: str, template: ReplayState, arrays: dict[str, np.ndarray]) -> 
     like = template if has_frames else template._replace(frames=())
     saved = jax.tree_util.tree_map_with_path(lambda path, _: _found(f"{name}/{_name(path)}", arrays), like)
     try:
-        return put_back(template, saved)
+        return restore(template, saved)
     except ValueError as error:
         raise CheckpointError(
             f'the checkpoint\'s "{name}" does not fit: {error}; it was made by an experiment with other settings'

@@ -44,7 +44,7 @@ def _leave_onnx(spec: ExperimentSpec, policy: Policy, folder: Path) -> None:
 
 
 def _leave_video(spec: ExperimentSpec, policy: Policy, folder: Path) -> None:
-    from steppe.envs.rendering import record_episode
+    from steppe.envs.episode_recording import record_episode
     from steppe.records.video import write_gif
 
     start = getattr(policy.description.action, "start", 0)

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from steppe import agents
 from steppe.agents import agent_class, make
-from steppe.envs.limits import notices_of_limit
-from steppe.envs.registry import DEFAULT_EPISODE_LIMIT, has_twin, make_jax, only_runs_compiled, plays_atari
+from steppe.envs.registry import (
+    DEFAULT_EPISODE_LIMIT,
+    has_compiled,
+    make_compiled,
+    notices_of_limit,
+    only_runs_compiled,
+    plays_atari,
+)
 from steppe.errors import UserError
 from steppe.runners.compilation import prepare_jax, shards_for
 from steppe.runners.ignored_fields import ignored_fields
@@ -17,7 +23,7 @@ from steppe.specs.experiment import ExperimentSpec
 
 if TYPE_CHECKING:
     from steppe.agents._base import Situation
-    from steppe.envs._base import JaxEnv
+    from steppe.envs._base import CompiledEnv
     from steppe.policies.preprocessing import Preprocessing
     from steppe.runners._base import Engine
     from steppe.specs.environment import EnvironmentSpec
@@ -99,7 +105,7 @@ def runs_compiled(spec: ExperimentSpec) -> bool:
 
 
 def _could_be_compiled(environment: EnvironmentSpec) -> bool:
-    return environment.backend == "auto" and has_twin(environment.id)
+    return environment.backend == "auto" and has_compiled(environment.id)
 
 
 def num_envs_of(spec: ExperimentSpec) -> int:
@@ -112,7 +118,6 @@ def check_object(spec: ExperimentSpec) -> None:
     environment = spec.environment
     if not any(id.startswith(IN_PROCESS) for id in (environment.id, *(each["type"] for each in environment.wrappers))):
         return
-    from steppe.envs.gymnasium.given_wrappers import check_named
     from steppe.envs.gymnasium.in_process import check_kind_of_run
 
     mode, vectorization, num_envs = spec.run_mode, environment.vectorization, num_envs_of(spec)
@@ -129,8 +134,7 @@ def check_object(spec: ExperimentSpec) -> None:
     needs_name, needs_several = (
         next((what for what, is_so in reasons.items() if is_so), None) for reasons in (by_name, several)
     )
-    check_kind_of_run(environment.id, needs_name, needs_several)
-    check_named(environment, needs_name)
+    check_kind_of_run(environment, needs_name, needs_several)
 
 
 def shards_of(spec: ExperimentSpec, cores: int | None = None) -> int:
@@ -178,7 +182,7 @@ def make_engine(spec: ExperimentSpec, shards: int | None = None, xla_threads: in
 def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine:
     from steppe.runners.engines.compiled.engine import CompiledEngine
 
-    env: JaxEnv = make_jax(spec.environment)
+    env: CompiledEnv = make_compiled(spec.environment)
     if spec.repeat_actions > 1:
         from steppe.envs.compiled.repeated import Repeated
 
@@ -198,15 +202,15 @@ def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine
 
 
 def _host_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine:
-    from steppe.envs.host import HostEnvs
+    from steppe.envs.gymnasium.vector import GymnasiumEnvs
     from steppe.runners.engines.host.engine import HostEngine
 
     limit = spec.max_timesteps_per_episode
-    envs: Any = HostEnvs(spec.environment, num_envs, limit, spec.repeat_actions)
+    envs: Any = GymnasiumEnvs(spec.environment, num_envs, limit, spec.repeat_actions)
     if limit is None and envs.max_episode_steps is None:
         envs.close()
         limit = DEFAULT_EPISODE_LIMIT
-        envs = HostEnvs(spec.environment, num_envs, limit, spec.repeat_actions)
+        envs = GymnasiumEnvs(spec.environment, num_envs, limit, spec.repeat_actions)
     try:
         preprocessing = preprocessing_of(spec, envs.observation_space)
         if preprocessing is not None:

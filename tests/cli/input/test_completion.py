@@ -66,7 +66,7 @@ def test_its_lists_are_those_of_their_origins() -> None:
 
     fields = ExperimentSpec.model_fields
     assert set(completion.AGENTS) == set(agents.names())
-    assert list(completion.COMPILED) == registry.known_ids()
+    assert list(completion.COMPILED) == registry.compiled_ids()
     assert completion.PROJECT_FILES == (files.PROJECT_FILE, files.OLD_PROJECT_FILE)
     assert completion.LOOSE_RUNS == projects.LOOSE_RUNS
     assert completion.SPEC_FILE == projects.SPEC_FILE

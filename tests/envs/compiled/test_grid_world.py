@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from steppe.envs.compiled.grid_world import GridWorld, GridWorldState
-from steppe.envs.registry import make_jax
+from steppe.envs.registry import make_compiled
 from steppe.errors import SpecError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Discrete
@@ -84,7 +84,7 @@ def test_defaults_depend_on_the_size() -> None:
 )
 def test_an_impossible_grid_is_refused_with_its_reason(settings: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        make_jax(EnvironmentSpec(id="GridWorld-v0", settings=settings))
+        make_compiled(EnvironmentSpec(id="GridWorld-v0", settings=settings))
 
 
 def test_a_start_or_goal_that_is_drawn_anyway_may_lie_under_a_wall() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from steppe.envs.gymnasium.atari import AtariSettings
-from steppe.envs.gymnasium.making import make_env
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.factory import make_env
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import EnvironmentFault, SpecError, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Discrete
@@ -51,7 +51,7 @@ def close(first: np.ndarray, second: np.ndarray) -> bool:
 def test_the_learner_sees_lost_lives_and_clipped_rewards_and_the_score_is_of_whole_games(game: str, steps: int) -> None:
     rng = np.random.default_rng(3)
     references = [Reference(spec(game, **CERTAIN)) for _ in range(2)]
-    with HostEnvs(spec(game, **CERTAIN), 2) as envs:
+    with GymnasiumEnvs(spec(game, **CERTAIN), 2) as envs:
         assert envs.observation_space == Box((4, 84, 84), (0.0,), (255.0,), "uint8")
         assert envs.max_episode_steps == 27_000
         seen = envs.reset(0)
@@ -75,7 +75,10 @@ def test_the_learner_sees_lost_lives_and_clipped_rewards_and_the_score_is_of_who
 
 
 def test_the_last_observation_of_a_game_is_not_the_first_of_the_next() -> None:
-    with HostEnvs(spec("Pong", **CERTAIN, max_frames=400), 2) as envs, HostEnvs(spec("Pong", **CERTAIN), 2) as longer:
+    with (
+        GymnasiumEnvs(spec("Pong", **CERTAIN, max_frames=400), 2) as envs,
+        GymnasiumEnvs(spec("Pong", **CERTAIN), 2) as longer,
+    ):
         first = envs.reset(0).copy()
         longer.reset(0)
         for t in range(1, 101):
@@ -90,7 +93,7 @@ def test_the_last_observation_of_a_game_is_not_the_first_of_the_next() -> None:
 def test_games_are_cut_one_by_one_and_the_others_play_on() -> None:
     rng = np.random.default_rng(0)
     lengths = np.zeros(3, int)
-    with HostEnvs(spec(**CERTAIN), 3, max_timesteps_per_episode=150) as envs:
+    with GymnasiumEnvs(spec(**CERTAIN), 3, max_timesteps_per_episode=150) as envs:
         envs.reset(0)
         seen = []
         for _ in range(600):
@@ -103,7 +106,7 @@ def test_games_are_cut_one_by_one_and_the_others_play_on() -> None:
 
 
 def test_a_game_without_episodic_life_ends_only_at_its_end() -> None:
-    with HostEnvs(spec(**CERTAIN, episodic_life=False, clip_rewards=False), 1) as envs:
+    with GymnasiumEnvs(spec(**CERTAIN, episodic_life=False, clip_rewards=False), 1) as envs:
         envs.reset(0)
         ends = 0
         for t in range(300):
@@ -115,11 +118,11 @@ def test_a_game_without_episodic_life_ends_only_at_its_end() -> None:
 
 
 def test_seeds_fix_the_sticky_actions_and_the_first_frames() -> None:
-    def play(envs: HostEnvs, seed: int) -> np.ndarray:
+    def play(envs: GymnasiumEnvs, seed: int) -> np.ndarray:
         frames = [envs.reset(seed).copy()]
         return np.stack(frames + [envs.step(np.array([2, 3])).observations for _ in range(60)])
 
-    with HostEnvs(spec(), 2) as envs:
+    with GymnasiumEnvs(spec(), 2) as envs:
         first = play(envs, 5)
         np.testing.assert_array_equal(play(envs, 5), first)
         assert np.any(play(envs, 6) != first)
@@ -129,7 +132,7 @@ def test_seeds_fix_the_sticky_actions_and_the_first_frames() -> None:
 def test_colours_of_all_frames_lie_in_the_last_axis() -> None:
     coloured = spec("SpaceInvaders", **CERTAIN, grayscale=False, frame_stack=2, height=42, width=40)
     reference = Reference(coloured)
-    with HostEnvs(coloured, 1) as envs:
+    with GymnasiumEnvs(coloured, 1) as envs:
         assert envs.observation_space.shape == (42, 40, 6)
         assert close(envs.reset(0)[0], reference.reset())
         for action in (1, 2, 3, 1, 2):
@@ -137,9 +140,9 @@ def test_colours_of_all_frames_lie_in_the_last_axis() -> None:
 
 
 def test_all_actions_are_offered_where_asked_for() -> None:
-    with HostEnvs(spec(full_action_space=True, threads=1), 1) as envs:
+    with GymnasiumEnvs(spec(full_action_space=True, threads=1), 1) as envs:
         assert envs.action_space == Discrete(18)
-    with HostEnvs(spec(), 1) as envs:
+    with GymnasiumEnvs(spec(), 1) as envs:
         assert envs.action_space == Discrete(4)
 
 
@@ -155,11 +158,11 @@ def test_all_actions_are_offered_where_asked_for() -> None:
 )
 def test_mistakes_are_named(changed: dict, arguments: dict, message: str) -> None:
     with pytest.raises((SpecError, UserError), match=message):
-        HostEnvs(EnvironmentSpec(**{"id": "ALE/Breakout-v5"} | changed), 2, **arguments)
+        GymnasiumEnvs(EnvironmentSpec(**{"id": "ALE/Breakout-v5"} | changed), 2, **arguments)
 
 
 def test_what_the_emulator_raises_is_a_fault() -> None:
-    with HostEnvs(spec(), 2) as envs:
+    with GymnasiumEnvs(spec(), 2) as envs:
         envs.reset(0)
         envs.step(np.array([0, 1]))
         with pytest.raises(EnvironmentFault, match=r'"ALE/Breakout-v5" at step 2: raised'):
@@ -168,7 +171,7 @@ def test_what_the_emulator_raises_is_a_fault() -> None:
 
 def test_the_gymnasium_backend_gives_whole_frames_as_the_old_class_did() -> None:
     old = EnvironmentSpec(type="tensorforce.contrib.openai_gym.OpenAIGym", gym_id="SpaceInvaders-v0")
-    with HostEnvs(old, 2) as envs:
+    with GymnasiumEnvs(old, 2) as envs:
         assert envs.observation_space == Box((210, 160, 3), (0.0,), (255.0,), "uint8")
         assert envs.action_space == Discrete(6)
         assert envs.max_episode_steps == 54_000
@@ -184,7 +187,7 @@ def test_the_gymnasium_backend_gives_whole_frames_as_the_old_class_did() -> None
 def test_a_lost_life_ends_and_is_punished_as_the_old_ale_class_did_it() -> None:
     old = {"type": "tensorforce.contrib.ale.ALE", "rom": "roms/breakout.bin", "frame_skip": 4}
     old |= {"loss_of_life_termination": True, "loss_of_life_reward": -5}
-    with HostEnvs(EnvironmentSpec(**old), 1) as envs:
+    with GymnasiumEnvs(EnvironmentSpec(**old), 1) as envs:
         envs.reset(0)
         steps = [(step.terminated[0], step.rewards[0]) for step in (envs.step(np.array([t % 2])) for t in range(80))]
         assert {is_end for is_end, _ in steps} == {False, True}
@@ -202,7 +205,7 @@ def test_the_page_tells_every_setting_with_its_default() -> None:
 
 def test_it_runs_on_after_being_closed_and_made_again() -> None:
     for _ in range(3):
-        envs = HostEnvs(spec(), 2)
+        envs = GymnasiumEnvs(spec(), 2)
         envs.reset(0)
         assert envs.step(np.array([0, 0])).observations.shape[0] == 2
         envs.close()

@@ -11,8 +11,8 @@ import pytest
 from processes import wait_until
 from servers import Line, ServerProcess, frame, scripted, serving, stepped
 
-from steppe.envs.host import HostEnvs
-from steppe.envs.interruption import EpisodesCut
+from steppe.envs._base import EpisodesCut
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.envs.remote import client
 from steppe.errors import EnvironmentFault, UserError
 from steppe.specs.environment import EnvironmentSpec
@@ -20,8 +20,8 @@ from steppe.specs.environment import EnvironmentSpec
 NOTHING = np.zeros(2, int)
 
 
-def remote(*addresses: str, num_envs: int = 2, **settings: Any) -> HostEnvs:
-    return HostEnvs(EnvironmentSpec(id="remote", settings={"addresses": list(addresses), **settings}), num_envs)
+def remote(*addresses: str, num_envs: int = 2, **settings: Any) -> GymnasiumEnvs:
+    return GymnasiumEnvs(EnvironmentSpec(id="remote", settings={"addresses": list(addresses), **settings}), num_envs)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from ports import free_port
 from servers import Line, array, frame, scripted, serving, stepped
 
-from steppe.envs.host import HostEnvs
-from steppe.envs.remote.server import Server
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
+from steppe.envs.remote.environment_server import EnvironmentServer
 from steppe.errors import EnvironmentFault, SteppeError, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box
@@ -25,16 +25,18 @@ def _no_token_around(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STEPPE_ENV_TOKEN", raising=False)
 
 
-def local(id: str, num_envs: int, limit: int | None = None, repeat: int = 1, **settings) -> HostEnvs:
-    return HostEnvs(EnvironmentSpec(id=id, settings=settings), num_envs, limit, repeat)
+def local(id: str, num_envs: int, limit: int | None = None, repeat: int = 1, **settings) -> GymnasiumEnvs:
+    return GymnasiumEnvs(EnvironmentSpec(id=id, settings=settings), num_envs, limit, repeat)
 
 
-def remote(address: str | list[str], num_envs: int, limit: int | None = None, repeat: int = 1, **more) -> HostEnvs:
+def remote(address: str | list[str], num_envs: int, limit: int | None = None, repeat: int = 1, **more) -> GymnasiumEnvs:
     where = {"address": address} if isinstance(address, str) else {"addresses": address}
-    return HostEnvs(EnvironmentSpec(id="remote", settings={"reconnect": 2, **where, **more}), num_envs, limit, repeat)
+    return GymnasiumEnvs(
+        EnvironmentSpec(id="remote", settings={"reconnect": 2, **where, **more}), num_envs, limit, repeat
+    )
 
 
-def assert_alike(mine: HostEnvs, theirs: HostEnvs, seed: int, steps: int) -> int:
+def assert_alike(mine: GymnasiumEnvs, theirs: GymnasiumEnvs, seed: int, steps: int) -> int:
     """Both give exactly the same for the same actions; how many episodes ended."""
     assert mine.observation_space == theirs.observation_space
     assert mine.action_space == theirs.action_space
@@ -318,7 +320,7 @@ def test_a_stranger_learns_nothing_and_cannot_send_much() -> None:
 def test_a_server_that_others_can_reach_needs_a_token(host: str) -> None:
     spec = EnvironmentSpec(id="CartPole-v1")
     with pytest.raises(UserError, match=f"whoever reaches {host} could run this environment; give a token"):
-        Server(spec, host, 0)
+        EnvironmentServer(spec, host, 0)
 
 
 def test_a_port_in_use_and_an_unknown_host_are_explained() -> None:
@@ -327,9 +329,9 @@ def test_a_port_in_use_and_an_unknown_host_are_explained() -> None:
         serving("CartPole-v1") as address,
         pytest.raises(UserError, match=f"cannot listen at {address}: address already in use; choose another"),
     ):
-        Server(spec, "127.0.0.1", int(address.split(":")[1]))
+        EnvironmentServer(spec, "127.0.0.1", int(address.split(":")[1]))
     with pytest.raises(UserError, match=r'there is no host "no-such-host.invalid"'):
-        Server(spec, "no-such-host.invalid", 0)
+        EnvironmentServer(spec, "no-such-host.invalid", 0)
 
 
 @pytest.fixture(scope="module")
@@ -512,7 +514,7 @@ def test_a_client_that_breaks_the_protocol_is_told_and_others_are_served_on() ->
 
 def test_a_server_that_ends_finishes_the_step_under_way() -> None:
     spec = EnvironmentSpec(id="CartPole-v1")
-    server = Server(spec, "127.0.0.1", free_port())
+    server = EnvironmentServer(spec, "127.0.0.1", free_port())
     thread = threading.Thread(target=server.serve)
     thread.start()
     envs = remote(f"127.0.0.1:{server.address[1]}", 2, reconnect=0)
@@ -527,7 +529,7 @@ def test_a_server_that_ends_finishes_the_step_under_way() -> None:
 
 
 def test_no_film_is_made_of_an_environment_elsewhere() -> None:
-    from steppe.envs.rendering import record_episode
+    from steppe.envs.episode_recording import record_episode
 
     spec = EnvironmentSpec(id="remote", settings={"address": "127.0.0.1:1"})
     assert "sends no pictures" in record_episode(spec, lambda observation: 0).reason

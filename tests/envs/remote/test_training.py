@@ -10,8 +10,8 @@ import pytest
 from runs import TINY_DQN, TINY_PPO, experiment, train
 from servers import ServerProcess, serving
 
-from steppe.envs.interruption import EpisodesCut
-from steppe.envs.remote.client import Remote
+from steppe.envs._base import EpisodesCut
+from steppe.envs.remote.client import RemoteEnvs
 from steppe.errors import EnvironmentFault
 from steppe.runners._base import ChunkLimits
 from steppe.runners.setup import make_engine
@@ -21,16 +21,16 @@ from steppe.runners.setup import make_engine
 def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The connection breaks before each of these steps, counted from 1."""
     at: list[int] = []
-    take, taken = Remote.take, [0]
+    take, taken = RemoteEnvs.take, [0]
 
-    def breaking(envs: Remote, actions: Any) -> Any:
+    def breaking(envs: RemoteEnvs, actions: Any) -> Any:
         taken[0] += 1
         if taken[0] in at:
             for link in envs._links:
                 link._channel._sock.close()
         return take(envs, actions)
 
-    monkeypatch.setattr(Remote, "take", breaking)
+    monkeypatch.setattr(RemoteEnvs, "take", breaking)
     yield at
     assert taken[0] > max(at)
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ports import free_port
 
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.envs.remote.ue4 import UE4, GameError, _decoded
 from steppe.errors import EnvironmentFault, UserError
 from steppe.net.messagepack import Malformed
@@ -232,7 +232,7 @@ def test_properties_of_the_game_can_be_set(start: Callable[..., Game]) -> None:
 def test_games_are_trained_in_by_their_type(start: Callable[..., Game]) -> None:
     games = [start(length=3), start(length=9)]
     settings = {"addresses": [game.address for game in games], "observations": ["Player/Location"], "controls": "keys"}
-    with HostEnvs(EnvironmentSpec(id="ue4", settings={**settings, "max_episode_steps": 5}), 2) as envs:
+    with GymnasiumEnvs(EnvironmentSpec(id="ue4", settings={**settings, "max_episode_steps": 5}), 2) as envs:
         assert envs.max_episode_steps == 5
         np.testing.assert_array_equal(envs.reset(10), [[0, 0, 10], [0, 0, 11]])
         for t in range(1, 6):
@@ -242,13 +242,13 @@ def test_games_are_trained_in_by_their_type(start: Callable[..., Game]) -> None:
             assert step.terminated.tolist() == [t == 3, False]
             assert step.truncated.tolist() == [False, t == 5]
     spec = EnvironmentSpec.model_validate({"type": "ue4", "host": "127.0.0.1", "port": int(games[0].address[10:])})
-    with HostEnvs(spec, 1) as envs:
+    with GymnasiumEnvs(spec, 1) as envs:
         envs.reset(0)
         assert envs.action_space.n == 12
     with pytest.raises(
         UserError, match="there is an address for 1 game only; name more in addresses, or use --num-envs 1"
     ):
-        HostEnvs(spec, 2)
+        GymnasiumEnvs(spec, 2)
 
 
 def test_a_game_that_is_not_there_is_named() -> None:
@@ -297,7 +297,7 @@ def test_a_game_that_breaks_the_protocol_is_named(start: Callable[..., Game], se
     game = start()
     game.intrude = _say(sent)
     spec = EnvironmentSpec(id="ue4", settings={"address": game.address, "observations": ["Player/Location"]})
-    with HostEnvs(spec, 1) as envs:
+    with GymnasiumEnvs(spec, 1) as envs:
         envs.reset(0)
         with pytest.raises(EnvironmentFault, match=rf'"ue4" \(number 0\) at step 1: raised GameError: .*{sentence}'):
             envs.step(np.zeros(1, int))

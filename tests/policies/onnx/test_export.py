@@ -11,9 +11,8 @@ import onnxruntime
 import pytest
 
 from steppe.errors import MissingExtra, StorageError, UserError
-from steppe.policies.policy import tensor_shapes
+from steppe.policies.policy import Policy, PolicyDescription, tensor_shapes
 from steppe.policies.preprocessing import Preprocessing
-from steppe.records import Policy, PolicyDescription
 from steppe.specs.learning.layer_options import Activation
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.learning.preprocessing import PreprocessingSpec

@@ -7,8 +7,8 @@ import pytest
 from served_graphs import cart_pole
 
 from policies import describe
-from steppe.envs.host import HostEnvs
-from steppe.envs.registry import make_jax
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
+from steppe.envs.registry import make_compiled
 from steppe.serve.routing.fitting import difference
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part, Space
@@ -23,8 +23,8 @@ def differing(observation: Space, other: Space, action: Space = FORCE, other_act
 @pytest.mark.parametrize("id", ["CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0"])
 def test_compiled_environments_fit_those_of_gymnasium(id: str) -> None:
     spec = EnvironmentSpec(id=id)
-    compiled = make_jax(spec)
-    with HostEnvs(spec, 1) as env:
+    compiled = make_compiled(spec)
+    with GymnasiumEnvs(spec, 1) as env:
         assert compiled.observation_space != env.observation_space
         assert (
             differing(compiled.observation_space, env.observation_space, compiled.action_space, env.action_space)

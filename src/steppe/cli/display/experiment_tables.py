@@ -176,7 +176,7 @@ def _row(folder: RunFolder) -> dict[str, Any]:
 def _readable_row(folder: RunFolder) -> dict[str, Any]:
     from steppe.errors import ClusterError
     from steppe.experiments.on_cluster import own_cluster
-    from steppe.records.scores import Score
+    from steppe.records.evaluation_score import Score
 
     note = ""
     spec = folder.spec_data()

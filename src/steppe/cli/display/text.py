@@ -52,7 +52,7 @@ def last_episodes(ended: int) -> str:
 
 def told_scores(status: Status) -> list[tuple[str, str]]:
     """What a run has reached, as (label, text): by its newest evaluation, if there is one, and while learning."""
-    from steppe.records.scores import Score
+    from steppe.records.evaluation_score import Score
 
     evaluation = Score.read(status.evaluation)
     told = []

@@ -105,7 +105,7 @@ def _large_size(folder: RunFolder) -> str:
 
 def closing_line(name: str, folder: Path, status: Status) -> str:
     """How a run ended and where its results are, in one sentence for those who called it from Python."""
-    from steppe.records.scores import Score
+    from steppe.records.evaluation_score import Score
 
     why = f": {status.reason}" if status.reason else ""
     mean = ""

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from steppe.envs._base import JaxEnv
+from steppe.envs._base import CompiledEnv
 from steppe.specs._base import Count
 from steppe.specs.spaces import Box, Discrete
 
@@ -30,11 +30,10 @@ class AcrobotState(NamedTuple):
     velocity_2: jax.Array
 
 
-class Acrobot(JaxEnv):
+class Acrobot(CompiledEnv):
     """Minus one for every timestep until the arm's end is one link's length above the joint."""
 
     id: ClassVar[str] = "Acrobot-v1"
-    reward_threshold: ClassVar[float | None] = -100.0
 
     max_episode_steps: Count = 500
     """How many timesteps an episode may last before it is truncated."""

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from steppe.envs._base import JaxEnv
+from steppe.envs._base import CompiledEnv
 from steppe.specs._base import Count
 from steppe.specs.spaces import Box, Discrete
 
@@ -32,11 +32,10 @@ class CartPoleState(NamedTuple):
     angular_velocity: jax.Array
 
 
-class CartPoleV1(JaxEnv):
+class CartPoleV1(CompiledEnv):
     """One reward for every timestep until the pole falls or the cart leaves the track."""
 
     id: ClassVar[str] = "CartPole-v1"
-    reward_threshold: ClassVar[float | None] = 475.0
 
     max_episode_steps: Count = 500
     """How many timesteps an episode may last before it is truncated."""
@@ -90,7 +89,6 @@ class CartPoleV0(CartPoleV1):
     """CartPole-v1 with episodes of 200 timesteps at most."""
 
     id: ClassVar[str] = "CartPole-v0"
-    reward_threshold: ClassVar[float | None] = 195.0
 
     max_episode_steps: Count = 200
     """How many timesteps an episode may last before it is truncated."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from pydantic import Field, model_validator
 
-from steppe.envs._base import JaxEnv
+from steppe.envs._base import CompiledEnv
 from steppe.specs._base import Count
 from steppe.specs.spaces import Box, Discrete, Space
 
@@ -32,7 +32,7 @@ class GridWorldState(NamedTuple):
     goal: jax.Array
 
 
-class GridWorld(JaxEnv):
+class GridWorld(CompiledEnv):
     """A walk to the goal over four kinds of move."""
 
     id: ClassVar[str] = "GridWorld-v0"

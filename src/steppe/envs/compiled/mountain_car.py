@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from steppe.envs._base import JaxEnv
+from steppe.envs._base import CompiledEnv
 from steppe.specs._base import Count
 from steppe.specs.spaces import Box, Discrete
 
@@ -24,7 +24,7 @@ class MountainCarState(NamedTuple):
     velocity: jax.Array
 
 
-class _Hill(JaxEnv):
+class _Hill(CompiledEnv):
     """The hill, its car and its start, which both versions share."""
 
     goal_velocity: float = 0.0
@@ -55,7 +55,6 @@ class MountainCar(_Hill):
     """Minus one for every timestep until the car is on the hill."""
 
     id: ClassVar[str] = "MountainCar-v0"
-    reward_threshold: ClassVar[float | None] = -110.0
 
     max_episode_steps: Count = 200
     """How many timesteps an episode may last before it is truncated."""
@@ -75,7 +74,6 @@ class MountainCarContinuous(_Hill):
     """A hundred for reaching the hill, minus a tenth of the squared action at every timestep."""
 
     id: ClassVar[str] = "MountainCarContinuous-v0"
-    reward_threshold: ClassVar[float | None] = 90.0
 
     max_episode_steps: Count = 999
     """How many timesteps an episode may last before it is truncated."""

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from steppe.envs._base import JaxEnv
+from steppe.envs._base import CompiledEnv
 from steppe.specs._base import Count
 from steppe.specs.spaces import Box
 
@@ -24,7 +24,7 @@ class PendulumState(NamedTuple):
     velocity: jax.Array
 
 
-class Pendulum(JaxEnv):
+class Pendulum(CompiledEnv):
     """Minus the squared angle, a little of the speed and a trace of the torque at every timestep, without an end."""
 
     id: ClassVar[str] = "Pendulum-v1"

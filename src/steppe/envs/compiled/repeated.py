@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from pydantic import ConfigDict
 
-from steppe.envs._base import JaxEnv, State
+from steppe.envs._base import CompiledEnv, State
 from steppe.specs.spaces import Space
 
 
-class Repeated(JaxEnv):
+class Repeated(CompiledEnv):
     """One decision is `times` steps of another environment, or fewer where the episode ends; their rewards add up."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode
 
-from steppe.envs.gymnasium._loop import Buffers, Check, Layout
-from steppe.envs.gymnasium.making import checked_limit, find_spec
+from steppe.envs.gymnasium._sync import EnvDescription, NumberCheck, StepBuffers
+from steppe.envs.gymnasium.factory import checked_limit, find_spec
 from steppe.envs.spaces import action_crossing, observation_crossing
 from steppe.errors import EnvironmentFault, SteppeError, UserError
 from steppe.specs.environment import EnvironmentSpec
@@ -21,7 +21,7 @@ WAY_OUT = 'write "vectorization": "sync" or "processes"'
 NO_REWARDS = np.zeros(0, np.float32)
 
 
-class Native:
+class NativeEnvs:
     """N environments in one vectorised object that resets each of them in the step in which its episode ends.
 
     Versions that reset one step late are refused: in that step they ignore the action, and a learner would be shown a
@@ -74,8 +74,8 @@ class Native:
         except SteppeError:
             self.close()
             raise
-        self.layout = Layout(observation_space, action_space, limit)
-        self._check = Check(observation_space)
+        self.description = EnvDescription(observation_space, action_space, limit)
+        self._check = NumberCheck(observation_space)
         self._taken = 0
 
     def reset(self, seed: int, observations: np.ndarray) -> None:
@@ -89,7 +89,7 @@ class Native:
             raise self._fault(error) from error
         self._check(observations, NO_REWARDS, self._named)
 
-    def step(self, actions: np.ndarray, out: Buffers) -> bool:
+    def step(self, actions: np.ndarray, out: StepBuffers) -> bool:
         """As `Loop.step`."""
         self._taken += 1
         try:

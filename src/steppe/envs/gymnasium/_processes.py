@@ -21,9 +21,9 @@ from typing import IO, Any
 import numpy as np
 
 from steppe.envs.cores import available_cores
-from steppe.envs.gymnasium._loop import Buffers, describe
-from steppe.envs.gymnasium.making import make_env
-from steppe.envs.gymnasium.wrapping import notices_of
+from steppe.envs.gymnasium._sync import StepBuffers, describe
+from steppe.envs.gymnasium.factory import make_env
+from steppe.envs.gymnasium.wrappers import notices_of
 from steppe.errors import EnvironmentFault, StorageError, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Space, action_dtype, from_json, to_json
@@ -33,18 +33,18 @@ END_SECONDS = 5.0
 """How long a worker may take to close its environments and end."""
 
 
-class Processes:
+class ProcessEnvs:
     """N environments in at most as many workers as there are processors, each with its share of them."""
 
     def __init__(self, spec: EnvironmentSpec, count: int, max_timesteps: int | None, repeat: int) -> None:
         env, own_limit = make_env(spec)
         try:
-            self.layout, _, _ = describe(spec, env, own_limit, max_timesteps)
+            self.description, _, _ = describe(spec, env, own_limit, max_timesteps)
             self.notices = notices_of(env, spec.id)
         finally:
             env.close()
         self._id, self._taken = spec.id, 0
-        observation_space, action_space, _ = self.layout
+        observation_space, action_space, _ = self.description
         self._memory = _memory(shared_size(observation_space, action_space, count))
         self._actions, self._shared = shared_arrays(
             mmap.mmap(self._memory.fileno(), 0), observation_space, action_space, count
@@ -76,7 +76,7 @@ class Processes:
         self._send(b"r" + seed.to_bytes(16, "little"))
         observations[:] = self._shared.next_observations
 
-    def step(self, actions: np.ndarray, out: Buffers) -> bool:
+    def step(self, actions: np.ndarray, out: StepBuffers) -> bool:
         """As `Loop.step`."""
         self._taken += 1
         self._actions[:] = actions.reshape(self._actions.shape)
@@ -200,13 +200,13 @@ def shared_size(observation_space: Space, action_space: Space, count: int) -> in
 
 def shared_arrays(
     memory: mmap.mmap, observation_space: Space, action_space: Space, count: int
-) -> tuple[np.ndarray, Buffers]:
+) -> tuple[np.ndarray, StepBuffers]:
     """(actions, results) of all environments as views of the shared memory."""
     arrays, offset = [], 0
     for shape, dtype in _shapes(observation_space, action_space, count):
         arrays.append(np.ndarray(shape, dtype, memory, offset))
         offset += _aligned(shape, dtype)
-    return arrays[0], Buffers(*arrays[1:])
+    return arrays[0], StepBuffers(*arrays[1:])
 
 
 def read_spaces(job: dict[str, Any]) -> tuple[Space, Space]:

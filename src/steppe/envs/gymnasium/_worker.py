@@ -31,14 +31,14 @@ def main(memory: int, commands: int, answers: int) -> None:
 
 def _serve(job: dict, memory: int, commands: int, answers: int) -> None:
     # Only now is the user's path in place.
-    from steppe.envs.gymnasium._loop import Buffers, Loop
     from steppe.envs.gymnasium._processes import read_spaces, shared_arrays
+    from steppe.envs.gymnasium._sync import StepBuffers, SyncEnvs
     from steppe.specs.environment import EnvironmentSpec
 
     first, end = job["first"], job["end"]
     actions, buffers = shared_arrays(mmap.mmap(memory, 0), *read_spaces(job), job["count"])
-    mine = Buffers(*(array[first:end] for array in buffers))
-    loop = Loop(EnvironmentSpec(**job["spec"]), end - first, job["max_timesteps"], job["repeat"], first)
+    mine = StepBuffers(*(array[first:end] for array in buffers))
+    loop = SyncEnvs(EnvironmentSpec(**job["spec"]), end - first, job["max_timesteps"], job["repeat"], first)
     try:
         os.write(answers, b"k")
         while command := os.read(commands, 1):

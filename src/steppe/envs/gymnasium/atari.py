@@ -1,4 +1,4 @@
-"""Atari games in ale-py's C++ vector environment, with the preprocessing that everybody compares with.
+"""AtariEnvs games in ale-py's C++ vector environment, with the preprocessing that everybody compares with.
 
 Mnih et al. 2015 (doi:10.1038/nature14236); sticky actions as Machado et al. 2018 recommend them (arXiv:1709.06009).
 """
@@ -11,9 +11,9 @@ import gymnasium
 import numpy as np
 from pydantic import AliasChoices, Field
 
-from steppe.envs.gymnasium._loop import Buffers, Layout
-from steppe.envs.gymnasium.making import find_spec
-from steppe.envs.host import Step
+from steppe.envs.gymnasium._sync import EnvDescription
+from steppe.envs.gymnasium.factory import find_spec
+from steppe.envs.gymnasium.vector import EnvStep
 from steppe.errors import EnvironmentFault, UserError
 from steppe.specs._base import Count, Natural, Settings, Unit
 from steppe.specs.environment import EnvironmentSpec
@@ -25,7 +25,7 @@ NO_LIMIT = 2**30
 
 
 class AtariSettings(Settings):
-    """How an Atari game is played and seen."""
+    """How an AtariEnvs game is played and seen."""
 
     frame_skip: Count = Field(4, validation_alias=AliasChoices("frame_skip", "frameskip"))
     """How many frames each action lasts."""
@@ -75,17 +75,17 @@ def settings_of(spec: EnvironmentSpec) -> AtariSettings:
 
 
 def make_single(spec: EnvironmentSpec, render_mode: str | None) -> tuple[gymnasium.Env, int]:
-    """(one game seen as `Atari` shows it, but with the full score and no end at lost lives; its time limit)."""
+    """(one game seen as `AtariEnvs` shows it, but with the full score and no end at lost lives; its time limit)."""
     from steppe.envs.gymnasium._atari_single import SingleAtari
 
     settings = settings_of(spec)
     return SingleAtari(find_spec(spec.id).kwargs["game"], settings, render_mode), settings.limit(None)
 
 
-class Atari:
+class AtariEnvs:
     """N games in the threads of ale-py, each of which starts its next game in the step in which one ended.
 
-    A lost life is an end for the learner and not for the game, so `Step.terminated` and `Step.finished` differ.
+    A lost life is an end for the learner and not for the game, so `EnvStep.terminated` and `EnvStep.finished` differ.
     """
 
     def __init__(self, spec: EnvironmentSpec, count: int, max_timesteps: int | None, repeat: int) -> None:
@@ -107,7 +107,9 @@ class Atari:
                 f'environment "{spec.id}" could not be made: {type(error).__name__}: {error}; check its settings'
             ) from error
         actions = Discrete(int(self._envs.single_action_space.n))
-        self.layout = Layout(self._settings.observation_space, actions, self._settings.limit(max_timesteps))
+        self.description = EnvDescription(
+            self._settings.observation_space, actions, self._settings.limit(max_timesteps)
+        )
         self._taken = 0
         self._none = np.zeros(count, bool)
         self._none.flags.writeable = False
@@ -127,7 +129,7 @@ class Atari:
         self._deadlines = np.full(count, self._limit)
         self._next_deadline = self._limit
 
-    def take(self, actions: np.ndarray) -> Step:
+    def take(self, actions: np.ndarray) -> EnvStep:
         """One decision in each game; actions: [N]. The arrays are ale-py's own, which it makes anew for every step."""
         self._taken += 1
         try:
@@ -152,15 +154,7 @@ class Atari:
             self._next_deadline = int(self._deadlines.min())
         scores = scores.astype(np.float32)
         rewards = np.sign(scores) if self._settings.clip_rewards else scores
-        return Step(seen, rewards, terminated, truncated, following, scores, finished)
-
-    def step(self, actions: np.ndarray, out: Buffers) -> bool:
-        """As `Loop.step`, for those who want the results in arrays of their own."""
-        step = self.take(actions)
-        out.observations[:] = step.observations
-        out.next_observations[:] = step.next_observations
-        out.rewards[:], out.terminated[:], out.truncated[:] = step.rewards, step.terminated, step.truncated
-        return step.observations is not step.next_observations
+        return EnvStep(seen, rewards, terminated, truncated, following, scores, finished)
 
     def close(self) -> None:
         """Ends the threads, which ale-py does when nobody holds it any more."""
@@ -168,8 +162,8 @@ class Atari:
 
     @property
     def _limit(self) -> int:
-        assert self.layout.limit is not None
-        return self.layout.limit
+        assert self.description.limit is not None
+        return self.description.limit
 
     def _begin_anew(self, which: np.ndarray) -> np.ndarray:
         """New games where `which` [N] says so; the observations of all [N, ...]."""

@@ -6,10 +6,10 @@ import logging
 
 import numpy as np
 
-from steppe.envs.gymnasium._loop import Buffers, Check, Layout
-from steppe.envs.host import Step, allocate
-from steppe.envs.interruption import EpisodesCut
-from steppe.envs.remote.link import Busy, Lost, shares
+from steppe.envs._base import EpisodesCut
+from steppe.envs.gymnasium._sync import EnvDescription, NumberCheck, StepBuffers
+from steppe.envs.gymnasium.vector import EnvStep, allocate
+from steppe.envs.remote.link import ServerBusy, ServerLost, shares
 from steppe.errors import EnvironmentAway, EnvironmentFault, UserError
 from steppe.net.backoff import Backoff
 from steppe.net.credentials import client_tls, read_token
@@ -19,7 +19,7 @@ from steppe.specs.running.connections import RemoteSettings
 log = logging.getLogger(__name__)
 
 
-class Remote:
+class RemoteEnvs:
     """N environments in one server, or spread over several; one message each way and server for a step of all.
 
     When a connection breaks, all are made again and all episodes start anew, which `EpisodesCut` tells.
@@ -32,25 +32,25 @@ class Remote:
         self._links = shares(self._settings.servers, count, self._settings.timeout)
         self._seed = self._taken = self._lives = 0
         try:
-            self.layout: Layout = self._open()
-        except Lost as lost:
+            self.description: EnvDescription = self._open()
+        except ServerLost as lost:
             self._drop()
             raise self._unreachable(lost) from None
         except BaseException:
             self._drop()
             raise
-        self._check = Check(self.layout.observation_space)
-        self._buffers = [allocate(self.layout.observation_space, count) for _ in range(2)]
+        self._check = NumberCheck(self.description.observation_space)
+        self._buffers = [allocate(self.description.observation_space, count) for _ in range(2)]
 
     def reset(self, seed: int, observations: np.ndarray) -> None:
         """Seeds environment i with seed + i; observations: [N, ...]."""
         self._seed, self._taken = seed, 0
         try:
             self._begin(seed, observations)
-        except Lost as lost:
+        except ServerLost as lost:
             self._recover(lost, observations)
 
-    def take(self, actions: np.ndarray) -> Step:
+    def take(self, actions: np.ndarray) -> EnvStep:
         """One decision in each environment; an `EpisodesCut` when a connection broke and all episodes start anew."""
         self._taken += 1
         self._buffers.reverse()
@@ -58,8 +58,8 @@ class Remote:
         try:
             for link in self._links:
                 link.ask_step(actions[link.rows])
-            rests = [link.take_step(Buffers(*(array[link.rows] for array in out))) for link in self._links]
-        except Lost as lost:
+            rests = [link.take_step(StepBuffers(*(array[link.rows] for array in out))) for link in self._links]
+        except ServerLost as lost:
             self._recover(lost, out.next_observations)
             raise EpisodesCut(
                 f"{lost.link}: its connection broke at step {self._taken} ({lost}) and was made again, which cut its "
@@ -75,34 +75,27 @@ class Remote:
         if scores is not rewards:
             self._check(following[:0], scores, self._named)
         if not began:
-            return Step(following, rewards, terminated, truncated, following, scores, finished)
+            return EnvStep(following, rewards, terminated, truncated, following, scores, finished)
         observations[:] = following
         observations[ended] = np.concatenate(began)
         for i in np.flatnonzero(ended).tolist():
             self._check.row(observations[i], lambda what, i=i: self._named(i, what + " when it was reset"))
-        return Step(observations, rewards, terminated, truncated, following, scores, finished)
-
-    def step(self, actions: np.ndarray, out: Buffers) -> bool:
-        """As `take`, for those who want the results in arrays of their own."""
-        step = self.take(actions)
-        for mine, theirs in zip(out, (step.observations, step.next_observations, *step[1:4]), strict=True):
-            mine[:] = theirs
-        return step.observations is not step.next_observations
+        return EnvStep(observations, rewards, terminated, truncated, following, scores, finished)
 
     def close(self) -> None:
         """Tells the servers to close their environments; may be called again."""
         for link in self._links:
             link.close()
 
-    def _open(self) -> Layout:
+    def _open(self) -> EnvDescription:
         """Connects to every server; what their environments have in common."""
         for link in self._links:
             link.open(*self._credentials, *self._rules)
-            if link.layout != self._links[0].layout:
+            if link.description != self._links[0].description:
                 raise UserError(
                     f"{link} has other spaces or time limits than {self._links[0]}; serve the same environment at both"
                 )
-        return self._links[0].layout
+        return self._links[0].description
 
     def _begin(self, seed: int, observations: np.ndarray) -> None:
         for link in self._links:
@@ -113,7 +106,7 @@ class Remote:
         for i, row in enumerate(observations):
             self._check.row(row, lambda what, i=i: self._named(i, what + " when it was reset"))
 
-    def _recover(self, lost: Lost, observations: np.ndarray) -> None:
+    def _recover(self, lost: ServerLost, observations: np.ndarray) -> None:
         """Connects again, with growing pauses, and writes the first observations of new episodes."""
         log.warning("%s: its connection broke at step %d (%s); connecting again", lost.link, self._taken, lost)
         backoff, reason = Backoff(self._settings.reconnect), lost
@@ -123,10 +116,10 @@ class Remote:
             self._lives += 1
             seed = int(np.random.SeedSequence([self._seed % 2**63, self._lives]).generate_state(1)[0])
             try:
-                if self._open() != self.layout:
+                if self._open() != self.description:
                     raise UserError(f"{self._links[0]} has other spaces or time limits than before it was lost")
                 self._begin(seed, observations)
-            except Lost as again:
+            except ServerLost as again:
                 reason = again
             except BaseException:
                 self._drop()
@@ -155,9 +148,9 @@ class Remote:
             "checkpoint"
         )
 
-    def _unreachable(self, lost: Lost) -> UserError:
+    def _unreachable(self, lost: ServerLost) -> UserError:
         address = lost.link.address
-        if isinstance(lost, Busy):
+        if isinstance(lost, ServerBusy):
             return UserError(f"the environment server at {address} is full: {lost}")
         if lost.link.asked:
             return UserError(
@@ -169,7 +162,7 @@ class Remote:
             f"ENVIRONMENT --port {address.rpartition(':')[2]}"
         )
 
-    def _gave_up(self, lost: Lost) -> EnvironmentFault:
+    def _gave_up(self, lost: ServerLost) -> EnvironmentFault:
         return EnvironmentFault(
             f"{lost.link}: its connection broke at step {self._taken} and could not be made again within "
             f"{self._settings.reconnect:g} s ({lost}); start its server, then resume from the last checkpoint"

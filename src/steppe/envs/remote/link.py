@@ -10,26 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from steppe.envs.gymnasium._loop import Buffers, Layout
+from steppe.envs.gymnasium._sync import EnvDescription, StepBuffers
 from steppe.errors import EnvironmentFault, UserError, reason_of
+from steppe.net import protocol
 from steppe.net.local_tokens import token_of_peer
 from steppe.net.messagepack import Malformed
-from steppe.net.protocol import (
-    DESCRIPTION_LIMIT,
-    LARGEST,
-    NAME,
-    VERSION,
-    Channel,
-    Disconnected,
-    Message,
-    TooSlow,
-    limits_for,
-    read_array,
-    read_count,
-    read_space,
-    read_text,
-    to_wire,
-)
 from steppe.specs.running.connections import split_address
 from steppe.specs.spaces import Box, action_dtype
 
@@ -37,19 +22,19 @@ CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
 
 
-class Lost(Exception):
+class ServerLost(Exception):
     """A connection is gone, or was not to be had now; it may be had again."""
 
-    def __init__(self, link: Link, reason: str) -> None:
+    def __init__(self, link: ServerLink, reason: str) -> None:
         super().__init__(reason)
         self.link = link
 
 
-class Busy(Lost):
+class ServerBusy(ServerLost):
     """The server has no room for more environments now."""
 
 
-class Rest(NamedTuple):
+class StepExtras(NamedTuple):
     """What an answer to a step holds only sometimes."""
 
     began: np.ndarray | None
@@ -60,16 +45,16 @@ class Rest(NamedTuple):
     """Bool [count]: where a whole episode is over, where that differs from terminated or truncated."""
 
 
-class Link:
+class ServerLink:
     """The environments `first` to `first + count - 1` of a run, in a server."""
 
     def __init__(self, address: str, first: int, count: int, timeout: float) -> None:
         self.address, self.rows = address, slice(first, first + count)
         self.environment = "remote"
-        self.layout: Layout
+        self.description: EnvDescription
         self._count, self._timeout = count, timeout
         self._bounds: tuple[np.ndarray, np.ndarray] | None = None
-        self._channel: Channel | None = None
+        self._channel: protocol.Channel | None = None
         self.asked = ""
 
     def open(self, token: str | None, tls: ssl.SSLContext | None, max_timesteps: int | None, repeat: int) -> None:
@@ -77,32 +62,32 @@ class Link:
         self.asked = ""
         sock = self._connect(tls)
         token = token if token is not None else token_of_peer(sock)
-        self._channel = Channel(sock)
-        greeting: Message = {"op": "hello", "protocol": NAME, "version": VERSION}
+        self._channel = protocol.Channel(sock)
+        greeting: protocol.Message = {"op": "hello", "protocol": protocol.NAME, "version": protocol.VERSION}
         self._send(greeting | ({"token": token} if token is not None else {}))
-        self._channel.limit = DESCRIPTION_LIMIT
+        self._channel.limit = protocol.DESCRIPTION_LIMIT
         welcome = self._receive("welcome")
         with self._understanding():
-            version = read_count(welcome, "version")
-            self.environment = read_text(welcome, "environment", 200)
-        if version != VERSION:
+            version = protocol.read_count(welcome, "version")
+            self.environment = protocol.read_text(welcome, "environment", 200)
+        if version != protocol.VERSION:
             raise UserError(self._versions(version))
         self._send({"op": "make", "count": self._count, "max_timesteps": max_timesteps, "repeat": repeat})
         made = self._receive("made")
         with self._understanding():
-            self.layout = Layout(
-                read_space(made, "observation_space"),
-                read_space(made, "action_space"),
-                read_count(made, "limit", optional=True),
+            self.description = EnvDescription(
+                protocol.read_space(made, "observation_space"),
+                protocol.read_space(made, "action_space"),
+                protocol.read_count(made, "limit", optional=True),
             )
-        _, longest = limits_for(self.layout.observation_space, self.layout.action_space, self._count)
-        if longest > LARGEST:
+        _, longest = protocol.limits_for(self.description.observation_space, self.description.action_space, self._count)
+        if longest > protocol.LARGEST:
             raise UserError(
                 f"{self._count} environments of {self} observe {longest:,} bytes at once, more than one message may "
                 "hold; use fewer environments for each server"
             )
         self._channel.limit = longest
-        action_space = self.layout.action_space
+        action_space = self.description.action_space
         self._bounds = action_space.bounds() if isinstance(action_space, Box) else None
 
     def ask_reset(self, seed: int) -> None:
@@ -113,29 +98,29 @@ class Link:
         """Waits for the first observations, [count, ...]."""
         answer = self._receive("began")
         with self._understanding():
-            read_array(answer, "observations", observations)
+            protocol.read_array(answer, "observations", observations)
 
     def ask_step(self, actions: np.ndarray) -> None:
         """Asks for one decision everywhere; actions: [count, ...]."""
-        space = self.layout.action_space
+        space = self.description.action_space
         if self._bounds is not None:
             actions = np.clip(actions.reshape(len(actions), *space.shape), *self._bounds)
-        self._send({"op": "step", "actions": to_wire(actions.astype(action_dtype(space), copy=False))})
+        self._send({"op": "step", "actions": protocol.to_wire(actions.astype(action_dtype(space), copy=False))})
 
-    def take_step(self, out: Buffers) -> Rest:
+    def take_step(self, out: StepBuffers) -> StepExtras:
         """Writes the [count, ...] rows of all but `observations`, and returns what only some steps have."""
         answer = self._receive("stepped")
         with self._understanding():
-            read_array(answer, "next_observations", out.next_observations)
-            read_array(answer, "rewards", out.rewards)
-            read_array(answer, "terminated", out.terminated)
-            read_array(answer, "truncated", out.truncated)
+            protocol.read_array(answer, "next_observations", out.next_observations)
+            protocol.read_array(answer, "rewards", out.rewards)
+            protocol.read_array(answer, "terminated", out.terminated)
+            protocol.read_array(answer, "truncated", out.truncated)
             out.truncated[out.terminated] = False
             ended = int(np.count_nonzero(out.terminated) + np.count_nonzero(out.truncated))
             began = _read(answer, "observations", (ended, *out.observations.shape[1:]), out.observations.dtype)
             if ended and began is None:
                 raise Malformed('sent ended episodes without the first "observations" of the next ones')
-            return Rest(
+            return StepExtras(
                 began if ended else None,
                 _read(answer, "scores", out.rewards.shape, out.rewards.dtype),
                 _read(answer, "finished", out.terminated.shape, out.terminated.dtype),
@@ -146,7 +131,7 @@ class Link:
         channel, self._channel = self._channel, None
         if channel is None:
             return
-        with contextlib.suppress(Disconnected, TooSlow, Malformed):
+        with contextlib.suppress(protocol.ChannelClosed, protocol.TooSlow, Malformed):
             channel.send({"op": "close"}, CLOSE_SECONDS)
             channel.receive(CLOSE_SECONDS)
         channel.close()
@@ -166,58 +151,60 @@ class Link:
             sock = socket.create_connection((host, port), timeout=min(CONNECT_SECONDS, self._timeout))
         except OSError as error:
             reason = "no answer" if isinstance(error, TimeoutError) else reason_of(error)
-            raise Lost(self, reason) from None
+            raise ServerLost(self, reason) from None
         if tls is None:
             return sock
         try:
             return tls.wrap_socket(sock, server_hostname=host)
-        except ssl.SSLCertVerificationError as error:
-            sock.close()
-            raise UserError(
-                f"the certificate of the environment server at {self.address} is not trusted "
-                f"({error.verify_message}); name the file of its certificate in tls_ca"
-            ) from None
-        except ssl.SSLError as error:
-            sock.close()
-            raise UserError(
-                f"the environment server at {self.address} does not speak TLS ({reason_of(error)}); leave out tls and "
-                "tls_ca, or serve with --tls-cert and --tls-key"
-            ) from None
         except OSError as error:
             sock.close()
-            raise Lost(self, reason_of(error)) from None
+            raise self._tls_failure(error) from None
 
-    def _send(self, message: Message) -> None:
+    def _tls_failure(self, error: OSError) -> Exception:
+        server = f"environment server at {self.address}"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return UserError(
+                f"the certificate of the {server} is not trusted ({error.verify_message}); name the file of its "
+                "certificate in tls_ca"
+            )
+        if isinstance(error, ssl.SSLError):
+            return UserError(
+                f"the {server} does not speak TLS ({reason_of(error)}); leave out tls and tls_ca, or serve with "
+                "--tls-cert and --tls-key"
+            )
+        return ServerLost(self, reason_of(error))
+
+    def _send(self, message: protocol.Message) -> None:
         self.asked = message["op"]
         try:
             self._open_channel.send(message, self._timeout)
-        except Disconnected as error:
-            raise Lost(self, str(error)) from None
-        except TooSlow:
+        except protocol.ChannelClosed as error:
+            raise ServerLost(self, str(error)) from None
+        except protocol.TooSlow:
             raise self._slow() from None
 
-    def _receive(self, op: str) -> Message:
+    def _receive(self, op: str) -> protocol.Message:
         """The answer to what was asked; an error of the server is raised as what it is."""
         try:
             answer = self._open_channel.receive(self._timeout)
-        except Disconnected as error:
-            raise Lost(self, str(error)) from None
-        except TooSlow:
+        except protocol.ChannelClosed as error:
+            raise ServerLost(self, str(error)) from None
+        except protocol.TooSlow:
             raise self._slow() from None
         except Malformed as error:
             raise self._babble(error) from None
         if answer["op"] == "error":
             with self._understanding():
-                kind, message = read_text(answer, "kind"), read_text(answer, "message")
+                kind, message = protocol.read_text(answer, "kind"), protocol.read_text(answer, "message")
             raise self._reported(kind, message, answer.get("version"))
         if answer["op"] != op:
             raise self._babble(f'answered "{self.asked}" by "{answer["op"][:50]}"')
         return answer
 
     @property
-    def _open_channel(self) -> Channel:
+    def _open_channel(self) -> protocol.Channel:
         if self._channel is None:
-            raise Lost(self, "it was closed")
+            raise ServerLost(self, "it was closed")
         return self._channel
 
     @contextlib.contextmanager
@@ -231,7 +218,7 @@ class Link:
         self.drop()
         match kind:
             case "busy":
-                return Busy(self, message)
+                return ServerBusy(self, message)
             case "token":
                 return UserError(
                     f"the environment server at {self.address} refuses the token: {message}; name its file in "
@@ -247,7 +234,7 @@ class Link:
     def _versions(self, theirs: Any) -> str:
         return (
             f"the environment server at {self.address} speaks version {str(theirs)[:20]} of the protocol and this "
-            f"Steppe version {VERSION}; install the same version of Steppe on both sides"
+            f"Steppe version {protocol.VERSION}; install the same version of Steppe on both sides"
         )
 
     def _slow(self) -> EnvironmentFault:
@@ -260,26 +247,26 @@ class Link:
     def _babble(self, what: object) -> EnvironmentFault:
         self.drop()
         hint = " (is it served with TLS? then set tls_ca)" if self.asked == "hello" else ""
+        name = f'version {protocol.VERSION} of the protocol "{protocol.NAME}"'
         return EnvironmentFault(
-            f'{self}: its server {what}, so it does not speak version {VERSION} of the protocol "{NAME}"{hint}; use '
-            '"steppe env serve", or correct the server'
+            f'{self}: its server {what}, so it does not speak {name}{hint}; use "steppe env serve", or correct the server'
         )
 
 
-def _read(answer: Message, field: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray | None:
+def _read(answer: protocol.Message, field: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray | None:
     """The array in a field, where it is there."""
     if field not in answer:
         return None
     out = np.empty(shape, dtype)
-    read_array(answer, field, out)
+    protocol.read_array(answer, field, out)
     return out
 
 
-def shares(addresses: list[str], count: int, timeout: float) -> list[Link]:
+def shares(addresses: list[str], count: int, timeout: float) -> list[ServerLink]:
     """`count` environments spread evenly over the servers, first to last."""
     servers = addresses[:count]
     bounds = [math.floor(count * i / len(servers)) for i in range(len(servers) + 1)]
     return [
-        Link(address, first, end - first, timeout)
+        ServerLink(address, first, end - first, timeout)
         for address, first, end in zip(servers, bounds, bounds[1:], strict=False)
     ]

@@ -6,28 +6,15 @@ import contextlib
 import logging
 import threading
 from importlib.metadata import PackageNotFoundError, version
-from typing import Protocol
 
 import numpy as np
 
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import SteppeError, UserError
-from steppe.net.admission import Member
-from steppe.net.hello import Refused
+from steppe.net import protocol
+from steppe.net.admission import AdmittedConnection
+from steppe.net.hello import RequestRefused
 from steppe.net.messagepack import Malformed
-from steppe.net.protocol import (
-    LARGEST,
-    LONGEST_ERROR,
-    VERSION,
-    Channel,
-    Disconnected,
-    Message,
-    TooSlow,
-    limits_for,
-    read_array,
-    read_count,
-    to_wire,
-)
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import action_dtype, to_json
 
@@ -43,43 +30,56 @@ _making = threading.Lock()
 """Environments are made one after the other: importing and registering are not made for several threads."""
 
 
-class Counts(Protocol):
-    """Who knows how many environments there may be."""
+class EnvironmentQuota:
+    """Limits how many environments a server holds at once, over all connections."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._taken = 0
+        self._lock = threading.Lock()
 
     def take(self, count: int) -> str | None:
-        """Takes places; why not, if there are not so many."""
+        """Reserves room for `count` environments; returns the reason if there is not enough."""
+        with self._lock:
+            if self._taken + count > self.most:
+                return f"{count} environments are asked for, {self._taken} of at most {self.most} are in use"
+            self._taken += count
+            return None
 
     def give_back(self, count: int) -> None:
-        """Frees places."""
+        """Frees the room of `count` environments."""
+        with self._lock:
+            self._taken -= count
 
 
-class Session:
+class EnvironmentSession:
     """Serves one connection until either side ends it."""
 
-    def __init__(self, member: Member, spec: EnvironmentSpec, places: Counts) -> None:
-        self._member, self._peer, self._spec, self._places = member, member.peer[0], spec, places
-        self._channel: Channel | None = None
-        self._envs: HostEnvs | None = None
+    def __init__(self, member: AdmittedConnection, spec: EnvironmentSpec, quota: EnvironmentQuota) -> None:
+        self._member, self._peer, self._spec, self._quota = member, member.peer[0], spec, quota
+        self._channel: protocol.Channel | None = None
+        self._envs: GymnasiumEnvs | None = None
         self._count = 0
         self._is_stopped = False
 
     def run(self) -> None:
         """From the welcome to the end; whatever goes wrong is told to the learner, where that is possible."""
         try:
-            self._channel = channel = Channel(self._member.sock)
+            self._channel = channel = protocol.Channel(self._member.sock)
             if self._is_stopped:
                 return
             channel.send(
-                {"op": "welcome", "version": VERSION, "server": _server(), "environment": self._spec.id}, TELL_SECONDS
+                {"op": "welcome", "version": protocol.VERSION, "server": _server(), "environment": self._spec.id},
+                TELL_SECONDS,
             )
             log.info("%s: connected", self._peer)
             while (request := channel.receive(MAKE_SECONDS if self._envs is None else None))["op"] != "close":
                 channel.send(self._answer(request, channel))
             self._release()
             channel.send({"op": "closed"})
-        except (Disconnected, TooSlow) as error:
+        except (protocol.ChannelClosed, protocol.TooSlow) as error:
             log.info("%s: disconnected (%s)", self._peer, str(error) or "too slow")
-        except Refused as error:
+        except RequestRefused as error:
             self._tell(error.kind, str(error))
         except Malformed as error:
             self._tell("protocol", f"the client {error}")
@@ -99,31 +99,31 @@ class Session:
         if self._channel is not None:
             self._channel.stop_receiving()
 
-    def _answer(self, request: Message, channel: Channel) -> Message:
+    def _answer(self, request: protocol.Message, channel: protocol.Channel) -> protocol.Message:
         envs = self._envs
         match request["op"]:
             case "step" if envs is not None:
                 return self._step(envs, request)
             case "reset" if envs is not None:
-                seed = read_count(request, "seed", least=0)
-                return {"op": "began", "observations": to_wire(envs.reset(seed))}
+                seed = protocol.read_count(request, "seed", least=0)
+                return {"op": "began", "observations": protocol.to_wire(envs.reset(seed))}
             case "make" if envs is None:
                 return self._make(request, channel)
             case op:
                 raise Malformed(f'sent "{op[:50]}" when {"nothing was made yet" if envs is None else "all was made"}')
 
-    def _make(self, request: Message, channel: Channel) -> Message:
-        count = read_count(request, "count")
-        max_timesteps = read_count(request, "max_timesteps", most=LARGEST_NUMBER, optional=True)
-        repeat = read_count(request, "repeat", most=LARGEST_NUMBER)
-        why_not = self._places.take(count)
+    def _make(self, request: protocol.Message, channel: protocol.Channel) -> protocol.Message:
+        count = protocol.read_count(request, "count")
+        max_timesteps = protocol.read_count(request, "max_timesteps", most=LARGEST_NUMBER, optional=True)
+        repeat = protocol.read_count(request, "repeat", most=LARGEST_NUMBER)
+        why_not = self._quota.take(count)
         if why_not is not None:
-            raise Refused("busy", why_not)
+            raise RequestRefused("busy", why_not)
         self._count = count
         with _making:
-            envs = self._envs = HostEnvs(self._spec, count, max_timesteps, repeat)
-        longest_request, longest_answer = limits_for(envs.observation_space, envs.action_space, count)
-        if max(longest_request, longest_answer) > LARGEST:
+            envs = self._envs = GymnasiumEnvs(self._spec, count, max_timesteps, repeat)
+        longest_request, longest_answer = protocol.limits_for(envs.observation_space, envs.action_space, count)
+        if max(longest_request, longest_answer) > protocol.LARGEST:
             raise UserError(f"{count} environments observe more than one message may hold; ask for fewer")
         channel.limit = longest_request
         self._actions = np.zeros((count, *envs.action_space.shape), action_dtype(envs.action_space))
@@ -134,31 +134,31 @@ class Session:
             "limit": envs.max_episode_steps,
         }
 
-    def _step(self, envs: HostEnvs, request: Message) -> Message:
-        read_array(request, "actions", self._actions)
+    def _step(self, envs: GymnasiumEnvs, request: protocol.Message) -> protocol.Message:
+        protocol.read_array(request, "actions", self._actions)
         step = envs.step(self._actions)
         answer = {
             "op": "stepped",
-            "next_observations": to_wire(step.next_observations),
-            "rewards": to_wire(step.rewards),
-            "terminated": to_wire(step.terminated),
-            "truncated": to_wire(step.truncated),
+            "next_observations": protocol.to_wire(step.next_observations),
+            "rewards": protocol.to_wire(step.rewards),
+            "terminated": protocol.to_wire(step.terminated),
+            "truncated": protocol.to_wire(step.truncated),
         }
         ended = step.terminated | step.truncated
         if ended.any():
-            answer["observations"] = to_wire(step.observations[ended])
+            answer["observations"] = protocol.to_wire(step.observations[ended])
         if step.scores is not step.rewards:
-            answer["scores"] = to_wire(step.scores)
+            answer["scores"] = protocol.to_wire(step.scores)
         if (step.finished != ended).any():
-            answer["finished"] = to_wire(step.finished)
+            answer["finished"] = protocol.to_wire(step.finished)
         return answer
 
     def _tell(self, kind: str, message: str) -> None:
         """Says what is wrong; that is the last message of a connection."""
         log.warning("%s: %s", self._peer, message)
-        error = {"op": "error", "kind": kind, "message": message[:LONGEST_ERROR], "version": VERSION}
+        error = {"op": "error", "kind": kind, "message": message[: protocol.LONGEST_ERROR], "version": protocol.VERSION}
         if self._channel is not None:
-            with contextlib.suppress(Disconnected, TooSlow):
+            with contextlib.suppress(protocol.ChannelClosed, protocol.TooSlow):
                 self._channel.send(error, TELL_SECONDS)
                 self._channel.hang_up()
 
@@ -169,7 +169,7 @@ class Session:
             envs.close()
         count, self._count = self._count, 0
         if count:
-            self._places.give_back(count)
+            self._quota.give_back(count)
 
 
 def _server() -> str:

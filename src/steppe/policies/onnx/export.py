@@ -15,9 +15,9 @@ import numpy as np
 from steppe.errors import MissingExtra, UserError
 from steppe.files.durable import storing, write_atomically
 from steppe.policies import heads
-from steppe.policies.layers import Plan, Step, plan
+from steppe.policies.layers import LayerPlan, NetworkPlan, plan
 from steppe.policies.onnx import layer_nodes, observation_nodes
-from steppe.policies.onnx.model import Graph
+from steppe.policies.onnx.model import OnnxGraph
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def build(policy: Policy) -> Any:
     if own := next((layer for layer in description.network.root if layer.type == "custom"), None):
         raise UserError(f'the layer "{own.module}" is a flax module, which cannot be exported to ONNX')
     network = plan(description.network, description.observation)
-    graph = Graph()
+    graph = OnnxGraph()
     outputs = graph.call("Identity", _outputs(graph, policy, network), name="outputs")
     graph.call("Identity", _action(graph, policy, outputs), name="action")
     observation, action = description.shown, description.action
@@ -87,7 +87,7 @@ def build(policy: Policy) -> Any:
     return model
 
 
-def _outputs(graph: Graph, policy: Policy, network: Plan) -> str:
+def _outputs(graph: OnnxGraph, policy: Policy, network: NetworkPlan) -> str:
     """Normalise, encode, layers, head: the name of [batch, outputs]."""
     description, tensors = policy.description, policy.tensors
     seen = "observation"
@@ -100,7 +100,7 @@ def _outputs(graph: Graph, policy: Policy, network: Plan) -> str:
         seen = graph.call("Clip", seen, -clip, clip)
     is_normalized = description.normalizer is not None
 
-    def apply(step: Step, x: str) -> str:
+    def apply(step: LayerPlan, x: str) -> str:
         params = {name: tensors[f"torso/{step.name}/{name}"] for name, _ in step.parameters}
         return layer_nodes.apply(graph, step, params, x)
 
@@ -126,7 +126,7 @@ def _outputs(graph: Graph, policy: Policy, network: Plan) -> str:
     return graph.call("Add", dense("value/"), graph.call("Concat", *centred, axis=-1))
 
 
-def _action(graph: Graph, policy: Policy, outputs: str) -> str:
+def _action(graph: OnnxGraph, policy: Policy, outputs: str) -> str:
     """The greedy action, as `heads.greedy` and `heads.postprocess` make it."""
     from onnx import TensorProto, helper
 
@@ -140,12 +140,7 @@ def _action(graph: Graph, policy: Policy, outputs: str) -> str:
     if isinstance(space, Discrete):
         return graph.call("Add", graph.call("ArgMax", outputs, axis=-1, keepdims=0), np.int64(space.start))
     if isinstance(space, MultiDiscrete):
-        ends = np.cumsum(space.nvec)
-        pieces = [
-            graph.call("Slice", outputs, np.array([end - n]), np.array([end]), np.array([1]))
-            for n, end in zip(space.nvec, ends, strict=True)
-        ]
-        return graph.call("Concat", *(graph.call("ArgMax", piece, axis=-1, keepdims=1) for piece in pieces), axis=1)
+        return graph.argmax_each(outputs, space.nvec)
     low, high = (bound.ravel() for bound in space.bounds())
     action = _within_one(graph, policy.kind, outputs, space.size)
     if policy.kind in heads.STRETCHED:
@@ -157,7 +152,7 @@ def _action(graph: Graph, policy: Policy, outputs: str) -> str:
     return graph.call("Reshape", action, np.array([-1, *space.shape]))
 
 
-def _within_one(graph: Graph, kind: str, outputs: str, size: int) -> str:
+def _within_one(graph: OnnxGraph, kind: str, outputs: str, size: int) -> str:
     """The greedy continuous action [batch, size], within +-1 where its kind is stretched over the bounds."""
 
     def cut(x: str, start: int) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from steppe.policies.layers import Step, joined_axis, pair
-from steppe.policies.onnx.model import Graph
+from steppe.policies.layers import LayerPlan, joined_axis, pair
+from steppe.policies.onnx.model import OnnxGraph
 
 
-def join(graph: Graph, step: Step, values: list[str]) -> str:
+def join(graph: OnnxGraph, step: LayerPlan, values: list[str]) -> str:
     """Several inputs [batch, *shape] as one."""
     layer: Any = step.layer
     match layer.aggregation_type:
@@ -24,7 +24,7 @@ def join(graph: Graph, step: Step, values: list[str]) -> str:
     return graph.call({"sum": "Sum", "max": "Max", "mean": "Mean"}[layer.aggregation_type], *values)
 
 
-def apply(graph: Graph, step: Step, params: dict[str, np.ndarray], x: str) -> str:
+def apply(graph: OnnxGraph, step: LayerPlan, params: dict[str, np.ndarray], x: str) -> str:
     """One layer on [batch, *step.input], channels last; the state that one with a memory leaves is an output."""
     if step.states:
         return _recurrent(graph, step, params, x)
@@ -57,7 +57,7 @@ def apply(graph: Graph, step: Step, params: dict[str, np.ndarray], x: str) -> st
     return _activate(graph, getattr(layer, "activation", "none"), x)
 
 
-def _recurrent(graph: Graph, step: Step, params: dict[str, np.ndarray], x: str) -> str:
+def _recurrent(graph: OnnxGraph, step: LayerPlan, params: dict[str, np.ndarray], x: str) -> str:
     """One timestep of `steppe.policies.cells`; the state after it is an output of the model."""
     layer: Any = step.layer
     size = layer.size
@@ -82,7 +82,7 @@ def _recurrent(graph: Graph, step: Step, params: dict[str, np.ndarray], x: str) 
     return graph.call("Mul", out, graph.call("Tanh", cell), name=f"next/{names[0]}")
 
 
-def _channels_first(graph: Graph, step: Step, x: str, operate: Callable[..., str]) -> str:
+def _channels_first(graph: OnnxGraph, step: LayerPlan, x: str, operate: Callable[..., str]) -> str:
     """`operate` with the channels moved in front of the positions, and back."""
     layer: Any = step.layer
     axes = len(step.input) - 1
@@ -93,7 +93,7 @@ def _channels_first(graph: Graph, step: Step, x: str, operate: Callable[..., str
     return graph.call("Transpose", x, perm=[0, *range(2, axes + 2), 1])
 
 
-def _bend(graph: Graph, layer: Any, params: dict[str, np.ndarray], x: str) -> str:
+def _bend(graph: OnnxGraph, layer: Any, params: dict[str, np.ndarray], x: str) -> str:
     """f(clip(beta x)); swish is the exception that multiplies by x itself."""
     scaled = x
     if layer.beta != 1.0:
@@ -109,7 +109,7 @@ def _bend(graph: Graph, layer: Any, params: dict[str, np.ndarray], x: str) -> st
     return _activate(graph, layer.name, scaled)
 
 
-def _activate(graph: Graph, name: str, x: str) -> str:
+def _activate(graph: OnnxGraph, name: str, x: str) -> str:
     """The activation, as jax.nn defines it."""
     match name:
         case "none":

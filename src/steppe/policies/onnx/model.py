@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 
-class Graph:
+class OnnxGraph:
     """Collects nodes and constants under fresh names."""
 
     def __init__(self) -> None:
@@ -26,6 +27,12 @@ class Graph:
     def cut(self, x: str, start: int, end: int) -> str:
         """x[..., start:end]."""
         return self.call("Slice", x, np.array([start]), np.array([end]), np.array([-1]))
+
+    def argmax_each(self, x: str, sizes: Sequence[int]) -> str:
+        """The index of the largest of each run of `sizes` columns: [batch, sum(sizes)] -> [batch, len(sizes)]."""
+        pieces = [self.cut(x, end - n, end) for n, end in zip(sizes, np.cumsum(sizes), strict=True)]
+        chosen = (self.call("ArgMax", piece, axis=-1, keepdims=1) for piece in pieces)
+        return self.call("Concat", *chosen, axis=1)
 
     def _constant(self, value: Any) -> str:
         from onnx import numpy_helper

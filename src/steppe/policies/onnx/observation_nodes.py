@@ -8,18 +8,28 @@ import numpy as np
 
 from steppe.policies.encoding import Encoding, one_hot_columns, part_scales
 from steppe.policies.images import Resampling
-from steppe.policies.memory_names import ANYTHING, SEEN
-from steppe.policies.onnx.model import Graph
-from steppe.policies.preprocessing import EPSILON, Center, Hold, Preprocessing, Reshape, Scale, Stack, Stretch
+from steppe.policies.onnx.model import OnnxGraph
+from steppe.policies.preprocessing import (
+    EPISODE_BEGUN,
+    EPSILON,
+    STATE_PREFIX,
+    Center,
+    Hold,
+    Preprocessing,
+    Reshape,
+    Scale,
+    Stack,
+    Stretch,
+)
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 
-def preprocess(graph: Graph, preprocessing: Preprocessing, x: str) -> str:
+def preprocess(graph: OnnxGraph, preprocessing: Preprocessing, x: str) -> str:
     """What the stages do to [batch, *shape]; the frames that are stacked come and go as states of the model."""
     if preprocessing.is_stateful:
         # Whether an episode has begun: 0 before its first observation, 1 from then on.
-        nothing = graph.call("Mul", ANYTHING, np.float32(0.0))
-        graph.call("Add", nothing, np.float32(1.0), name=f"next/{ANYTHING}")
+        nothing = graph.call("Mul", EPISODE_BEGUN, np.float32(0.0))
+        graph.call("Add", nothing, np.float32(1.0), name=f"next/{EPISODE_BEGUN}")
     shape = preprocessing.observation.shape
     for operation in preprocessing.operations:
         axes = list(range(1, len(shape) + 1))
@@ -45,7 +55,7 @@ def preprocess(graph: Graph, preprocessing: Preprocessing, x: str) -> str:
     return x
 
 
-def encode(graph: Graph, encoding: Encoding, x: str, is_normalized: bool) -> str:
+def encode(graph: OnnxGraph, encoding: Encoding, x: str, is_normalized: bool) -> str:
     """What `Encoding` does, for [batch, *space.shape]."""
     from onnx import TensorProto
 
@@ -70,19 +80,19 @@ def encode(graph: Graph, encoding: Encoding, x: str, is_normalized: bool) -> str
     return _shaped(graph, encoding, x)
 
 
-def _stacked(graph: Graph, stack: Stack, x: str) -> str:
+def _stacked(graph: OnnxGraph, stack: Stack, x: str) -> str:
     """The frames that are remembered and this one [batch, *frame] after them; copies of it where an episode begins."""
-    state, last = f"{SEEN}{stack.name}", stack.shape[-1]
+    state, last = f"{STATE_PREFIX}{stack.name}", stack.shape[-1]
     frame = graph.call("Unsqueeze", x, np.array([-1])) if stack.adds_axis else x
     width = last // stack.length
     going = graph.call("Concat", graph.cut(state, width, last), frame, axis=-1)
     filled = graph.call("Concat", *[frame] * stack.length, axis=-1)
-    begun = graph.call("Greater", ANYTHING, np.float32(0.0))
+    begun = graph.call("Greater", EPISODE_BEGUN, np.float32(0.0))
     begun = graph.call("Reshape", begun, np.array([-1, *[1] * len(stack.shape)]))
     return graph.call("Where", begun, going, filled, name=f"next/{state}")
 
 
-def _resampled(graph: Graph, operation: Resampling, shape: tuple[int, ...], x: str) -> str:
+def _resampled(graph: OnnxGraph, operation: Resampling, shape: tuple[int, ...], x: str) -> str:
     """An image [batch, *shape] multiplied by the weights of its rows and of its columns."""
     for name in ("rows", "columns") if operation.rows_first else ("columns", "rows"):
         matrix = getattr(operation, name)
@@ -98,34 +108,28 @@ def _resampled(graph: Graph, operation: Resampling, shape: tuple[int, ...], x: s
     return graph.call("Round", x) if operation.in_bytes else x
 
 
-def _encode_part(graph: Graph, encoding: Encoding, x: str) -> str:
+def _encode_part(graph: OnnxGraph, encoding: Encoding, x: str) -> str:
     """What `Encoding` does with a part of a flattened observation [batch, size of the whole]."""
     from onnx import TensorProto
 
     part = encoding.part
     assert part is not None
     space = part.space
-
-    def cut(start: int, size: int) -> str:
-        return graph.cut(x, part.start + start, part.start + start + size)
-
+    read = graph.cut(x, part.start, part.start + part.size)
     if isinstance(space, Box):
-        read = cut(0, part.size)
         if encoding.is_integer:
             whole = graph.call("Cast", read, to=TensorProto.INT64)
             return graph.call("Reshape", whole, np.array([-1, *encoding.shape]))
         read = graph.call("Div", read, np.float32(255.0)) if part.is_bytes else read
         return _shaped(graph, encoding, graph.call("Reshape", read, np.array([-1, *space.shape])))
     if not encoding.is_integer:
-        return cut(0, part.size)
+        return read
     if isinstance(space, Discrete):
-        return graph.call("ArgMax", cut(0, space.n), axis=-1, keepdims=0)
-    ends = np.cumsum(space.nvec).tolist()
-    pieces = [cut(end - n, n) for n, end in zip(space.nvec, ends, strict=True)]
-    return graph.call("Concat", *(graph.call("ArgMax", each, axis=-1, keepdims=1) for each in pieces), axis=1)
+        return graph.call("ArgMax", read, axis=-1, keepdims=0)
+    return graph.argmax_each(read, space.nvec)
 
 
-def _shaped(graph: Graph, encoding: Encoding, x: str) -> str:
+def _shaped(graph: OnnxGraph, encoding: Encoding, x: str) -> str:
     if encoding.is_transposed:
         x = graph.call("Transpose", x, perm=[0, 2, 3, 1])
     return graph.call("Reshape", x, np.array([-1, *encoding.shape]))

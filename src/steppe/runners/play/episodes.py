@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from steppe.envs.interruption import EpisodesCut
+from steppe.envs._base import EpisodesCut
 from steppe.policies.policy import Policy
 from steppe.runners.play.play_envs import CompiledEnvs, GymnasiumEnvs
 from steppe.specs.environment import EnvironmentSpec

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from steppe.envs.host import HostEnvs, Step
-from steppe.envs.limits import notices_of_limit
-from steppe.envs.registry import make_jax
+from steppe.envs.gymnasium.vector import EnvStep, GymnasiumEnvs
+from steppe.envs.registry import make_compiled, notices_of_limit
 from steppe.specs.environment import EnvironmentSpec
 
 
-class GymnasiumEnvs(HostEnvs):
+class GymnasiumEnvs(GymnasiumEnvs):
     """Gymnasium environments, whose actions otherwise count from 0."""
 
     def __init__(
@@ -26,7 +25,7 @@ class GymnasiumEnvs(HostEnvs):
         """`limit`: timesteps after which an episode is cut; `repeat`: how many steps each action lasts."""
         super().__init__(environment, num_envs, limit, repeat, render_mode)
 
-    def step(self, actions: np.ndarray) -> Step:
+    def step(self, actions: np.ndarray) -> EnvStep:
         """One decision in each environment; actions: [N, ...]."""
         return super().step(actions - getattr(self.action_space, "start", 0))
 
@@ -49,7 +48,7 @@ class CompiledEnvs:
         from steppe.runners.compilation import prepare_jax
 
         prepare_jax()
-        env = make_jax(environment)
+        env = make_compiled(environment)
         if repeat > 1:
             env = Repeated(inner=env, times=repeat, max_episode_steps=env.max_episode_steps)
         self._env, self.num_envs = env, num_envs
@@ -70,7 +69,7 @@ class CompiledEnvs:
         self._key, self._states, observations = self._begin(jax.random.key(seed))
         return np.asarray(observations)
 
-    def step(self, actions: np.ndarray) -> Step:
+    def step(self, actions: np.ndarray) -> EnvStep:
         """One decision in each environment; actions: [N, ...]."""
         self._states, shown, gained, over = self._step(self._states, actions)
         self._lengths += 1
@@ -84,7 +83,7 @@ class CompiledEnvs:
             self._lengths[finished] = 0
             self._key, self._states, first = self._begin_again(self._key, self._states, shown, finished)
             observations = np.asarray(first)
-        return Step(observations, rewards, terminated, truncated, following, rewards, finished)
+        return EnvStep(observations, rewards, terminated, truncated, following, rewards, finished)
 
     def close(self) -> None:
         """Nothing to end."""

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from steppe.envs.interruption import EpisodesCut
+from steppe.envs._base import EpisodesCut
 from steppe.envs.registry import only_runs_compiled
 from steppe.errors import UserError
 from steppe.files.durable import storing

@@ -11,7 +11,7 @@ import pytest
 
 from steppe import agents
 from steppe.agents._base import Situation
-from steppe.envs._base import JaxEnv
+from steppe.envs._base import CompiledEnv
 from steppe.envs.compiled.repeated import Repeated
 from steppe.runners.engines.compiled.rollout import Rollout
 from steppe.specs.learning.agent import AgentSpec
@@ -26,7 +26,7 @@ class Count(NamedTuple):
     start: jax.Array
 
 
-class Counter(JaxEnv):
+class Counter(CompiledEnv):
     """Counts up by one, or by two with action 1; the reward is the new count; ends for good at `end`."""
 
     id: ClassVar[str] = "Counter-v0"

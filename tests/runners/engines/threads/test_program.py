@@ -11,8 +11,8 @@ import pytest
 
 from steppe import agents
 from steppe.agents._base import Situation
-from steppe.envs._base import JaxEnv
-from steppe.envs.registry import known_ids, make_jax
+from steppe.envs._base import CompiledEnv
+from steppe.envs.registry import compiled_ids, make_compiled
 from steppe.runners import keys
 from steppe.runners._base import ChunkLimits
 from steppe.runners.engines.compiled.rollout import Rollout
@@ -32,7 +32,7 @@ class Hand(NamedTuple):
     round: jax.Array
 
 
-class Sorting(JaxEnv):
+class Sorting(CompiledEnv):
     """Its steps sort, which no kernel can do in place."""
 
     id: ClassVar[str] = "Sorting-v0"
@@ -74,15 +74,15 @@ def program_after_a_batch(engine):
         engine.close()
 
 
-@pytest.mark.parametrize("id", known_ids())
+@pytest.mark.parametrize("id", compiled_ids())
 def test_rollouts_of_every_environment_are_one_kernel(id):
-    program = program_after_a_batch(engine_of(make_jax(EnvironmentSpec.model_validate({"id": id}))))
+    program = program_after_a_batch(engine_of(make_compiled(EnvironmentSpec.model_validate({"id": id}))))
     assert program._collects_in_one_kernel
 
 
 @pytest.mark.parametrize(("num_envs", "size"), [(17, 16), (4, 65)])
 def test_products_of_many_rows_or_wide_layers_are_left_to_a_library(num_envs, size):
-    engine = engine_of(make_jax(EnvironmentSpec.model_validate({"id": "CartPole-v1"})), num_envs, size)
+    engine = engine_of(make_compiled(EnvironmentSpec.model_validate({"id": "CartPole-v1"})), num_envs, size)
     assert not program_after_a_batch(engine)._collects_in_one_kernel
 
 
@@ -101,7 +101,7 @@ def test_threads_that_meet_a_rollout_that_does_not_fit_all_go_on():
 
 
 def test_one_kernel_and_many_give_the_same_rollouts():
-    env = make_jax(EnvironmentSpec.model_validate({"id": "CartPole-v1"}))
+    env = make_compiled(EnvironmentSpec.model_validate({"id": "CartPole-v1"}))
     results = []
     for in_one_kernel in (True, False):
         engine = engine_of(env, workers=1)
@@ -123,7 +123,7 @@ def test_one_kernel_and_many_give_the_same_rollouts():
 
 
 def test_each_worker_explores_to_its_own_degree():
-    env = make_jax(EnvironmentSpec.model_validate({"id": "CartPole-v1"}))
+    env = make_compiled(EnvironmentSpec.model_validate({"id": "CartPole-v1"}))
     engine = engine_of(env, workers=2, agent="dqn", update_frequency=64)
     engine._build(1, pretrains=True)
     # Action 0 is worth the most, whatever is seen.
@@ -143,7 +143,7 @@ def test_each_worker_explores_to_its_own_degree():
 
 
 def test_workers_that_keep_step_with_each_other_do_not_both_leave_the_actor_out():
-    env = make_jax(EnvironmentSpec.model_validate({"id": "Pendulum-v1"}))
+    env = make_compiled(EnvironmentSpec.model_validate({"id": "Pendulum-v1"}))
     engine = engine_of(env, workers=2, agent="td3", learning_starts=0, batch_size=4, policy_delay=2)
     engine._build(1, pretrains=True)
     read = engine.model.read

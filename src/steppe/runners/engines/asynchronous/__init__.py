@@ -107,12 +107,12 @@ def make_engine(spec: ExperimentSpec) -> Engine:
 
 def _explored(spec: ExperimentSpec) -> tuple[EpisodeRules, tuple[Space, Space], int | None, tuple[str, ...]]:
     """Inspects the environment: (episode rules, spaces, time limit, notices)."""
-    from steppe.envs.host import HostEnvs
+    from steppe.envs.gymnasium.vector import GymnasiumEnvs
     from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
     from steppe.runners.play.episodes import EpisodeRules
 
     limit = spec.max_timesteps_per_episode
-    with HostEnvs(spec.environment, 1, limit, spec.repeat_actions) as envs:
+    with GymnasiumEnvs(spec.environment, 1, limit, spec.repeat_actions) as envs:
         if limit is None and envs.max_episode_steps is None:
             limit = DEFAULT_EPISODE_LIMIT
         rules = EpisodeRules(spec.environment, limit, spec.repeat_actions)
@@ -135,9 +135,9 @@ def _check_environment(spec: ExperimentSpec) -> None:
         )
     import gymnasium
 
-    from steppe.envs.registry import has_twin
+    from steppe.envs.registry import has_compiled
 
-    if has_twin(spec.environment.id) and spec.environment.id not in gymnasium.registry:
+    if has_compiled(spec.environment.id) and spec.environment.id not in gymnasium.registry:
         raise UserError(
             f'environment "{spec.environment.id}" is Steppe\'s own and only runs compiled, which workers of run mode '
             '"async" cannot, having no JAX; use run mode "single" or "multi-threaded"'

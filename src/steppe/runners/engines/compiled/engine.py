@@ -11,7 +11,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from steppe.agents._base import Acting, Agent
-from steppe.envs._base import JaxEnv
+from steppe.envs._base import CompiledEnv
 from steppe.policies.policy import Policy
 from steppe.runners import keys
 from steppe.runners._base import Chunk, ChunkLimits, Engine
@@ -47,7 +47,7 @@ class CompiledEngine(Engine):
     exact_resume = True
     rollout: Rollout
 
-    def __init__(self, agent: Agent[Any], env: JaxEnv, max_timesteps: int | None) -> None:
+    def __init__(self, agent: Agent[Any], env: CompiledEnv, max_timesteps: int | None) -> None:
         situation = agent.situation
         self.agent = agent
         self.num_envs = situation.num_envs

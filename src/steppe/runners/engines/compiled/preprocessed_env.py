@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import ConfigDict
 
-from steppe.envs._base import JaxEnv
+from steppe.envs._base import CompiledEnv
 from steppe.policies.preprocessing import State
 from steppe.runners.engines.host.preprocessed_envs import PreprocessedHostEnvs
 from steppe.specs.spaces import Space
@@ -25,7 +25,7 @@ class PreprocessedState(NamedTuple):
     state: State
 
 
-class PreprocessedJaxEnv(JaxEnv):
+class PreprocessedJaxEnv(CompiledEnv):
     """A compiled environment seen through preprocessing."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from steppe.agents._base import Acting, Agent, Internals, Trajectory
-from steppe.envs._base import JaxEnv
+from steppe.envs._base import CompiledEnv
 from steppe.runners.engines.compiled.packing import Packing
 from steppe.runners.engines.learning import per_step_rewards
 
@@ -42,7 +42,7 @@ class Finished(NamedTuple):
 class Rollout:
     """How an agent and a compiled environment meet."""
 
-    def __init__(self, agent: Agent[Any], env: JaxEnv, max_timesteps: int | None) -> None:
+    def __init__(self, agent: Agent[Any], env: CompiledEnv, max_timesteps: int | None) -> None:
         self.agent = agent
         self.env = env
         self.max_timesteps = max_timesteps

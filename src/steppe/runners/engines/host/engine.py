@@ -11,7 +11,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from steppe.agents._base import Agent, Metrics, TrainState, Trajectory
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import EnvironmentFault
 from steppe.policies.policy import Policy
 from steppe.runners import keys
@@ -35,7 +35,7 @@ class HostEngine(Engine):
     def __init__(
         self,
         agent: Agent[Any],
-        envs: HostEnvs,
+        envs: GymnasiumEnvs,
         environment: EnvironmentSpec,
         repeat_actions: int,
         max_timesteps: int | None,

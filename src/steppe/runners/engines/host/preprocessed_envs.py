@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.envs.host import HostEnvs, Step
-from steppe.envs.interruption import EpisodesCut
+from steppe.envs._base import EpisodesCut
+from steppe.envs.gymnasium.vector import EnvStep, GymnasiumEnvs
 from steppe.policies.preprocessing import Preprocessing, State
 
 
 class PreprocessedHostEnvs:
-    """Host environments seen through preprocessing: what the host engine asks of `HostEnvs`."""
+    """Host environments seen through preprocessing: what the host engine asks of `GymnasiumEnvs`."""
 
-    def __init__(self, envs: HostEnvs, preprocessing: Preprocessing) -> None:
+    def __init__(self, envs: GymnasiumEnvs, preprocessing: Preprocessing) -> None:
         self.envs = envs
         self.preprocessing = preprocessing
         self.num_envs = envs.num_envs
@@ -26,7 +26,7 @@ class PreprocessedHostEnvs:
         """New episodes, of which nothing was seen before."""
         return self._take_in(self.envs.reset(seed), np.ones(self.num_envs, bool))
 
-    def step(self, actions: np.ndarray) -> Step:
+    def step(self, actions: np.ndarray) -> EnvStep:
         """One decision in each environment."""
         try:
             step = self.envs.step(actions)

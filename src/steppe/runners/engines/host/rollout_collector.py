@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from steppe.agents._base import Agent, Internals, TrainState, Trajectory
-from steppe.envs.host import HostEnvs
-from steppe.envs.interruption import EpisodesCut
+from steppe.envs._base import EpisodesCut
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.policies import heads
 from steppe.policies.policy import Policy
 from steppe.runners.compilation import jit_for_few
@@ -39,7 +39,7 @@ class CollectedRollout:
 class RolloutCollector:
     """Steps environments with an agent's policy; remembers where their episodes stand."""
 
-    def __init__(self, agent: Agent[Any], envs: HostEnvs, state: TrainState, rng: np.random.Generator) -> None:
+    def __init__(self, agent: Agent[Any], envs: GymnasiumEnvs, state: TrainState, rng: np.random.Generator) -> None:
         self.agent = agent
         self.envs = envs
         self.rng = rng

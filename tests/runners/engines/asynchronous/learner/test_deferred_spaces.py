@@ -11,7 +11,7 @@ from ports import free_port
 from processes import wait_until
 from runs import TINY_DQN, experiment
 
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import EnvironmentAway, EnvironmentFault, MissingEnvironment, UserError
 from steppe.runners import pods
 from steppe.runners.engines import asynchronous
@@ -57,7 +57,7 @@ class Comer(threading.Thread):
 
 def test_it_trains_with_what_a_worker_tells(pod, tmp_path):
     spec = unknown_here(total_timesteps=200)
-    comer = Comer(pod, lambda: HostEnvs(experiment("CartPole-v1").environment, 1))
+    comer = Comer(pod, lambda: GymnasiumEnvs(experiment("CartPole-v1").environment, 1))
     engine = asynchronous.make_engine(spec)
     try:
         assert [space.shape for space in engine.core.spaces] == [(4,), ()]
@@ -70,7 +70,7 @@ def test_it_trains_with_what_a_worker_tells(pod, tmp_path):
 
 
 def test_workers_that_have_it_not_either_end_the_run(pod):
-    comer = Comer(pod, lambda: HostEnvs(unknown_here().environment, 1))
+    comer = Comer(pod, lambda: GymnasiumEnvs(unknown_here().environment, 1))
     with pytest.raises(UserError, match=r'^workers cannot make the environment: .*the module "nowhere_installed"'):
         asynchronous.make_engine(unknown_here())
     comer.join(60)

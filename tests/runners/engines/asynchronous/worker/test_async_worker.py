@@ -19,7 +19,7 @@ from processes import wait_until
 from servers import Line, array, scripted
 from worlds import World
 
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import EnvironmentFault, ModuleNotAllowed, SteppeError, UserError
 from steppe.runners.engines.asynchronous import AsyncWorker
 from steppe.runners.engines.asynchronous.wire.protocol import MOST_LINES
@@ -115,7 +115,7 @@ def test_what_was_printed_is_handed_on_when_it_begins_and_before_it_fails():
             line.write({"op": "noted"})
 
     printed = iter([[(20, "the simulator loads")], [(99, "the wing has \udc80 fallen off")]])
-    failing = HostEnvs(environment_of(Falling, 1), 1)
+    failing = GymnasiumEnvs(environment_of(Falling, 1), 1)
     with scripted(script) as address, pytest.raises(EnvironmentFault):
         work(LearnerAddress(address, reconnect=10.0), lambda: failing, Zeros(), take_lines=lambda: next(printed))
     assert messages[0] == {"op": "said", "lines": [[20, "the simulator loads"]]}
@@ -344,9 +344,9 @@ def test_a_wrong_address_is_named(address):
 def test_environments_come_as_names_classes_callables_and_objects():
     env = World()
     for given in ("worlds:World", {"id": "worlds:World"}, World, lambda: World(), env):
-        from steppe.envs.host import HostEnvs
+        from steppe.envs.gymnasium.vector import GymnasiumEnvs
 
-        with HostEnvs(environment_of(given, 1), 1) as envs:
+        with GymnasiumEnvs(environment_of(given, 1), 1) as envs:
             assert envs.reset(0).shape == (1, 3)
     with pytest.raises(UserError, match="give a callable that makes a new one"):
         environment_of(env, 2)
@@ -356,9 +356,9 @@ def test_environments_come_as_names_classes_callables_and_objects():
 
 def test_an_object_keeps_the_wrappers_and_time_limit_it_has():
     env = gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1"), 7)
-    from steppe.envs.host import HostEnvs
+    from steppe.envs.gymnasium.vector import GymnasiumEnvs
 
-    with HostEnvs(environment_of(env, 1), 1) as envs:
+    with GymnasiumEnvs(environment_of(env, 1), 1) as envs:
         envs.reset(0)
         assert [bool(envs.step(np.array([t % 2])).truncated[0]) for t in range(7)] == [False] * 6 + [True]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.envs.host import HostEnvs, Step
-from steppe.envs.interruption import EpisodesCut
+from steppe.envs._base import EpisodesCut
+from steppe.envs.gymnasium.vector import EnvStep, GymnasiumEnvs
 from steppe.runners.engines.asynchronous.wire.batches import BatchFormat
 from steppe.runners.engines.asynchronous.wire.task import Task
 from steppe.runners.engines.asynchronous.worker.batch_collector import BatchCollector
@@ -41,7 +41,7 @@ class Counts:
         self._played += over
         self._at[over] = 0
         rewards = (1.0 + actions).astype(np.float32)
-        return Step(self._seen(self._at), rewards, terminated, truncated, following, rewards, over)
+        return EnvStep(self._seen(self._at), rewards, terminated, truncated, following, rewards, over)
 
     def _seen(self, at):
         return np.stack([np.arange(self.num_envs), at], -1).astype(np.float32)
@@ -192,7 +192,7 @@ def test_after_every_step_somebody_may_look():
 
 
 def test_different_workers_see_different_episodes():
-    with HostEnvs(EnvironmentSpec(id="CartPole-v1", backend="gymnasium"), 1) as envs:
+    with GymnasiumEnvs(EnvironmentSpec(id="CartPole-v1", backend="gymnasium"), 1) as envs:
         task = Task(least=10, most=10)
         form = BatchFormat(task, envs.observation_space, envs.action_space)
 

@@ -10,13 +10,13 @@ import time
 from typing import TYPE_CHECKING
 
 from steppe.errors import SteppeError, UserError
-from steppe.net.admission import Member
-from steppe.net.hello import Refused
+from steppe.net.admission import AdmittedConnection
+from steppe.net.hello import RequestRefused
 from steppe.net.messagepack import Malformed
 from steppe.net.protocol import (
     DESCRIPTION_LIMIT,
     Channel,
-    Disconnected,
+    ChannelClosed,
     Message,
     TooSlow,
     printable,
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 class WorkSession:
     """Serves one worker, in a thread of its own, until either side ends it."""
 
-    def __init__(self, member: Member, server: WorkerServer) -> None:
+    def __init__(self, member: AdmittedConnection, server: WorkerServer) -> None:
         self._member, self._sock, self._server = member, member.sock, server
         self._peer = "{}:{}".format(*member.peer)
         self._channel: Channel | None = None
@@ -65,7 +65,7 @@ class WorkSession:
             channel.limit = DESCRIPTION_LIMIT
             self._send({"op": "proceed"})
             self._serve(channel)
-        except (Disconnected, TooSlow) as error:
+        except (ChannelClosed, TooSlow) as error:
             log.info("%s: disconnected (%s)", self._peer, str(error) or "too slow")
         except Exception as error:
             self._send_error(error)
@@ -100,14 +100,14 @@ class WorkSession:
                 if request["op"] == "batch" and self._is_gone():
                     # Its batch is counted already, and it has not begun another one.
                     vanished = False
-                    raise Disconnected("it was closed while its batch waited")
+                    raise ChannelClosed("it was closed while its batch waited")
                 self._send(answer)
             vanished = has_failed
             self._send({"op": "bye"})
         except Over:
             vanished = False
             raise
-        except Disconnected as error:
+        except ChannelClosed as error:
             log.warning("worker %d is gone: %s", number, error)
         except TooSlow:
             log.warning("worker %d has taken no timestep for %g s and is given up", number, server.worker_timeout)
@@ -125,7 +125,7 @@ class WorkSession:
                 log.warning("%s: a worker cannot join: %s", self._peer, sentence)
                 self._server.membership.decline(sentence, is_mistake=kind == "user")
                 self._send({"op": "noted"})
-                raise Disconnected("it cannot join")
+                raise ChannelClosed("it cannot join")
             if joining["op"] != "join":
                 raise Malformed(f'sent "{joining["op"][:50]}" where "join" belongs')
             spaces = read_space(joining, "observation_space"), read_space(joining, "action_space")
@@ -136,7 +136,7 @@ class WorkSession:
         for what, theirs, mine in zip(("observes", "takes"), spaces, offered.spaces, strict=True):
             if not are_same(theirs, mine):
                 shown, wanted = (str(to_json(space))[:300] for space in (theirs, mine))
-                raise Refused("user", f"the worker's environment {what} {shown}, but the policy is for {wanted}")
+                raise RequestRefused("user", f"the worker's environment {what} {shown}, but the policy is for {wanted}")
         return joining, offered.task, offered.form
 
     def _answer(self, request: Message, name: str, environments: int, form: BatchFormat) -> Message:
@@ -181,7 +181,7 @@ class WorkSession:
     def _ask_to_wait(self) -> None:
         """Tells a worker whose batch waits that its learner is still there."""
         # A worker that is gone is noticed when its batch is received.
-        with contextlib.suppress(Disconnected, TooSlow):
+        with contextlib.suppress(ChannelClosed, TooSlow):
             self._send({"op": "wait"})
 
     def _is_gone(self) -> bool:
@@ -199,7 +199,7 @@ class WorkSession:
         match error:
             case Over():
                 message = {"op": "over"}
-            case Refused():
+            case RequestRefused():
                 message = {"op": "error", "kind": error.kind}
             case Malformed():
                 message = {"op": "error", "kind": "protocol"}
@@ -212,7 +212,7 @@ class WorkSession:
         if message["op"] == "error":
             log.warning("%s: %s", self._peer, sentence)
         if self._channel is not None:
-            with contextlib.suppress(Disconnected, TooSlow):
+            with contextlib.suppress(ChannelClosed, TooSlow):
                 last = message | {"message": sentence[:LONGEST_SENTENCE], "version": VERSION}
                 self._channel.send(last, GREETING_SECONDS)
                 self._channel.hang_up()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from steppe.errors import UserError
-from steppe.net.admission import Admission, Limits, Member
+from steppe.net.admission import Admission, AdmissionLimits, AdmittedConnection
 from steppe.net.hello import Greeting
 from steppe.net.local_tokens import token_for
 from steppe.net.sockets import is_loopback
@@ -20,7 +20,7 @@ from steppe.runners.engines.asynchronous.wire.access import LearnerAccess
 from steppe.runners.engines.asynchronous.wire.board import Board
 from steppe.runners.engines.asynchronous.wire.protocol import GREETING_SECONDS, NAME, VERSION
 
-LIMITS = Limits(2048, 1024, strangers=512, strangers_of_address=256, seconds=GREETING_SECONDS)
+LIMITS = AdmissionLimits(2048, 1024, pending=512, pending_per_address=256, greeting_seconds=GREETING_SECONDS)
 """Hundreds of workers of one machine may connect at once."""
 END_SECONDS = 3.0
 """How long workers have at the end to be told that the run is over."""
@@ -37,7 +37,7 @@ class WorkerServer:
         inbox: Inbox,
         membership: Membership,
         worker_timeout: float,
-        limits: Limits = LIMITS,
+        limits: AdmissionLimits = LIMITS,
     ) -> None:
         self.board, self.inbox, self.membership = Board(), inbox, membership
         self.worker_timeout = worker_timeout
@@ -83,7 +83,7 @@ class WorkerServer:
             session.stop()
         _join(sessions, END_SECONDS)
 
-    def _welcome(self, member: Member) -> None:
+    def _welcome(self, member: AdmittedConnection) -> None:
         session = WorkSession(member, self)
         thread = threading.Thread(target=session.run, name=f"worker at {member.peer[0]}", daemon=True)
         thread.start()

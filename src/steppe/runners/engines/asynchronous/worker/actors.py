@@ -44,7 +44,7 @@ class Actor(Protocol):
         """The best actions, and the state after."""
 
     def to_host(self, actions: np.ndarray) -> np.ndarray:
-        """Scales actions to the range that `HostEnvs` takes."""
+        """Scales actions to the range that `GymnasiumEnvs` takes."""
 
     @property
     def log_std(self) -> np.ndarray | None:
@@ -109,7 +109,7 @@ class PolicyActor:
         return actions, state
 
     def to_host(self, actions: np.ndarray) -> np.ndarray:
-        """`HostEnvs` clips and counts by itself, but does not stretch."""
+        """`GymnasiumEnvs` clips and counts by itself, but does not stretch."""
         return heads.postprocess(self._kind, actions, self._action) if self._kind in heads.STRETCHED else actions
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
 from steppe.errors import EnvironmentAway, SteppeError, UserError
 from steppe.net.credentials import read_token
@@ -93,12 +93,12 @@ class AsyncWorker:
 
         If the learner cannot be reached for `reconnect` seconds, a `LearnerLost` is raised.
         """
-        return work(self._learner, lambda: HostEnvs(self._environment, self._num_envs), self._policy)
+        return work(self._learner, lambda: GymnasiumEnvs(self._environment, self._num_envs), self._policy)
 
 
 def work(
     learner: LearnerAddress,
-    make_envs: Callable[[], HostEnvs],
+    make_envs: Callable[[], GymnasiumEnvs],
     policy: Any = None,
     *,
     has_made: Callable[[], object] = lambda: None,
@@ -144,7 +144,7 @@ def _traceback_lines(error: Exception) -> LogLines:
     return [(logging.ERROR, line) for line in lines[-TRACEBACK_LINES:]]
 
 
-def _made(learner: LearnerAddress, make_envs: Callable[[], HostEnvs]) -> HostEnvs:
+def _made(learner: LearnerAddress, make_envs: Callable[[], GymnasiumEnvs]) -> GymnasiumEnvs:
     """Makes the environments; a learner that waits for this worker is told if that fails."""
     try:
         return make_envs()
@@ -160,7 +160,7 @@ class WorkerLoop:
     """Collects and sends batch after batch; may begin again for another learner."""
 
     def __init__(
-        self, link: LearnerConnection, envs: HostEnvs, policy: Any, take_lines: Callable[[], LogLines]
+        self, link: LearnerConnection, envs: GymnasiumEnvs, policy: Any, take_lines: Callable[[], LogLines]
     ) -> None:
         self._link, self._envs, self._policy, self._take_lines = link, envs, policy, take_lines
         self._session = ""
@@ -232,14 +232,14 @@ class WorkerLoop:
         self._said = time.monotonic()
 
 
-def _apply_rules(task: Task, envs: HostEnvs) -> None:
+def _apply_rules(task: Task, envs: GymnasiumEnvs) -> None:
     """Applies the learner's time limit and action repeat; without any limit the default one holds."""
     envs.play_by(task.max_timesteps, task.repeat_actions)
     if envs.max_episode_steps is None:
         envs.play_by(DEFAULT_EPISODE_LIMIT, task.repeat_actions)
 
 
-def _actor_for(welcome: Welcome, envs: HostEnvs, policy: Any, link: LearnerConnection) -> Actor:
+def _actor_for(welcome: Welcome, envs: GymnasiumEnvs, policy: Any, link: LearnerConnection) -> Actor:
     if welcome.task.policy is not None:
         return PolicyActor(welcome.task, envs.action_space)
     if policy is None:

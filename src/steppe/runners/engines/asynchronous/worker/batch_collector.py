@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.envs.interruption import EpisodesCut
+from steppe.envs._base import EpisodesCut
 from steppe.policies.preprocessing import RewardPreprocessing
 from steppe.runners.engines.asynchronous.wire.batches import BatchFormat, WorkerBatch
 from steppe.runners.engines.asynchronous.wire.task import Task

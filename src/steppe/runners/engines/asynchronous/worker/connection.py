@@ -20,7 +20,7 @@ from steppe.net.protocol import (
     HEADER,
     LARGEST,
     Channel,
-    Disconnected,
+    ChannelClosed,
     Message,
     TooSlow,
     read_count,
@@ -142,18 +142,18 @@ class LearnerConnection:
                 while answer["op"] == "wait":
                     answer = self._receive(seconds)
                 return answer
-            except (Disconnected, TooSlow) as error:
+            except (ChannelClosed, TooSlow) as error:
                 self._reach(error)
 
     def listen(self) -> None:
         """Raises `Over` if the learner has sent it without being asked."""
         if self._channel is not None and self._channel.is_ready():
-            with contextlib.suppress(Disconnected, TooSlow):
+            with contextlib.suppress(ChannelClosed, TooSlow):
                 self._understood(self._channel.receive(LISTENING_SECONDS))
 
     def complain(self, sentence: str, lines: LogLines) -> None:
         """Sends the learner the error that ends this worker and its last output, if it can still be reached."""
-        with contextlib.suppress(Disconnected, TooSlow, Over, SteppeError):
+        with contextlib.suppress(ChannelClosed, TooSlow, Over, SteppeError):
             for start in range(0, len(lines), MOST_LINES):
                 self._ask(log_message(lines[start : start + MOST_LINES]), LEAVE_SECONDS)
             self._ask({"op": "fault", "message": sentence}, LEAVE_SECONDS)
@@ -162,7 +162,7 @@ class LearnerConnection:
         """Leaves as agreed, so that the learner does not wait for this worker; may be called again."""
         if self._channel is None:
             return
-        with contextlib.suppress(Disconnected, TooSlow, Over, SteppeError):
+        with contextlib.suppress(ChannelClosed, TooSlow, Over, SteppeError):
             self._ask({"op": "leave"}, LEAVE_SECONDS)
         self._drop()
 
@@ -181,7 +181,7 @@ class LearnerConnection:
             try:
                 self._connect()
                 return
-            except (Disconnected, TooSlow) as error:
+            except (ChannelClosed, TooSlow) as error:
                 reason = error
             except (TaskChanged, ModuleNotAllowed):
                 # The connection stays open, to tell the learner why its policy is refused.
@@ -216,10 +216,10 @@ class LearnerConnection:
     def _ask(self, message: Message, seconds: float) -> Message:
         channel = self._channel
         if channel is None:
-            raise Disconnected("it was closed")
+            raise ChannelClosed("it was closed")
         try:
             channel.send(message, seconds)
-        except Disconnected:
+        except ChannelClosed:
             # The learner's last message may have arrived before the connection broke.
             self.listen()
             raise
@@ -227,7 +227,7 @@ class LearnerConnection:
 
     def _receive(self, seconds: float) -> Message:
         if self._channel is None:
-            raise Disconnected("it was closed")
+            raise ChannelClosed("it was closed")
         try:
             return self._understood(self._channel.receive(seconds))
         except Malformed as error:
@@ -288,7 +288,7 @@ def log_message(lines: LogLines) -> Message:
 
 def decline(learner: LearnerAddress, kind: Literal["user", "fault"], sentence: str) -> None:
     """Tells the learner, if it can be reached, why a worker will not join."""
-    with contextlib.suppress(Disconnected, TooSlow, Malformed, SteppeError):
+    with contextlib.suppress(ChannelClosed, TooSlow, Malformed, SteppeError):
         sock = _connected(learner)
         channel = ClientChannel(sock)
         try:
@@ -326,7 +326,7 @@ class ClientChannel(Channel):
         while filled < needed:
             count = self._read_from(filled, deadline - time.monotonic())
             if not count:
-                raise Disconnected("it was closed" if not filled else "it was closed in the middle of a message")
+                raise ChannelClosed("it was closed" if not filled else "it was closed in the middle of a message")
             filled += count
             if not is_known and filled >= HEADER.size:
                 is_known, needed = True, self._measure()
@@ -349,7 +349,7 @@ def _connected(learner: LearnerAddress) -> socket.socket:
     try:
         sock = socket.create_connection((host, port), timeout=CONNECT_SECONDS)
     except OSError as error:
-        raise Disconnected("no answer" if isinstance(error, TimeoutError) else reason_of(error)) from None
+        raise ChannelClosed("no answer" if isinstance(error, TimeoutError) else reason_of(error)) from None
     if learner.tls is None:
         return sock
     try:
@@ -368,7 +368,7 @@ def _connected(learner: LearnerAddress) -> socket.socket:
         ) from None
     except OSError as error:
         sock.close()
-        raise Disconnected(reason_of(error)) from None
+        raise ChannelClosed(reason_of(error)) from None
 
 
 def _why(error: Exception) -> str:

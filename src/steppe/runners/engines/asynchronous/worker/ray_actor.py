@@ -67,7 +67,7 @@ class WorkerActor:
 
 
 def _work(placement: Placement, has_made: Callable[[], object]) -> None:
-    from steppe.envs.host import HostEnvs
+    from steppe.envs.gymnasium.vector import GymnasiumEnvs
     from steppe.runners.engines.asynchronous.wire.access import trust_only
     from steppe.runners.engines.asynchronous.wire.protocol import MOST_LINES
     from steppe.runners.engines.asynchronous.worker.async_worker import work
@@ -83,4 +83,4 @@ def _work(placement: Placement, has_made: Callable[[], object]) -> None:
     rules = (placement.num_envs, placement.max_timesteps, placement.repeat_actions)
     capture = LogCapture(MOST_LINES, passes_on=True)
     with capture:
-        work(learner, lambda: HostEnvs(environment, *rules), has_made=has_made, take_lines=capture.take_lines)
+        work(learner, lambda: GymnasiumEnvs(environment, *rules), has_made=has_made, take_lines=capture.take_lines)

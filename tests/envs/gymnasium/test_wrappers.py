@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.envs.gymnasium.making import make_env
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.factory import make_env
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import EnvironmentFault, UserError
 from steppe.specs.environment import EnvironmentSpec
 
@@ -20,13 +20,13 @@ def test_wrappers_go_around_in_order(way: str) -> None:
     times = {"type": "steppe_toys:Times", "factor": 3}
     clip = {"type": "gymnasium.wrappers.ClipReward", "max_reward": 5}
     for wrappers, rewards in (((times, clip), [0, 3, 5]), ((clip, times), [0, 3, 12]), ((times,), [0, 3, 12])):
-        with HostEnvs(spec(*wrappers, vectorization=way), 3) as envs:
+        with GymnasiumEnvs(spec(*wrappers, vectorization=way), 3) as envs:
             envs.reset(0)
             np.testing.assert_array_equal(envs.step(np.array([0, 1, 4])).rewards, rewards)
 
 
 def test_a_wrapper_by_its_name_alone_takes_its_defaults() -> None:
-    with HostEnvs(spec("gymnasium.wrappers.NormalizeReward", id="CartPole-v1"), 2) as envs:
+    with GymnasiumEnvs(spec("gymnasium.wrappers.NormalizeReward", id="CartPole-v1"), 2) as envs:
         assert envs.reset(0).shape == (2, 4)
         assert envs.max_episode_steps == 500
 
@@ -59,11 +59,11 @@ def test_a_wrapper_that_fails_is_a_fault() -> None:
 
 
 def test_text_beside_numbers_is_left_out_with_a_notice() -> None:
-    with HostEnvs(EnvironmentSpec(id="steppe_toys:Labelled"), 2) as envs:
+    with GymnasiumEnvs(EnvironmentSpec(id="steppe_toys:Labelled"), 2) as envs:
         assert envs.observation_space.shape == (2,)
         np.testing.assert_array_equal(envs.reset(0), [[0, 1]] * 2)
         np.testing.assert_array_equal(envs.step(np.zeros(2, int)).observations, [[1, 1]] * 2)
         (notice,) = envs.notices
         assert notice.startswith('environment "steppe_toys:Labelled" also observes text, "label", which is left out')
-    with HostEnvs(EnvironmentSpec(id=COUNTER), 1) as envs:
+    with GymnasiumEnvs(EnvironmentSpec(id=COUNTER), 1) as envs:
         assert envs.notices == ()

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from steppe.policies.custom_layers import draw_module, nested
-from steppe.policies.layers import Step
+from steppe.policies.layers import LayerPlan
 from steppe.specs.learning.network import RECURRENT, Custom
 
 HostParams = dict[str, dict[str, Any]]
 Generator = np.random.Generator
 
 
-def layers(rng: Generator | None, steps: Sequence[Step], kernel_init: str) -> HostParams:
+def layers(rng: Generator | None, steps: Sequence[LayerPlan], kernel_init: str) -> HostParams:
     """{step name: {parameter name: array}} for the steps that have parameters."""
     return {step.name: _layer(rng, step, kernel_init) for step in steps if step.parameters}
 
@@ -41,7 +41,7 @@ def orthogonal(rng: Generator | None, shape: tuple[int, ...], gain: float) -> np
     return np.ascontiguousarray(q if rows >= columns else q.T, np.float32).reshape(shape)
 
 
-def _layer(rng: Generator | None, step: Step, kernel_init: str) -> dict[str, Any]:
+def _layer(rng: Generator | None, step: LayerPlan, kernel_init: str) -> dict[str, Any]:
     if isinstance(step.layer, Custom):
         if rng is None:
             return nested({name: np.zeros(shape, np.float32) for name, shape in step.parameters})
@@ -67,7 +67,7 @@ def _parameter(rng: Generator | None, name: str, shape: tuple[int, ...], kernel_
             return np.zeros(shape, np.float32)
 
 
-def _recurrent(rng: Generator | None, step: Step, kernel_init: str) -> dict[str, np.ndarray]:
+def _recurrent(rng: Generator | None, step: LayerPlan, kernel_init: str) -> dict[str, np.ndarray]:
     """Of an lstm or gru: the kernels of each gate are drawn by themselves."""
     params = {name: np.zeros(shape, np.float32) for name, shape in step.parameters}
     if rng is None:

@@ -13,22 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import spaces
 
-from steppe.envs.checking.values import (
-    Mistake,
-    Unreadable,
-    arrays_of,
-    began,
-    five_of,
-    flagged,
-    observed,
-    rewarded,
-    same,
-    stepped,
-)
-from steppe.envs.gymnasium.extras import extra_for
-from steppe.envs.gymnasium.making import make_env
-from steppe.envs.registry import DEFAULT_EPISODE_LIMIT
-from steppe.envs.rendering import draw_off_screen
+from steppe.envs.checks import values
+from steppe.envs.episode_recording import draw_off_screen
+from steppe.envs.gymnasium.factory import make_env
+from steppe.envs.registry import DEFAULT_EPISODE_LIMIT, extra_of_error
 from steppe.envs.spaces import action_crossing, observation_crossing
 from steppe.errors import EnvironmentFault, SteppeError, UserError
 from steppe.specs.environment import EnvironmentSpec
@@ -48,7 +36,7 @@ RESET = "write def reset(self, *, seed=None, options=None) and call super().rese
 
 
 @dataclass(frozen=True)
-class Finding:
+class EnvironmentFinding:
     """What was found of one part of an environment."""
 
     part: str
@@ -64,15 +52,15 @@ class EnvironmentCheck:
     """Everything that was found."""
 
     environment: str
-    findings: tuple[Finding, ...]
+    findings: tuple[EnvironmentFinding, ...]
 
     @property
-    def problems(self) -> tuple[Finding, ...]:
+    def problems(self) -> tuple[EnvironmentFinding, ...]:
         """What keeps an agent from learning, or may."""
         return tuple(finding for finding in self.findings if finding.level == "problem")
 
     @property
-    def warnings(self) -> tuple[Finding, ...]:
+    def warnings(self) -> tuple[EnvironmentFinding, ...]:
         """What is worth knowing or mending."""
         return tuple(finding for finding in self.findings if finding.level == "warning")
 
@@ -116,7 +104,7 @@ class _Check:
 
     def __init__(self, spec: EnvironmentSpec, steps: int, seed: int) -> None:
         self.spec, self.steps, self.seed = spec, steps, seed
-        self.findings: list[Finding] = []
+        self.findings: list[EnvironmentFinding] = []
         self.env: Any = None
         self.limit: int | None = None
         self.takes_seed = True
@@ -124,7 +112,7 @@ class _Check:
     def begin(self, seed: int | None = None) -> Any:
         """The first observation of an episode, also from a `reset` that returns nothing else or takes no seed."""
         value = self.env.reset() if seed is None or not self.takes_seed else self.env.reset(seed=seed)
-        return value[0] if not list(began(value)) else value
+        return value[0] if not list(values.reset_mistakes(value)) else value
 
     def run(self) -> None:
         """Part by part; what needs a part that failed is left out."""
@@ -139,7 +127,7 @@ class _Check:
             try:
                 self.env.close()
             except Exception as error:
-                self._add("making", "warning", f"close raised {told(error)}", "make close work, also when called twice")
+                self._warning("making", f"close raised {told(error)}", "make close work, also when called twice")
         self._render()
 
     def _make(self) -> bool:
@@ -151,9 +139,9 @@ class _Check:
                 "set self.observation_space and self.action_space in __init__, as in "
                 "self.action_space = gymnasium.spaces.Discrete(2)"
             )
-            self._add("making", "problem", str(error), fix if missing else "")
+            self._problem("making", str(error), fix if missing else "")
             return False
-        self._add("making", "ok", f"made {type(self.env.unwrapped).__name__}")
+        self._ok("making", f"made {type(self.env.unwrapped).__name__}")
         return True
 
     def _spaces(self) -> bool:
@@ -161,20 +149,20 @@ class _Check:
         for name, crossing in (("observation_space", observation_crossing), ("action_space", action_crossing)):
             space = getattr(self.env, name, None)
             if space is None:
-                self._add("spaces", "problem", f"there is no {name}", f"set self.{name} in __init__")
+                self._problem("spaces", f"there is no {name}", f"set self.{name} in __init__")
             elif not isinstance(space, spaces.Space):
                 is_old = type(space).__module__.startswith("gym.")
                 found = f"{name} is a {type(space).__module__}.{type(space).__name__}, not a gymnasium space"
-                self._add("spaces", "problem", found, "import gymnasium instead of gym" if is_old else "")
+                self._problem("spaces", found, "import gymnasium instead of gym" if is_old else "")
             else:
                 self._space(name, space)
                 try:
                     crossing(space, self.spec.id)
                 except SteppeError as error:
-                    self._add("spaces", "problem", str(error))
+                    self._problem("spaces", str(error))
         is_usable = not any(finding.level == "problem" for finding in self.findings[before:])
         if len(self.findings) == before:
-            self._add("spaces", "ok", f"observes {self.env.observation_space}, acts in {self.env.action_space}")
+            self._ok("spaces", f"observes {self.env.observation_space}, acts in {self.env.action_space}")
         return is_usable
 
     def _space(self, name: str, space: spaces.Space) -> None:
@@ -187,22 +175,17 @@ class _Check:
         if not isinstance(space, spaces.Box):
             return
         if np.isnan(space.low).any() or np.isnan(space.high).any():
-            self._add("spaces", "problem", f"{name} has nan among its bounds", "write numbers, or -np.inf and np.inf")
+            self._problem("spaces", f"{name} has nan among its bounds", "write numbers, or -np.inf and np.inf")
         elif (space.low >= space.high).any():
-            self._add(
-                "spaces", "warning", f"{name} has a low that is not below its high", "leave out what never changes"
-            )
+            self._warning("spaces", f"{name} has a low that is not below its high", "leave out what never changes")
         elif name == "action_space" and not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-            self._add(
+            self._warning(
                 "spaces",
-                "warning",
                 "action_space has no bounds",
                 "give finite low and high, since sac, td3, ddpg and naf scale their actions to them",
             )
         if len(space.shape) == 3 and space.dtype == np.uint8 and (space.low.min() != 0 or space.high.max() != 255):
-            self._add(
-                "spaces", "warning", f"{name} looks like an image, but is not within 0 to 255", "write low=0, high=255"
-            )
+            self._warning("spaces", f"{name} looks like an image, but is not within 0 to 255", "write low=0, high=255")
 
     def _reset(self) -> bool:
         """Whether episodes can begin."""
@@ -216,15 +199,17 @@ class _Check:
         try:
             value = self.env.reset(seed=self.seed) if self.takes_seed else self.env.reset()
         except Exception as error:
-            self._add("reset", "problem", f"reset raised {told(error)}", "make reset work before the first step")
+            self._problem("reset", f"reset raised {told(error)}", "make reset work before the first step")
             return False
-        mistakes = list(began(value))
+        mistakes = list(values.reset_mistakes(value))
         self._note("reset", mistakes)
-        self._note("reset", observed(value[0] if not mistakes else value, self.env.observation_space))
+        self._note(
+            "reset", values.observation_mistakes(value[0] if not mistakes else value, self.env.observation_space)
+        )
         if self.takes_seed and getattr(self.env.unwrapped, "_np_random", None) is None:
-            self._add("reset", "warning", "reset does not seed self.np_random", RESET)
+            self._warning("reset", "reset does not seed self.np_random", RESET)
         if len(self.findings) == before:
-            self._add("reset", "ok", "takes a seed and returns an observation of its space and an info")
+            self._ok("reset", "takes a seed and returns an observation of its space and an info")
         return True
 
     def _play(self) -> None:
@@ -233,28 +218,27 @@ class _Check:
         played = _Played(self)
         try:
             played.run()
-        except Unreadable:
+        except values.Unreadable:
             return
         except Exception as error:
             step = played.taken + 1
-            self._add("observations", "problem", f"at step {step} the environment raised {told(error)}", "correct it")
+            self._problem("observations", f"at step {step} the environment raised {told(error)}", "correct it")
             return
         parts = {finding.part for finding in self.findings[before:]}
         if "observations" not in parts:
-            self._add("observations", "ok", f"{played.taken:,} of them were of their space")
+            self._ok("observations", f"{played.taken:,} of them were of their space")
         self._tell_scale(played)
         self._tell_endings(played)
         if "arrays" not in {finding.part for finding in self.findings[before:]}:
-            self._add("arrays", "ok", "each observation is an array of its own, and actions are left as they are")
+            self._ok("arrays", "each observation is an array of its own, and actions are left as they are")
         speed = played.taken / max(played.seconds, 1e-9)
         fix = '"vectorization": "processes" steps several of them at once, on several cores' if speed < SLOW else ""
-        self._add("speed", "ok", f"{speed:,.0f} steps a second in this process", fix)
+        self._ok("speed", f"{speed:,.0f} steps a second in this process", fix)
 
     def _tell_scale(self, played: _Played) -> None:
         if played.largest > LARGE:
-            self._add(
+            self._warning(
                 "observations",
-                "warning",
                 f"values reach {played.largest:.3g}",
                 'a network learns better from small ones: write "normalize_observations": true in the environment',
             )
@@ -266,19 +250,18 @@ class _Check:
             fix = "an agent learns from differences: let it explore for longer, or reward steps on the way"
             self._add("rewards", "warning" if low == 0 else "ok", found, fix if low == 0 else "")
         else:
-            self._add("rewards", "ok", f"from {low:.4g} to {high:.4g}")
+            self._ok("rewards", f"from {low:.4g} to {high:.4g}")
 
     def _tell_endings(self, played: _Played) -> None:
         lengths = played.lengths
         if lengths:
             mean = sum(lengths) / len(lengths)
-            self._add("endings", "ok", f"{len(lengths)} episodes ended, after {mean:.0f} steps on average")
+            self._ok("endings", f"{len(lengths)} episodes ended, after {mean:.0f} steps on average")
         elif self.limit is not None:
-            self._add("endings", "ok", f"an episode is cut at {self.limit:,} steps")
+            self._ok("endings", f"an episode is cut at {self.limit:,} steps")
         else:
-            self._add(
+            self._warning(
                 "endings",
-                "warning",
                 f"no episode ended within {played.taken:,} random steps",
                 f"return truncated=True after some time, or give --max-timesteps-per-episode; otherwise Steppe cuts "
                 f"episodes at {DEFAULT_EPISODE_LIMIT:,}",
@@ -292,18 +275,18 @@ class _Check:
         except Exception:
             return  # told above
         for step, ((one, gained), (other, gained_too)) in enumerate(zip(first, second, strict=False)):
-            if not same(one, other) or not same(gained, gained_too):
+            if not values.are_equal(one, other) or not values.are_equal(gained, gained_too):
                 where = "the first observation" if step == 0 else f"step {step}"
-                self._add("seed", "warning", f"the same seed and actions differ at {where}", fix)
+                self._warning("seed", f"the same seed and actions differ at {where}", fix)
                 return
-        self._add("seed", "ok", f"the same seed and actions give the same {len(first) - 1} steps")
+        self._ok("seed", f"the same seed and actions give the same {len(first) - 1} steps")
 
     def _trace(self) -> list[tuple[Any, Any]]:
         obs = self.begin(self.seed)
         self.env.action_space.seed(self.seed)
         seen = [(copy.deepcopy(obs), 0.0)]
         for _ in range(min(COMPARED, self.steps)):
-            obs, reward, terminated, truncated, _ = five_of(self.env.step(self.env.action_space.sample()))
+            obs, reward, terminated, truncated, _ = values.five_values(self.env.step(self.env.action_space.sample()))
             seen.append((copy.deepcopy(obs), copy.copy(reward)))
             if terminated or truncated:
                 break
@@ -316,34 +299,43 @@ class _Check:
         try:
             env, _ = make_env(self.spec, render_mode="rgb_array")
         except SteppeError:
-            self._add("rendering", "warning", "it cannot be shown, so runs leave no film", how)
+            self._warning("rendering", "it cannot be shown, so runs leave no film", how)
             return
         try:
             env.reset(seed=self.seed)
             picture = env.render()
         except NotImplementedError:
-            self._add("rendering", "warning", "it has no render, so runs leave no film", how)
+            self._warning("rendering", "it has no render, so runs leave no film", how)
             return
         except Exception as error:
-            extra = extra_for(error)
+            extra = extra_of_error(error)
             fix = how if extra is None else f'pip install "steppe[{extra}]"'
-            self._add("rendering", "warning", f"render raised {told(error)}", fix)
+            self._warning("rendering", f"render raised {told(error)}", fix)
             return
         finally:
             with contextlib.suppress(Exception):
                 env.close()
         if isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.ndim == 3:
-            self._add("rendering", "ok", f"pictures of {picture.shape[1]} x {picture.shape[0]}")
+            self._ok("rendering", f"pictures of {picture.shape[1]} x {picture.shape[0]}")
         else:
             kind = f"an array of {picture.dtype}" if isinstance(picture, np.ndarray) else type(picture).__name__
-            self._add("rendering", "warning", f"render returned {kind}", "return np.uint8 of shape height, width, 3")
+            self._warning("rendering", f"render returned {kind}", "return np.uint8 of shape height, width, 3")
 
-    def _note(self, part: str, mistakes: Iterable[Mistake]) -> None:
+    def _note(self, part: str, mistakes: Iterable[values.Mistake]) -> None:
         for mistake in mistakes:
             self._add(part, "problem" if mistake.is_serious else "warning", mistake.found, mistake.fix)
 
+    def _ok(self, part: str, found: str, fix: str = "") -> None:
+        self._add(part, "ok", found, fix)
+
+    def _warning(self, part: str, found: str, fix: str = "") -> None:
+        self._add(part, "warning", found, fix)
+
+    def _problem(self, part: str, found: str, fix: str = "") -> None:
+        self._add(part, "problem", found, fix)
+
     def _add(self, part: str, level: Level, found: str, fix: str = "") -> None:
-        self.findings.append(Finding(part, level, found, fix))
+        self.findings.append(EnvironmentFinding(part, level, found, fix))
 
 
 class _Played:
@@ -372,15 +364,17 @@ class _Played:
             self.seconds += time.perf_counter() - started
             self.taken += 1
             length += 1
-            for mistake in stepped(value):
+            for mistake in values.step_mistakes(value):
                 self._once("observations", mistake.found, mistake.fix, True)
-            obs, reward, terminated, truncated, info = five_of(value)
+            obs, reward, terminated, truncated, info = values.five_values(value)
             self._look(obs, reward, terminated, truncated, info)
-            if not same(action, given):
+            if not values.are_equal(action, given):
                 self._once(
                     "arrays", "step changes the action that it is given", "work on a copy: action = np.array(action)"
                 )
-            if not same(last, kept) or any(np.shares_memory(a, b) for a in arrays_of(last) for b in arrays_of(obs)):
+            if not values.are_equal(last, kept) or any(
+                np.shares_memory(a, b) for a in values.arrays_of(last) for b in values.arrays_of(obs)
+            ):
                 self._once(
                     "arrays",
                     "observations share their memory, so that a step changes the one before",
@@ -395,9 +389,12 @@ class _Played:
 
     def _look(self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
         for part, mistakes in (
-            ("observations", observed(obs, self._env.observation_space)),
-            ("rewards", rewarded(reward)),
-            ("endings", [*flagged("terminated", terminated), *flagged("truncated", truncated)]),
+            ("observations", values.observation_mistakes(obs, self._env.observation_space)),
+            ("rewards", values.reward_mistakes(reward)),
+            (
+                "endings",
+                [*values.flag_mistakes("terminated", terminated), *values.flag_mistakes("truncated", truncated)],
+            ),
         ):
             for mistake in mistakes:
                 self._once(part, mistake.found, mistake.fix, mistake.is_serious)
@@ -405,7 +402,7 @@ class _Played:
             self._once("observations", f"info is a {type(info).__name__}, not a dict", "return {} as the last value")
         with contextlib.suppress(TypeError, ValueError):
             self.rewards.append(float(reward))
-        for array in arrays_of(obs):
+        for array in values.arrays_of(obs):
             if array.dtype.kind == "f" and array.size:
                 self.largest = max(self.largest, float(np.abs(array).max()))
 
@@ -413,7 +410,7 @@ class _Played:
         """The first of each kind; a thousand steps make the same mistake a thousand times."""
         if f"{part} {fix}" not in self._told:
             self._told.add(f"{part} {fix}")
-            self._check._note(part, [Mistake(f"at step {self.taken}: {found}", fix, is_serious)])
+            self._check._note(part, [values.Mistake(f"at step {self.taken}: {found}", fix, is_serious)])
 
 
 def _parameters(function: Any) -> tuple[set[str], bool]:

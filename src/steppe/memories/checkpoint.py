@@ -12,7 +12,7 @@ from steppe.memories.frames import Frames, FrameState
 from steppe.memories.replay import ReplayState, Timesteps
 
 
-def held(state: ReplayState) -> ReplayState:
+def compact(state: ReplayState) -> ReplayState:
     """A copy of the memory without room that is empty; NumPy arrays."""
     head, filled = int(state.head), int(state.filled)
     timesteps = [np.asarray(leaf) for leaf in state.timesteps]
@@ -22,8 +22,8 @@ def held(state: ReplayState) -> ReplayState:
     return ReplayState(kept, *scalars, frames)
 
 
-def put_back(template: ReplayState, saved: ReplayState) -> ReplayState:
-    """The memory that `held` made `saved` of; `template` only needs shapes and dtypes.
+def restore(template: ReplayState, saved: ReplayState) -> ReplayState:
+    """The memory that `compact` made `saved` of; `template` only needs shapes and dtypes.
 
     Also takes what older versions saved: all rows, and all observations whole. ValueError: it is of another memory.
     """
@@ -114,7 +114,7 @@ def _in_frames(template: ReplayState, saved: ReplayState) -> ReplayState:
     slots = (leaf[_before(head, filled, rows)] for leaf in starts)
     in_slots = saved.timesteps._replace(**dict(zip(("observations", "next_observations"), slots, strict=True)))
     saved = saved._replace(timesteps=in_slots, frames=_held_frames(jax.tree.map(np.asarray, state)))
-    return put_back(template, saved)._replace(filled=np.int32(held_rows))
+    return restore(template, saved)._replace(filled=np.int32(held_rows))
 
 
 def _check(shape: tuple[int, ...], dtype: Any, leaf: Any, found: tuple[int, ...]) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import gymnasium
 
 from steppe.envs.gymnasium import in_process
-from steppe.envs.gymnasium.extras import extra_for
-from steppe.envs.gymnasium.wrapping import find_in, import_module, not_in, without_text, wrapped
-from steppe.envs.registry import EXTRAS, extra_of, has_twin, known_ids, plays_atari
+from steppe.envs.gymnasium.wrappers import find_in, import_module, not_in, without_text, wrapped
+from steppe.envs.registry import EXTRAS, compiled_ids, extra_of_error, extra_of_registration, has_compiled, plays_atari
 from steppe.errors import EnvironmentFault, MissingEnvironment, MissingEnvironmentExtra, SteppeError, UserError
 from steppe.specs.environment import IN_PROCESS, EnvironmentSpec
 from steppe.specs.loading.suggestions import did_you_mean
@@ -61,12 +60,12 @@ def make_env(
     except SteppeError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
-        extra = (None if ":" in spec.id else extra_of(find_spec(spec.id))) or extra_for(error)
+        extra = (None if ":" in spec.id else extra_of_registration(find_spec(spec.id))) or extra_of_error(error)
         if extra is not None:
             raise MissingEnvironmentExtra(f'environment "{spec.id}"', extra) from error
         raise MissingEnvironment(f'environment "{spec.id}" needs an optional package: {error}') from error
     except ModuleNotFoundError as error:
-        if (extra := extra_for(error)) is not None:
+        if (extra := extra_of_error(error)) is not None:
             raise MissingEnvironmentExtra(f'environment "{spec.id}"', extra) from error
         raise MissingEnvironment(
             f'environment "{spec.id}" needs the Python module "{error.name}", which is not installed; add it with pip'
@@ -104,11 +103,11 @@ def find_spec(id: str) -> Any:
         return gymnasium.registry[name]
     if module:
         raise UserError(f'environment "{id}" names "{name}", which the module "{module}" does not register as an id')
-    if has_twin(id):
+    if has_compiled(id):
         raise UserError(
             f'environment "{id}" is Steppe\'s own and only runs compiled; leave out backend, wrappers and vectorization'
         )
-    nearest = did_you_mean(id, [*gymnasium.registry, *known_ids()])
+    nearest = did_you_mean(id, [*gymnasium.registry, *compiled_ids()])
     raise UserError(
         f'unknown environment "{id}", which is neither a gymnasium id nor "module:callable"'
         + (nearest or f'; if a package registers it, put its module before it: "module:{id}"')
@@ -142,12 +141,12 @@ def checked_limit(limit: Any, id: str) -> int | None:
 def _make_registered(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env, int | None]:
     """An environment that gymnasium knows by its id."""
     registration = find_spec(id)
-    match extra_of(registration):
+    match extra_of_registration(registration):
         case "atari":
             settings = _for_atari(settings)
         case "mujoco":
             _let_mujoco_log()
-    # The time limit is counted by HostEnvs, in decisions, and the wrappers below cost time in every step.
+    # The time limit is counted by GymnasiumEnvs, in decisions, and the wrappers below cost time in every step.
     env = gymnasium.make(registration, max_episode_steps=-1, disable_env_checker=True, **settings)
     if type(env) is gymnasium.wrappers.OrderEnforcing:
         env = env.env

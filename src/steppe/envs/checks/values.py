@@ -30,11 +30,11 @@ OLD_STEP = (
 )
 
 
-def observed(value: Any, space: spaces.Space, name: str = "the observation") -> Iterator[Mistake]:
+def observation_mistakes(value: Any, space: spaces.Space, name: str = "the observation") -> Iterator[Mistake]:
     """Mistakes of an observation of this space."""
     match space:
         case spaces.Dict():
-            yield from _observed_dict(value, space, name)
+            yield from _dict_mistakes(value, space, name)
         case spaces.Tuple():
             if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
                 yield Mistake(
@@ -43,15 +43,15 @@ def observed(value: Any, space: spaces.Space, name: str = "the observation") -> 
                 )
                 return
             for i, (part, inner) in enumerate(zip(value, space.spaces, strict=True)):
-                yield from observed(part, inner, f"part {i} of {name}")
+                yield from observation_mistakes(part, inner, f"part {i} of {name}")
         case spaces.Box():
-            yield from _observed_box(value, space, name)
+            yield from _box_mistakes(value, space, name)
         case _:
             if not space.contains(value):
                 yield Mistake(f"{name} is {_shown(value)}, which is not in {space}", "return what its space says")
 
 
-def rewarded(reward: Any) -> Iterator[Mistake]:
+def reward_mistakes(reward: Any) -> Iterator[Mistake]:
     """Mistakes of a reward."""
     if isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "fiub":
         yield Mistake(
@@ -64,20 +64,20 @@ def rewarded(reward: Any) -> Iterator[Mistake]:
         yield Mistake(f"the reward is {float(reward)}", "find the division or the logarithm that it comes from")
 
 
-def flagged(name: str, flag: Any) -> Iterator[Mistake]:
+def flag_mistakes(name: str, flag: Any) -> Iterator[Mistake]:
     """Mistakes of `terminated` or `truncated`."""
     if not isinstance(flag, bool | np.bool_):
         is_number = isinstance(flag, numbers.Real)
         yield Mistake(f"{name} is {_shown(flag)}, not True or False", f"return bool({name})", not is_number)
 
 
-def began(value: Any) -> Iterator[Mistake]:
+def reset_mistakes(value: Any) -> Iterator[Mistake]:
     """Mistakes of what `reset` returned as a whole."""
     if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[1], dict):
         yield Mistake(f"reset returned {_shown(value)}", "return two values: observation, info, where info is a dict")
 
 
-def stepped(value: Any) -> Iterator[Mistake]:
+def step_mistakes(value: Any) -> Iterator[Mistake]:
     """Mistakes of what `step` returned as a whole, which cannot be read any further."""
     if not isinstance(value, tuple | list):
         yield Mistake(f"step returned {_shown(value)}, not five values", STEP)
@@ -85,7 +85,7 @@ def stepped(value: Any) -> Iterator[Mistake]:
         yield Mistake(f"step returned {len(value)} values, not five", OLD_STEP if len(value) == 4 else STEP)
 
 
-def five_of(value: Any) -> tuple[Any, Any, Any, Any, Any]:
+def five_values(value: Any) -> tuple[Any, Any, Any, Any, Any]:
     """The five values of a step, also of the old gym's four; Unreadable if there is no telling which is which."""
     if isinstance(value, tuple | list) and len(value) == 4:
         obs, reward, done, info = value
@@ -108,27 +108,27 @@ def arrays_of(value: Any) -> Iterator[np.ndarray]:
             yield from arrays_of(part)
 
 
-def same(one: Any, other: Any) -> bool:
+def are_equal(one: Any, other: Any) -> bool:
     """Whether two observations are equal, NaN to NaN."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(are_equal, one, other))
     first, second = np.asarray(one), np.asarray(other)
     is_number = first.dtype.kind in "fc"
     return first.shape == second.shape and np.array_equal(first, second, equal_nan=is_number)
 
 
-def _observed_dict(value: Any, space: spaces.Dict, name: str) -> Iterator[Mistake]:
+def _dict_mistakes(value: Any, space: spaces.Dict, name: str) -> Iterator[Mistake]:
     if not isinstance(value, dict) or value.keys() != space.spaces.keys():
         keys = ", ".join(f'"{key}"' for key in space.spaces)
         yield Mistake(f"{name} is {_shown(value)}, but its space is a Dict of {keys}", "return a dict with these keys")
         return
     for key, inner in space.spaces.items():
-        yield from observed(value[key], inner, f'"{key}" of {name}')
+        yield from observation_mistakes(value[key], inner, f'"{key}" of {name}')
 
 
-def _observed_box(value: Any, space: spaces.Box, name: str) -> Iterator[Mistake]:
+def _box_mistakes(value: Any, space: spaces.Box, name: str) -> Iterator[Mistake]:
     dtype = space.dtype
     if not isinstance(value, np.ndarray | np.generic):
         way = f"return np.array(values, np.{dtype})"

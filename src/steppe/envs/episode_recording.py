@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.envs.registry import extra_of, has_twin, make_jax, plays_atari
+from steppe.envs.registry import extra_of_registration, has_compiled, make_compiled, plays_atari
 from steppe.errors import MissingExtra, SteppeError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.running.connections import CONNECTIONS
@@ -59,7 +59,7 @@ def record_episode(
 ) -> Recording:
     """Plays one episode. Large ones are thinned out and long ones cut: a recording has some tens of megabytes."""
     try:
-        if has_twin(spec.id) and not _has_original(spec.id):
+        if has_compiled(spec.id) and not _has_original(spec.id):
             return _record_twin(spec, act, seed, max_timesteps_per_episode, repeat_actions)
         with warnings.catch_warnings():
             # pygame and its relatives warn about their own dependencies, which the user cannot change.
@@ -84,16 +84,16 @@ def draw_off_screen() -> None:
 
 
 def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | None, repeat: int) -> Recording:
-    from steppe.envs.gymnasium._loop import describe
-    from steppe.envs.gymnasium.making import make_env
+    from steppe.envs.gymnasium._sync import describe
+    from steppe.envs.gymnasium.factory import make_env
     from steppe.envs.spaces import zeros
 
     draw_off_screen()
     env, own_limit = make_env(_of_modest_size(spec), render_mode="rgb_array")
     try:
-        layout, write, offer = describe(spec, env, own_limit, limit)
+        description, write, offer = describe(spec, env, own_limit, limit)
         film = _Film(int(env.metadata.get("render_fps") or 30))
-        row = zeros(layout.observation_space, 1)
+        row = zeros(description.observation_space, 1)
         obs, _ = env.reset(seed=seed)
         reason = film.add(env.render)
         total, length, ended = 0.0, 0, False
@@ -108,15 +108,15 @@ def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | N
                 if ended := bool(terminated or truncated):
                     break
             length += 1
-            ended = ended or length == layout.limit
+            ended = ended or length == description.limit
     except SteppeError:
         raise
     except NotImplementedError:
         reason = f'environment "{spec.id}" cannot be shown: it has no "render" of its own'
     except Exception as error:
-        from steppe.envs.gymnasium.extras import extra_for
+        from steppe.envs.registry import extra_of_error
 
-        if (extra := extra_for(error)) is not None:
+        if (extra := extra_of_error(error)) is not None:
             raise MissingExtra(f'showing environment "{spec.id}"', extra) from error
         said = f": {error}" if str(error) else ""
         reason = f'environment "{spec.id}" cannot be shown: it raised {type(error).__name__}{said}'
@@ -132,9 +132,9 @@ def _of_modest_size(spec: EnvironmentSpec) -> EnvironmentSpec:
     """With small pictures of a robot, where their size is not given."""
     if ":" in spec.id or plays_atari(spec) or spec.id in CONNECTIONS:
         return spec
-    from steppe.envs.gymnasium.making import find_spec
+    from steppe.envs.gymnasium.factory import find_spec
 
-    if extra_of(find_spec(spec.id)) != "mujoco":
+    if extra_of_registration(find_spec(spec.id)) != "mujoco":
         return spec
     size = {"width": ROBOT_SIDE, "height": ROBOT_SIDE}
     return spec.model_copy(update={"settings": size | spec.settings})
@@ -144,7 +144,7 @@ def _record_twin(spec: EnvironmentSpec, act: Act, seed: int, limit: int | None, 
     """A compiled environment without an original draws itself."""
     import jax
 
-    env = make_jax(spec)
+    env = make_compiled(spec)
     render = getattr(env, "render", None)
     if render is None:
         return Recording(None, reason=f'environment "{spec.id}" cannot be shown: it has no pictures')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 LARGEST = 1e300
@@ -27,12 +26,12 @@ class Score(NamedTuple):
         """None where there was no evaluation, or nothing that this version understands."""
         if not isinstance(data, dict):
             return None
-        mean, last, best = (_number(data.get(name)) for name in ("mean", "last", "best"))
-        episodes, timestep = (_number(data.get(name)) for name in ("episodes", "timestep"))
+        mean, last, best = (finite_number(data.get(name)) for name in ("mean", "last", "best"))
+        episodes, timestep = (finite_number(data.get(name)) for name in ("episodes", "timestep"))
         if mean is None or episodes is None or timestep is None:
             return None
         interval = data.get("interval")
-        bounds = [_number(each) for each in interval] if isinstance(interval, list) else []
+        bounds = [finite_number(each) for each in interval] if isinstance(interval, list) else []
         low, high = bounds if len(bounds) == 2 else (None, None)
         return cls(
             mean,
@@ -45,6 +44,11 @@ class Score(NamedTuple):
         )
 
 
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) and abs(value) < LARGEST else None
+def finite_number(value: Any) -> float | None:
+    """The value if it `is_finite`, else None."""
+    return value if is_finite(value) else None
+
+
+def is_finite(value: Any) -> bool:
+    """Whether the value is a finite number of sensible size; JSON such as 1e999 is an infinity."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from steppe.envs.gymnasium.making import make_env
-from steppe.envs.gymnasium.wrapping import notices_of
+from steppe.envs.gymnasium.factory import make_env
+from steppe.envs.gymnasium.wrappers import notices_of
 from steppe.envs.spaces import Offer, Write, action_crossing, bulk_writer, observation_crossing
 from steppe.errors import EnvironmentFault, UserError
 from steppe.specs.environment import EnvironmentSpec
@@ -19,7 +19,7 @@ from steppe.specs.user_code import DEBUG, place_of, told
 INFINITY = float("inf")
 
 
-class Buffers(NamedTuple):
+class StepBuffers(NamedTuple):
     """Where one step's results are written; without an ended episode `observations` may be left as it was."""
 
     observations: np.ndarray
@@ -29,7 +29,7 @@ class Buffers(NamedTuple):
     truncated: np.ndarray
 
 
-class Layout(NamedTuple):
+class EnvDescription(NamedTuple):
     """What all environments of a spec have in common, and how many decisions an episode may have."""
 
     observation_space: Space
@@ -37,22 +37,7 @@ class Layout(NamedTuple):
     limit: int | None
 
 
-class Stepper(Protocol):
-    """One way to run N environments."""
-
-    layout: Layout
-
-    def reset(self, seed: int, observations: np.ndarray) -> None:
-        """Starts a new episode everywhere and writes the first observations [N, ...]."""
-
-    def step(self, actions: np.ndarray, out: Buffers) -> bool:
-        """One decision everywhere; where an episode ends, the next starts at once. Returns whether any ended."""
-
-    def close(self) -> None:
-        """Releases everything; may be called again."""
-
-
-class Loop:
+class SyncEnvs:
     """Environments number `first` to `first + count - 1` of a run, stepped one after the other."""
 
     def __init__(
@@ -77,7 +62,7 @@ class Loop:
                     f'environment "{spec.id}" returned the same environment twice; let it make a new one each time, or '
                     "use num_envs=1"
                 )
-            self.layout, self._write, self._offer = describe(spec, self._envs[0], own_limit, max_timesteps)
+            self.description, self._write, self._offer = describe(spec, self._envs[0], own_limit, max_timesteps)
             self._own_limit = own_limit
             for env in self._envs[1:]:
                 if (env.observation_space, env.action_space) != (
@@ -96,12 +81,12 @@ class Loop:
         # The decision at which each environment is truncated, in decisions of the run: one comparison a step, not N.
         self._deadlines = [0] * count
         self._next_deadline: float
-        self._check = Check(self.layout.observation_space)
+        self._check = NumberCheck(self.description.observation_space)
         self.play_by(max_timesteps, repeat)
 
     def play_by(self, max_timesteps: int | None, repeat: int) -> None:
         """What an episode is from the next reset on."""
-        self.layout = self.layout._replace(limit=_shorter(self._own_limit, max_timesteps))
+        self.description = self.description._replace(limit=_shorter(self._own_limit, max_timesteps))
         self._steps = [env.step if repeat == 1 else _repeated(env.step, repeat) for env in self._envs]
         self._next_deadline = INFINITY
 
@@ -114,7 +99,7 @@ class Loop:
             self._begin(i, observations, number)
         self._set_deadlines(range(len(self._envs)))
 
-    def step(self, actions: np.ndarray, out: Buffers) -> bool:
+    def step(self, actions: np.ndarray, out: StepBuffers) -> bool:
         """actions: [N, ...]; writes rows 0 to N - 1 of `out`. The hot path: per environment only what must be."""
         self._taken += 1
         observations, following, rewards, terminated, truncated = out
@@ -180,7 +165,7 @@ class Loop:
         self._check.row(observations[i], lambda what: self._named(i, what + " when it was reset"))
 
     def _set_deadlines(self, started: Any) -> None:
-        limit = self.layout.limit
+        limit = self.description.limit
         if limit is not None:
             for i in started:
                 self._deadlines[i] = self._taken + limit
@@ -228,18 +213,18 @@ def _repeated(step: Any, times: int) -> Any:
 
 def describe(
     spec: EnvironmentSpec, env: Any, own_limit: int | None, max_timesteps: int | None
-) -> tuple[Layout, Write, Offer]:
-    """The layout of an environment, and how observations and actions cross to it."""
+) -> tuple[EnvDescription, Write, Offer]:
+    """The description of an environment, and how observations and actions cross to it."""
     observation_space, write = observation_crossing(env.observation_space, spec.id)
     action_space, offer = action_crossing(env.action_space, spec.id)
-    return Layout(observation_space, action_space, _shorter(own_limit, max_timesteps)), write, offer
+    return EnvDescription(observation_space, action_space, _shorter(own_limit, max_timesteps)), write, offer
 
 
 def _shorter(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-class Check:
+class NumberCheck:
     """Finds numbers that cannot be learned from, for less than two microseconds a step."""
 
     def __init__(self, space: Space) -> None:

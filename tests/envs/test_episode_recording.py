@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from steppe.envs import rendering
-from steppe.envs.host import HostEnvs
-from steppe.envs.rendering import MAX_SIDE, record_episode
+from steppe.envs import episode_recording
+from steppe.envs.episode_recording import MAX_SIDE, record_episode
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Discrete
 
@@ -46,7 +46,7 @@ def test_the_limit_and_repeated_actions_hold_while_recording() -> None:
 
 def test_pictures_that_take_long_to_draw_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pygame")
-    monkeypatch.setattr(rendering, "MAX_SECONDS", 1e-9)
+    monkeypatch.setattr(episode_recording, "MAX_SECONDS", 1e-9)
     recording = record_episode(EnvironmentSpec(id="Pendulum-v1"), lambda observation: np.zeros(1))
     assert recording.reason == ""
     assert recording.frames is not None
@@ -58,9 +58,9 @@ def test_slow_pictures_are_thinned_out_so_that_the_film_shows_more_than_the_begi
 ) -> None:
     pytest.importorskip("pygame")
     # Any picture is slow, and yet there is time to draw all of them.
-    monkeypatch.setattr(rendering, "SLOW", 0.0)
-    monkeypatch.setattr(rendering, "SHOWN_SECONDS", 1e9)
-    monkeypatch.setattr(rendering, "MAX_SECONDS", 600.0)
+    monkeypatch.setattr(episode_recording, "SLOW", 0.0)
+    monkeypatch.setattr(episode_recording, "SHOWN_SECONDS", 1e9)
+    monkeypatch.setattr(episode_recording, "MAX_SECONDS", 600.0)
     spec = EnvironmentSpec(id="Pendulum-v1")
     recording = record_episode(spec, lambda observation: np.zeros(1), max_timesteps_per_episode=32)
     assert recording.frames is not None
@@ -70,12 +70,12 @@ def test_slow_pictures_are_thinned_out_so_that_the_film_shows_more_than_the_begi
 
 def test_robots_are_drawn_small_unless_their_settings_say_otherwise() -> None:
     pytest.importorskip("mujoco", reason="an extra is not installed")
-    small = rendering._of_modest_size(EnvironmentSpec(id="HalfCheetah-v5"))
+    small = episode_recording._of_modest_size(EnvironmentSpec(id="HalfCheetah-v5"))
     assert small.settings == {"width": 240, "height": 240}
     wide = EnvironmentSpec(id="HalfCheetah-v5", settings={"width": 320, "height": 200})
-    assert rendering._of_modest_size(wide).settings == wide.settings
+    assert episode_recording._of_modest_size(wide).settings == wide.settings
     plain = EnvironmentSpec(id="CartPole-v1")
-    assert rendering._of_modest_size(plain) is plain
+    assert episode_recording._of_modest_size(plain) is plain
 
 
 def test_a_grid_draws_itself() -> None:
@@ -138,7 +138,7 @@ def test_an_atari_game_is_shown_in_full_and_scored_in_full() -> None:
 def test_environments_of_other_packages_are_shown(id: str) -> None:
     pytest.importorskip({"H": "mujoco", "M": "minigrid"}[id[0]], reason="an extra is not installed")
     spec = EnvironmentSpec(id=id)
-    with HostEnvs(spec, 1) as envs:
+    with GymnasiumEnvs(spec, 1) as envs:
         space = envs.action_space
     action = 0 if isinstance(space, Discrete) else np.zeros(space.shape)
     recording = record_episode(spec, lambda observation: action, max_timesteps_per_episode=4)

@@ -9,24 +9,24 @@ import threading
 import time
 from pathlib import Path
 
-from steppe.envs.host import HostEnvs
-from steppe.envs.remote.session import Session
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
+from steppe.envs.remote.session import EnvironmentQuota, EnvironmentSession
 from steppe.errors import UserError
-from steppe.net.admission import Admission, Limits, Member
+from steppe.net.admission import Admission, AdmissionLimits, AdmittedConnection
 from steppe.net.hello import Greeting
 from steppe.net.local_tokens import token_for
 from steppe.net.protocol import NAME, VERSION
 from steppe.net.sockets import is_loopback, listen
 from steppe.specs.environment import EnvironmentSpec
 
-LIMITS = Limits(members=256, members_of_address=192)
+LIMITS = AdmissionLimits(connections=256, connections_per_address=192)
 END_SECONDS = 5.0
 """How long the steps under way may take when the server ends."""
 
 log = logging.getLogger(__name__)
 
 
-class Server:
+class EnvironmentServer:
     """Listens from its making on; `serve` answers until `stop` is called, from a signal handler or another thread."""
 
     def __init__(
@@ -38,12 +38,12 @@ class Server:
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
         max_envs: int = 256,
-        limits: Limits = LIMITS,
+        limits: AdmissionLimits = LIMITS,
     ) -> None:
         # Whatever is wrong with the environment should be heard now, and not by the first who wants to train.
-        HostEnvs(spec, 1).close()
+        GymnasiumEnvs(spec, 1).close()
         self._spec = spec
-        self._places = Places(max_envs)
+        self._quota = EnvironmentQuota(max_envs)
         self._listener = _listen(host, port, must_be_local=token is None)
         try:
             self._local_token = token_for(self._listener, host, token)
@@ -56,7 +56,7 @@ class Server:
         """(host, port) that it really listens at."""
         greeting = Greeting(NAME, VERSION, token, "server", "client")
         self._admission = Admission(self._listener, greeting, tls, self._welcome, limits)
-        self._sessions: dict[Session, threading.Thread] = {}
+        self._sessions: dict[EnvironmentSession, threading.Thread] = {}
 
     @property
     def token_file(self) -> Path | None:
@@ -76,9 +76,9 @@ class Server:
         """Lets `serve` return; may be called again, and when it has returned."""
         self._admission.stop()
 
-    def _welcome(self, member: Member) -> None:
+    def _welcome(self, member: AdmittedConnection) -> None:
         self._sessions = {session: thread for session, thread in self._sessions.items() if thread.is_alive()}
-        session = Session(member, self._spec, self._places)
+        session = EnvironmentSession(member, self._spec, self._quota)
         thread = threading.Thread(target=session.run, name=f"environments of {member.peer[0]}", daemon=True)
         thread.start()
         self._sessions[session] = thread
@@ -89,28 +89,6 @@ class Server:
         deadline = time.monotonic() + END_SECONDS
         for thread in self._sessions.values():
             thread.join(max(0.0, deadline - time.monotonic()))
-
-
-class Places:
-    """How many environments may live at once, over all connections."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._taken = 0
-        self._lock = threading.Lock()
-
-    def take(self, count: int) -> str | None:
-        """Takes places for `count` environments; why not, if there are not so many."""
-        with self._lock:
-            if self._taken + count > self.most:
-                return f"{count} environments are asked for, {self._taken} of at most {self.most} are in use"
-            self._taken += count
-            return None
-
-    def give_back(self, count: int) -> None:
-        """Frees places."""
-        with self._lock:
-            self._taken -= count
 
 
 def _listen(host: str, port: int, *, must_be_local: bool) -> socket.socket:

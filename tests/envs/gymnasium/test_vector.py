@@ -12,7 +12,7 @@ import pytest
 from processes import SECONDS
 
 from steppe.envs.gymnasium import _processes
-from steppe.envs.host import HostEnvs
+from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import EnvironmentFault, StorageError, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete
@@ -22,7 +22,7 @@ WAYS = ["sync", "processes"]
 
 def make(id: str, num_envs: int = 3, limit: int | None = None, repeat: int = 1, way: str = "sync", **settings):
     spec = EnvironmentSpec(id=id, backend="gymnasium", settings=settings, vectorization=way)
-    return HostEnvs(spec, num_envs, limit, repeat)
+    return GymnasiumEnvs(spec, num_envs, limit, repeat)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -299,13 +299,14 @@ def test_shared_memory_that_is_full_is_taken_from_the_disk(monkeypatch: pytest.M
 
 def test_workers_end_when_their_parent_is_killed() -> None:
     program = (
-        "import os, signal, sys; sys.path.insert(0, sys.argv[1]); from steppe.envs.host import HostEnvs; "
+        "import os, signal, sys; sys.path.insert(0, sys.argv[1]); "
+        "from steppe.envs.gymnasium.vector import GymnasiumEnvs; "
         "from steppe.specs.environment import EnvironmentSpec; "
-        "spec = EnvironmentSpec(id='steppe_toys:Counter', vectorization='processes'); envs = HostEnvs(spec, 2); "
+        "spec = EnvironmentSpec(id='steppe_toys:Counter', vectorization='processes'); envs = GymnasiumEnvs(spec, 2); "
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     # The workers inherit the pipe: it reaches its end only when the last of them is gone.
-    toys = str(Path(__file__).parent / "toys")
+    toys = str(Path(__file__).parents[1] / "toys")
     result = subprocess.run([sys.executable, "-c", program, toys], stdout=subprocess.PIPE, timeout=SECONDS, check=False)
     assert result.returncode == -9
 

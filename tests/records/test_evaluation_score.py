@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steppe.records.evaluation import Evaluation, FinalEvaluation
-from steppe.records.scores import Score
+from steppe.records.evaluation_score import Score
 
 
 def test_it_is_what_a_run_wrote() -> None:

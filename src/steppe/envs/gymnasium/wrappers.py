@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from steppe.envs.gymnasium.extras import extra_for
+from steppe.envs.registry import extra_of_error
 from steppe.errors import EnvironmentFault, MissingEnvironment, MissingExtra, SteppeError, UserError
 from steppe.specs.environment import IN_PROCESS, EnvironmentSpec
 from steppe.specs.loading.suggestions import did_you_mean
@@ -109,7 +109,7 @@ def _wrap(env: gymnasium.Env, path: str, settings: dict[str, Any], what: str) ->
     except SteppeError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
-        if (extra := extra_for(error)) is not None:
+        if (extra := extra_of_error(error)) is not None:
             raise MissingExtra(what, extra) from error
         raise UserError(f"{what} needs an optional package: {error}") from error
     except Exception as error:
@@ -124,9 +124,9 @@ def _wrap(env: gymnasium.Env, path: str, settings: dict[str, Any], what: str) ->
 def _find_wrapper(path: str, what: str) -> Callable[..., Any]:
     """The class or function that is called so, in a module or in this process."""
     if path.startswith(IN_PROCESS):
-        from steppe.envs.gymnasium import given_wrappers
+        from steppe.envs.gymnasium import in_process
 
-        return given_wrappers.find(path, what)
+        return in_process.find_wrapper(path, what)
     module_name, colon, name = path.partition(":")
     if not colon:
         module_name, _, name = path.rpartition(".")
