@@ -9,7 +9,7 @@ import numpy as np
 
 from steppe.envs._base import EpisodesCut
 from steppe.policies.policy import Policy
-from steppe.runners.play.play_envs import CompiledEnvs, GymnasiumEnvs
+from steppe.runners.play.play_envs import CompiledPlayEnvs, GymnasiumPlayEnvs
 from steppe.specs.environment import EnvironmentSpec
 
 
@@ -34,14 +34,14 @@ def play(
 ) -> tuple[float, float]:
     """(mean return, mean length) of so many episodes, at most `width` of them at once."""
     done: list[PlayedEpisode] = []
-    with GymnasiumEnvs(rules.environment, rules.max_timesteps, rules.repeat_actions, min(episodes, width)) as envs:
+    with GymnasiumPlayEnvs(rules.environment, rules.max_timesteps, rules.repeat_actions, min(episodes, width)) as envs:
         play_episodes(policy, envs, episodes, greedy, seed, done.append)
     return float(np.mean([each.score for each in done])), float(np.mean([each.length for each in done]))
 
 
 def play_episodes(
     policy: Policy,
-    envs: GymnasiumEnvs | CompiledEnvs,
+    envs: GymnasiumPlayEnvs | CompiledPlayEnvs,
     episodes: int,
     greedy: bool,
     seed: int,

@@ -16,7 +16,7 @@ from steppe.policies.policy import Policy
 from steppe.records.demonstrations import form
 from steppe.records.evaluation import Evaluation
 from steppe.runners.play.episodes import PlayedEpisode, play_episodes
-from steppe.runners.play.play_envs import CompiledEnvs, GymnasiumEnvs
+from steppe.runners.play.play_envs import CompiledPlayEnvs, GymnasiumPlayEnvs
 from steppe.runners.setup import is_compiled, num_envs_of
 from steppe.specs.environment import IN_PROCESS
 from steppe.specs.experiment import ExperimentSpec
@@ -122,7 +122,7 @@ def fresh_seed(seed: int) -> int:
 
 def open_environments(
     spec: ExperimentSpec, num_envs: int = 1, *, as_gymnasium: bool = False
-) -> GymnasiumEnvs | CompiledEnvs:
+) -> GymnasiumPlayEnvs | CompiledPlayEnvs:
     """The experiment's environments, compiled or not as training would have them; every episode has an end.
 
     With `as_gymnasium` the gymnasium original of a compiled environment is taken, where there is one of the same
@@ -133,8 +133,8 @@ def open_environments(
     if compiled and as_gymnasium:
         compiled = bool(environment.settings) or only_runs_compiled(environment)
     if compiled:
-        return CompiledEnvs(environment, limit, repeat, DEFAULT_EPISODE_LIMIT, num_envs)
-    env = GymnasiumEnvs(environment, limit, repeat, num_envs)
+        return CompiledPlayEnvs(environment, limit, repeat, DEFAULT_EPISODE_LIMIT, num_envs)
+    env = GymnasiumPlayEnvs(environment, limit, repeat, num_envs)
     if limit is None and env.max_episode_steps is None:
         env.play_by(DEFAULT_EPISODE_LIMIT, repeat)
     return env

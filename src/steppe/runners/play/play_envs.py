@@ -11,7 +11,7 @@ from steppe.envs.registry import make_compiled, notices_of_limit
 from steppe.specs.environment import EnvironmentSpec
 
 
-class GymnasiumEnvs(GymnasiumEnvs):
+class GymnasiumPlayEnvs(GymnasiumEnvs):
     """Gymnasium environments, whose actions otherwise count from 0."""
 
     def __init__(
@@ -30,8 +30,8 @@ class GymnasiumEnvs(GymnasiumEnvs):
         return super().step(actions - getattr(self.action_space, "start", 0))
 
 
-class CompiledEnvs:
-    """Compiled environments with the interface of `GymnasiumEnvs`."""
+class CompiledPlayEnvs:
+    """Compiled environments with the interface of `GymnasiumPlayEnvs`."""
 
     def __init__(
         self,

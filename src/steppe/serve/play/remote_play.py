@@ -23,7 +23,7 @@ from steppe.envs._base import EpisodesCut
 from steppe.envs.registry import only_runs_compiled
 from steppe.errors import UserError
 from steppe.files.durable import storing
-from steppe.runners.play.play_envs import CompiledEnvs, GymnasiumEnvs
+from steppe.runners.play.play_envs import CompiledPlayEnvs, GymnasiumPlayEnvs
 from steppe.serve.clients import Access, Described, connect
 from steppe.serve.clients.patience import Patience, Patient, Stopped
 from steppe.serve.messages.exchange import Answer, Feedback, Question
@@ -306,10 +306,10 @@ def _check_window(environment: EnvironmentSpec) -> None:
         )
 
 
-def _environment(plan: Plan, *, is_shown: bool = False) -> GymnasiumEnvs | CompiledEnvs:
+def _environment(plan: Plan, *, is_shown: bool = False) -> GymnasiumPlayEnvs | CompiledPlayEnvs:
     """Gymnasium's, where there is one: a single compiled one is no faster."""
     if is_shown:
-        return GymnasiumEnvs(plan.environment, plan.max_timesteps, render_mode="human")
-    return (CompiledEnvs if only_runs_compiled(plan.environment) else GymnasiumEnvs)(
+        return GymnasiumPlayEnvs(plan.environment, plan.max_timesteps, render_mode="human")
+    return (CompiledPlayEnvs if only_runs_compiled(plan.environment) else GymnasiumPlayEnvs)(
         plan.environment, plan.max_timesteps
     )
