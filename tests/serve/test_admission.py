@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from steppe.serve.admission import MOST_CLIENTS, SHORT, Gate, Refused, Room, TrafficLimits
+from steppe.serve.admission import MOST_CLIENTS, SHORT, Gate, RequestMemory, RequestRefused, TrafficLimits
 
 
 class Clock:
@@ -24,7 +24,7 @@ def test_a_rate_is_held_in_the_long_run_and_a_seconds_worth_may_come_at_once():
     taken = 0
     for _ in range(1000):
         clock.now += 0.01
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(RequestRefused):
             door.enter("x")
             door.leave()
             taken += 1
@@ -34,7 +34,7 @@ def test_a_rate_is_held_in_the_long_run_and_a_seconds_worth_may_come_at_once():
 def test_one_client_does_not_use_up_anothers_rate():
     door, _ = gate(rate=1.0)
     door.enter("x")
-    with pytest.raises(Refused, match="try again in 1 s"):
+    with pytest.raises(RequestRefused, match="try again in 1 s"):
         door.enter("x")
     door.enter("y")
 
@@ -42,7 +42,7 @@ def test_one_client_does_not_use_up_anothers_rate():
 def test_a_slow_rate_says_how_long_to_wait():
     door, _ = gate(rate=0.1)
     door.enter("x")
-    with pytest.raises(Refused, match="10 s") as caught:
+    with pytest.raises(RequestRefused, match="10 s") as caught:
         door.enter("x")
     assert caught.value.pause == 10
 
@@ -59,7 +59,7 @@ def test_places_are_given_back():
     door, _ = gate(concurrent=2)
     door.enter("x")
     door.enter("x")
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         door.enter("x")
     assert (caught.value.status, caught.value.pause) == (503, 1)
     door.leave()
@@ -69,19 +69,19 @@ def test_places_are_given_back():
 
 def test_the_bytes_of_all_requests_together_have_a_limit():
     door, _ = gate(total_bytes=1000)
-    with Room(door, "x") as first, Room(door, "y") as second, Room(door, "z") as third:
+    with RequestMemory(door, "x") as first, RequestMemory(door, "y") as second, RequestMemory(door, "z") as third:
         first.grow(SHORT + 300)
         first.grow(SHORT + 500)
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RequestRefused) as caught:
             first.grow(SHORT + 501)
         assert (caught.value.status, caught.value.pause) == (503, 1)
         second.grow(SHORT + 450)
         third.grow(SHORT)
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             third.grow(SHORT + 51)
         third.grow(SHORT + 50)
     assert door._bytes == {}
-    with Room(door, "z") as fourth:
+    with RequestMemory(door, "z") as fourth:
         fourth.grow(SHORT + 500)
 
 
@@ -92,7 +92,7 @@ def test_the_token_opens(shown):
 
 @pytest.mark.parametrize("shown", [None, b"", b"Bearer ", b"Bearer open-sesam", b"Basic open-sesame", b"\xff"])
 def test_nothing_else_opens(shown):
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         Gate(TrafficLimits(), "open-sesame").check_token(shown)
     assert caught.value.status == 401
     assert "open-sesame" not in str(caught.value)

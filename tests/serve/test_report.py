@@ -10,7 +10,7 @@ from served_graphs import question, run, serving
 
 from steppe.serve import Feedback
 from steppe.serve.ledger import make_ledger
-from steppe.serve.ledger._base import Logged
+from steppe.serve.ledger._base import LoggedDecision
 from steppe.serve.report import compare, estimate
 
 TRUTH = {"a": 10.0, "b": 12.0, "c": 30.0}
@@ -23,7 +23,7 @@ def log_of(rng, number, noise=8.0):
         propensities = np.array([0.4, 0.4, 0.2]) if index < number / 2 else np.array([0.05, 0.15, 0.8])
         chosen = rng.choice(3, p=propensities)
         reward = rng.normal(TRUTH[names[chosen]], noise)
-        yield Logged(names[chosen], "1-x", float(propensities[chosen]), True, True, 1, reward)
+        yield LoggedDecision(names[chosen], "1-x", float(propensities[chosen]), True, True, 1, reward)
 
 
 def test_estimates_are_near_the_truth_and_intervals_cover_it_as_often_as_they_say():
@@ -57,11 +57,11 @@ def test_policies_are_ranked_and_the_naive_mean_is_kept_beside():
 
 def test_what_was_asked_for_by_name_and_what_is_not_over_does_not_count():
     log = [
-        Logged("a", "1", 0.5, True, True, 1, 4.0),
-        Logged("b", "1", 0.5, True, True, 1, 8.0),
-        Logged("a", "1", 1.0, False, True, 1, 1e6),
-        Logged("a", "1", 0.5, True, False, 3, 1e6),
-        Logged("b", "1", 0.5, True, True, 0, 0.0),
+        LoggedDecision("a", "1", 0.5, True, True, 1, 4.0),
+        LoggedDecision("b", "1", 0.5, True, True, 1, 8.0),
+        LoggedDecision("a", "1", 1.0, False, True, 1, 1e6),
+        LoggedDecision("a", "1", 0.5, True, False, 3, 1e6),
+        LoggedDecision("b", "1", 0.5, True, True, 0, 0.0),
     ]
     comparison = estimate(log)
     values = {found.policy: found.inverse_propensity.value for found in comparison.policies}
@@ -71,22 +71,24 @@ def test_what_was_asked_for_by_name_and_what_is_not_over_does_not_count():
 
 
 def test_versions_are_compared_where_there_are_several():
-    log = [Logged("a", version, 0.5, True, True, 1, value) for version, value in (("1", 1.0), ("2", 3.0))]
-    versions = estimate([*log, Logged("b", "9", 0.5, True, True, 1, 0.0)]).versions
+    log = [LoggedDecision("a", version, 0.5, True, True, 1, value) for version, value in (("1", 1.0), ("2", 3.0))]
+    versions = estimate([*log, LoggedDecision("b", "9", 0.5, True, True, 1, 0.0)]).versions
     assert [(found.policy, found.version, found.mean) for found in versions] == [("a", "1", 1.0), ("a", "2", 3.0)]
 
 
 def test_too_little_is_said_and_never_divided_by_zero():
     assert "nothing has been decided" in estimate([]).notices[0]
-    assert "no decision has been rewarded" in estimate([Logged("a", "1", 1.0, True, True, 0, 0.0)]).notices[0]
-    (one,) = estimate([Logged("a", "1", 1.0, True, True, 1, 2.0)]).policies
+    assert "no decision has been rewarded" in estimate([LoggedDecision("a", "1", 1.0, True, True, 0, 0.0)]).notices[0]
+    (one,) = estimate([LoggedDecision("a", "1", 1.0, True, True, 1, 2.0)]).policies
     assert (one.self_normalised.value, one.self_normalised.low, one.inverse_propensity.high) == (2.0, None, None)
-    certain = [Logged(name, "1", 1.0, True, True, 1, 2.0) for name in "ab"]
+    certain = [LoggedDecision(name, "1", 1.0, True, True, 1, 2.0) for name in "ab"]
     assert any("for certain" in notice for notice in estimate(certain).notices)
 
 
 def returns_of(**returns):
-    return [Logged(name, "1", 0.5, True, True, 1, each) for name, several in returns.items() for each in several]
+    return [
+        LoggedDecision(name, "1", 0.5, True, True, 1, each) for name, several in returns.items() for each in several
+    ]
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from processes import SECONDS
 from served import ServedProcess, one_policy, question, router, serving
 
 from steppe.errors import UserError
-from steppe.serve import batching, load_endpoint
+from steppe.serve import load_endpoint, question_batches
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.grpc import messages
-from steppe.serve.server import Listening, Server
+from steppe.serve.server import EndpointServer, ServerConfig
 from steppe.specs.serving import GraphSpec
 
 
@@ -188,7 +188,7 @@ def test_https_and_grpc_with_tls(tmp_path, certificate):
 def test_what_cannot_be_served_at_is_told_before_anything_starts(tmp_path, wrong, words):
     endpoint = load_endpoint(GraphSpec.model_validate(one_policy(tmp_path)), folder=tmp_path / "state")
     with pytest.raises(UserError, match=words):
-        Server(endpoint, Listening(**({"port": 0} | wrong)))
+        EndpointServer(endpoint, ServerConfig(**({"port": 0} | wrong)))
 
 
 def test_a_port_that_is_taken_is_told(tmp_path):
@@ -196,13 +196,13 @@ def test_a_port_that_is_taken_is_told(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match="--port"):
-            Server(endpoint, Listening(port=port))
+            EndpointServer(endpoint, ServerConfig(port=port))
         with pytest.raises(UserError, match="--grpc-port"):
-            Server(endpoint, Listening(port=0, grpc_port=port)).run()
+            EndpointServer(endpoint, ServerConfig(port=0, grpc_port=port)).run()
 
 
 def test_the_token_is_not_shown(tmp_path):
-    assert "secret" not in repr(Listening(token="a-secret-token-of-some-length"))
+    assert "secret" not in repr(ServerConfig(token="a-secret-token-of-some-length"))
 
 
 def test_serving_imports_no_jax(tmp_path):
@@ -216,8 +216,8 @@ def test_serving_imports_no_jax(tmp_path):
 
 
 def test_questions_that_wait_for_a_dear_policy_are_answered_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(batching, "DEAR", 0.0)
-    monkeypatch.setattr(batching, "WORTH", float("inf"))
+    monkeypatch.setattr(question_batches, "DEAR", 0.0)
+    monkeypatch.setattr(question_batches, "WORTH", float("inf"))
     sizes, several, is_sent = [], Endpoint.answers, threading.Event()
 
     def slow(self, questions):

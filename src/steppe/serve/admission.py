@@ -43,7 +43,7 @@ class TrafficLimits:
         return self.connections_per_address or max(1, self.connections // 8)
 
 
-class Refused(SteppeError):
+class RequestRefused(SteppeError):
     """A request that is not taken: `status` is HTTP's word for why; `pause` says after how many seconds it may be."""
 
     def __init__(self, status: int, message: str, pause: int | None = None) -> None:
@@ -166,19 +166,19 @@ class Gate:
             pause = max(1, round((1.0 - left) / rate))
             raise self._refusal(429, f"more than {rate:g} requests a second; try again in {pause} s", pause=pause)
 
-    def _refusal(self, status: int, message: str, pause: int | None = None) -> Refused:
+    def _refusal(self, status: int, message: str, pause: int | None = None) -> RequestRefused:
         self.refused += 1
-        return Refused(status, message, pause)
+        return RequestRefused(status, message, pause)
 
 
-class Room:
+class RequestMemory:
     """What one request has in memory; ends with its block."""
 
     def __init__(self, gate: Gate, client: str) -> None:
         self._gate, self._client = gate, client
         self._taken = 0
 
-    def __enter__(self) -> Room:
+    def __enter__(self) -> RequestMemory:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,24 +16,32 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import UserError
-from steppe.serve.acting import PIECE, act
-from steppe.serve.ledger._base import Arms, Decision, Difference, Ended, Ledger, Named, OpenEpisode, Outcome, Reward
+from steppe.serve.ledger._base import (
+    Arms,
+    Decision,
+    EpisodeEnd,
+    Ledger,
+    NamedRequest,
+    OpenEpisode,
+    Reward,
+    RewardOutcome,
+)
 from steppe.serve.ledger.journal import Journals
-from steppe.serve.ledger.writer import Writer
-from steppe.serve.messages import checking, reading
+from steppe.serve.ledger.writer import LedgerWriter
+from steppe.serve.messages import signature, validation
 from steppe.serve.messages.exchange import (
-    Answer,
+    EndpointStanding,
     Feedback,
     Metadata,
     NotFound,
+    PolicyAnswer,
     Question,
     Receipt,
-    Standing,
     Unavailable,
 )
-from steppe.serve.routing.episodes import Episode, OpenEpisodes
-from steppe.serve.routing.graph import Graph, Leaf, Node
-from steppe.serve.versions import Version
+from steppe.serve.policy_runner import ROWS_AT_ONCE, PolicyRunner, is_greedy
+from steppe.serve.routing.episodes import OpenEpisodes, RoutedEpisode
+from steppe.serve.routing.graph import Node, PolicyGraph
 from steppe.specs.loading.suggestions import did_you_mean
 
 log = logging.getLogger("steppe.serve")
@@ -51,7 +59,7 @@ PRUNE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EndpointLimits:
     """What an endpoint keeps in memory, and how often it looks around."""
 
     episodes: int = 10_000
@@ -79,26 +87,26 @@ class Endpoint:
     def __init__(
         self,
         name: str,
-        graph: Graph,
+        graph: PolicyGraph,
         ledger: Ledger,
-        limits: Limits | None = None,
+        limits: EndpointLimits | None = None,
         *,
         seed: int | None = None,
         journals: Journals | None = None,
     ) -> None:
         self.name = name
         self.graph = graph
-        self.limits = limits or Limits()
+        self.limits = limits or EndpointLimits()
         self.is_shared = ledger.is_shared
         """Whether other replicas use the same ledger: then `await ask(question)` takes the place of `answer`."""
         self.notices: list[str] = []
         """What happened to policies since the start, the newest last; the last hundred."""
         self._ledger, self._journals = ledger, journals
-        self._writer: Writer | None = None
+        self._writer: LedgerWriter | None = None
         self._episodes = OpenEpisodes(self.limits.episodes, self.limits.idle_seconds, self.limits.episode_bytes)
         self._draw = random.Random(seed).random
-        self._rng = np.random.default_rng(seed)
-        self._form = reading.form_of(graph)
+        self._signature = signature.signature_of(graph)
+        self._runner = PolicyRunner(self._signature, seed)
         # Keys must differ from those of other replicas and of earlier lives.
         self._prefix = secrets.token_hex(6)
         self._numbers = itertools.count(1)
@@ -115,7 +123,7 @@ class Endpoint:
         self._learn(arms)
         for episode in episodes:
             self._restore(episode)
-        self._writer = Writer(self._ledger, self.limits.queue, self._learn, self._journals)
+        self._writer = LedgerWriter(self._ledger, self.limits.queue, self._learn, self._journals)
         self._tasks = [asyncio.create_task(self._expire())]
         if self.limits.watch_seconds is not None:
             self._tasks.append(asyncio.create_task(self._watch(self.limits.watch_seconds)))
@@ -157,29 +165,28 @@ class Endpoint:
         """What a client must know of the endpoint, or of one node of its graph, before it asks."""
         node = self._node(model)
         if version is not None:
-            checking.leaf_with_versions(node).versions.get(version)
-        return reading.metadata(model or self.name, node, version, self._form, self.is_ready)
+            validation.leaf_with_versions(node).versions.get(version)
+        return signature.metadata(model or self.name, node, version, self._signature, self.is_ready)
 
     def check(self, observations: Any, model: str | None = None) -> np.ndarray:
         """[B, ...] in the policies' type, of an array or nested lists [B, ...] or one observation.
 
         UserError for a wrong shape or type, too many rows, NaN, infinity or a choice that does not exist.
         """
-        return self._form.check(observations, self.limits.rows)
+        return self._signature.check(observations, self.limits.rows)
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> PolicyAnswer:
         """What to do; never touches the disk. The same question again (its answer was lost) has the same answer."""
         if (before := self._episodes.answered(question)) is not None:
             return before
         episode = self._episode_for(question)
-        version = episode.version
-        actions, outputs = self._act(question, episode, episode.path.leaf, version)
+        actions, outputs = self._runner.run(question, episode, episode.path.leaf, episode.version)
         return self._record(question, episode, actions, outputs)
 
-    def answers(self, questions: Sequence[Question]) -> list[Answer | Exception]:
+    def answers(self, questions: Sequence[Question]) -> list[PolicyAnswer | Exception]:
         """Several at once, each by itself but with one forward pass for all that go to the same policy."""
-        results: list[Answer | Exception | None] = [None] * len(questions)
-        groups: dict[tuple[int, bool], list[tuple[int, Episode]]] = {}
+        results: list[PolicyAnswer | Exception | None] = [None] * len(questions)
+        groups: dict[tuple[int, bool], list[tuple[int, RoutedEpisode]]] = {}
         alone, sequences = [], set()
         for index, question in enumerate(questions):
             if question.sequence_id is not None and question.sequence_id in sequences:
@@ -195,22 +202,16 @@ class Endpoint:
             except UserError as error:
                 results[index] = error
                 continue
-            if episode.version.is_recurrent or len(question.observations) > PIECE:
+            if episode.version.is_recurrent or len(question.observations) > ROWS_AT_ONCE:
                 alone.append(index)
             else:
-                greedy = _greedy(question, episode.path.leaf)
-                groups.setdefault((id(episode.version), greedy), []).append((index, episode))
+                key = (id(episode.version), is_greedy(question, episode.path.leaf))
+                groups.setdefault(key, []).append((index, episode))
         for (_, greedy), members in groups.items():
-            together = np.concatenate([questions[index].observations for index, _ in members])
-            wants_outputs = any(questions[index].outputs for index, _ in members)
-            policy = members[0][1].version.policy
-            actions, outputs, _ = act(policy, together, {}, greedy, self._rng, wants_outputs)
-            start = 0
-            for index, episode in members:
-                question, end = questions[index], start + len(questions[index].observations)
-                wanted = outputs[start:end] if outputs is not None and question.outputs else None
-                results[index] = self._record(question, episode, actions[start:end], wanted)
-                start = end
+            together = [questions[index] for index, _ in members]
+            ran = self._runner.run_together(together, members[0][1].version, greedy)
+            for (index, episode), (actions, outputs) in zip(members, ran, strict=True):
+                results[index] = self._record(questions[index], episode, actions, outputs)
         for index in alone:
             try:
                 results[index] = self.answer(questions[index])
@@ -218,7 +219,7 @@ class Endpoint:
                 results[index] = error
         return results  # type: ignore[return-value]
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: Question) -> PolicyAnswer:
         """`answer`, but for an episode that another replica may have begun; the same where the ledger is not shared."""
         sequence = question.sequence_id
         if not self.is_shared or sequence is None or (not question.sequence_start and self._episodes.get(sequence)):
@@ -240,7 +241,7 @@ class Endpoint:
 
     async def feedback(self, feedback: Feedback) -> Receipt:
         """Returns when the reward is on the disk; NotFound for an unknown id, Unavailable without a ledger."""
-        reward = checking.reward_of(feedback, self._episodes)
+        reward = validation.reward_of(feedback, self._episodes)
         try:
             async with asyncio.timeout(FEEDBACK_SECONDS):
                 outcome = await self._rewarded(reward)
@@ -251,15 +252,15 @@ class Endpoint:
         route = tuple(step for step in outcome.steps if step[1])
         return Receipt(outcome.applied, outcome.key, outcome.policy, route, outcome.total)
 
-    def standing(self) -> Standing:
+    def standing(self) -> EndpointStanding:
         """For the page and the metrics."""
         writer = self._writer
-        return Standing(
+        return EndpointStanding(
             name=self.name,
-            routers=tuple(reading.router_standing(choice) for choice in self.graph.choices),
-            policies=tuple(reading.policy_standing(leaf, self._arms) for leaf in self.graph.leaves),
+            routers=tuple(signature.router_standing(choice) for choice in self.graph.choices),
+            policies=tuple(signature.policy_standing(leaf, self._arms) for leaf in self.graph.leaves),
             shadows=tuple(
-                reading.shadow_standing(shadow, leaf, self._arms)
+                signature.shadow_standing(shadow, leaf, self._arms)
                 for shadow in self.graph.shadows
                 for leaf in shadow.shadows
             ),
@@ -281,7 +282,7 @@ class Endpoint:
 
     async def pin(self, policy: str, version: str | None) -> None:
         """Puts one version of a policy into service until further notice; None goes back to the newest."""
-        leaf = checking.leaf_with_versions(self._node(policy))
+        leaf = validation.leaf_with_versions(self._node(policy))
         await asyncio.to_thread(leaf.versions.pin, version)
 
     async def settle(self) -> None:
@@ -302,7 +303,7 @@ class Endpoint:
             ledger.release()
             raise
 
-    def _writing(self) -> Writer:
+    def _writing(self) -> LedgerWriter:
         if self._writer is None:
             raise Unavailable("the endpoint is not running; ask again when it is")
         return self._writer
@@ -316,76 +317,52 @@ class Endpoint:
             raise NotFound(f'there is no model "{model}" here{way_out}')
         return node
 
-    def _episode_for(self, question: Question) -> Episode:
+    def _episode_for(self, question: Question) -> RoutedEpisode:
         """The question's open episode, or a new one that is not open yet."""
         if self._is_unloaded:
             raise Unavailable(f'"{self.name}" is unloaded; load it to ask it')
         sequence = question.sequence_id
-        checking.check_id(question.id, "id")
+        validation.check_id(question.id, "id")
         node = self._node(question.model)
         if sequence is not None:
-            checking.check_id(sequence, "sequence_id")
+            validation.check_id(sequence, "sequence_id")
             episode = self._episodes.get(sequence)
             if episode is not None and not question.sequence_start:
-                checking.check_same(question, episode, node)
+                validation.check_same(question, episode, node)
                 return episode
         elif question.sequence_start or question.sequence_end:
             raise UserError("sequence_start and sequence_end speak of an episode; send its sequence_id too")
         path, propensity = self.graph.choose(node, self._draw)
         version = path.leaf.versions.current
         if question.version is not None:
-            version = checking.leaf_with_versions(node).versions.get(question.version)
-        return Episode(f"{self._prefix}-{next(self._numbers):x}", sequence, path, version, propensity)
+            version = validation.leaf_with_versions(node).versions.get(question.version)
+        return RoutedEpisode(f"{self._prefix}-{next(self._numbers):x}", sequence, path, version, propensity)
 
-    def _act(
-        self, question: Question, episode: Episode, leaf: Leaf, version: Version
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """(actions [B, ...], the head's outputs [B, outputs] where they are wanted)."""
-        observations, policy, greedy = question.observations, version.policy, _greedy(question, leaf)
-        if not version.is_recurrent:
-            return act(policy, observations, {}, greedy, self._rng, question.outputs)[:2]
-        if episode.rows not in (0, len(observations)):
-            raise UserError(
-                f'episode "{episode.sequence}" has {episode.rows} observations in each question, not '
-                f"{len(observations)}; a recurrent policy remembers each row"
-            )
-        state = episode.states.get(leaf.name)
-        if state is None:
-            state = policy.initial_state((len(observations),))
-        actions, outputs, after = act(policy, observations, state, greedy, self._rng, question.outputs)
-        episode.states[leaf.name] = after
-        return actions, outputs
-
-    def _record(self, question: Question, episode: Episode, actions: np.ndarray, outputs: np.ndarray | None) -> Answer:
+    def _record(
+        self, question: Question, episode: RoutedEpisode, actions: np.ndarray, outputs: np.ndarray | None
+    ) -> PolicyAnswer:
         """Puts down what was answered, for the ledger and for the episode's next question."""
         path, writer, sequence = episode.path, self._writing(), episode.sequence
         if episode.requests == 0:
             if sequence is not None and (before := self._episodes.get(sequence)) not in (None, episode):
                 self._end(before, "ended")
-            writer.put(
-                Decision(
-                    episode.key,
-                    sequence,
-                    time.time(),
-                    path.leaf.name,
-                    episode.version.name,
-                    episode.propensity,
-                    path.steps,
-                    path.is_routed,
-                )
-            )
+            chosen = (path.leaf.name, episode.version.name, episode.propensity, path.steps, path.is_routed)
+            writer.put(Decision(episode.key, sequence, time.time(), *chosen))
             name = episode.key
         else:
             name = f"{episode.key}.{episode.label}{episode.requests}"
             writer.put(path.steps)
         if question.id is not None:
             name = question.id
-            writer.put(Named(name, episode.key))
+            writer.put(NamedRequest(name, episode.key))
         if path.shadows:
-            self._compare(question, episode, actions)
+            for difference in self._runner.compare(question, episode, actions):
+                writer.put(difference)
         episode.requests += 1
         episode.rows = len(actions)
-        answer = Answer(name, actions, path.route, path.leaf.name, episode.version.name, episode.propensity, outputs)
+        answer = PolicyAnswer(
+            name, actions, path.route, path.leaf.name, episode.version.name, episode.propensity, outputs
+        )
         if sequence is not None:
             if question.sequence_end:
                 self._end(episode, "ended")
@@ -395,23 +372,12 @@ class Endpoint:
                     self._end(gone, "expired")
         return answer
 
-    def _end(self, episode: Episode, how: str) -> None:
+    def _end(self, episode: RoutedEpisode, how: str) -> None:
         assert episode.sequence is not None
         self._episodes.close(episode.sequence, episode.key)
-        self._writing().put(Ended(episode.key, time.time(), how))
+        self._writing().put(EpisodeEnd(episode.key, time.time(), how))
 
-    def _compare(self, question: Question, episode: Episode, actions: np.ndarray) -> None:
-        """Asks the policies in the shadow, and puts down how far they are from what was answered."""
-        for step, leaf in episode.path.shadows:
-            try:
-                others, _ = self._act(question, episode, leaf, leaf.versions.current)
-                value = self._form.difference(actions, others)
-            except Exception:
-                # Whatever a policy in the shadow does, the answer stands.
-                value = None
-            self._writing().put(Difference(step, value))
-
-    async def _rewarded(self, reward: Reward) -> Outcome:
+    async def _rewarded(self, reward: Reward) -> RewardOutcome:
         """What became of a reward; what it is for may still be on its way from another replica to the ledger."""
         patience_ends = time.monotonic() + (SHARING_SECONDS if self.is_shared else 0.0)
         while True:
@@ -436,7 +402,7 @@ class Endpoint:
         except NotFound:
             version = path.leaf.versions.current
         label = f"{self._prefix}-{next(self._numbers):x}-"
-        episode = Episode(found.key, found.sequence, path, version, found.propensity, label, requests=1)
+        episode = RoutedEpisode(found.key, found.sequence, path, version, found.propensity, label, requests=1)
         self._episodes.touch(episode)
 
     async def _expire(self) -> None:
@@ -461,7 +427,3 @@ class Endpoint:
             except Exception:
                 # Whatever stands in a folder, what is in service stays there, and the next look may find better.
                 log.exception("looking for newer policies failed")
-
-
-def _greedy(question: Question, leaf: Leaf) -> bool:
-    return leaf.deterministic if question.deterministic is None else question.deterministic

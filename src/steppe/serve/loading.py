@@ -11,7 +11,7 @@ from pathlib import Path
 from steppe.errors import UserError
 from steppe.experiments.project import find_experiment
 from steppe.policies.policy_folder import DESCRIPTION_FILE, TENSORS_FILE
-from steppe.serve.endpoint import Endpoint, Limits
+from steppe.serve.endpoint import Endpoint, EndpointLimits
 from steppe.serve.ledger import make_ledger
 from steppe.serve.ledger.journal import Journals
 from steppe.serve.routing.graph import build
@@ -33,7 +33,7 @@ def load_endpoint(
     folder: Path | str | None = None,
     ledger: str | Path | None = None,
     start: Path | str | None = None,
-    limits: Limits | None = None,
+    limits: EndpointLimits | None = None,
     seed: int | None = None,
     allow_modules: str | Iterable[str] = (),
 ) -> Endpoint:

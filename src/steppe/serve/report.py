@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from steppe.serve.ledger._base import Ledger, Logged
+from steppe.serve.ledger._base import Ledger, LoggedDecision
 
 ENOUGH = 10
 """How many returns of a policy a verdict needs: of fewer, the spread is not known."""
@@ -71,18 +71,18 @@ def compare(ledger: Ledger, confidence: float = 0.95) -> Comparison:
     return estimate(ledger.decisions(), confidence)
 
 
-def estimate(decisions: Iterable[Logged], confidence: float = 0.95) -> Comparison:
+def estimate(decisions: Iterable[LoggedDecision], confidence: float = 0.95) -> Comparison:
     """Estimates with intervals of that confidence, in one pass over the decisions."""
-    policies: dict[str, _Sums] = {}
-    versions: dict[tuple[str, str], _Sums] = {}
-    everything = _Sums()
+    policies: dict[str, _WeightedSums] = {}
+    versions: dict[tuple[str, str], _WeightedSums] = {}
+    everything = _WeightedSums()
     for logged in decisions:
         if not logged.is_routed:
             continue
         for sums in (
             everything,
-            policies.setdefault(logged.policy, _Sums()),
-            versions.setdefault((logged.policy, logged.version), _Sums()),
+            policies.setdefault(logged.policy, _WeightedSums()),
+            versions.setdefault((logged.policy, logged.version), _WeightedSums()),
         ):
             sums.add(logged)
     reach = NormalDist().inv_cdf(0.5 + confidence / 2)
@@ -105,7 +105,7 @@ def estimate(decisions: Iterable[Logged], confidence: float = 0.95) -> Compariso
 
 
 @dataclass(slots=True)
-class _Sums:
+class _WeightedSums:
     """What is added up over decisions: weights w = 1 / propensity and returns r."""
 
     decisions: int = 0
@@ -114,7 +114,7 @@ class _Sums:
     greatest_propensity: float = 0.0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("r", "w", "ww", "wr", "wwr", "wwrr"), 0.0))
 
-    def add(self, logged: Logged) -> None:
+    def add(self, logged: LoggedDecision) -> None:
         self.decisions += 1
         self.least_propensity = min(self.least_propensity, logged.propensity)
         self.greatest_propensity = max(self.greatest_propensity, logged.propensity)
@@ -131,7 +131,7 @@ class _Sums:
         return self.sums["r"] / self.rewarded if self.rewarded else None
 
 
-def _estimate(policy: str, version: str | None, sums: _Sums, total: int, reach: float) -> PolicyEstimate:
+def _estimate(policy: str, version: str | None, sums: _WeightedSums, total: int, reach: float) -> PolicyEstimate:
     """The estimates of one policy, out of `total` decisions that were rewarded."""
     if not sums.rewarded:
         return PolicyEstimate(policy, version, sums.decisions, 0, None, None, None, 0.0)
@@ -205,7 +205,7 @@ def _half(interval: Interval) -> float:
     return 0.0 if interval.high is None else interval.high - interval.value
 
 
-def _notices(policies: dict[str, _Sums], everything: _Sums) -> Iterable[str]:
+def _notices(policies: dict[str, _WeightedSums], everything: _WeightedSums) -> Iterable[str]:
     if not everything.decisions:
         yield "nothing has been decided yet; ask the endpoint, and send it feedback"
     elif not everything.rewarded:

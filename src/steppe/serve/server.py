@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,11 @@ from steppe.net.credentials import server_tls
 from steppe.net.local_tokens import token_for
 from steppe.net.sockets import is_loopback, listen
 from steppe.serve.admission import Gate, TrafficLimits
-from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
+from steppe.serve.question_batches import Batcher
 
 if TYPE_CHECKING:
-    from steppe.serve.http.observing import AccessLog, Observer
+    from steppe.serve.http.request_metrics import Observer
 
 LINGER_SECONDS = 0.3
 """After a signal, for how long requests still come in on open connections before those that are idle are closed."""
@@ -38,7 +39,7 @@ between any two requests, so that Python's own 5 ms would be added to each of th
 
 
 @dataclass(frozen=True)
-class Listening:
+class ServerConfig:
     """Where an endpoint listens and whom it lets in."""
 
     host: str = "127.0.0.1"
@@ -54,10 +55,10 @@ class Listening:
     limits: TrafficLimits = field(default_factory=TrafficLimits)
 
 
-class Server:
+class EndpointServer:
     """Listens from its making on; `run` answers until a signal, or until `stop` is called from another thread."""
 
-    def __init__(self, endpoint: Endpoint, listening: Listening, version: str = "unknown") -> None:
+    def __init__(self, endpoint: Endpoint, listening: ServerConfig, version: str = "unknown") -> None:
         _check_packages()
         _check_access(listening)
         limits = _within_open_files(listening.limits, 1 if listening.grpc_port is None else 2)
@@ -99,7 +100,7 @@ class Server:
         """Where the token is that it made for itself, if it did."""
         return None if self._local_token is None else self._local_token.files[0]
 
-    def run(self, on_ready: Callable[[Server], None] | None = None) -> None:
+    def run(self, on_ready: Callable[[EndpointServer], None] | None = None) -> None:
         """Answers until it is told to end; `on_ready` is called when the first request can come."""
         import uvloop
 
@@ -121,16 +122,16 @@ class Server:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(ending.set)
 
-    async def _run(self, on_ready: Callable[[Server], None] | None) -> None:
-        from steppe.serve.http.app import App
-        from steppe.serve.http.observing import AccessLog, Observer
+    async def _run(self, on_ready: Callable[[EndpointServer], None] | None) -> None:
+        from steppe.serve.http.app import HttpApp
+        from steppe.serve.http.request_metrics import AccessLog, Observer
 
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         listening, endpoint = self._listening, self._endpoint
         gate, batcher = Gate(listening.limits, listening.token), Batcher(endpoint)
         access_log = None if listening.access_log is None else AccessLog(listening.access_log)
         self._observer = observer = Observer(access_log)
-        app = App(endpoint, gate, batcher, observer, self._version, listening.host)
+        app = HttpApp(endpoint, gate, batcher, observer, self._version, listening.host)
         try:
             await endpoint.start(self.url)
             try:
@@ -139,9 +140,10 @@ class Server:
             finally:
                 await endpoint.close()
         finally:
-            _close(access_log)
+            if access_log is not None:
+                access_log.close()
 
-    async def _serve(self, app: Any, gate: Gate, rpc: Any, on_ready: Callable[[Server], None] | None) -> None:
+    async def _serve(self, app: Any, gate: Gate, rpc: Any, on_ready: Callable[[EndpointServer], None] | None) -> None:
         """From the first request to the last."""
         assert self._ending is not None
         self._http = http = _http_server(app, self._listening.limits, self._tls)
@@ -178,7 +180,7 @@ class Server:
         listening = self._listening
         if listening.grpc_port is None:
             return None
-        from steppe.serve.grpc.server import start
+        from steppe.serve.grpc.grpc_server import start
 
         server, self.grpc_port = await start(self._endpoint, gate, batcher, observer, listening, self._version)
         if self._local_token is not None:
@@ -188,15 +190,13 @@ class Server:
 
 def _check_packages() -> None:
     try:
-        import httptools  # noqa: F401
-        import orjson  # noqa: F401
-        import uvicorn  # noqa: F401
-        import uvloop  # noqa: F401
+        for name in ("httptools", "orjson", "uvicorn", "uvloop"):
+            import_module(name)
     except ImportError as error:
         raise MissingExtra("serving", "serve") from error
 
 
-def _check_access(listening: Listening) -> None:
+def _check_access(listening: ServerConfig) -> None:
     if listening.token is None and not is_loopback(listening.host):
         raise UserError(
             f"whoever reaches {listening.host} could ask this endpoint and reward it; give a token by --token-file or "
@@ -292,11 +292,6 @@ async def _linger(http: Any) -> None:
     end = loop.time() + LINGER_SECONDS
     while http.server_state.connections and loop.time() < end:
         await asyncio.sleep(0.02)
-
-
-def _close(access_log: AccessLog | None) -> None:
-    if access_log is not None:
-        access_log.close()
 
 
 def _shown(host: str) -> str:

@@ -17,7 +17,7 @@ from steppe.files.tensors import checksum
 from steppe.policies.policy import Policy, load_policy
 from steppe.policies.policy_folder import TENSORS_FILE
 from steppe.serve.messages.exchange import NotFound
-from steppe.serve.routing.fitting import difference
+from steppe.serve.routing.compatibility import difference
 from steppe.specs.allowed_modules import NO_MODULES, AllowedModules
 from steppe.specs.loading.files import shown_path
 from steppe.specs.loading.suggestions import did_you_mean

@@ -10,8 +10,8 @@ import pytest
 from scripted_http import Heard, answering
 
 from steppe.errors import UserError
-from steppe.serve.clients import Access, EndpointFault
-from steppe.serve.clients.open_inference import HEADER_LENGTH, OpenInference, read_route
+from steppe.serve.clients import EndpointAccess, EndpointFault
+from steppe.serve.clients.open_inference import HEADER_LENGTH, OpenInferenceClient, read_route
 from steppe.serve.messages.exchange import Feedback, Question
 
 METADATA = {
@@ -59,8 +59,8 @@ def server() -> Server:
 
 
 @contextlib.contextmanager
-def client_of(server: Server, model: str | None = None) -> Iterator[OpenInference]:
-    with answering(server) as url, contextlib.closing(OpenInference(Access(url, model=model))) as client:
+def client_of(server: Server, model: str | None = None) -> Iterator[OpenInferenceClient]:
+    with answering(server) as url, contextlib.closing(OpenInferenceClient(EndpointAccess(url, model=model))) as client:
         yield client
 
 

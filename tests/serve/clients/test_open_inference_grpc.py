@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from steppe.errors import UserError
-from steppe.serve.clients import Access, Away, EndpointFault, EpisodeLost
+from steppe.serve.clients import EndpointAccess, EndpointAway, EndpointFault, EpisodeLost
 from steppe.serve.messages.exchange import Feedback, Question
 
 grpc = pytest.importorskip("grpc", reason="the extra serve is not installed")
 
-from steppe.serve.clients.open_inference_grpc import OpenInferenceGrpc  # noqa: E402
+from steppe.serve.clients.open_inference_grpc import OpenInferenceGrpcClient  # noqa: E402
 from steppe.serve.grpc import messages  # noqa: E402
 
 QUESTION = Question(np.array([[1, 2, 3, 4]], np.float32), id="q", sequence_id="e", sequence_start=True)
@@ -50,7 +50,7 @@ class Scripted:
 
 
 @contextlib.contextmanager
-def client_of(scripted: Scripted, **access: Any) -> Iterator[OpenInferenceGrpc]:
+def client_of(scripted: Scripted, **access: Any) -> Iterator[OpenInferenceGrpcClient]:
     server = grpc.server(futures.ThreadPoolExecutor(2))
     for service in (messages.INFERENCE, messages.FEEDBACK):
         handlers = {
@@ -63,7 +63,7 @@ def client_of(scripted: Scripted, **access: Any) -> Iterator[OpenInferenceGrpc]:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with contextlib.closing(OpenInferenceGrpc(Access(f"127.0.0.1:{port}", **access))) as client:
+        with contextlib.closing(OpenInferenceGrpcClient(EndpointAccess(f"127.0.0.1:{port}", **access))) as client:
             yield client
     finally:
         server.stop(None).wait()
@@ -116,9 +116,9 @@ def test_feedback_is_sent_to_a_service_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("code", "kind", "sentence"),
     [
-        ("UNAVAILABLE", Away, "because"),
-        ("RESOURCE_EXHAUSTED", Away, "because"),
-        ("DEADLINE_EXCEEDED", Away, "because"),
+        ("UNAVAILABLE", EndpointAway, "because"),
+        ("RESOURCE_EXHAUSTED", EndpointAway, "because"),
+        ("DEADLINE_EXCEEDED", EndpointAway, "because"),
         ("UNAUTHENTICATED", UserError, "does not let us in .because.; give its token by --token-file"),
         ("NOT_FOUND", UserError, "no such model or method .because.; check --url"),
         ("UNIMPLEMENTED", UserError, "no such model or method"),
@@ -141,7 +141,10 @@ def test_feedback_for_something_unknown_is_an_episode_lost() -> None:
 
 
 def test_nobody_there_is_away() -> None:
-    with contextlib.closing(OpenInferenceGrpc(Access("127.0.0.1:1", model="x"))) as client, pytest.raises(Away):
+    with (
+        contextlib.closing(OpenInferenceGrpcClient(EndpointAccess("127.0.0.1:1", model="x"))) as client,
+        pytest.raises(EndpointAway),
+    ):
         client.describe()
 
 

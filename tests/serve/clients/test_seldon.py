@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from scripted_http import Heard, Say, answering
 
-from steppe.serve.clients import Access, EndpointFault
-from steppe.serve.clients.seldon import Seldon
-from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.clients import EndpointAccess, EndpointFault
+from steppe.serve.clients.seldon import SeldonClient
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 
 OBSERVATION = np.array([[1, 2, 3, 4]], np.float32)
 
 
-def conversation(reply: Any, feedback: Feedback | None = None, own: bool = False) -> tuple[list[Heard], Answer]:
+def conversation(reply: Any, feedback: Feedback | None = None, own: bool = False) -> tuple[list[Heard], PolicyAnswer]:
     """What a server heard that answers predictions with `reply`, and the answer as it was understood."""
     heard: list[Heard] = []
 
@@ -24,7 +24,7 @@ def conversation(reply: Any, feedback: Feedback | None = None, own: bool = False
             return {"name": "steppe"} if own else Say({}, 404)
         return reply if request.path == "/api/v1.0/predictions" else {}
 
-    with answering(script) as url, contextlib.closing(Seldon(Access(url))) as client:
+    with answering(script) as url, contextlib.closing(SeldonClient(EndpointAccess(url))) as client:
         assert client.describe().applies_once == own
         answer = client.answer(Question(OBSERVATION, id="p", sequence_id="e", sequence_start=True))
         if feedback is not None:

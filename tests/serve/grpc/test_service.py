@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import runpy
+from pathlib import Path
 
 import foreign
 import grpc
@@ -211,10 +213,10 @@ def test_the_compiled_messages_are_those_of_the_proto_files(tmp_path):
     pytest.importorskip("grpc_tools")
     from google.protobuf import descriptor_pb2
 
-    from steppe.serve.grpc.compile import DESCRIPTORS, compile_protos
+    script = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "compile_protos.py"))
 
     def read(path):
         return descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes())
 
-    assert read(compile_protos(tmp_path / "new.pb")) == read(DESCRIPTORS)
+    assert read(script["compile_protos"](tmp_path / "new.pb")) == read(script["DESCRIPTORS"])
     assert json.dumps(sorted(each.name for each in messages.methods(messages.INFERENCE)))

@@ -16,7 +16,7 @@ from processes import wait_until
 from served import let_no_time_pass, one_policy, serving
 from uvicorn.server import ServerState
 
-from steppe.serve import batching
+from steppe.serve import question_batches
 from steppe.serve.admission import TrafficLimits
 from steppe.serve.http.connections import LONGEST_HEAD, MOST_HEADS, connection_class
 
@@ -206,8 +206,8 @@ def test_gathering_that_begins_between_head_and_body_is_no_mistake_of_the_client
         # Answered on the same loop after all of them, so that their heads were heard of.
         assert served.infer().status == 200
         with monkeypatch.context() as gathering:
-            gathering.setattr(batching, "DEAR", 0.0)
-            gathering.setattr(batching, "WORTH", float("inf"))
+            gathering.setattr(question_batches, "DEAR", 0.0)
+            gathering.setattr(question_batches, "WORTH", float("inf"))
             for sock, request in sockets:
                 sock.sendall(request[-5:])
                 assert status(sock) == 200

@@ -13,7 +13,16 @@ import pytest
 from steppe.errors import UserError
 from steppe.serve.ledger import _base as base
 from steppe.serve.ledger import make_ledger
-from steppe.serve.ledger._base import Batch, Decision, Difference, Ended, LedgerAway, Named, Reward, line_of
+from steppe.serve.ledger._base import (
+    Decision,
+    EpisodeEnd,
+    LedgerAway,
+    LedgerBatch,
+    NamedRequest,
+    Reward,
+    ShadowDifference,
+    line_of,
+)
 from steppe.serve.messages.exchange import NotFound
 
 STEPS = (("top", "a"), ("a", ""))
@@ -58,7 +67,7 @@ def reward(value, **fields):
 
 
 def batch_with(writer="", number=0, decisions=(), named=(), **parts):
-    batch = Batch(writer, number, **parts)
+    batch = LedgerBatch(writer, number, **parts)
     for index, each in enumerate(decisions):
         batch.decide(each, line_of(index, each, orjson.dumps))
     for index, each in enumerate(named):
@@ -123,12 +132,12 @@ def test_an_episode_teaches_its_return_when_it_ends(ledger):
 @pytest.mark.parametrize("how", ["ended", "expired"])
 def test_an_episode_that_ends_otherwise_teaches_what_it_had(ledger, how):
     write(ledger, decisions=[decision("k", "e")], rewards=[reward(4.0, sequence="e")])
-    arms = write(ledger, ended=[Ended("k", 3.0, how)]).arms
+    arms = write(ledger, ended=[EpisodeEnd("k", 3.0, how)]).arms
     assert (arms["a", ""].count, arms["a", ""].mean) == (1, 4.0)
 
 
 def test_an_episode_without_any_reward_teaches_nothing(ledger):
-    arms = write(ledger, decisions=[decision("k", "e")], ended=[Ended("k", 3.0, "ended")]).arms
+    arms = write(ledger, decisions=[decision("k", "e")], ended=[EpisodeEnd("k", 3.0, "ended")]).arms
     assert (arms["a", ""].chosen, arms["a", ""].count) == (1, 0)
 
 
@@ -141,7 +150,7 @@ def test_a_late_reward_corrects_what_was_learned(ledger):
 
 
 def test_a_request_is_found_by_the_name_its_sender_gave_the_newest_first(ledger):
-    named = [Named("mine", "k1"), Named("mine", "k2")]
+    named = [NamedRequest("mine", "k1"), NamedRequest("mine", "k2")]
     written = write(
         ledger,
         decisions=[decision("k1"), decision("k2", steps=OTHER)],
@@ -173,7 +182,7 @@ def test_a_request_of_another_episode_is_refused(ledger):
 
 
 def test_an_episode_s_name_belongs_to_the_newest(ledger):
-    write(ledger, decisions=[decision("k1", "e")], ended=[Ended("k1", 2.0, "ended")])
+    write(ledger, decisions=[decision("k1", "e")], ended=[EpisodeEnd("k1", 2.0, "ended")])
     written = write(ledger, decisions=[decision("k2", "e")], rewards=[reward(1.0, sequence="e")])
     assert written.outcomes[0].key == "k2"
     assert ledger.find_episode("e").key == "k2"
@@ -181,7 +190,7 @@ def test_an_episode_s_name_belongs_to_the_newest(ledger):
 
 def test_open_episodes_are_found_after_a_restart(ledger, reopen):
     write(ledger, decisions=[decision(f"k{index}", f"e{index}", propensity=0.25) for index in range(5)])
-    write(ledger, decisions=[decision("single")], ended=[Ended("k4", 2.0, "ended")])
+    write(ledger, decisions=[decision("single")], ended=[EpisodeEnd("k4", 2.0, "ended")])
     again = reopen()
     assert [episode.sequence for episode in again.open_episodes(3)] == ["e1", "e2", "e3"]
     assert again.find_episode("e0") == ("k0", "e0", "a", "1-abc", 0.25, STEPS, True)
@@ -190,7 +199,7 @@ def test_open_episodes_are_found_after_a_restart(ledger, reopen):
 
 
 def test_requests_and_differences_are_counted(ledger):
-    differences = [Difference(("shadow", "c"), 0.5), Difference(("shadow", "c"), None)]
+    differences = [ShadowDifference(("shadow", "c"), 0.5), ShadowDifference(("shadow", "c"), None)]
     arms = write(ledger, requests={STEPS: 3, OTHER: 2}, differences=differences).arms
     assert [arms[step].requests for step in (("top", "a"), ("a", ""), ("b", ""))] == [3, 3, 2]
     assert (arms["shadow", "c"].requests, arms["shadow", "c"].count, arms["shadow", "c"].mean) == (2, 1, 0.5)
@@ -248,15 +257,15 @@ def test_decisions_that_several_statements_read_are_written_as_they_are_and_in_o
         Decision(f"k{index}", name, 1e9 / (index + 1), "a", "1-abc", 1 / (index + 1), STEPS, bool(index % 2))
         for index, name in enumerate(names)
     ]
-    batch = batch_with("me", 1, decisions=made, named=[Named(f"r{each.key}", each.key) for each in made])
+    batch = batch_with("me", 1, decisions=made, named=[NamedRequest(f"r{each.key}", each.key) for each in made])
     assert len(batch.decisions.pieces) > 5
     ledger.write(batch)
     columns = "key, sequence, made, policy, version, propensity, steps, is_routed, ended"
-    with ledger._answering() as cursor:
+    with ledger._cursor() as cursor:
         statement = f"SELECT {columns} FROM steppe_decisions WHERE endpoint = ? ORDER BY number"
-        rows = ledger._rows(cursor, statement, (ledger.endpoint,))
+        rows = cursor.rows(statement)
         statement = "SELECT request, key FROM steppe_requests WHERE endpoint = ? ORDER BY number"
-        requests = ledger._rows(cursor, statement, (ledger.endpoint,))
+        requests = cursor.rows(statement)
     assert [row[:6] for row in rows] == [each[:6] for each in made]
     assert [json.loads(row[6]) for row in rows] == [[list(step) for step in STEPS]] * len(made)
     assert [row[7] for row in rows] == [int(each.is_routed) for each in made]
@@ -290,38 +299,38 @@ def test_two_writers_at_once_lose_and_repeat_nothing(ledger, reopen):
 
 def test_a_batch_that_was_written_though_nobody_was_told_is_not_written_again(ledger):
     batch = batch_with(
-        "me", 7, decisions=[decision("k")], requests={STEPS: 3}, differences=[Difference(("s", "c"), 1.0)]
+        "me", 7, decisions=[decision("k")], requests={STEPS: 3}, differences=[ShadowDifference(("s", "c"), 1.0)]
     )
     ledger.write(batch)
     written = ledger.write(batch)
     assert [arm.chosen for step, arm in written.arms.items() if step in STEPS] == [1, 1]
     assert (written.arms["a", ""].requests, written.arms["s", "c"].count) == (3, 1)
     assert len(list(ledger.decisions())) == 1
-    again = ledger.write(Batch("me", 7, rewards=[reward(1.0, request="k")]))
+    again = ledger.write(LedgerBatch("me", 7, rewards=[reward(1.0, request="k")]))
     assert again.outcomes[0].applied
-    assert ledger.write(Batch("me", 8, requests={STEPS: 1})).arms["a", ""].requests == 4
-    assert ledger.write(Batch("you", 7, requests={STEPS: 1})).arms["a", ""].requests == 5
+    assert ledger.write(LedgerBatch("me", 8, requests={STEPS: 1})).arms["a", ""].requests == 4
+    assert ledger.write(LedgerBatch("you", 7, requests={STEPS: 1})).arms["a", ""].requests == 5
 
 
 def rows_of(ledger):
     """How many rows each table has for this endpoint."""
-    with ledger._answering() as cursor:
+    with ledger._cursor() as cursor:
         statement = "SELECT COUNT(*) FROM steppe_{} WHERE endpoint = ?"
         tables = ("decisions", "requests", "rewards")
-        return tuple(ledger._rows(cursor, statement.format(table), (ledger.endpoint,))[0][0] for table in tables)
+        return tuple(cursor.rows(statement.format(table))[0][0] for table in tables)
 
 
 def test_what_was_over_before_a_time_is_forgotten_and_what_it_taught_is_not(ledger, reopen):
     old = [decision("k1"), decision("k2", "e2")]
     new = [decision("k3")._replace(made=50.0), decision("k4", "e4")._replace(made=2.0)]
-    named = [Named("mine", "k1"), Named("other", "k2"), Named("newer", "k3")]
+    named = [NamedRequest("mine", "k1"), NamedRequest("other", "k2"), NamedRequest("newer", "k3")]
     rewards = [
         reward(1.0, request="mine"),
         reward(3.0, sequence="e2", feedback_id="a"),
         reward(4.0, sequence="e2", feedback_id="b", is_end=True),
         reward(6.0, request="k3"),
     ]
-    write(ledger, decisions=[*old, *new], named=named, rewards=rewards, ended=[Ended("k4", 40.0, "ended")])
+    write(ledger, decisions=[*old, *new], named=named, rewards=rewards, ended=[EpisodeEnd("k4", 40.0, "ended")])
     before = ledger.arms()
     assert ledger.prune(30.0, 100.0) == 2
     assert ledger.prune(30.0, 100.0) == 0
@@ -365,7 +374,7 @@ def test_an_endpoint_forgets_nothing_of_another(ledger, place):
     other.open()
     try:
         for each in (ledger, other):
-            write(each, decisions=[decision("k")], named=[Named("r", "k")], rewards=[reward(1.0, request="r")])
+            write(each, decisions=[decision("k")], named=[NamedRequest("r", "k")], rewards=[reward(1.0, request="r")])
         assert ledger.prune(30.0, 100.0) == 1
         assert (rows_of(ledger), rows_of(other)) == ((0, 0, 0), (1, 1, 1))
     finally:
@@ -378,11 +387,11 @@ def test_a_made_up_request_of_a_known_decision_is_not_found(ledger):
 
 
 def test_a_ledger_of_a_newer_steppe_is_refused(ledger, reopen):
-    with ledger._answering() as cursor:
+    with ledger._cursor() as cursor:
         cursor.execute("UPDATE steppe_about SET value = 2")
     try:
         with pytest.raises(UserError, match=r"version 2 of its tables .* upgrade Steppe"):
             reopen()
     finally:
-        with ledger._answering() as cursor:
+        with ledger._cursor() as cursor:
             cursor.execute("UPDATE steppe_about SET value = 1")

@@ -16,7 +16,7 @@ from served_graphs import serving
 from steppe.serve import Feedback
 from steppe.serve.ledger import journal as journal_module
 from steppe.serve.ledger import make_ledger
-from steppe.serve.ledger._base import Decision, Difference, Ended, Named, batch_of, line_of
+from steppe.serve.ledger._base import Decision, EpisodeEnd, NamedRequest, ShadowDifference, batch_of, line_of
 from steppe.serve.ledger.journal import Journals
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -63,12 +63,12 @@ def records():
     steps = (("best", "p0"), ("p0", ""))
     return [
         Decision("k1", "e1", 1.5e9, "p0", "7-a", 0.5, steps, True),
-        Named("mine", "k1"),
+        NamedRequest("mine", "k1"),
         steps,
-        Ended("k1", 1.5e9, "ended"),
+        EpisodeEnd("k1", 1.5e9, "ended"),
         Decision("k2", None, 1.5e9, "p0", "7-a", 0.25, steps, False),
-        Difference(("shadow", "p1"), 0.5),
-        Difference(("shadow", "p1"), None),
+        ShadowDifference(("shadow", "p1"), 0.5),
+        ShadowDifference(("shadow", "p1"), None),
     ]
 
 

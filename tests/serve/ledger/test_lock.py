@@ -15,7 +15,7 @@ from steppe.errors import StorageError, UserError
 from steppe.serve import load_endpoint
 from steppe.serve.ledger import make_ledger
 from steppe.serve.ledger.lock import ServerLock
-from steppe.serve.server import Listening, Server
+from steppe.serve.server import EndpointServer, ServerConfig
 from steppe.specs.serving import GraphSpec
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -29,7 +29,7 @@ def test_a_second_server_is_refused_and_told_who_has_the_ledger(tmp_path):
         assert stat.S_IMODE(lock.stat().st_mode) == 0o600
         endpoint = load_endpoint(GraphSpec.model_validate(graph), folder=tmp_path / "state")
         with pytest.raises(UserError) as refused:
-            Server(endpoint, Listening(port=0)).run()
+            EndpointServer(endpoint, ServerConfig(port=0)).run()
         assert re.fullmatch(
             rf"the ledger \S*ledger.sqlite is in use by the server at {first.url} \(process {first.process.pid}\); end "
             "that server first, give this one another --name, or let both share a ledger in PostgreSQL by --database",

@@ -17,9 +17,9 @@ from steppe.errors import SteppeError, UserError
 from steppe.policies.policy import Policy, load_policy
 from steppe.runners.play.episodes import Rules
 from steppe.runners.play.episodes import play as play_here
-from steppe.serve.clients import Access
-from steppe.serve.play.remote_play import Plan, Played, play
-from steppe.serve.play.scores import Scores
+from steppe.serve.clients import EndpointAccess
+from steppe.serve.play.remote_play import PlayPlan, PlayResult, play
+from steppe.serve.play.route_scores import PlayScores
 from steppe.specs.environment import EnvironmentSpec
 from steppe.tracking.metrics import read_metrics
 
@@ -79,10 +79,10 @@ def endpoint() -> Endpoint:
     return Endpoint()
 
 
-def run(endpoint: Any, folder: Path, **plan: Any) -> Played:
+def run(endpoint: Any, folder: Path, **plan: Any) -> PlayResult:
     settings = {"environment": EnvironmentSpec(id="CartPole-v1"), "episodes": 6, "max_timesteps": 30, "patience": 20.0}
     with answering(endpoint) as url:
-        return play(Plan(**(settings | plan)), "v2", Access(url, timeout=20), folder)
+        return play(PlayPlan(**(settings | plan)), "v2", EndpointAccess(url, timeout=20), folder)
 
 
 def test_every_episode_is_played_once_and_written_down(endpoint: Endpoint, tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_a_limit_beyond_the_environments_own_is_told_before_anything_is_played(
 ) -> None:
     told: list[str] = []
     with answering(endpoint) as url:
-        plan = Plan(EnvironmentSpec(id="CartPole-v1"), 1, max_timesteps=7000, patience=20.0)
-        play(plan, "v2", Access(url, timeout=20), tmp_path, tell=told.append)
+        plan = PlayPlan(EnvironmentSpec(id="CartPole-v1"), 1, max_timesteps=7000, patience=20.0)
+        play(plan, "v2", EndpointAccess(url, timeout=20), tmp_path, tell=told.append)
     (sentence,) = told
     assert sentence.startswith("note: max_timesteps_per_episode 7,000 has no effect")
 
@@ -203,8 +203,8 @@ def test_breaks_lose_no_reward_and_count_none_twice(tmp_path: Path) -> None:
     endpoint = Shaky()
     told: list[str] = []
     with answering(endpoint) as url:
-        plan = Plan(EnvironmentSpec(id="CartPole-v1"), 4, 2, max_timesteps=30, patience=20.0)
-        played = play(plan, "v2", Access(url), tmp_path, tell=told.append)
+        plan = PlayPlan(EnvironmentSpec(id="CartPole-v1"), 4, 2, max_timesteps=30, patience=20.0)
+        played = play(plan, "v2", EndpointAccess(url), tmp_path, tell=told.append)
     assert played.uncounted == 0
     assert played.tries > 0
     assert len(endpoint.feedback) > len(endpoint.counted) == 4
@@ -237,13 +237,13 @@ def test_what_goes_wrong_in_one_runner_ends_all(tmp_path: Path) -> None:
 def test_ctrl_c_keeps_what_was_played_and_tells_nothing_of_the_rest(endpoint: Endpoint, tmp_path: Path) -> None:
     presses = iter([signal.SIGINT])
 
-    def press(scores: Scores) -> None:
+    def press(scores: PlayScores) -> None:
         if scores.episodes == 3 and (number := next(presses, None)) is not None:
             signal.raise_signal(number)
 
     with answering(endpoint) as url:
-        plan = Plan(EnvironmentSpec(id="CartPole-v1"), 1000, 2, max_timesteps=30)
-        played = play(plan, "v2", Access(url), tmp_path, show=press)
+        plan = PlayPlan(EnvironmentSpec(id="CartPole-v1"), 1000, 2, max_timesteps=30)
+        played = play(plan, "v2", EndpointAccess(url), tmp_path, show=press)
     assert played.was_stopped
     assert 3 <= played.scores.episodes < 1000
     assert len(read_metrics(tmp_path)) == played.scores.episodes

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from steppe.serve.messages.exchange import Answer, Question
-from steppe.serve.routing.episodes import Episode, OpenEpisodes
+from steppe.serve.messages.exchange import PolicyAnswer, Question
+from steppe.serve.routing.episodes import OpenEpisodes, RoutedEpisode
 
 
 def episode(sequence, key=None):
-    return Episode(key or f"key {sequence}", sequence, None, None, 1.0)
+    return RoutedEpisode(key or f"key {sequence}", sequence, None, None, 1.0)
 
 
 def test_the_one_silent_for_longest_goes_first():
@@ -47,7 +47,7 @@ def answered(episodes, name, actions):
     """Counts a question to an episode, which was answered by these actions; those that had to go for it."""
     one = episodes.get(name) or episode(name)
     question = Question(np.zeros((len(actions), 4), np.float32), id="x", sequence_id=name)
-    episodes.remember(one, question, Answer("x", actions, (), "p", "v", 1.0))
+    episodes.remember(one, question, PolicyAnswer("x", actions, (), "p", "v", 1.0))
     return [each.sequence for each in episodes.touch(one)]
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import socket
 import ssl
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from steppe.errors import SteppeError, UserError
-from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 
 SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
 """What an address may begin with -> whether it is encrypted."""
 
 
-class Away(Exception):
+class EndpointAway(Exception):
     """The endpoint cannot answer now and may later; `was_sent`: it may have got the message all the same."""
 
     def __init__(self, reason: str, *, was_sent: bool = False, pause: float | None = None) -> None:
@@ -35,8 +36,18 @@ class EndpointFault(SteppeError):
     """The endpoint answered something that cannot be played with, or had a fault of its own."""
 
 
+class EndpointAddress(NamedTuple):
+    """The parts of an endpoint's URL."""
+
+    is_encrypted: bool
+    host: str
+    port: int
+    prefix: str
+    """Stands before every path if the endpoint is behind a proxy: "" or "/policies"."""
+
+
 @dataclass(frozen=True)
-class Access:
+class EndpointAccess:
     """Where an endpoint is and what it wants to see."""
 
     url: str
@@ -48,51 +59,9 @@ class Access:
     model: str | None = None
     """Which model of the server is asked; None where it has only one."""
 
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether it is spoken to by TLS."""
-        return SCHEMES[self._split()[0]]
-
-    @property
-    def host(self) -> str:
-        """Its name or number."""
-        return self._split()[1]
-
-    @property
-    def port(self) -> int:
-        """As it is written, or the usual one."""
-        return self._split()[2]
-
-    @property
-    def prefix(self) -> str:
-        """What comes before every path, where the endpoint is behind a proxy: "" or "/policies"."""
-        return self._split()[3]
-
-    def tls(self) -> ssl.SSLContext | None:
-        """What encrypts a connection and checks the endpoint's certificate; None where nothing is encrypted."""
-        if not self.is_encrypted:
-            return None
-        try:
-            return ssl.create_default_context(cafile=self.tls_ca)
-        except (OSError, ssl.SSLError) as error:
-            raise UserError(f"cannot read the certificates in {self.tls_ca}: {reason_of(error)}") from None
-
-    def check_host(self) -> None:
-        """Refuses a name that no machine has: waiting for it would not help. Sends nothing to the endpoint."""
-        try:
-            socket.getaddrinfo(self.host, self.port)
-        except socket.gaierror as error:
-            if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
-                raise self._unknown_host() from None
-        except UnicodeError:
-            raise self._unknown_host() from None
-
-    def _unknown_host(self) -> UserError:
-        shown = self.host[:100]
-        return UserError(f'no machine is known by the name "{shown}"; check the address, such as http://127.0.0.1:8000')
-
-    def _split(self) -> tuple[str, str, int, str]:
-        """(scheme, host, port, prefix)."""
+    @cached_property
+    def address(self) -> EndpointAddress:
+        """The parts of `url`; UserError if it is not the address of an endpoint."""
         wrong = UserError(f'"{self.url}" is no address of an endpoint; write it as http://127.0.0.1:8000')
         url = self.url if "://" in self.url else f"http://{self.url}"
         try:
@@ -102,12 +71,34 @@ class Access:
             raise wrong from None
         if parts.scheme not in SCHEMES or not host or parts.query or parts.fragment or parts.username:
             raise wrong
-        usual = 443 if SCHEMES[parts.scheme] else 80
-        return parts.scheme, host, usual if port is None else port, parts.path.rstrip("/")
+        is_encrypted = SCHEMES[parts.scheme]
+        usual = 443 if is_encrypted else 80
+        return EndpointAddress(is_encrypted, host, usual if port is None else port, parts.path.rstrip("/"))
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What encrypts a connection and checks the endpoint's certificate; None where nothing is encrypted."""
+        if not self.address.is_encrypted:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.tls_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise UserError(f"cannot read the certificates in {self.tls_ca}: {reason_of(error)}") from None
+
+    def check_host(self) -> None:
+        """Refuses a name that no machine has: waiting for it would not help. Sends nothing to the endpoint."""
+        try:
+            socket.getaddrinfo(self.address.host, self.address.port)
+        except (socket.gaierror, UnicodeError) as error:
+            known = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+            if isinstance(error, UnicodeError) or error.errno in known:
+                shown = self.address.host[:100]
+                raise UserError(
+                    f'no machine is known by the name "{shown}"; check the address, such as http://127.0.0.1:8000'
+                ) from None
 
 
 @dataclass(frozen=True)
-class Described:
+class ModelDescription:
     """What a server says of the model that is asked."""
 
     server: str
@@ -124,12 +115,12 @@ class Described:
 
 
 class Client(Protocol):
-    """One line to one endpoint, for one thread; what cannot be done now is an `Away`."""
+    """One line to one endpoint, for one thread; what cannot be done now is an `EndpointAway`."""
 
-    def describe(self) -> Described:
+    def describe(self) -> ModelDescription:
         """Asks what is served."""
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> PolicyAnswer:
         """The actions for observations [B, ...], and who chose them."""
 
     def feedback(self, feedback: Feedback) -> None:

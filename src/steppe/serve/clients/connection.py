@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from steppe.errors import UserError
 from steppe.net.local_tokens import token_of_peer
-from steppe.serve.clients._base import Access, Away, EndpointFault, EpisodeLost, reason_of
+from steppe.serve.clients._base import EndpointAccess, EndpointAway, EndpointFault, EpisodeLost, reason_of
 
 BUSY = {408, 425, 429, 502, 503, 504}
 """Answers that mean: not now."""
@@ -19,7 +19,7 @@ UNKNOWN = (404, 410)
 LONGEST_BODY = 1 << 28
 
 
-class Reply(NamedTuple):
+class ReceivedReply(NamedTuple):
     """What came back: headers have lower-case names."""
 
     status: int
@@ -27,11 +27,11 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class Connection:
-    """For one thread. What goes wrong is an `Away` where it may go right later, else an error that says what to do."""
+class ClientConnection:
+    """One thread's connection. A failure that may pass raises `EndpointAway`, any other an error with the way out."""
 
-    def __init__(self, access: Access) -> None:
-        self._access, self._prefix = access, access.prefix
+    def __init__(self, access: EndpointAccess) -> None:
+        self._access, self._prefix = access, access.address.prefix
         self._tls = access.tls()
         self._connection: http.client.HTTPConnection | None = None
         self._identity = _bearer(access.token)
@@ -57,14 +57,14 @@ class Connection:
         except _Unknown as error:
             raise EpisodeLost(str(error)) from None
 
-    def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Reply:
+    def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> ReceivedReply:
         """Sends one request; a refusal is an error in the endpoint's own words."""
         reply = self._exchange(method, self._prefix + path, body, headers)
         if reply.status < 300:
             return reply
         raise self._refusal(reply, path)
 
-    def parsed(self, reply: Reply) -> dict[str, Any]:
+    def parsed(self, reply: ReceivedReply) -> dict[str, Any]:
         """The JSON object of an answer; an empty body is an empty one."""
         try:
             data = json.loads(reply.body) if reply.body else {}
@@ -80,7 +80,7 @@ class Connection:
         if connection is not None:
             connection.close()
 
-    def _exchange(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Reply:
+    def _exchange(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> ReceivedReply:
         was_sent = False
         try:
             if self._connection is None:
@@ -92,7 +92,7 @@ class Connection:
             data = response.read(LONGEST_BODY)
             if response.will_close:
                 self.close()
-            return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, data)
+            return ReceivedReply(response.status, {name.lower(): value for name, value in response.getheaders()}, data)
         except ssl.SSLCertVerificationError as error:
             self.close()
             raise UserError(
@@ -101,19 +101,19 @@ class Connection:
             ) from None
         except TimeoutError:
             self.close()
-            raise Away(f"no answer within {self._access.timeout:g} s", was_sent=was_sent) from None
+            raise EndpointAway(f"no answer within {self._access.timeout:g} s", was_sent=was_sent) from None
         except http.client.BadStatusLine as error:
             self.close()
             # One that was cut off is nobody's mistake.
             if isinstance(error, http.client.RemoteDisconnected) or "HTTP/1.1".startswith(str(error).strip()[:8]):
-                raise Away(reason_of(error), was_sent=was_sent) from None
+                raise EndpointAway(reason_of(error), was_sent=was_sent) from None
             raise UserError(
                 f"what answers at {self._access.url} does not speak HTTP; give the endpoint's HTTP port, or --protocol "
                 "v2-grpc for its gRPC port"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise Away(reason_of(error), was_sent=was_sent) from None
+            raise EndpointAway(reason_of(error), was_sent=was_sent) from None
         except BaseException:
             # Ctrl-C in the middle of an answer: the rest of it must not be taken for the next one.
             self.close()
@@ -123,9 +123,9 @@ class Connection:
         access = self._access
         connection: http.client.HTTPConnection
         if self._tls is None:
-            connection = _InOnePiece(access.host, access.port, timeout=access.timeout)
+            connection = _InOnePiece(access.address.host, access.address.port, timeout=access.timeout)
         else:
-            connection = _Encrypted(access.host, access.port, timeout=access.timeout, context=self._tls)
+            connection = _Encrypted(access.address.host, access.address.port, timeout=access.timeout, context=self._tls)
         connection.connect()
         # One small message each way: waiting to fill a packet would cost 40 ms a step.
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -134,11 +134,11 @@ class Connection:
             self._identity = _bearer(token_of_peer(connection.sock))
         return connection
 
-    def _refusal(self, reply: Reply, path: str) -> Exception:
+    def _refusal(self, reply: ReceivedReply, path: str) -> Exception:
         words, url = _words(reply), self._access.url
         if reply.status in BUSY:
             # The endpoint read the message and says that it did nothing with it.
-            return Away(words, pause=_seconds(reply.headers.get("retry-after")))
+            return EndpointAway(words, pause=_seconds(reply.headers.get("retry-after")))
         if reply.status in (401, 403):
             have = "another token" if self._access.token else "its token"
             return UserError(f"{url} does not let us in ({words}); give {have} by --token-file or STEPPE_SERVE_TOKEN")
@@ -189,7 +189,7 @@ def encoded(message: Any) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode()
 
 
-def _words(reply: Reply) -> str:
+def _words(reply: ReceivedReply) -> str:
     """The sentence of a refusal, wherever the endpoint has put it."""
     try:
         data = json.loads(reply.body)

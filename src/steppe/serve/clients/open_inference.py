@@ -8,9 +8,15 @@ from urllib.parse import quote
 import numpy as np
 
 from steppe.errors import UserError
-from steppe.serve.clients._base import Access, Described, EndpointFault, checked_rows, sequence_parameters
-from steppe.serve.clients.connection import Connection, encoded
-from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.clients._base import (
+    EndpointAccess,
+    EndpointFault,
+    ModelDescription,
+    checked_rows,
+    sequence_parameters,
+)
+from steppe.serve.clients.connection import ClientConnection, encoded
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 from steppe.serve.messages.tensors import DTYPES, from_numbers
 
 BINARY = "binary_tensor_data"
@@ -21,7 +27,7 @@ SMALL = 64
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
-class Model(NamedTuple):
+class ModelTensors(NamedTuple):
     """What a question must say, and where its answer is."""
 
     name: str
@@ -33,15 +39,15 @@ class Model(NamedTuple):
     """Whether the server takes tensors as bytes."""
 
 
-class OpenInference:
+class OpenInferenceClient:
     """A client of any V2 server; feedback is understood by Steppe's own."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: EndpointAccess) -> None:
         self._access = access
-        self._connection = Connection(access)
-        self._model: Model | None = None
+        self._connection = ClientConnection(access)
+        self._model: ModelTensors | None = None
 
-    def describe(self) -> Described:
+    def describe(self) -> ModelDescription:
         """Asks for the server's and the model's metadata."""
         server = self._connection.ask("GET", "/v2")
         is_own = server.get("name") == OWN_SERVER
@@ -53,7 +59,7 @@ class OpenInference:
         datatype = str(DTYPES[self._model.datatype])
         properties = metadata.get("properties")
         environment = properties.get("environment") if isinstance(properties, dict) else None
-        return Described(
+        return ModelDescription(
             str(server.get("name", "")),
             name,
             shape,
@@ -63,7 +69,7 @@ class OpenInference:
             environment=environment if environment and isinstance(environment, str) else None,
         )
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> PolicyAnswer:
         """One `infer`."""
         model = self._described()
         body, headers = request(question, model)
@@ -79,7 +85,7 @@ class OpenInference:
         """Hangs up."""
         self._connection.close()
 
-    def _described(self) -> Model:
+    def _described(self) -> ModelTensors:
         if self._model is None:
             self.describe()
         assert self._model is not None
@@ -95,7 +101,7 @@ class OpenInference:
         return names[0]
 
 
-def request(question: Question, model: Model) -> tuple[bytes, dict[str, str]]:
+def request(question: Question, model: ModelTensors) -> tuple[bytes, dict[str, str]]:
     """(body, headers) of an `infer`."""
     observations = np.ascontiguousarray(question.observations, DTYPES[model.datatype])
     tensor: dict[str, Any] = {"name": model.input, "shape": list(observations.shape), "datatype": model.datatype}
@@ -113,7 +119,7 @@ def request(question: Question, model: Model) -> tuple[bytes, dict[str, str]]:
     return header + observations.tobytes(), headers
 
 
-def answered(data: dict[str, Any], question: Question, model: Model) -> Answer:
+def answered(data: dict[str, Any], question: Question, model: ModelTensors) -> PolicyAnswer:
     """The answer in an `infer` response."""
     outputs = data.get("outputs")
     named = {each.get("name"): each for each in outputs if isinstance(each, dict)} if isinstance(outputs, list) else {}
@@ -139,10 +145,10 @@ def read_tensor(tensor: dict[str, Any], values: str, name: str) -> np.ndarray:
         raise EndpointFault(f"the endpoint sent an answer that cannot be read: {error}") from None
 
 
-def labelled(actions: np.ndarray, id: str, parameters: dict[str, Any], model: str, version: str) -> Answer:
+def labelled(actions: np.ndarray, id: str, parameters: dict[str, Any], model: str, version: str) -> PolicyAnswer:
     """An answer with whatever the endpoint says of who gave it."""
     propensity = parameters.get("propensity")
-    return Answer(
+    return PolicyAnswer(
         id=id,
         actions=actions,
         route=read_route(parameters.get("route")),
@@ -178,7 +184,7 @@ def feedback_message(feedback: Feedback) -> dict[str, Any]:
     return {"reward": feedback.reward} | {name: value for name, value in words.items() if value is not None}
 
 
-def understood(metadata: dict[str, Any], name: str, as_bytes: bool) -> tuple[Model, tuple[int, ...] | None]:
+def understood(metadata: dict[str, Any], name: str, as_bytes: bool) -> tuple[ModelTensors, tuple[int, ...] | None]:
     """(the model, the shape of one observation) from a model's metadata."""
     inputs, outputs = metadata.get("inputs"), metadata.get("outputs")
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(outputs, list) or not outputs:
@@ -193,4 +199,4 @@ def understood(metadata: dict[str, Any], name: str, as_bytes: bool) -> tuple[Mod
     if datatype not in DTYPES:
         raise UserError(f'the model "{name}" takes {datatype}, which no observation is')
     action = next((each for each in names if each in ("action", "actions")), names[0])
-    return Model(name, seen, datatype, action, as_bytes), None if -1 in sizes else sizes
+    return ModelTensors(name, seen, datatype, action, as_bytes), None if -1 in sizes else sizes

@@ -9,27 +9,33 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import SteppeError, UserError
-from steppe.serve.clients._base import Access, Described, EndpointFault, checked_rows, sequence_parameters
-from steppe.serve.clients.connection import Connection
-from steppe.serve.clients.open_inference import OWN_SERVER, OpenInference
-from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.clients._base import (
+    EndpointAccess,
+    EndpointFault,
+    ModelDescription,
+    checked_rows,
+    sequence_parameters,
+)
+from steppe.serve.clients.connection import ClientConnection
+from steppe.serve.clients.open_inference import OWN_SERVER, OpenInferenceClient
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 from steppe.serve.messages.tensors import from_numbers
 
 PREDICTIONS, FEEDBACK = "/api/v1.0/predictions", "/api/v1.0/feedback"
 
 
-class Seldon:
+class SeldonClient:
     """A client of any server of the dialect; what an episode is, only Steppe's own knows (by `meta.tags`)."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: EndpointAccess) -> None:
         self._access = access
-        self._connection = Connection(access)
+        self._connection = ClientConnection(access)
         self._is_own = False
         self._asked: dict[str, Any] = {}
         self._answered: dict[str, Any] = {}
         """The last question and the `meta` of its answer: feedback repeats them, so that a router finds its branch."""
 
-    def describe(self) -> Described:
+    def describe(self) -> ModelDescription:
         """The dialect has no metadata; what Steppe's own server has is asked for in the other protocol."""
         try:
             server = self._connection.ask("GET", "/v2").get("name", "")
@@ -37,15 +43,15 @@ class Seldon:
             server = ""
         self._is_own = server == OWN_SERVER
         model = self._access.model or "seldon"
-        described = Described(str(server), model, None, None, applies_once=self._is_own)
+        described = ModelDescription(str(server), model, None, None, applies_once=self._is_own)
         if self._is_own:
             # Shape and environment only spare the user some words: without them it can be played too.
-            other = OpenInference(replace(self._access, model=None))
+            other = OpenInferenceClient(replace(self._access, model=None))
             with contextlib.closing(other), contextlib.suppress(SteppeError):
                 described = replace(other.describe(), model=model)
         return described
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> PolicyAnswer:
         """One prediction."""
         observations = question.observations
         meta: dict[str, Any] = {"puid": question.id} if question.id is not None else {}
@@ -80,10 +86,10 @@ class Seldon:
         self._connection.close()
 
 
-def _answered(data: Any, meta: dict[str, Any], question: Question) -> Answer:
+def _answered(data: Any, meta: dict[str, Any], question: Question) -> PolicyAnswer:
     tags, routing, path = (_object(meta.get(name)) for name in ("tags", "routing", "requestPath"))
     propensity = tags.get("propensity")
-    return Answer(
+    return PolicyAnswer(
         id=str(meta.get("puid") or question.id or ""),
         actions=checked_rows(_actions(data, len(question.observations)), question),
         route=tuple((str(name), branch) for name, branch in routing.items() if isinstance(branch, int)),

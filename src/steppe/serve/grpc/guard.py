@@ -14,13 +14,10 @@ from time import perf_counter
 from typing import Any
 
 from steppe.errors import MissingExtra, UserError
-from steppe.serve.admission import Gate, Refused, Room
-from steppe.serve.batching import Batcher
-from steppe.serve.endpoint import Endpoint
+from steppe.serve.admission import Gate, RequestMemory, RequestRefused
 from steppe.serve.grpc import messages, wire
-from steppe.serve.http.observing import Observer
-from steppe.serve.http.replies import Reply, status_of
-from steppe.serve.messages.exchange import Answer, Question
+from steppe.serve.http.replies import HttpReply, status_of
+from steppe.serve.http.request_metrics import Observer
 
 try:
     import grpc
@@ -71,7 +68,7 @@ class Guard:
             },
         )
 
-    def _guarded(self, rpc: messages.Method, operation: str, method: Method, raw_field: str | None) -> Any:
+    def _guarded(self, rpc: messages.GrpcMethod, operation: str, method: Method, raw_field: str | None) -> Any:
         """The method behind the gate; what goes wrong becomes a status with one sentence."""
         gate, name, known = self._gate, rpc.name, wire.layout(rpc.request.DESCRIPTOR)
 
@@ -84,12 +81,14 @@ class Guard:
                     response, policy = await enter_and_call(context, address)
             except Exception as error:
                 status, words = status_of(error), str(error)
-                self._observer.record(operation, Reply(status, b"", []), perf_counter() - started, address, name)
+                self._observer.record(operation, HttpReply(status, b"", []), perf_counter() - started, address, name)
                 if status == 500:
                     log.error("a call of %s failed", name, exc_info=error)
                     words = "the endpoint had a fault of its own; its log says more"
             else:
-                self._observer.record(operation, Reply(200, b"", [], policy), perf_counter() - started, address, name)
+                self._observer.record(
+                    operation, HttpReply(200, b"", [], policy), perf_counter() - started, address, name
+                )
                 return response
             # Not where the error is handled: what `abort` raises would keep it, and its traceback the message, until
             # the next full garbage collection.
@@ -100,7 +99,7 @@ class Guard:
                 gate.check_token(_token(context.invocation_metadata()))
             gate.begin(address)
             try:
-                with Room(gate, address) as room:
+                with RequestMemory(gate, address) as room:
                     data = await self._received(context)
                     room.grow(len(data))
                     return await method(wire.parse(data, rpc.request, known, raw_field))
@@ -116,19 +115,10 @@ class Guard:
             async with asyncio.timeout(seconds):
                 data = await context.read()
         except TimeoutError:
-            raise Refused(408, f"the message did not arrive within {seconds:g} s") from None
+            raise RequestRefused(408, f"the message did not arrive within {seconds:g} s") from None
         if not isinstance(data, bytes):
             raise UserError("the call ended without a message")
         return data
-
-
-async def answered(question: Question, endpoint: Endpoint, batcher: Batcher) -> Answer:
-    """The answer: of this replica and others, together with other questions, or by itself."""
-    if endpoint.is_shared:
-        return await endpoint.ask(question)
-    if batcher.gathers:
-        return await batcher.gathered(question)
-    return batcher.answer(question)
 
 
 def _token(metadata: Any) -> str | None:

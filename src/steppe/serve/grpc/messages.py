@@ -22,7 +22,7 @@ SELDON, SELDON_MODEL = "seldon.protos.Seldon", "seldon.protos.Model"
 """The same methods: for clients of a whole deployment, and of one model."""
 
 
-class Method(NamedTuple):
+class GrpcMethod(NamedTuple):
     """One method of a service: its name, and the classes of what goes in and comes out."""
 
     name: str
@@ -30,10 +30,10 @@ class Method(NamedTuple):
     response: Any
 
 
-def methods(service: str) -> list[Method]:
+def methods(service: str) -> list[GrpcMethod]:
     """The methods of a service by its full name, such as INFERENCE."""
     return [
-        Method(each.name, _class(each.input_type.full_name), _class(each.output_type.full_name))
+        GrpcMethod(each.name, _class(each.input_type.full_name), _class(each.output_type.full_name))
         for each in _POOL.FindServiceByName(service).methods
     ]
 

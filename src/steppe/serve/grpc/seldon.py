@@ -8,24 +8,16 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import UserError
-from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.grpc import messages
-from steppe.serve.grpc.guard import Guard, Method, answered
-from steppe.serve.messages.exchange import Answer
-from steppe.serve.messages.seldon_dialect import (
-    answered_tags,
-    feedback_of,
-    from_ndarray,
-    from_tensor,
-    named_table,
-    question_of,
-    receipted_tags,
-)
+from steppe.serve.grpc.guard import Guard, Method
+from steppe.serve.messages import seldon_dialect as dialect
+from steppe.serve.messages.exchange import PolicyAnswer
 from steppe.serve.messages.tensors import MOST_DIMENSIONS
+from steppe.serve.question_batches import Batcher
 
 
-class Seldon:
+class SeldonMethods:
     """The methods, which are the same in both services."""
 
     def __init__(self, endpoint: Endpoint, batcher: Batcher) -> None:
@@ -42,9 +34,11 @@ class Seldon:
     async def _predict(self, request: Any) -> tuple[Any, str]:
         kind = _payload(request)
         given = request.data.tensor if kind == "tensor" else request.data.ndarray
-        observations = self._endpoint.check(_from_tensor(given) if kind == "tensor" else from_ndarray(_items(given)))
+        observations = self._endpoint.check(
+            _from_tensor(given) if kind == "tensor" else dialect.from_ndarray(_items(given))
+        )
         meta = _meta(request)
-        answer = await answered(question_of(meta, observations), self._endpoint, self._batcher)
+        answer = await self._batcher.ask(dialect.question(meta, observations))
         return _response(answer, meta["tags"], kind), answer.policy
 
     async def _feedback(self, request: Any) -> tuple[Any, str]:
@@ -53,10 +47,10 @@ class Seldon:
             message[name] = {"meta": _meta(getattr(request, name))}
         if request.HasField("truth"):
             message["truth"] = _truth(request.truth)
-        receipt = await self._endpoint.feedback(feedback_of(message))
+        receipt = await self._endpoint.feedback(dialect.feedback(message))
         response = messages.SeldonMessage()
         response.meta.puid = receipt.id
-        _set_tags(response.meta, receipted_tags(receipt))
+        _set_tags(response.meta, dialect.receipted_tags(receipt))
         return response, receipt.policy
 
 
@@ -72,7 +66,7 @@ def _payload(request: Any) -> str:
 def _from_tensor(tensor: Any) -> np.ndarray:
     if len(tensor.shape) > MOST_DIMENSIONS:
         raise UserError(f'the shape of "tensor" may have at most {MOST_DIMENSIONS} numbers')
-    return from_tensor(list(tensor.shape), list(tensor.values))
+    return dialect.from_tensor(list(tensor.shape), list(tensor.values))
 
 
 def _meta(message: Any) -> dict[str, Any]:
@@ -109,8 +103,8 @@ def _truth(message: Any) -> Any:
         raise UserError('"truth" has a number that JSON cannot hold') from None
 
 
-def _response(answer: Answer, tags: dict[str, Any], kind: str) -> Any:
-    table, names = named_table(answer.actions)
+def _response(answer: PolicyAnswer, tags: dict[str, Any], kind: str) -> Any:
+    table, names = dialect.named_table(answer.actions)
     response = messages.SeldonMessage()
     response.data.names.extend(names)
     if kind == "tensor":
@@ -121,7 +115,7 @@ def _response(answer: Answer, tags: dict[str, Any], kind: str) -> Any:
             _set(response.data.ndarray.values.add(), row)
     meta = response.meta
     meta.puid = answer.id
-    _set_tags(meta, answered_tags(answer, tags))
+    _set_tags(meta, dialect.answered_tags(answer, tags))
     for router, branch in answer.route:
         meta.routing[router] = branch
     meta.requestPath[answer.policy] = answer.version

@@ -9,14 +9,14 @@ import orjson
 
 from steppe.errors import UserError
 from steppe.serve.admission import Gate
-from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.grpc import messages
-from steppe.serve.grpc.guard import Guard, Method, answered
+from steppe.serve.grpc.guard import Guard, Method
 from steppe.serve.http.open_inference import ACTION, EXTENSIONS, OUTPUTS, check_supported, labels, listed, raw
-from steppe.serve.http.replies import flag_field, optional_flag, text_field
-from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
+from steppe.serve.messages.fields import question_of, text_field
 from steppe.serve.messages.tensors import from_bytes, from_numbers, word_of
+from steppe.serve.question_batches import Batcher
 
 CONTENTS = {
     "BOOL": "bool_contents",
@@ -36,7 +36,7 @@ MOST_DIMENSIONS = 64
 """How many numbers a shape may have."""
 
 
-class Service:
+class OpenInferenceMethods:
     """The methods: each takes a message and returns (a message, the policy that answered)."""
 
     def __init__(self, endpoint: Endpoint, gate: Gate, batcher: Batcher, version: str) -> None:
@@ -103,7 +103,7 @@ class Service:
         metadata = self._endpoint.metadata(model)
         wanted = _wanted(request, [each.name for each in metadata.outputs])
         question = self._question(request, model, metadata.inputs[0].name, OUTPUTS in wanted)
-        answer = await answered(question, self._endpoint, self._batcher)
+        answer = await self._batcher.ask(question)
         as_bytes = bool(request.raw_input_contents)
         return _response(answer, request.model_name or self._endpoint.name, wanted, as_bytes), answer.policy
 
@@ -123,19 +123,11 @@ class Service:
 
     def _question(self, request: Any, model: str | None, expected: str, outputs: bool) -> Question:
         parameters = {name: _value(each) for name, each in request.parameters.items()}
-        sequence = parameters.get("sequence_id")
-        return Question(
-            observations=self._endpoint.check(_tensor(request, expected), model),
-            id=request.id or None,
+        if parameters.get("sequence_id") == 0:
             # Clients of this protocol that have no episodes may say so by a zero.
-            sequence_id=None if sequence is None or sequence == 0 else text_field(parameters, "sequence_id"),
-            sequence_start=flag_field(parameters, "sequence_start"),
-            sequence_end=flag_field(parameters, "sequence_end"),
-            deterministic=optional_flag(parameters, "deterministic"),
-            model=model,
-            version=request.model_version or None,
-            outputs=outputs,
-        )
+            del parameters["sequence_id"]
+        observations = self._endpoint.check(_tensor(request, expected), model)
+        return question_of(parameters, observations, request.id or None, model, request.model_version or None, outputs)
 
 
 def _tensor(request: Any, expected: str) -> np.ndarray:
@@ -166,7 +158,7 @@ def _wanted(request: Any, names: list[str]) -> list[str]:
     return [each.name for each in request.outputs] or names
 
 
-def _response(answer: Answer, model: str, wanted: list[str], as_bytes: bool) -> Any:
+def _response(answer: PolicyAnswer, model: str, wanted: list[str], as_bytes: bool) -> Any:
     response = messages.ModelInferResponse(model_name=model, model_version=answer.version, id=answer.id)
     for name, value in labels(answer).items():
         if isinstance(value, str):

@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 
 from steppe.errors import UserError
-from steppe.serve.http.replies import Reply, parsed
+from steppe.serve.http.replies import HttpReply, parsed
 from steppe.serve.messages.tensors import from_bytes
 
 LENGTH = b"inference-header-content-length"
@@ -22,7 +22,7 @@ def split(body: bytes, length: bytes) -> tuple[dict[str, Any], memoryview]:
     return parsed(body[:size]), memoryview(body)[size:]
 
 
-class Bytes:
+class BinaryTensors:
     """The bytes after the JSON, handed out to one tensor after the other."""
 
     def __init__(self, rest: memoryview) -> None:
@@ -45,7 +45,7 @@ class Bytes:
             raise UserError(f"the request has {len(self._rest)} bytes more than its tensors take")
 
 
-def reply(message: dict[str, Any], blobs: list[bytes], label: str) -> Reply:
+def reply(message: dict[str, Any], blobs: list[bytes], label: str) -> HttpReply:
     """JSON followed by the bytes of those outputs that say so."""
     head = orjson.dumps(message)
     body = b"".join([head, *blobs])
@@ -54,4 +54,4 @@ def reply(message: dict[str, Any], blobs: list[bytes], label: str) -> Reply:
         (LENGTH, b"%d" % len(head)),
         (b"content-length", b"%d" % len(body)),
     ]
-    return Reply(200, body, headers, label)
+    return HttpReply(200, body, headers, label)

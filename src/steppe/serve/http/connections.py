@@ -10,9 +10,9 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from steppe.serve.admission import TrafficLimits
-from steppe.serve.http.app import ON_ADMISSION, App, Route
+from steppe.serve.http.app import ON_ADMISSION, HttpApp, HttpRoute
 from steppe.serve.http.open_connections import OpenConnections
-from steppe.serve.http.replies import Headers, Reply
+from steppe.serve.http.replies import Headers, HttpReply
 
 LONGEST_HEAD = 1 << 16
 """How many bytes the first line and the headers of a request may have."""
@@ -31,17 +31,17 @@ END_OF_HEAD = b"\r\n\r\n"
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
-class Head(NamedTuple):
+class RequestHead(NamedTuple):
     """What the first line and the headers of a question said."""
 
-    route: Route
+    route: HttpRoute
     path: str
     headers: Headers
     length: int
     """Of the body."""
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """uvicorn's connection; `own_app`, `limits` and `open_connections` are set on a subclass for each server.
 
     A question takes a short cut past ASGI: a task, an event and two more turns of the event loop would cost as much as
@@ -49,7 +49,7 @@ class Connection(HttpToolsProtocol):
     and whatever is unusual about a request, goes the common way.
     """
 
-    own_app: App
+    own_app: HttpApp
     limits: TrafficLimits
     open_connections: OpenConnections
     _since: float | None = None
@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
     """When the last question was answered by the short cut; uvicorn itself times what went its own way."""
     _head = 0
     """How many bytes came of a request whose headers are not complete."""
-    _route: Route | None = None
+    _route: HttpRoute | None = None
     """Of a question on the short cut, until it is answered."""
     _body = b""
     _quick_left = MOST_QUICK
@@ -84,7 +84,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuses more connections than there may be."""
         super().connection_made(transport)
-        self._heads: dict[bytes, Head] = {}
+        self._heads: dict[bytes, RequestHead] = {}
         self._since = self.loop.time()
         self._address = self.client[0] if self.client else ""
         reason = self.open_connections.add(self, self._address)
@@ -181,7 +181,7 @@ class Connection(HttpToolsProtocol):
         # Whoever is refused may not fill the memory either.
         if self._reply(route, path, self.headers, self._body) == HTTPStatus.OK:
             self._trust()
-            self._learn_head(data, Head(route, path, self.headers, len(self._body)))
+            self._learn_head(data, RequestHead(route, path, self.headers, len(self._body)))
 
     def cut(self, message: str) -> None:
         """Closes a connection on which no request came, to make room."""
@@ -268,7 +268,7 @@ class Connection(HttpToolsProtocol):
         self._reply(head.route, head.path, head.headers, data[end:])
         return True
 
-    def _learn_head(self, data: bytes, head: Head) -> None:
+    def _learn_head(self, data: bytes, head: RequestHead) -> None:
         """Keeps the head of a question that is all of `data`."""
         end = len(data) - head.length
         if (
@@ -277,7 +277,7 @@ class Connection(HttpToolsProtocol):
         ):
             self._heads[data[:end]] = head
 
-    def _reply(self, route: Route, path: str, headers: Headers, body: bytes) -> int:
+    def _reply(self, route: HttpRoute, path: str, headers: Headers, body: bytes) -> int:
         """Answers a question; the status."""
         reply = self.own_app.answer_now(route, path, headers, body, self._address)
         self.transport.write(self._response(reply))
@@ -294,7 +294,7 @@ class Connection(HttpToolsProtocol):
                 return int(value) <= min(LONGEST_QUICK, self.limits.body_bytes)
         return False
 
-    def _response(self, reply: Reply) -> bytes:
+    def _response(self, reply: HttpReply) -> bytes:
         pieces = [STATUS_LINES[reply.status]]
         for name, value in self.server_state.default_headers:
             pieces += (name, b": ", value, b"\r\n")
@@ -308,7 +308,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         body = orjson.dumps({"error": message})
-        reply = Reply(status, body, [(b"content-length", b"%d" % len(body)), (b"connection", b"close")])
+        reply = HttpReply(status, body, [(b"content-length", b"%d" % len(body)), (b"connection", b"close")])
         running = self._running
         if running is None or not running.response_started or running.response_complete:
             self.transport.write(self._response(reply))
@@ -316,7 +316,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def connection_class(app: App, limits: TrafficLimits) -> Any:
+def connection_class(app: HttpApp, limits: TrafficLimits) -> Any:
     """The class of a server's connections."""
     own = {"own_app": app, "limits": limits, "open_connections": OpenConnections(limits)}
-    return type("Connection", (Connection,), own)
+    return type("HttpConnection", (HttpConnection,), own)

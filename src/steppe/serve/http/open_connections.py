@@ -20,7 +20,7 @@ LOG_SECONDS = 10.0
 log = logging.getLogger(__name__)
 
 
-class Cut(Protocol):
+class OpenConnection(Protocol):
     """A connection that can be cut off."""
 
     def cut(self, message: str) -> None:
@@ -35,15 +35,15 @@ class OpenConnections:
         self._most_of_one = limits.most_of_one_address
         self._most_strangers = max(1, limits.connections // 2)
         self._clock = clock
-        self._addresses: dict[Cut, str] = {}
+        self._addresses: dict[OpenConnection, str] = {}
         self._counts: dict[str, int] = {}
-        self._strangers: dict[str, dict[Cut, None]] = {}
+        self._strangers: dict[str, dict[OpenConnection, None]] = {}
         """Address -> its strangers, the oldest first."""
         self._stranger_count = 0
         self._turned_away = 0
         self._logged = float("-inf")
 
-    def add(self, connection: Cut, address: str) -> str | None:
+    def add(self, connection: OpenConnection, address: str) -> str | None:
         """Takes a new connection; the reason if there is no place for it."""
         if self._counts.get(address, 0) >= self._most_of_one:
             if not self._cut_one_of(address):
@@ -60,13 +60,13 @@ class OpenConnections:
         self._stranger_count += 1
         return None
 
-    def trust(self, connection: Cut) -> None:
+    def trust(self, connection: OpenConnection) -> None:
         """A request of this connection was let in."""
         address = self._addresses.get(connection)
         if address is not None:
             self._no_stranger(connection, address)
 
-    def remove(self, connection: Cut) -> None:
+    def remove(self, connection: OpenConnection) -> None:
         """Forgets a connection that is closed; it may be unknown."""
         address = self._addresses.pop(connection, None)
         if address is None:
@@ -76,7 +76,7 @@ class OpenConnections:
         if not self._counts[address]:
             del self._counts[address]
 
-    def _no_stranger(self, connection: Cut, address: str) -> None:
+    def _no_stranger(self, connection: OpenConnection, address: str) -> None:
         strangers = self._strangers.get(address, {})
         if connection in strangers:
             del strangers[connection]

@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 
 from steppe.errors import UserError
-from steppe.serve.admission import Refused
-from steppe.serve.messages.exchange import NotFound, Unavailable
+from steppe.serve.admission import RequestRefused
+from steppe.serve.messages.exchange import NotFound, PolicyAnswer, Question, Unavailable
+from steppe.serve.question_batches import Batcher
 
 Headers = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
@@ -23,7 +24,7 @@ MOST_FIELDS = 1 << 16
 
 
 @dataclass(slots=True)
-class Request:
+class HttpRequest:
     """What a handler needs of a request; header names are in lower case."""
 
     headers: Headers
@@ -40,7 +41,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Reply:
+class HttpReply:
     """What goes back."""
 
     status: int
@@ -50,13 +51,24 @@ class Reply:
     """Which policy answered, for the metrics and the access log."""
 
 
-Handler = Callable[[Request], Reply | Awaitable[Reply]]
+Handler = Callable[[HttpRequest], HttpReply | Awaitable[HttpReply]]
 
 
-def as_json(data: Any, status: int = 200, label: str = "") -> Reply:
+def answered(
+    batcher: Batcher, question: Question, reply: Callable[[PolicyAnswer], HttpReply]
+) -> HttpReply | Awaitable[HttpReply]:
+    """The reply to a question, at once if that is possible: an awaitable costs a turn of the event loop."""
+
+    async def later() -> HttpReply:
+        return reply(await batcher.ask(question))
+
+    return reply(batcher.answer(question)) if batcher.answers_at_once else later()
+
+
+def as_json(data: Any, status: int = 200, label: str = "") -> HttpReply:
     """A reply of plain values."""
     body = orjson.dumps(data)
-    return Reply(status, body, [JSON, (b"content-length", b"%d" % len(body))], label)
+    return HttpReply(status, body, [JSON, (b"content-length", b"%d" % len(body))], label)
 
 
 def parsed(body: bytes) -> dict[str, Any]:
@@ -75,60 +87,13 @@ def parsed(body: bytes) -> dict[str, Any]:
 
 def status_of(error: Exception) -> int:
     """HTTP's number for what went wrong."""
-    if isinstance(error, Refused):
+    if isinstance(error, RequestRefused):
         return error.status
     if isinstance(error, NotFound):
         return 404
     if isinstance(error, UserError):
         return 400
     return 503 if isinstance(error, Unavailable) else 500
-
-
-def text_field(message: dict[str, Any], name: str) -> str | None:
-    """A word that may be missing; whole numbers are words too, as some clients count their episodes."""
-    value = message.get(name)
-    if value is None or value == "":
-        return None
-    if type(value) is int:
-        return str(value)
-    if type(value) is float and value.is_integer() and abs(value) < 1 << 53:
-        return str(int(value))
-    if type(value) is not str or len(value) > 256:
-        raise UserError(f'"{name}" must be text of at most 256 characters, or a whole number')
-    return value
-
-
-def flag_field(message: dict[str, Any], name: str) -> bool:
-    """A true or false that may be missing."""
-    return optional_flag(message, name) is True
-
-
-def optional_flag(message: dict[str, Any], name: str) -> bool | None:
-    """A true or false, or None."""
-    value = message.get(name)
-    if value is not None and type(value) is not bool:
-        raise UserError(f'"{name}" must be true or false')
-    return value
-
-
-def object_field(message: dict[str, Any], name: str) -> dict[str, Any]:
-    """An object that may be missing."""
-    value = message.get(name)
-    if value is None:
-        return {}
-    if type(value) is not dict:
-        raise UserError(f'"{name}" must be a JSON object')
-    return value
-
-
-def reward_field(message: dict[str, Any], default: float | None = None) -> float:
-    """The reward; whether it is finite is for the endpoint to say."""
-    value = message.get("reward", default)
-    if type(value) is float:
-        return value
-    if type(value) is not int:
-        raise UserError('"reward" must be a number')
-    return float(value)
 
 
 def _check_amount(body: bytes) -> None:

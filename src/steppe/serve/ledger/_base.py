@@ -44,7 +44,7 @@ class Decision(NamedTuple):
     """Whether the whole graph was asked, and not a part of it by name."""
 
 
-class Named(NamedTuple):
+class NamedRequest(NamedTuple):
     """A request that its sender gave a name to."""
 
     request: str
@@ -52,7 +52,7 @@ class Named(NamedTuple):
     """The decision it belongs to."""
 
 
-class Ended(NamedTuple):
+class EpisodeEnd(NamedTuple):
     """An episode that is over, apart from rewards that come late."""
 
     key: str
@@ -61,7 +61,7 @@ class Ended(NamedTuple):
     """ended or expired."""
 
 
-class Difference(NamedTuple):
+class ShadowDifference(NamedTuple):
     """How far the answer of a policy in the shadow was from the one that was given; None where it had none."""
 
     step: Step
@@ -81,7 +81,7 @@ class Reward(NamedTuple):
     truth: str | None = None
 
 
-class Outcome(NamedTuple):
+class RewardOutcome(NamedTuple):
     """What became of a reward."""
 
     applied: bool
@@ -93,16 +93,23 @@ class Outcome(NamedTuple):
     """The decision's return so far."""
 
 
-Record = Decision | Named | Ended | Difference | tuple[Step, ...]
+Record = Decision | NamedRequest | EpisodeEnd | ShadowDifference | tuple[Step, ...]
 """What an answer leaves; the last one says only on which way a request was answered."""
-_KINDS: dict[type, str] = {Decision: "decision", Named: "named", Ended: "ended", Difference: "difference"}
-_ANSWERED = "answered"
+RECORDS: dict[str, type[Decision | NamedRequest | EpisodeEnd | ShadowDifference]] = {
+    "decision": Decision,
+    "named": NamedRequest,
+    "ended": EpisodeEnd,
+    "difference": ShadowDifference,
+}
+"""Kind, as it stands in a journal -> record."""
+_KINDS = {record: kind for kind, record in RECORDS.items()}
+ANSWERED = "answered"
 """The kind of a record that only says on which way a request was answered."""
 FIRST_FIELD = 2
 """Where the fields of a record begin in its line."""
 
 
-class Lines:
+class JsonLines:
     """Many records of one kind, each as the array that `line_of` made of it: the database reads them by itself."""
 
     __slots__ = ("pieces",)
@@ -122,7 +129,7 @@ class Lines:
 
 
 @dataclass(slots=True)
-class Batch:
+class LedgerBatch:
     """What is written together.
 
     It is made record by record as answers are given, so that nothing is left to do for each of thousands of records
@@ -136,14 +143,14 @@ class Batch:
     written again."""
     size: int = 0
     """How many records it has."""
-    decisions: Lines = field(default_factory=Lines)
+    decisions: JsonLines = field(default_factory=JsonLines)
     chosen: dict[tuple[Step, ...], int] = field(default_factory=dict)
     """How many of the decisions were for each way."""
-    named: Lines = field(default_factory=Lines)
+    named: JsonLines = field(default_factory=JsonLines)
     requests: dict[tuple[Step, ...], int] = field(default_factory=dict)
     """How many requests were answered on which way."""
-    differences: list[Difference] = field(default_factory=list)
-    ended: list[Ended] = field(default_factory=list)
+    differences: list[ShadowDifference] = field(default_factory=list)
+    ended: list[EpisodeEnd] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
 
     def add(self, number: int, record: Record, line: bytes) -> None:
@@ -153,11 +160,11 @@ class Batch:
         if isinstance(record, Decision):
             self.decide(record, line)
             self.requests[record.steps] = self.requests.get(record.steps, 0) + 1
-        elif isinstance(record, Named):
+        elif isinstance(record, NamedRequest):
             self.named.add(line)
-        elif isinstance(record, Ended):
+        elif isinstance(record, EpisodeEnd):
             self.ended.append(record)
-        elif isinstance(record, Difference):
+        elif isinstance(record, ShadowDifference):
             self.differences.append(record)
         else:
             self.requests[record] = self.requests.get(record, 0) + 1
@@ -168,10 +175,10 @@ class Batch:
         self.chosen[decision.steps] = self.chosen.get(decision.steps, 0) + 1
 
 
-class Written(NamedTuple):
+class BatchResult(NamedTuple):
     """What a batch came to."""
 
-    outcomes: list[Outcome | UserError]
+    outcomes: list[RewardOutcome | UserError]
     """One for each reward: UserError where there is no such decision."""
     arms: Arms
     """All arms as they now are."""
@@ -189,7 +196,7 @@ class OpenEpisode(NamedTuple):
     is_routed: bool
 
 
-class Logged(NamedTuple):
+class LoggedDecision(NamedTuple):
     """A decision and what came of it, for comparisons off-line."""
 
     policy: str
@@ -229,7 +236,7 @@ class Ledger(ABC):
         """Disconnects; whatever is asked next connects again."""
 
     @abstractmethod
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: LedgerBatch) -> BatchResult:
         """Writes all of it, or nothing: LedgerAway. If the database fell silent at the very end, who knows.
 
         A batch with the number of one that was written is only looked through for rewards, of which each counts once.
@@ -260,19 +267,19 @@ class Ledger(ABC):
         """The newest episode of that name, if it has not ended."""
 
     @abstractmethod
-    def decisions(self) -> Iterator[Logged]:
+    def decisions(self) -> Iterator[LoggedDecision]:
         """Everything that was ever decided, in order."""
 
 
 def line_of(number: int, record: Record, dumps: Callable[[Any], bytes]) -> bytes:
     """A record as JSON in one line: [its number, its kind, its fields]."""
-    kind = _KINDS.get(type(record))
-    return dumps((number, _ANSWERED, record) if kind is None else (number, kind, *record))
+    kind = _KINDS.get(type(record))  # type: ignore[arg-type]
+    return dumps((number, ANSWERED, record) if kind is None else (number, kind, *record))
 
 
-def batch_of(records: list[tuple[int, Record]], writer: str) -> Batch:
+def batch_of(records: list[tuple[int, Record]], writer: str) -> LedgerBatch:
     """What a writer had numbered, to be written together."""
-    batch = Batch(writer)
+    batch = LedgerBatch(writer)
     for number, record in records:
         batch.add(number, record, line_of(number, record, lambda values: json.dumps(values).encode()))
     return batch

@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steppe.files.durable import storing
-from steppe.serve.ledger._base import Decision, Difference, Ended, Ledger, LedgerAway, Named, Record, batch_of
+from steppe.serve.ledger._base import (
+    ANSWERED,
+    RECORDS,
+    Decision,
+    Ledger,
+    LedgerAway,
+    Record,
+    ShadowDifference,
+    batch_of,
+)
 
 log = logging.getLogger("steppe.serve")
 
@@ -200,27 +209,22 @@ def _lines(path: Path) -> Iterator[tuple[int, Record]]:
         try:
             number, kind, *values = json.loads(line)
             record = _record(kind, values)
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             log.warning("a record in %s cannot be read and is left out", path)
             continue
         yield int(number), record
 
 
 def _record(kind: str, values: list[Any]) -> Record:
-    match kind:
-        case "decision":
-            decision = Decision(*values)
-            return decision._replace(steps=_steps(decision.steps), is_routed=bool(decision.is_routed))
-        case "named":
-            return Named(*values)
-        case "ended":
-            return Ended(*values)
-        case "difference":
-            (node, branch), value = values
-            return Difference((str(node), str(branch)), value)
-        case "answered":
-            return _steps(*values)
-    raise ValueError(kind)
+    if kind == ANSWERED:
+        return _steps(*values)
+    record = RECORDS[kind](*values)
+    if isinstance(record, Decision):
+        return record._replace(steps=_steps(record.steps), is_routed=bool(record.is_routed))
+    if isinstance(record, ShadowDifference):
+        node, branch = record.step
+        return record._replace(step=(str(node), str(branch)))
+    return record
 
 
 def _steps(values: Any) -> tuple[tuple[str, str], ...]:

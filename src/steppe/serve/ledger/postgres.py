@@ -8,16 +8,20 @@ from urllib.parse import urlsplit
 
 from steppe.errors import MissingExtra, UserError
 from steppe.serve.ledger._base import LedgerAway
-from steppe.serve.ledger.tables import SqlLedger
+from steppe.serve.ledger.sql_cursor import Dialect, SqlCursor
+from steppe.serve.ledger.sql_ledger import SqlLedger
 
 
 class PostgresLedger(SqlLedger):
     """PostgreSQL by URL."""
 
     is_shared = True
-    number = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
-    mark = "%s"
-    lines = "json_array_elements((convert_from(%s, 'UTF8') || ']')::json) AS lines (value)"
+    dialect = Dialect(
+        number="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+        mark="%s",
+        lines="json_array_elements((convert_from(?, 'UTF8') || ']')::json) AS lines (value)",
+        field="(value ->> {index})::{type}",
+    )
 
     def __init__(self, url: str, endpoint: str) -> None:
         super().__init__(endpoint)
@@ -54,13 +58,10 @@ class PostgresLedger(SqlLedger):
             application_name="steppe serve",
         )
 
-    def _begin(self, cursor: Any) -> None:
+    def _begin(self, cursor: SqlCursor) -> None:
         cursor.execute("BEGIN")
         # Replicas write one after the other: what one reads of an arm nobody changes until it has written it back.
-        cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", (7_837_706, _signed(zlib.crc32(self.endpoint.encode()))))
-
-    def _field(self, index: int, sql_type: str) -> str:
-        return f"(value ->> {index})::{sql_type}"
+        cursor.execute("SELECT pg_advisory_xact_lock(?, ?)", (7_837_706, _signed(zlib.crc32(self.endpoint.encode()))))
 
     def _away(self, error: Exception) -> LedgerAway | None:
         errors = self._psycopg

@@ -11,14 +11,19 @@ from urllib.parse import quote
 from steppe.files.durable import storing
 from steppe.serve.ledger._base import LedgerAway
 from steppe.serve.ledger.lock import ServerLock
-from steppe.serve.ledger.tables import SqlLedger
+from steppe.serve.ledger.sql_cursor import Dialect, SqlCursor
+from steppe.serve.ledger.sql_ledger import SqlLedger
 
 
 class SqliteLedger(SqlLedger):
     """SQLite, with a write-ahead log so that a report can be made while an endpoint writes."""
 
-    number = "INTEGER PRIMARY KEY AUTOINCREMENT"
-    lines = "json_each(CAST(? AS TEXT) || ']')"
+    dialect = Dialect(
+        number="INTEGER PRIMARY KEY AUTOINCREMENT",
+        mark="?",
+        lines="json_each(CAST(? AS TEXT) || ']')",
+        field="json_extract(value, '$[{index}]')",
+    )
 
     def __init__(self, path: Path | str, endpoint: str) -> None:
         super().__init__(endpoint)
@@ -66,14 +71,11 @@ class SqliteLedger(SqlLedger):
         self._file = self._identity()
         return connection
 
-    def _begin(self, cursor: Any) -> None:
+    def _begin(self, cursor: SqlCursor) -> None:
         if self._file is None or self._identity() != self._file:
             # What is written into a file that was moved or deleted would be found by no one.
             raise sqlite3.OperationalError("its file was moved or deleted; put it back")
         cursor.execute("BEGIN IMMEDIATE")
-
-    def _field(self, index: int, sql_type: str) -> str:
-        return f"json_extract(value, '$[{index}]')"
 
     def _away(self, error: Exception) -> LedgerAway | None:
         if isinstance(error, (sqlite3.OperationalError, sqlite3.DatabaseError)) and not isinstance(

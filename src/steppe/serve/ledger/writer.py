@@ -12,7 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from steppe.serve.ledger._base import Arms, Batch, Ledger, LedgerAway, OpenEpisode, Outcome, Record, Reward, line_of
+from steppe.serve.ledger._base import (
+    Arms,
+    Ledger,
+    LedgerAway,
+    LedgerBatch,
+    OpenEpisode,
+    Record,
+    Reward,
+    RewardOutcome,
+    line_of,
+)
 from steppe.serve.ledger.journal import MOST_AT_ONCE, Journals
 from steppe.serve.messages.exchange import Unavailable
 
@@ -31,24 +41,23 @@ _PAUSES = (0.1, 0.2, 0.5, 1.0)
 """Between attempts to reach a database that is away, in seconds."""
 
 
-class _Wish(NamedTuple):
+class _PendingRequest(NamedTuple):
     """What somebody waits for."""
 
-    what: Reward | str | float | None
-    """A reward to be written, an episode's name to be looked up, a time before which all may be forgotten, or nothing
-    but that all before it is written."""
+    what: Reward | Callable[[Ledger], Any]
+    """A reward to write with the batch, or what to ask the ledger once everything before it is written."""
     future: asyncio.Future[Any]
 
 
 @dataclass(slots=True)
-class _Round:
+class _PendingBatch:
     """What is written at once, and the wishes that wait for it."""
 
-    batch: Batch
-    wishes: list[_Wish] = field(default_factory=list)
+    batch: LedgerBatch
+    wishes: list[_PendingRequest] = field(default_factory=list)
 
 
-class Writer:
+class LedgerWriter:
     """Takes records at once and writes them soon; while the ledger is away it keeps so many of them, and no rewards."""
 
     def __init__(
@@ -68,9 +77,9 @@ class Writer:
         self._journal = None if journals is None else journals.begin(self._name)
         self._lock = threading.Lock()
         """Held for a moment by whoever changes the next three."""
-        self._rounds = deque([_Round(Batch(self._name))])
+        self._rounds = deque([_PendingBatch(LedgerBatch(self._name))])
         """The last one is being gathered."""
-        self._kept: _Round | None = None
+        self._kept: _PendingBatch | None = None
         """What is being written; after a failure the same is tried again."""
         self._queued = 0
         self._is_awake = threading.Event()
@@ -109,21 +118,21 @@ class Writer:
         if self._journal is not None:
             self._journal.add(number, line)
 
-    async def reward(self, reward: Reward) -> Outcome:
+    async def reward(self, reward: Reward) -> RewardOutcome:
         """Returns when a reward is on the disk."""
         return await self._wish(reward)
 
     async def find_episode(self, sequence: str) -> OpenEpisode | None:
         """An episode that another replica may have begun."""
-        return await self._wish(sequence)
+        return await self._wish(lambda ledger: ledger.find_episode(sequence))
 
     async def settle(self) -> None:
         """Returns when everything that was put before is on the disk."""
-        await self._wish(None)
+        await self._wish(lambda ledger: None)
 
     async def prune(self, before: float) -> int:
         """Forgets some of what was over before a time; how many decisions, and 0 when none is left."""
-        return await self._wish(before)
+        return await self._wish(lambda ledger: ledger.prune(before, time.time()))
 
     async def close(self) -> None:
         """Writes the rest, once more even if the ledger is away, and ends the thread."""
@@ -134,7 +143,7 @@ class Writer:
             # It is a daemon, so that it cannot keep the process alive.
             log.error("the ledger does not answer; %d records may never be written down", self.queued)
 
-    async def _wish(self, what: Reward | str | float | None) -> Any:
+    async def _wish(self, what: Reward | Callable[[Ledger], Any]) -> Any:
         if self._is_closing:
             raise Unavailable("the endpoint is closing; ask again when it is back")
         if (problem := self.problem) is not None:
@@ -143,16 +152,16 @@ class Writer:
             raise Unavailable("more rewards wait than can be written; send them again later")
         future: asyncio.Future[Any] = self._loop.create_future()
         with self._lock:
-            self._gathering().wishes.append(_Wish(what, future))
+            self._gathering().wishes.append(_PendingRequest(what, future))
             self._queued += 1
         self._is_awake.set()
         return await future
 
-    def _gathering(self) -> _Round:
+    def _gathering(self) -> _PendingBatch:
         """Where the next record or wish goes."""
         last = self._rounds[-1]
         if last.batch.size + len(last.wishes) >= MOST_AT_ONCE:
-            self._rounds.append(last := _Round(Batch(self._name)))
+            self._rounds.append(last := _PendingBatch(LedgerBatch(self._name)))
         return last
 
     def _run(self) -> None:
@@ -227,22 +236,22 @@ class Writer:
         self._answer(wishes, results, arms)
         return True
 
-    def _take(self) -> _Round:
+    def _take(self) -> _PendingBatch:
         """What is written next: after a failure the same records and nothing else, for they may have been written."""
         with self._lock:
             if self._kept is None:
                 self._kept = self._rounds.popleft()
                 if not self._rounds:
-                    self._rounds.append(_Round(Batch(self._name)))
+                    self._rounds.append(_PendingBatch(LedgerBatch(self._name)))
             return self._kept
 
-    def _done(self, taken: _Round) -> None:
+    def _done(self, taken: _PendingBatch) -> None:
         """Nothing of it has to be written any more."""
         with self._lock:
             self._kept = None
             self._queued -= taken.batch.size + len(taken.wishes)
 
-    def _take_wishes(self) -> list[_Wish]:
+    def _take_wishes(self) -> list[_PendingRequest]:
         """All wishes, which nobody will look at any more."""
         with self._lock:
             rounds = [*([] if self._kept is None else [self._kept]), *self._rounds]
@@ -252,24 +261,14 @@ class Writer:
             self._queued -= len(wishes)
         return wishes
 
-    def _write(self, batch: Batch, wishes: list[_Wish]) -> tuple[list[Any], Arms]:
+    def _write(self, batch: LedgerBatch, wishes: list[_PendingRequest]) -> tuple[list[Any], Arms]:
         batch.rewards = [wish.what for wish in wishes if isinstance(wish.what, Reward)]
         written = self._ledger.write(batch)
         outcomes = iter(written.outcomes)
-        results: list[Any] = []
-        for wish in wishes:
-            match wish.what:
-                case Reward():
-                    results.append(next(outcomes))
-                case str():
-                    results.append(self._ledger.find_episode(wish.what))
-                case float():
-                    results.append(self._ledger.prune(wish.what, time.time()))
-                case None:
-                    results.append(None)
+        results = [next(outcomes) if isinstance(wish.what, Reward) else wish.what(self._ledger) for wish in wishes]
         return results, written.arms
 
-    def _answer(self, wishes: list[_Wish], results: list[Any], arms: Arms | None) -> None:
+    def _answer(self, wishes: list[_PendingRequest], results: list[Any], arms: Arms | None) -> None:
         def answer() -> None:
             if arms is not None:
                 self._learned(arms)

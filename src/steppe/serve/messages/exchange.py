@@ -41,7 +41,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PolicyAnswer:
     """What a policy does, and why it was this policy."""
 
     id: str
@@ -175,7 +175,7 @@ class PolicyStanding:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EndpointStanding:
     """How an endpoint stands, for its page and its metrics."""
 
     name: str

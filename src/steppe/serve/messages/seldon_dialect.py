@@ -13,46 +13,39 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import UserError
-from steppe.serve.http.replies import flag_field, object_field, optional_flag, reward_field, text_field
-from steppe.serve.messages.checking import check_depth
-from steppe.serve.messages.exchange import Answer, Feedback, Question, Receipt
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question, Receipt
+from steppe.serve.messages.fields import (
+    feedback_of,
+    object_field,
+    question_of,
+    reward_field,
+    text_field,
+)
 from steppe.serve.messages.tensors import as_array, flattened, shape_of
+from steppe.serve.messages.validation import check_depth
 
 OBSERVATIONS = "the observations"
 """What errors call the numbers of a question."""
 
 
-def question_of(meta: dict[str, Any], observations: np.ndarray) -> Question:
+def question(meta: dict[str, Any], observations: np.ndarray) -> Question:
     """The question that a message's `meta` makes of checked observations."""
     tags = object_field(meta, "tags")
     # They are sent back, and orjson writes no more than 254 levels.
     check_depth(tags, '"tags"')
-    return Question(
-        observations=observations,
-        id=text_field(meta, "puid"),
-        sequence_id=text_field(tags, "sequence_id"),
-        sequence_start=flag_field(tags, "sequence_start"),
-        sequence_end=flag_field(tags, "sequence_end"),
-        deterministic=optional_flag(tags, "deterministic"),
-    )
+    return question_of(tags, observations, text_field(meta, "puid"))
 
 
-def feedback_of(message: dict[str, Any]) -> Feedback:
+def feedback(message: dict[str, Any]) -> Feedback:
     """A reward for the request whose answer comes with it; clients leave out a reward of zero."""
     request, response = object_field(message, "request"), object_field(message, "response")
     asked, answered = object_field(request, "meta"), object_field(response, "meta")
     tags = object_field(asked, "tags") | object_field(answered, "tags")
-    return Feedback(
-        reward=reward_field(message, 0.0),
-        id=text_field(answered, "puid") or text_field(asked, "puid"),
-        sequence_id=text_field(tags, "sequence_id"),
-        sequence_end=flag_field(tags, "sequence_end"),
-        feedback_id=text_field(tags, "feedback_id"),
-        truth=message.get("truth"),
-    )
+    id = text_field(answered, "puid") or text_field(asked, "puid")
+    return feedback_of(tags, reward_field(message, 0.0), id, message.get("truth"))
 
 
-def answered_tags(answer: Answer, tags: dict[str, Any]) -> dict[str, Any]:
+def answered_tags(answer: PolicyAnswer, tags: dict[str, Any]) -> dict[str, Any]:
     """The tags of an answer: those that came with the question, and who answered."""
     return tags | {"policy": answer.policy, "version": answer.version, "propensity": answer.propensity}
 

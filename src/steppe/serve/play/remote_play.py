@@ -24,10 +24,10 @@ from steppe.envs.registry import only_runs_compiled
 from steppe.errors import UserError
 from steppe.files.durable import storing
 from steppe.runners.play.single_environment import Host, Twin
-from steppe.serve.clients import Access, Described, connect
-from steppe.serve.clients.patience import Patience, Patient, Stopped
-from steppe.serve.messages.exchange import Answer, Feedback, Question
-from steppe.serve.play.scores import Episode, Scores
+from steppe.serve.clients import EndpointAccess, ModelDescription, connect
+from steppe.serve.clients.retries import EndpointRetries, PlayStopped, RetryingClient
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
+from steppe.serve.play.route_scores import PlayedEpisode, PlayScores
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box
 from steppe.tracking.metrics import MetricsWriter
@@ -41,7 +41,7 @@ SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlayPlan:
     """What is played, and how."""
 
     environment: EnvironmentSpec
@@ -60,11 +60,11 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayResult:
     """How it ended."""
 
-    scores: Scores
-    described: Described
+    scores: PlayScores
+    described: ModelDescription
     was_stopped: bool
     """Whether Ctrl-C ended it before all episodes were played."""
     tries: int
@@ -73,38 +73,40 @@ class Played:
     """How many rewards may be lost: they could not be sent again, or the endpoint no longer knew what they are for."""
 
 
-def describe(protocol: str, access: Access, patience: float, tell: Callable[[str], None]) -> Described:
+def describe(protocol: str, access: EndpointAccess, patience: float, tell: Callable[[str], None]) -> ModelDescription:
     """What an endpoint says of itself; waits for it where it is away."""
-    waiting = Patience(access, patience, threading.Event(), tell)
-    with contextlib.closing(Patient(connect(protocol, access), waiting)) as client:
+    waiting = EndpointRetries(access, patience, threading.Event(), tell)
+    with contextlib.closing(RetryingClient(connect(protocol, access), waiting)) as client:
         return client.describe()
 
 
 def play(
-    plan: Plan,
+    plan: PlayPlan,
     protocol: str,
-    access: Access,
+    access: EndpointAccess,
     folder: Path,
-    show: Callable[[Scores], None] = lambda scores: None,
+    show: Callable[[PlayScores], None] = lambda scores: None,
     tell: Callable[[str], None] = lambda sentence: None,
-) -> Played:
+) -> PlayResult:
     """Plays all episodes, or those that are over before Ctrl-C; a record of each goes to metrics.jsonl in `folder`."""
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    crew = _Crew(plan, protocol, access, tell)
+    crew = _RunnerPool(plan, protocol, access, tell)
     with MetricsWriter(folder) as metrics:
         # Later it would have to share the processor with the runners, and nothing would be shown meanwhile.
-        scores = _play(crew, metrics, Scores(plan.episodes), show)
-    return Played(scores, crew.described, scores.episodes < plan.episodes, crew.patience.tries, crew.uncounted)
+        scores = _play(crew, metrics, PlayScores(plan.episodes), show)
+    return PlayResult(scores, crew.described, scores.episodes < plan.episodes, crew.patience.tries, crew.uncounted)
 
 
-def _play(crew: _Crew, metrics: MetricsWriter, scores: Scores, show: Callable[[Scores], None]) -> Scores:
+def _play(
+    crew: _RunnerPool, metrics: MetricsWriter, scores: PlayScores, show: Callable[[PlayScores], None]
+) -> PlayScores:
     """The scores, once the last runner has ended."""
     with crew, _heeding_ctrl_c(crew.stop):
         for event in crew.events():
-            if isinstance(event, Episode):
+            if isinstance(event, PlayedEpisode):
                 metrics.write(scores.add(event))
-            elif isinstance(event, _Abandoned):
+            elif isinstance(event, _AbandonedEpisode):
                 scores.abandoned += 1
             show(scores)
     return scores
@@ -128,21 +130,21 @@ def _heeding_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before or signal.default_int_handler)
 
 
-class _Abandoned:
+class _AbandonedEpisode:
     """An episode that could not be played to its end."""
 
 
-class _Crew:
+class _RunnerPool:
     """The runners: threads that take the next episode as soon as they are through with one."""
 
-    def __init__(self, plan: Plan, protocol: str, access: Access, tell: Callable[[str], None]) -> None:
+    def __init__(self, plan: PlayPlan, protocol: str, access: EndpointAccess, tell: Callable[[str], None]) -> None:
         self._plan, self._protocol, self._access = plan, protocol, access
         self._stop = threading.Event()
         self._events: queue.Queue[Any] = queue.Queue()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._tell = tell
-        self.patience = Patience(access, plan.patience, self._stop, tell)
+        self.patience = EndpointRetries(access, plan.patience, self._stop, tell)
         self.uncounted = 0
         self.described = self._look()
         self._threads = [
@@ -150,7 +152,7 @@ class _Crew:
             for i in range(min(plan.runners, plan.episodes))
         ]
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> _RunnerPool:
         for thread in self._threads:
             thread.start()
         return self
@@ -184,11 +186,11 @@ class _Crew:
             else:
                 yield event
 
-    def _look(self) -> Described:
+    def _look(self) -> ModelDescription:
         """Finds out, before anything is played, whether this endpoint and this environment fit together."""
         if self._plan.render:
             _check_window(self._plan.environment)
-        with contextlib.closing(Patient(connect(self._protocol, self._access), self.patience)) as client:
+        with contextlib.closing(RetryingClient(connect(self._protocol, self._access), self.patience)) as client:
             described = client.describe()
         with _environment(self._plan) as env:
             for sentence in env.notices:
@@ -207,16 +209,16 @@ class _Crew:
 
     def _run(self, number: int) -> None:
         """A runner's life."""
-        client = Patient(connect(self._protocol, self._access), self.patience)
+        client = RetryingClient(connect(self._protocol, self._access), self.patience)
         try:
             runner = _Runner(self._plan, number, client, self.described)
             with runner.env:
                 while not self._stop.is_set() and next(self._numbers) < self._plan.episodes:
                     while (episode := runner.episode(self._stop)) is None:
-                        self._events.put(_Abandoned())
+                        self._events.put(_AbandonedEpisode())
                     self._events.put(episode)
             self._events.put(None)
-        except Stopped:
+        except PlayStopped:
             self._events.put(None)
         except BaseException as error:
             self._events.put(error)
@@ -229,7 +231,7 @@ class _Crew:
 class _Runner:
     """One environment and one connection."""
 
-    def __init__(self, plan: Plan, number: int, client: Patient, described: Described) -> None:
+    def __init__(self, plan: PlayPlan, number: int, client: RetryingClient, described: ModelDescription) -> None:
         self._plan, self._number, self._client = plan, number, client
         self._feedback: FeedbackMode = plan.feedback if described.takes_feedback else "none"
         self.env = _environment(plan, is_shown=plan.render and number == 0)
@@ -237,13 +239,13 @@ class _Runner:
         seed = int(np.random.SeedSequence([plan.seed, number]).generate_state(1)[0])
         self._observations = self.env.reset(seed)
 
-    def episode(self, stop: threading.Event) -> Episode | None:
+    def episode(self, stop: threading.Event) -> PlayedEpisode | None:
         """Plays one to its end; None where it was cut, and its reward is then told to nobody."""
         sequence, score, length = uuid.uuid4().hex, 0.0, 0
         latencies: list[float] = []
         while True:
             if stop.is_set():
-                raise Stopped
+                raise PlayStopped
             question = Question(
                 self._observations,
                 id=f"{sequence}-{length}",
@@ -266,7 +268,7 @@ class _Runner:
             if is_over:
                 return self._ended(answer, score, length, latencies)
 
-    def _actions(self, answer: Answer) -> np.ndarray:
+    def _actions(self, answer: PolicyAnswer) -> np.ndarray:
         """Actions [1, ...] as the environment takes them; choices are whole numbers, however they were sent."""
         space, actions = self.env.action_space, answer.actions
         if actions.size != math.prod(space.shape):
@@ -279,7 +281,9 @@ class _Runner:
             return actions
         return np.rint(actions).astype(space.dtype)
 
-    def _tell(self, answer: Answer, sequence: str, reward: float, score: float, is_over: bool, length: int) -> None:
+    def _tell(
+        self, answer: PolicyAnswer, sequence: str, reward: float, score: float, is_over: bool, length: int
+    ) -> None:
         if self._feedback == "step":
             feedback = Feedback(reward, answer.id, sequence, is_over, f"{sequence}-{length}")
         elif self._feedback == "episode" and is_over:
@@ -288,11 +292,11 @@ class _Runner:
             return
         self._client.feedback(feedback)
 
-    def _ended(self, answer: Answer, score: float, length: int, latencies: list[float]) -> Episode:
+    def _ended(self, answer: PolicyAnswer, score: float, length: int, latencies: list[float]) -> PlayedEpisode:
         route = "/".join(f"{name}={branch}" for name, branch in answer.route)
         propensity = answer.propensity if np.isfinite(answer.propensity) else None
         labels = (route or answer.policy, answer.policy, answer.version, propensity)
-        return Episode(self._number, score, length, *labels, tuple(latencies))
+        return PlayedEpisode(self._number, score, length, *labels, tuple(latencies))
 
 
 def _check_window(environment: EnvironmentSpec) -> None:
@@ -306,7 +310,7 @@ def _check_window(environment: EnvironmentSpec) -> None:
         )
 
 
-def _environment(plan: Plan, *, is_shown: bool = False) -> Host | Twin:
+def _environment(plan: PlayPlan, *, is_shown: bool = False) -> Host | Twin:
     """Gymnasium's, where there is one: a single compiled one is no faster."""
     if is_shown:
         return Host(plan.environment, plan.max_timesteps, render_mode="human")

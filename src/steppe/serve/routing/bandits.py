@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -52,15 +51,10 @@ class Arm:
         self.highest = max(self.highest, value)
 
 
-class Settings(Protocol):
-    """What every bandit can be told."""
-
-    @property
-    def patience(self) -> int:
-        """How often a branch is tried first although no reward came back from it."""
+Bandit = EpsilonGreedy | Ucb1 | Thompson
 
 
-def probabilities(settings: EpsilonGreedy | Ucb1 | Thompson, arms: Sequence[Arm]) -> np.ndarray:
+def probabilities(settings: Bandit, arms: Sequence[Arm]) -> np.ndarray:
     """The probability [arms] of each."""
     match settings:
         case EpsilonGreedy():
@@ -108,7 +102,7 @@ def thompson(settings: Thompson, arms: Sequence[Arm]) -> np.ndarray:
     return _with_floor(best, settings.floor)
 
 
-def _untried(settings: Settings, arms: Sequence[Arm]) -> np.ndarray | None:
+def _untried(settings: Bandit, arms: Sequence[Arm]) -> np.ndarray | None:
     """All to the arms that nothing is known of, or None when there are none, or none that are worth waiting for."""
     untried = np.array([arm.count == 0 and arm.chosen < settings.patience for arm in arms], float)
     number = untried.sum()

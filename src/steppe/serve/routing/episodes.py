@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from steppe.policies.forward import State
-from steppe.serve.messages.exchange import Answer, Question
-from steppe.serve.routing.graph import Path
+from steppe.serve.messages.exchange import PolicyAnswer, Question
+from steppe.serve.routing.graph import GraphPath
 from steppe.serve.versions import Version
 
 SMALL_BASE = 1 << 12
@@ -17,13 +17,13 @@ SMALL_BASE = 1 << 12
 
 
 @dataclass(slots=True, eq=False)
-class Episode:
+class RoutedEpisode:
     """One open episode, or one request without an episode."""
 
     key: str
     """The decision's own name."""
     sequence: str | None
-    path: Path
+    path: GraphPath
     version: Version
     propensity: float
     label: str = ""
@@ -33,7 +33,7 @@ class Episode:
     """How many observations each of its questions has; 0 before the first."""
     states: dict[str, State] = field(default_factory=dict)
     """What recurrent policies remember, by policy: the one that answers and those in its shadow."""
-    last: tuple[tuple[Any, ...], Answer] | None = None
+    last: tuple[tuple[Any, ...], PolicyAnswer] | None = None
     """What tells its last question from others, and the answer; None where that had no id."""
     touched: float = 0.0
     size: int = 0
@@ -51,16 +51,16 @@ class OpenEpisodes:
         """What all of them remember of states and answers."""
         self._limit, self._most_bytes = limit, most_bytes
         self._idle_seconds = idle_seconds
-        self._episodes: OrderedDict[str, Episode] = OrderedDict()
+        self._episodes: OrderedDict[str, RoutedEpisode] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._episodes)
 
-    def get(self, sequence: str) -> Episode | None:
+    def get(self, sequence: str) -> RoutedEpisode | None:
         """The open episode of that name."""
         return self._episodes.get(sequence)
 
-    def answered(self, question: Question) -> Answer | None:
+    def answered(self, question: Question) -> PolicyAnswer | None:
         """The answer to the last question of its episode, if it is asked again: it was lost on the way."""
         if question.id is None or question.sequence_id is None:
             return None
@@ -72,11 +72,11 @@ class OpenEpisodes:
         self.touch(episode)
         return episode.last[1]
 
-    def remember(self, episode: Episode, question: Question, answer: Answer) -> None:
+    def remember(self, episode: RoutedEpisode, question: Question, answer: PolicyAnswer) -> None:
         """Keeps what was answered last, for whoever asks again."""
         episode.last = None if question.id is None else (_mark(question), _by_itself(answer))
 
-    def touch(self, episode: Episode) -> list[Episode]:
+    def touch(self, episode: RoutedEpisode) -> list[RoutedEpisode]:
         """Counts a question to an episode, opening it where it is new; those that had to go for it."""
         assert episode.sequence is not None
         episode.touched = time.monotonic()
@@ -93,7 +93,7 @@ class OpenEpisodes:
         self.expired += len(gone)
         return gone
 
-    def close(self, sequence: str, key: str) -> Episode | None:
+    def close(self, sequence: str, key: str) -> RoutedEpisode | None:
         """Forgets that episode, unless its name belongs to another one by now."""
         episode = self._episodes.get(sequence)
         if episode is None or episode.key != key:
@@ -101,7 +101,7 @@ class OpenEpisodes:
         self.bytes -= episode.size
         return self._episodes.pop(sequence)
 
-    def expire(self) -> list[Episode]:
+    def expire(self) -> list[RoutedEpisode]:
         """Forgets those that have been silent for too long."""
         earliest, gone = time.monotonic() - self._idle_seconds, []
         while self._episodes and next(iter(self._episodes.values())).touched < earliest:
@@ -109,13 +109,13 @@ class OpenEpisodes:
         self.expired += len(gone)
         return gone
 
-    def _forget_first(self) -> Episode:
+    def _forget_first(self) -> RoutedEpisode:
         episode = self._episodes.popitem(last=False)[1]
         self.bytes -= episode.size
         return episode
 
 
-def _size(episode: Episode) -> int:
+def _size(episode: RoutedEpisode) -> int:
     """How many bytes the arrays take that an episode remembers."""
     size = 0
     for state in episode.states.values():
@@ -126,7 +126,7 @@ def _size(episode: Episode) -> int:
     return size
 
 
-def _by_itself(answer: Answer) -> Answer:
+def _by_itself(answer: PolicyAnswer) -> PolicyAnswer:
     """The answer without the others that were computed in the same batch, of which its arrays may be parts."""
     arrays = [each for each in (answer.actions, answer.outputs) if each is not None]
     if all(each.base is None or each.base.nbytes <= SMALL_BASE for each in arrays):

@@ -6,31 +6,29 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import ClassVar
 
 from steppe.serve.ledger._base import Arms, Step
 from steppe.serve.routing import bandits
-from steppe.serve.routing.bandits import Arm
+from steppe.serve.routing.bandits import Arm, Bandit
 from steppe.serve.versions import Versions
-from steppe.specs.serving import AbTestSpec, EpsilonGreedy, GraphSpec, ModelSpec, RouterSpec, ShadowSpec, Thompson, Ucb1
+from steppe.specs.serving import AbTestSpec, GraphSpec, ModelSpec, RouterSpec, ShadowSpec
 
 
+@dataclass(slots=True, eq=False)
 class Leaf:
     """One policy."""
 
-    kind = "model"
-
-    def __init__(self, name: str, versions: Versions, deterministic: bool) -> None:
-        self.name = name
-        self.versions = versions
-        self.deterministic = deterministic
+    name: str
+    versions: Versions
+    deterministic: bool
+    kind: ClassVar = "model"
 
 
 class Choice:
     """An A/B test or a router: one of several branches."""
 
-    def __init__(
-        self, name: str, branches: list[Node], weights: list[float], bandit: EpsilonGreedy | Ucb1 | Thompson | None
-    ) -> None:
+    def __init__(self, name: str, branches: list[Node], weights: list[float], bandit: Bandit | None) -> None:
         self.name = name
         self.branches = branches
         self.bandit = bandit
@@ -67,22 +65,21 @@ class Choice:
         self._ends = list(accumulate(self.probabilities))[:last]
 
 
+@dataclass(slots=True, eq=False)
 class Shadow:
     """A branch that answers, and policies that are only asked."""
 
-    kind = "shadow"
-
-    def __init__(self, name: str, live: Node, shadows: list[Leaf]) -> None:
-        self.name = name
-        self.live = live
-        self.shadows = shadows
+    name: str
+    live: Node
+    shadows: list[Leaf]
+    kind: ClassVar = "shadow"
 
 
 Node = Leaf | Choice | Shadow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Path:
+class GraphPath:
     """The way from a node down to one policy; how likely it is changes, the way does not."""
 
     leaf: Leaf
@@ -98,7 +95,7 @@ class Path:
     """Whether that is the root."""
 
 
-class Graph:
+class PolicyGraph:
     """All nodes by name, and all ways through them."""
 
     def __init__(self, root: Node) -> None:
@@ -125,7 +122,7 @@ class Graph:
         """Every node with policies in its shadow."""
         return [node for node in self.nodes.values() if isinstance(node, Shadow)]
 
-    def choose(self, start: Node, draw: Callable[[], float]) -> tuple[Path, float]:
+    def choose(self, start: Node, draw: Callable[[], float]) -> tuple[GraphPath, float]:
         """(a way from a node to a policy, the probability with which it was chosen); `draw` gives numbers in 0 .. 1."""
         node, propensity = start, 1.0
         while not isinstance(node, Leaf):
@@ -137,7 +134,7 @@ class Graph:
                 node = node.live
         return self._paths[start.name, node.name], propensity
 
-    def find(self, policy: str, steps: tuple[Step, ...]) -> Path | None:
+    def find(self, policy: str, steps: tuple[Step, ...]) -> GraphPath | None:
         """The way to a policy that was written down as these steps, if this graph still has it."""
         start = self.nodes.get(steps[0][0]) if steps else None
         candidates = [self._paths.get((start.name, policy))] if start is not None else []
@@ -156,21 +153,20 @@ class Graph:
             choice.learn(arms)
 
 
-def build(spec: GraphSpec, load: Callable[[ModelSpec], Versions]) -> Graph:
+def build(spec: GraphSpec, load: Callable[[ModelSpec], Versions]) -> PolicyGraph:
     """A graph made of its spec; `load` gives the versions of a policy."""
-    return Graph(_build(spec.root, load))
+    return PolicyGraph(_build(spec.root, load))
 
 
 def _build(spec: ModelSpec | AbTestSpec | RouterSpec | ShadowSpec, load: Callable[[ModelSpec], Versions]) -> Node:
     match spec:
         case ModelSpec():
             return Leaf(spec.name, load(spec), spec.deterministic)
-        case AbTestSpec():
-            weights = [1.0] * len(spec.branches) if spec.weights is None else list(spec.weights)
-            return Choice(spec.name, [_build(branch, load) for branch in spec.branches], weights, None)
-        case RouterSpec():
-            even = [1.0] * len(spec.branches)
-            return Choice(spec.name, [_build(branch, load) for branch in spec.branches], even, spec.bandit)
+        case AbTestSpec() | RouterSpec():
+            branches, even = [_build(branch, load) for branch in spec.branches], [1.0] * len(spec.branches)
+            if isinstance(spec, RouterSpec):
+                return Choice(spec.name, branches, even, spec.bandit)
+            return Choice(spec.name, branches, list(spec.weights or even), None)
         case ShadowSpec():
             shadows = [Leaf(each.name, load(each), each.deterministic) for each in spec.shadows]
             return Shadow(spec.name, _build(spec.live, load), shadows)
@@ -186,16 +182,16 @@ def _below(node: Node) -> Iterator[Node]:
         yield from node.shadows
 
 
-def _paths(node: Node, start: str, is_routed: bool) -> Iterator[Path]:
+def _paths(node: Node, start: str, is_routed: bool) -> Iterator[GraphPath]:
     """Every way from a node down."""
     if isinstance(node, Leaf):
-        yield Path(node, (), ((node.name, ""),), (), start, is_routed)
+        yield GraphPath(node, (), ((node.name, ""),), (), start, is_routed)
     elif isinstance(node, Choice):
         for index, branch in enumerate(node.branches):
             for path in _paths(branch, start, is_routed):
                 route, steps = ((node.name, index), *path.route), (node.steps[index], *path.steps)
-                yield Path(path.leaf, route, steps, path.shadows, start, is_routed)
+                yield GraphPath(path.leaf, route, steps, path.shadows, start, is_routed)
     else:
         own = tuple(((node.name, leaf.name), leaf) for leaf in node.shadows)
         for path in _paths(node.live, start, is_routed):
-            yield Path(path.leaf, path.route, path.steps, (*own, *path.shadows), start, is_routed)
+            yield GraphPath(path.leaf, path.route, path.steps, (*own, *path.shadows), start, is_routed)

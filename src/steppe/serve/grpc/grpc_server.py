@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.errors import UserError
 from steppe.serve.admission import Gate
-from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.grpc.guard import Guard, grpc
-from steppe.serve.grpc.seldon import Seldon
-from steppe.serve.grpc.service import Service
-from steppe.serve.http.observing import Observer
+from steppe.serve.grpc.seldon import SeldonMethods
+from steppe.serve.grpc.service import OpenInferenceMethods
+from steppe.serve.http.request_metrics import Observer
+from steppe.serve.question_batches import Batcher
 
 if TYPE_CHECKING:
-    from steppe.serve.server import Listening
+    from steppe.serve.server import ServerConfig
 
 MOST_STREAMS = 128
 """How many calls may be under way on one connection."""
@@ -28,7 +28,7 @@ ROOM_FOR_PROBES = 64
 
 
 async def start(
-    endpoint: Endpoint, gate: Gate, batcher: Batcher, observer: Observer, listening: Listening, version: str
+    endpoint: Endpoint, gate: Gate, batcher: Batcher, observer: Observer, listening: ServerConfig, version: str
 ) -> tuple[Any, int]:
     """(a server that answers, the port it really listens at)."""
     limits = gate.limits
@@ -47,7 +47,7 @@ async def start(
     ]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.concurrent + ROOM_FOR_PROBES)
     guard = Guard(gate, observer)
-    for service in (Service(endpoint, gate, batcher, version), Seldon(endpoint, batcher)):
+    for service in (OpenInferenceMethods(endpoint, gate, batcher, version), SeldonMethods(endpoint, batcher)):
         server.add_generic_rpc_handlers(service.handlers(guard))
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     where = f"{host}:{listening.grpc_port}"

@@ -18,8 +18,8 @@ from steppe.serve.messages.exchange import (
     Tensor,
 )
 from steppe.serve.routing.bandits import Arm
-from steppe.serve.routing.fitting import difference
-from steppe.serve.routing.graph import Choice, Graph, Leaf, Node, Shadow
+from steppe.serve.routing.compatibility import difference
+from steppe.serve.routing.graph import Choice, Leaf, Node, PolicyGraph, Shadow
 from steppe.specs.spaces import Box, Discrete, Space, to_json
 
 PLATFORM = "steppe"
@@ -28,7 +28,7 @@ _DATATYPES = {"float32": "FP32", "float64": "FP64", "float16": "FP16", "bool": "
 _DATATYPES |= {f"{sign}int{bits}": f"{sign}INT{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
 
-class Form:
+class PolicySignature:
     """The form of observations and actions, the same for all policies of a graph."""
 
     def __init__(self, observation: Space, action: Space) -> None:
@@ -93,7 +93,7 @@ class Form:
         return f"{[*self._shape]} or {['batch', *self._shape]}".replace("'", "")
 
 
-def form_of(graph: Graph) -> Form:
+def signature_of(graph: PolicyGraph) -> PolicySignature:
     """What all policies of a graph take and give; UserError where they differ."""
     first, *others = graph.leaves
     known = first.versions.current.policy.description
@@ -103,12 +103,12 @@ def form_of(graph: Graph) -> Form:
                 f'policies "{first.name}" and "{other.name}" have different {what}; a graph needs policies of the same '
                 "environment"
             )
-    return Form(known.shown, known.action)
+    return PolicySignature(known.shown, known.action)
 
 
-def metadata(name: str, node: Node, version: str | None, form: Form, is_ready: bool) -> Metadata:
+def metadata(name: str, node: Node, version: str | None, form: PolicySignature, is_ready: bool) -> Metadata:
     """What a client must know of a node before it asks."""
-    inner = Graph(node)
+    inner = PolicyGraph(node)
     policies = [leaf.versions.current.policy for leaf in inner.leaves]
     description = policies[0].description
     sizes = {outputs_size(policy.kind, form.action) for policy in policies}

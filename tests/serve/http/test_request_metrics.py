@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import one_policy, router, serving
 
 from steppe.errors import UserError
-from steppe.serve.http.observing import AccessLog
+from steppe.serve.http.request_metrics import AccessLog
 
 
 def samples(served):

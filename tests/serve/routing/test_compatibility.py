@@ -9,7 +9,7 @@ from served_graphs import cart_pole
 from policies import describe
 from steppe.envs.host import HostEnvs
 from steppe.envs.registry import make_jax
-from steppe.serve.routing.fitting import difference
+from steppe.serve.routing.compatibility import difference
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part, Space
 

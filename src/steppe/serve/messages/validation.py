@@ -11,7 +11,7 @@ from typing import Any
 from steppe.errors import UserError
 from steppe.serve.ledger._base import Reward
 from steppe.serve.messages.exchange import Feedback, NotFound, Question
-from steppe.serve.routing.episodes import Episode, OpenEpisodes
+from steppe.serve.routing.episodes import OpenEpisodes, RoutedEpisode
 from steppe.serve.routing.graph import Leaf, Node
 
 LONGEST_ID = 200
@@ -29,7 +29,7 @@ def check_id(value: str | None, what: str) -> None:
         raise UserError(f"{what} must have 1 to {LONGEST_ID} characters that can be printed")
 
 
-def check_same(question: Question, episode: Episode, node: Node) -> None:
+def check_same(question: Question, episode: RoutedEpisode, node: Node) -> None:
     """An episode is played to its end by what it was begun with."""
     if episode.path.start != node.name or question.version not in (None, episode.version.name):
         raise UserError(

@@ -11,7 +11,7 @@ import asyncio
 from time import perf_counter
 from typing import Protocol
 
-from steppe.serve.messages.exchange import Answer, Question
+from steppe.serve.messages.exchange import PolicyAnswer, Question
 
 DEAR = 250e-6
 """Seconds an answer must take before gathering pays: a turn of the event loop and a future cost a tenth of that."""
@@ -27,22 +27,27 @@ STEP = 1.02
 """By what factor one more measurement moves the median of them; one that is far off moves it no more than any other."""
 
 
-class Answering(Protocol):
-    """What of an endpoint is used here."""
+class Answerer(Protocol):
+    """The part of an endpoint that a batcher needs."""
 
-    def answer(self, question: Question) -> Answer:
+    is_shared: bool
+
+    async def ask(self, question: Question) -> PolicyAnswer:
+        """Answers one question of an endpoint with several replicas."""
+
+    def answer(self, question: Question) -> PolicyAnswer:
         """One by itself."""
 
-    def answers(self, questions: list[Question]) -> list[Answer | Exception]:
+    def answers(self, questions: list[Question]) -> list[PolicyAnswer | Exception]:
         """Several at once."""
 
 
 class Batcher:
     """Asks an endpoint for whoever calls `ask`; used from one event loop."""
 
-    def __init__(self, endpoint: Answering) -> None:
+    def __init__(self, endpoint: Answerer) -> None:
         self._endpoint = endpoint
-        self._waiting: list[tuple[Question, asyncio.Future[Answer]]] = []
+        self._waiting: list[tuple[Question, asyncio.Future[PolicyAnswer]]] = []
         self.seconds = 1e-6
         """What an answer by itself costs at the moment: about the median of the last few hundred."""
         self.together = 0.0
@@ -55,7 +60,18 @@ class Batcher:
         """Whether questions are answered together at the moment."""
         return self.seconds > DEAR and self.together < WORTH * self.seconds
 
-    def answer(self, question: Question) -> Answer:
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether `answer` may be called now; else `ask` must be awaited."""
+        return not self._endpoint.is_shared and not self.gathers
+
+    async def ask(self, question: Question) -> PolicyAnswer:
+        """Answers a question in the way that is right at the moment: with other replicas, together, or directly."""
+        if self._endpoint.is_shared:
+            return await self._endpoint.ask(question)
+        return await self.gathered(question) if self.gathers else self.answer(question)
+
+    def answer(self, question: Question) -> PolicyAnswer:
         """Asks directly."""
         started = perf_counter()
         answer = self._endpoint.answer(question)
@@ -63,10 +79,10 @@ class Batcher:
         self.together *= FORGETTING
         return answer
 
-    async def gathered(self, question: Question) -> Answer:
+    async def gathered(self, question: Question) -> PolicyAnswer:
         """Asks together with all that were asked in this turn of the event loop."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
+        future: asyncio.Future[PolicyAnswer] = loop.create_future()
         self._waiting.append((question, future))
         if len(self._waiting) == 1:
             loop.call_soon(self._flush, loop)

@@ -15,7 +15,7 @@ LATENCIES = 10_000
 """How many of the last answers the quantiles are of."""
 
 
-class Episode(NamedTuple):
+class PlayedEpisode(NamedTuple):
     """One whole episode that was played."""
 
     runner: int
@@ -31,7 +31,7 @@ class Episode(NamedTuple):
 
 
 @dataclass
-class Route:
+class RouteScores:
     """The scores of one route."""
 
     name: str
@@ -49,7 +49,7 @@ class Route:
         """Of all its episodes."""
         return self.total / self.episodes
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: PlayedEpisode) -> None:
         """Takes in one more."""
         self.policy, self.version = episode.policy, episode.version
         self.episodes += 1
@@ -59,7 +59,7 @@ class Route:
         self.recent.append(episode.score)
 
 
-class Scores:
+class PlayScores:
     """The scores of all routes; owned by one thread."""
 
     def __init__(self, wanted: int) -> None:
@@ -67,14 +67,14 @@ class Scores:
         """How many episodes are to be played."""
         self.episodes = self.timesteps = self.abandoned = 0
         self.total = 0.0
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, RouteScores] = {}
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[int] = deque(maxlen=WINDOW)
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
         self._began = time.monotonic()
 
     @property
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[RouteScores]:
         """By name."""
         return [self._routes[name] for name in sorted(self._routes)]
 
@@ -93,7 +93,7 @@ class Scores:
         """Of the last 100 episodes."""
         return float(np.mean(self._lengths)) if self._lengths else None
 
-    def add(self, episode: Episode) -> dict[str, Any]:
+    def add(self, episode: PlayedEpisode) -> dict[str, Any]:
         """Takes in one more; its record for metrics.jsonl."""
         self.episodes += 1
         self.timesteps += episode.length
@@ -101,7 +101,7 @@ class Scores:
         self._returns.append(episode.score)
         self._lengths.append(episode.length)
         self._latencies.extend(episode.latencies)
-        route = self._routes.setdefault(episode.route, Route(episode.route, episode.policy, episode.version))
+        route = self._routes.setdefault(episode.route, RouteScores(episode.route, episode.policy, episode.version))
         route.add(episode)
         return {
             "timestep": self.timesteps,

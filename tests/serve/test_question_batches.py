@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from steppe.errors import UserError
-from steppe.serve import batching
-from steppe.serve.batching import DEAR, MOST, Batcher
-from steppe.serve.messages.exchange import Answer, Question
+from steppe.serve import question_batches
+from steppe.serve.messages.exchange import PolicyAnswer, Question
+from steppe.serve.question_batches import DEAR, MOST, Batcher
 
 
 class Clock:
@@ -19,11 +19,13 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch):
-    monkeypatch.setattr(batching, "perf_counter", lambda: Clock.now)
+    monkeypatch.setattr(question_batches, "perf_counter", lambda: Clock.now)
 
 
 class Endpoint:
     """Answers with the observation; refuses what is negative."""
+
+    is_shared = False
 
     def __init__(self, seconds=0.0):
         self.seconds, self.sizes = seconds, []
@@ -32,7 +34,7 @@ class Endpoint:
         Clock.now += self.seconds
         if question.observations[0] < 0:
             raise UserError("negative")
-        return Answer(str(question.id), question.observations, (), "p", "1", 1.0)
+        return PolicyAnswer(str(question.id), question.observations, (), "p", "1", 1.0)
 
     def answers(self, questions):
         self.sizes.append(len(questions))
@@ -117,7 +119,10 @@ def test_a_policy_that_is_no_quicker_for_many_is_asked_one_by_one():
     class Quicker(Endpoint):
         def answers(self, questions):
             first, *rest = questions
-            return [self.answer(first), *(Answer(str(each.id), each.observations, (), "p", "1", 1.0) for each in rest)]
+            return [
+                self.answer(first),
+                *(PolicyAnswer(str(each.id), each.observations, (), "p", "1", 1.0) for each in rest),
+            ]
 
     assert not asyncio.run(main(Endpoint(2 * DEAR))).gathers
     assert asyncio.run(main(Quicker(2 * DEAR))).gathers

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from steppe.errors import SteppeError, UserError
-from steppe.serve.clients._base import Access, Away, EndpointFault
-from steppe.serve.clients.connection import Connection
+from steppe.serve.clients._base import EndpointAccess, EndpointAway, EndpointFault
+from steppe.serve.clients.connection import ClientConnection
 from steppe.specs.loading.suggestions import did_you_mean
 
 Value = TypeVar("Value")
@@ -17,9 +17,9 @@ Value = TypeVar("Value")
 class Operator:
     """Talks to one of Steppe's own endpoints; what cannot be done is an error at once."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: EndpointAccess) -> None:
         self._access = access
-        self._connection = Connection(access)
+        self._connection = ClientConnection(access)
 
     def __enter__(self) -> Operator:
         return self
@@ -67,7 +67,7 @@ class Operator:
     def _now(self, attempt: Callable[[], Value]) -> Value:
         try:
             return attempt()
-        except Away as away:
+        except EndpointAway as away:
             raise SteppeError(f"cannot reach the endpoint at {self._access.url} ({away}); is it running?") from None
 
 
