@@ -35,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily: a client, or a command that only reads a report, must not pay for the endpoint's imports.
+    # Imported lazily, so that clients and commands that only read a report start quickly.
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"steppe.serve.{module}"), name)

@@ -1,4 +1,4 @@
-"""An endpoint: the one place where a question becomes an answer and feedback a receipt."""
+"""An endpoint: answers questions with a graph of policies and takes rewards for them."""
 
 from __future__ import annotations
 
@@ -47,41 +47,42 @@ from steppe.specs.loading.suggestions import did_you_mean
 log = logging.getLogger("steppe.serve")
 
 FEEDBACK_SECONDS = 20.0
-"""How long a reward may take to be on the disk."""
+"""Longest wait until a reward is on disk."""
 SHARING_SECONDS = 1.0
-"""How long a question or a reward waits for what other replicas know of its episode."""
+"""Longest wait for what other replicas know of a question's or a reward's episode."""
 LOOK_SECONDS = 0.05
-"""How often it looks again."""
+"""Time between two looks at the ledger during that wait."""
 EXPIRY_SECONDS = 5.0
-"""How often silent episodes are looked for."""
+"""How often silent episodes are searched for."""
 PRUNE_SECONDS = 60.0
-"""How often what need not be kept any longer is looked for."""
+"""How often decisions that need not be kept any longer are searched for."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointLimits:
-    """What an endpoint keeps in memory, and how often it looks around."""
+    """Limits of an endpoint's memory, and the intervals of its background tasks."""
 
     episodes: int = 10_000
-    """Open episodes; where there are more, those silent for longest expire."""
+    """Most open episodes; beyond that, the episodes silent for longest expire."""
     idle_seconds: float = 3600.0
-    """How long an episode may be silent."""
+    """An episode that is silent for longer expires."""
     queue: int = 100_000
-    """Decisions that wait for the ledger; what is more is counted and dropped."""
+    """Most records that wait for the ledger; further decisions are dropped and counted."""
     watch_seconds: float | None = None
-    """How often newer policies are looked for; never without it."""
+    """How often to look for newer policies; None: never."""
     rows: int = 10_000
-    """Observations in one question: while it is answered, all others wait."""
+    """Most observations in one question: while it is answered, all others wait."""
     episode_bytes: int = 256_000_000
-    """What open episodes remember all together; where it is more, those silent for longest expire."""
+    """Most memory of all open episodes together; beyond that, the episodes silent for longest expire."""
     keep_days: float | None = None
-    """For how long a decision is kept after it is over, with its rewards; for ever without it."""
+    """Days for which a finished decision and its rewards are kept; None: for ever."""
 
 
 class Endpoint:
-    """A served graph of policies; `answer` is for the thread of the event loop in which `start` was called.
+    """Serves a graph of policies.
 
-    Errors: UserError (and its NotFound) is the asker's mistake, Unavailable passes.
+    All methods belong to the thread of the event loop in which `start` was called. Mistakes of the client raise
+    UserError (or its subclass NotFound); Unavailable means that the same may work later.
     """
 
     def __init__(
@@ -98,16 +99,16 @@ class Endpoint:
         self.graph = graph
         self.limits = limits or EndpointLimits()
         self.is_shared = ledger.is_shared
-        """Whether other replicas use the same ledger: then `await ask(question)` takes the place of `answer`."""
+        """Whether other replicas use the same ledger; if so, call `await ask(question)` instead of `answer`."""
         self.notices: list[str] = []
-        """What happened to policies since the start, the newest last; the last hundred."""
+        """The last hundred changes of policies since the start, newest last."""
         self._ledger, self._journals = ledger, journals
         self._writer: LedgerWriter | None = None
         self._episodes = OpenEpisodes(self.limits.episodes, self.limits.idle_seconds, self.limits.episode_bytes)
         self._draw = random.Random(seed).random
         self._signature = signature.signature_of(graph)
         self._runner = PolicyRunner(self._signature, seed)
-        # Keys must differ from those of other replicas and of earlier lives.
+        # Keys must differ from those of other replicas and of earlier processes.
         self._prefix = secrets.token_hex(6)
         self._numbers = itertools.count(1)
         self._arms: dict[Any, Any] = {}
@@ -115,9 +116,9 @@ class Endpoint:
         self._is_unloaded = False
 
     async def start(self, address: str = "") -> None:
-        """Opens the ledger and, where asked for, begins to watch for newer policies.
+        """Opens the ledger and starts the background tasks.
 
-        `address` is where questions will come to: another server that wants the same ledger is told so.
+        `address` is where questions will come to; a second server that wants the same ledger is told this address.
         """
         arms, episodes = await asyncio.to_thread(self._open_ledger, address)
         self._learn(arms)
@@ -131,7 +132,7 @@ class Endpoint:
             self._tasks.append(asyncio.create_task(self._prune(self.limits.keep_days)))
 
     async def close(self) -> None:
-        """Writes down what is queued and closes the ledger."""
+        """Writes what is queued and closes the ledger."""
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -143,40 +144,41 @@ class Endpoint:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it answers questions: it has been started, and neither closed nor unloaded."""
+        """Whether it answers questions: it was started, and neither closed nor unloaded."""
         return self._writer is not None and not self._is_unloaded
 
     def unload(self, model: str) -> None:
-        """Answers no more questions until `load`; rewards still count. Only the whole endpoint can be unloaded."""
+        """Refuses questions until `load`; rewards still count. Only the whole endpoint can be unloaded."""
         if self._node(model) is not self.graph.root:
             raise UserError(f'"{model}" is a part of "{self.name}" and cannot be unloaded by itself')
         self._is_unloaded = True
 
     def load(self, model: str) -> None:
-        """Answers questions again."""
+        """Answers questions again after `unload`."""
         if self._node(model) is self.graph.root:
             self._is_unloaded = False
 
     def models(self) -> tuple[str, ...]:
-        """The names that can be asked for: the endpoint's own first, then the nodes of its graph."""
+        """The names that a question can ask for: the endpoint's own first, then the nodes of its graph."""
         return tuple(dict.fromkeys([self.name, *self.graph.nodes]))
 
     def metadata(self, model: str | None = None, version: str | None = None) -> Metadata:
-        """What a client must know of the endpoint, or of one node of its graph, before it asks."""
+        """Inputs, outputs and versions of the endpoint, or of one node of its graph."""
         node = self._node(model)
         if version is not None:
             validation.leaf_with_versions(node).versions.get(version)
         return signature.metadata(model or self.name, node, version, self._signature, self.is_ready)
 
     def check(self, observations: Any, model: str | None = None) -> np.ndarray:
-        """[B, ...] in the policies' type, of an array or nested lists [B, ...] or one observation.
+        """Checks observations and returns them as [B, ...] in the policies' type.
 
-        UserError for a wrong shape or type, too many rows, NaN, infinity or a choice that does not exist.
+        They may be an array or nested lists, [B, ...] or one observation. Raises UserError for a wrong shape or type,
+        too many rows, NaN, infinity or a choice that does not exist.
         """
         return self._signature.check(observations, self.limits.rows)
 
     def answer(self, question: Question) -> PolicyAnswer:
-        """What to do; never touches the disk. The same question again (its answer was lost) has the same answer."""
+        """Answers one question without touching the disk; a repeated question gets the same answer again."""
         if (before := self._episodes.answered(question)) is not None:
             return before
         episode = self._episode_for(question)
@@ -184,13 +186,13 @@ class Endpoint:
         return self._record(question, episode, actions, outputs)
 
     def answers(self, questions: Sequence[Question]) -> list[PolicyAnswer | Exception]:
-        """Several at once, each by itself but with one forward pass for all that go to the same policy."""
+        """Answers several questions, with one forward pass for all that go to the same policy."""
         results: list[PolicyAnswer | Exception | None] = [None] * len(questions)
         groups: dict[tuple[int, bool], list[tuple[int, RoutedEpisode]]] = {}
         alone, sequences = [], set()
         for index, question in enumerate(questions):
             if question.sequence_id is not None and question.sequence_id in sequences:
-                # What came before it in its episode has not been answered yet.
+                # The question before it in its episode has not been answered yet.
                 alone.append(index)
                 continue
             sequences.add(question.sequence_id)
@@ -220,17 +222,17 @@ class Endpoint:
         return results  # type: ignore[return-value]
 
     async def ask(self, question: Question) -> PolicyAnswer:
-        """`answer`, but for an episode that another replica may have begun; the same where the ledger is not shared."""
+        """Like `answer`, but also finds episodes that another replica began."""
         sequence = question.sequence_id
         if not self.is_shared or sequence is None or (not question.sequence_start and self._episodes.get(sequence)):
             return self.answer(question)
         writer = self._writing()
-        # Without a ledger this replica goes on by itself.
+        # If the ledger is away, this replica goes on alone.
         if not question.sequence_start:
             with contextlib.suppress(Unavailable, TimeoutError):
                 async with asyncio.timeout(SHARING_SECONDS):
                     found = await writer.find_episode(sequence)
-                # Another question of this episode may have been first.
+                # Another question of this episode may have come first.
                 if found is not None and self._episodes.get(sequence) is None:
                     self._restore(found)
         answer = self.answer(question)
@@ -240,7 +242,7 @@ class Endpoint:
         return answer
 
     async def feedback(self, feedback: Feedback) -> Receipt:
-        """Returns when the reward is on the disk; NotFound for an unknown id, Unavailable without a ledger."""
+        """Returns once the reward is on disk; raises NotFound for an unknown id, Unavailable without a ledger."""
         reward = validation.reward_of(feedback, self._episodes)
         try:
             async with asyncio.timeout(FEEDBACK_SECONDS):
@@ -253,7 +255,7 @@ class Endpoint:
         return Receipt(outcome.applied, outcome.key, outcome.policy, route, outcome.total)
 
     def standing(self) -> EndpointStanding:
-        """For the page and the metrics."""
+        """The current state, for the page and the metrics."""
         writer = self._writer
         return EndpointStanding(
             name=self.name,
@@ -272,7 +274,7 @@ class Endpoint:
         )
 
     async def reload(self) -> list[str]:
-        """Looks for newer policies; sentences that say what is new, or why it could not be taken into service."""
+        """Looks for newer policies; returns a sentence for each change or problem."""
         sentences = [await asyncio.to_thread(leaf.versions.refresh) for leaf in self.graph.leaves]
         news = [sentence for sentence in sentences if sentence is not None]
         for sentence in news:
@@ -281,16 +283,16 @@ class Endpoint:
         return news
 
     async def pin(self, policy: str, version: str | None) -> None:
-        """Puts one version of a policy into service until further notice; None goes back to the newest."""
+        """Puts one version of a policy into service until further notice; None returns to the newest."""
         leaf = validation.leaf_with_versions(self._node(policy))
         await asyncio.to_thread(leaf.versions.pin, version)
 
     async def settle(self) -> None:
-        """Returns when everything that was decided so far is on the disk."""
+        """Returns once every decision so far is on disk."""
         await self._writing().settle()
 
     def _open_ledger(self, address: str) -> tuple[Arms, list[OpenEpisode]]:
-        """What the ledger holds, once it is this endpoint's alone or may be shared."""
+        """Opens and locks the ledger, replays the journals of killed processes, and reads arms and open episodes."""
         ledger = self._ledger
         ledger.open()
         try:
@@ -318,7 +320,7 @@ class Endpoint:
         return node
 
     def _episode_for(self, question: Question) -> RoutedEpisode:
-        """The question's open episode, or a new one that is not open yet."""
+        """The open episode of the question, or a new one that is not open yet."""
         if self._is_unloaded:
             raise Unavailable(f'"{self.name}" is unloaded; load it to ask it')
         sequence = question.sequence_id
@@ -341,7 +343,7 @@ class Endpoint:
     def _record(
         self, question: Question, episode: RoutedEpisode, actions: np.ndarray, outputs: np.ndarray | None
     ) -> PolicyAnswer:
-        """Puts down what was answered, for the ledger and for the episode's next question."""
+        """Records the answer for the ledger and for the next question of the episode."""
         path, writer, sequence = episode.path, self._writing(), episode.sequence
         if episode.requests == 0:
             if sequence is not None and (before := self._episodes.get(sequence)) not in (None, episode):
@@ -378,7 +380,7 @@ class Endpoint:
         self._writing().put(EpisodeEnd(episode.key, time.time(), how))
 
     async def _rewarded(self, reward: Reward) -> RewardOutcome:
-        """What became of a reward; what it is for may still be on its way from another replica to the ledger."""
+        """Adds a reward; its decision may still be on the way from another replica to the ledger."""
         patience_ends = time.monotonic() + (SHARING_SECONDS if self.is_shared else 0.0)
         while True:
             try:
@@ -393,7 +395,7 @@ class Endpoint:
         self.graph.learn(arms)
 
     def _restore(self, found: OpenEpisode) -> None:
-        """Goes on with an episode that was begun before the start, or by another replica."""
+        """Continues an episode that was begun before the start or by another replica."""
         path = self.graph.find(found.policy, found.steps)
         if path is None:
             return
@@ -413,7 +415,7 @@ class Endpoint:
 
     async def _prune(self, days: float) -> None:
         while True:
-            # While the ledger is away nothing can be forgotten either; the next time will do.
+            # While the ledger is away nothing can be forgotten; the next attempt will do.
             with contextlib.suppress(Unavailable):
                 while await self._writing().prune(time.time() - 86_400 * days):
                     pass
@@ -425,5 +427,5 @@ class Endpoint:
             try:
                 await self.reload()
             except Exception:
-                # Whatever stands in a folder, what is in service stays there, and the next look may find better.
+                # The version in service stays, whatever the folder contains; the next look may find a better one.
                 log.exception("looking for newer policies failed")

@@ -17,7 +17,7 @@ from steppe.serve.routing.graph import Leaf
 from steppe.serve.versions import Version
 
 ROWS_AT_ONCE = 128
-"""How many rows are computed at once: a convolution takes up to fifteen times the memory of its pictures."""
+"""Rows computed at once: a convolution takes up to fifteen times the memory of its pictures."""
 
 Result = tuple[np.ndarray, np.ndarray | None]
 """(actions [B, ...], the head's outputs [B, outputs] if the question asks for them)."""

@@ -1,8 +1,8 @@
-"""Questions that wait at the same time are answered together, where that is quicker than one after the other.
+"""Answers questions that wait at the same time in one forward pass, if that is faster than one after the other.
 
-There is no waiting for company: while one batch is computed, the next one gathers by itself. A small policy answers in
-less time than the gathering costs, and one with convolutions takes as long for each of many as for one: those are asked
-directly. What decides is how long answers take by themselves and together, which is measured all along.
+Nothing waits for company: while one batch is computed, the next one gathers by itself. A small policy answers in less
+time than the gathering costs, and a policy with convolutions takes as long for each row of a batch as for one row: such
+policies are asked directly. The decision rests on the measured cost of single answers and of batches.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Protocol
 from steppe.serve.messages.exchange import PolicyAnswer, Question
 
 DEAR = 250e-6
-"""Seconds an answer must take before gathering pays: a turn of the event loop and a future cost a tenth of that."""
+"""Seconds a single answer must take before batches pay: a turn of the event loop and a future cost a tenth of that."""
 WORTH = 0.7
-"""A question must cost at most this part in a batch of what it costs by itself."""
+"""A question in a batch must cost at most this part of a single answer."""
 FEW = 4
-"""Smaller batches say nothing about that."""
+"""Smaller batches are not measured."""
 FORGETTING = 0.999
-"""So much a measurement of batches counts after one more direct answer: now and then it is tried again."""
+"""Decay of the batch measurement with each single answer, so that batches are tried again now and then."""
 MOST = 64
-"""How many questions make one batch; more would keep the first ones waiting for little gain."""
+"""Most questions in a batch; more would keep the first ones waiting for little gain."""
 STEP = 1.02
-"""By what factor one more measurement moves the median of them; one that is far off moves it no more than any other."""
+"""Each measurement moves the estimate of the median by this factor, so that outliers count no more than others."""
 
 
 class Answerer(Protocol):
@@ -36,28 +36,28 @@ class Answerer(Protocol):
         """Answers one question of an endpoint with several replicas."""
 
     def answer(self, question: Question) -> PolicyAnswer:
-        """One by itself."""
+        """Answers one question."""
 
     def answers(self, questions: list[Question]) -> list[PolicyAnswer | Exception]:
-        """Several at once."""
+        """Answers several questions at once."""
 
 
 class Batcher:
-    """Asks an endpoint for whoever calls `ask`; used from one event loop."""
+    """Answers questions singly or in batches; used from one event loop."""
 
     def __init__(self, endpoint: Answerer) -> None:
         self._endpoint = endpoint
         self._waiting: list[tuple[Question, asyncio.Future[PolicyAnswer]]] = []
         self.seconds = 1e-6
-        """What an answer by itself costs at the moment: about the median of the last few hundred."""
+        """Cost of a single answer: about the median of the last few hundred."""
         self.together = 0.0
-        """What an answer costs in a batch; little, until it has been tried."""
+        """Cost of an answer in a batch; small until it has been measured."""
         self.batches = 0
         self.largest = 0
 
     @property
     def gathers(self) -> bool:
-        """Whether questions are answered together at the moment."""
+        """Whether batches are faster at the moment."""
         return self.seconds > DEAR and self.together < WORTH * self.seconds
 
     @property
@@ -66,13 +66,14 @@ class Batcher:
         return not self._endpoint.is_shared and not self.gathers
 
     async def ask(self, question: Question) -> PolicyAnswer:
-        """Answers a question in the way that is right at the moment: with other replicas, together, or directly."""
+        """Answers a question in whichever way is right at the moment: shared with other replicas, in a batch, or
+        singly."""
         if self._endpoint.is_shared:
             return await self._endpoint.ask(question)
         return await self.gathered(question) if self.gathers else self.answer(question)
 
     def answer(self, question: Question) -> PolicyAnswer:
-        """Asks directly."""
+        """Answers a question by itself."""
         started = perf_counter()
         answer = self._endpoint.answer(question)
         self._took(perf_counter() - started)
@@ -80,7 +81,7 @@ class Batcher:
         return answer
 
     async def gathered(self, question: Question) -> PolicyAnswer:
-        """Asks together with all that were asked in this turn of the event loop."""
+        """Answers a question together with all that come in the same turn of the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[PolicyAnswer] = loop.create_future()
         self._waiting.append((question, future))
@@ -99,7 +100,7 @@ class Batcher:
             answers = [error] * len(batch)
         seconds = perf_counter() - started
         if len(batch) == 1:
-            # So that a policy that was dear for a moment is asked directly again.
+            # So that a policy that was slow only for a moment is asked directly again.
             self._took(seconds)
         elif len(batch) >= FEW:
             self.together = seconds / len(batch) if not self.together else (self.together + seconds / len(batch)) / 2

@@ -1,4 +1,4 @@
-"""How `steppe play` talks to an endpoint: any server of the Open Inference Protocol V2, or of the Seldon v1 dialect."""
+"""Clients of endpoints for `steppe play`: any server of the Open Inference Protocol V2 or the Seldon v1 dialect."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def connect(protocol: str, access: EndpointAccess) -> Client:
 
 
 def check_protocol(word: str) -> None:
-    """Refuses a word that names no protocol."""
+    """Refuses an unknown protocol."""
     if word not in PROTOCOLS:
         *first, last = PROTOCOLS
         words = f"{', '.join(first)} or {last}"

@@ -1,4 +1,4 @@
-"""One HTTP connection to an endpoint, kept open between requests and made again when it broke."""
+"""A persistent HTTP connection to an endpoint, which reconnects after a failure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from steppe.net.local_tokens import token_of_peer
 from steppe.serve.clients._base import EndpointAccess, EndpointAway, EndpointFault, EpisodeLost, reason_of
 
 BUSY = {408, 425, 429, 502, 503, 504}
-"""Answers that mean: not now."""
+"""Statuses that mean: not now."""
 UNKNOWN = (404, 410)
-"""Answers that mean: no such thing, or not any more."""
+"""Statuses that mean: no such thing, or no longer."""
 LONGEST_BODY = 1 << 28
 
 
 class ReceivedReply(NamedTuple):
-    """What came back: headers have lower-case names."""
+    """A received reply; header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -28,7 +28,7 @@ class ReceivedReply(NamedTuple):
 
 
 class ClientConnection:
-    """One thread's connection. A failure that may pass raises `EndpointAway`, any other an error with the way out."""
+    """A connection for one thread; a failure that may pass raises `EndpointAway`, others an error with the way out."""
 
     def __init__(self, access: EndpointAccess) -> None:
         self._access, self._prefix = access, access.address.prefix
@@ -42,7 +42,7 @@ class ClientConnection:
         return self.parsed(self.send(method, path, body, {"Content-Type": "application/json"} if body else {}))
 
     def listed(self, method: str, path: str) -> list[dict[str, Any]]:
-        """Sends nothing and returns the objects of the JSON list that comes back."""
+        """Sends an empty request and returns the objects of the JSON list that comes back."""
         reply = self.send(method, path, b"{}", {"Content-Type": "application/json"})
         try:
             data = json.loads(reply.body)
@@ -51,21 +51,21 @@ class ClientConnection:
         return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
 
     def tell(self, path: str, message: Any) -> None:
-        """Sends feedback; what it is for may be unknown at the endpoint by now, which is an `EpisodeLost`."""
+        """Sends feedback; raises `EpisodeLost` if the endpoint no longer knows what it is for."""
         try:
             self.ask("POST", path, message)
         except _Unknown as error:
             raise EpisodeLost(str(error)) from None
 
     def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> ReceivedReply:
-        """Sends one request; a refusal is an error in the endpoint's own words."""
+        """Sends one request; a refusal raises an error with the endpoint's own sentence."""
         reply = self._exchange(method, self._prefix + path, body, headers)
         if reply.status < 300:
             return reply
         raise self._refusal(reply, path)
 
     def parsed(self, reply: ReceivedReply) -> dict[str, Any]:
-        """The JSON object of an answer; an empty body is an empty one."""
+        """The JSON object of a reply; an empty body counts as an empty object."""
         try:
             data = json.loads(reply.body) if reply.body else {}
         except (ValueError, RecursionError):
@@ -75,7 +75,7 @@ class ClientConnection:
         return data
 
     def close(self) -> None:
-        """Hangs up; the next request connects again."""
+        """Disconnects; the next request connects again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -85,7 +85,7 @@ class ClientConnection:
         try:
             if self._connection is None:
                 self._connection = self._connect()
-            # From here on nobody can say how much of the message arrived.
+            # From here on it is unknown how much of the message arrived.
             was_sent = True
             self._connection.request(method, path, body, self._identity | headers)
             response = self._connection.getresponse()
@@ -104,7 +104,7 @@ class ClientConnection:
             raise EndpointAway(f"no answer within {self._access.timeout:g} s", was_sent=was_sent) from None
         except http.client.BadStatusLine as error:
             self.close()
-            # One that was cut off is nobody's mistake.
+            # A reply that was cut off is not the user's mistake.
             if isinstance(error, http.client.RemoteDisconnected) or "HTTP/1.1".startswith(str(error).strip()[:8]):
                 raise EndpointAway(reason_of(error), was_sent=was_sent) from None
             raise UserError(
@@ -115,7 +115,7 @@ class ClientConnection:
             self.close()
             raise EndpointAway(reason_of(error), was_sent=was_sent) from None
         except BaseException:
-            # Ctrl-C in the middle of an answer: the rest of it must not be taken for the next one.
+            # After Ctrl-C in the middle of an answer, the rest of it must not be read as the next one.
             self.close()
             raise
 
@@ -127,10 +127,10 @@ class ClientConnection:
         else:
             connection = _Encrypted(access.address.host, access.address.port, timeout=access.timeout, context=self._tls)
         connection.connect()
-        # One small message each way: waiting to fill a packet would cost 40 ms a step.
+        # Each message fits into one packet: waiting to fill it would cost 40 ms a step.
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if access.token is None:
-            # The endpoint may have been started anew since, with another token.
+            # The endpoint may have restarted with another token.
             self._identity = _bearer(token_of_peer(connection.sock))
         return connection
 
@@ -150,12 +150,12 @@ class ClientConnection:
 
 
 class _InOnePiece(http.client.HTTPConnection):
-    """Sends head and body together: in two packets they would wake the other side twice."""
+    """Sends head and body in one packet: two would wake the other side twice."""
 
     _pieces: list[bytes] | None = None
 
     def request(self, *args: Any, **more: Any) -> None:
-        """One request."""
+        """Sends one request."""
         self._pieces = []
         try:
             super().request(*args, **more)
@@ -165,7 +165,7 @@ class _InOnePiece(http.client.HTTPConnection):
         self.send(whole)
 
     def send(self, data: Any) -> None:
-        """Keeps the pieces of a request until all are there."""
+        """Collects the pieces of a request."""
         if self._pieces is None:
             super().send(data)
         else:
@@ -173,7 +173,7 @@ class _InOnePiece(http.client.HTTPConnection):
 
 
 class _Encrypted(_InOnePiece, http.client.HTTPSConnection):
-    """The same inside TLS."""
+    """The same with TLS."""
 
 
 class _Unknown(UserError):
@@ -185,7 +185,7 @@ def _bearer(token: str | None) -> dict[str, str]:
 
 
 def encoded(message: Any) -> bytes:
-    """JSON as it goes over the wire."""
+    """A message as compact JSON."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 

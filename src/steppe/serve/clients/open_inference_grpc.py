@@ -1,4 +1,4 @@
-"""The Open Inference Protocol V2 by gRPC: observations as raw bytes."""
+"""A client of the Open Inference Protocol V2 by gRPC: observations as raw bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST_MESSAGE = 1 << 28
 
 
 class OpenInferenceGrpcClient:
-    """A client of any V2 server that speaks gRPC; feedback is understood by Steppe's own."""
+    """A client of any V2 server that speaks gRPC; only Steppe's own understands feedback."""
 
     def __init__(self, access: EndpointAccess) -> None:
         try:
@@ -48,7 +48,7 @@ class OpenInferenceGrpcClient:
         is_own = server.name == OWN_SERVER
         if self._access.model is None and not is_own:
             raise UserError(f"{self._access.url} does not say which models it has; choose one by --model")
-        # Steppe's own takes no name for the whole endpoint's.
+        # For Steppe's own servers an empty name means the whole endpoint.
         metadata = self._call("ModelMetadata", name=self._access.model or "")
         name = self._access.model or metadata.name
         tensors = {
@@ -63,7 +63,7 @@ class OpenInferenceGrpcClient:
         return ModelDescription(server.name, name, shape, datatype, applies_once=is_own, takes_feedback=is_own)
 
     def answer(self, question: Question) -> PolicyAnswer:
-        """One `ModelInfer`."""
+        """Sends one `ModelInfer` request."""
         model = self._described()
         observations = np.ascontiguousarray(question.observations, DTYPES[model.datatype])
         words = sequence_parameters(question)
@@ -83,7 +83,7 @@ class OpenInferenceGrpcClient:
         return labelled(actions, id, parameters, reply.model_name or model.name, reply.model_version)
 
     def feedback(self, feedback: Feedback) -> None:
-        """Steppe's own service beside the protocol's."""
+        """Sends feedback by Steppe's own service beside the protocol's."""
         self._call(
             "SendFeedback",
             reward=feedback.reward,
@@ -95,7 +95,7 @@ class OpenInferenceGrpcClient:
         )
 
     def close(self) -> None:
-        """Hangs up; the next request connects again."""
+        """Disconnects; the next request connects again."""
         channel, self._channel = self._channel, None
         self._calls = {}
         if channel is not None:
@@ -142,14 +142,14 @@ class OpenInferenceGrpcClient:
         grpc, access = self._grpc, self._access
         host = access.address.host
         if access.token is None:
-            # By its number where that is known: at another number of the same name somebody else may listen.
+            # By its numeric address if it is known: somebody else may listen at another address of the same name.
             number, self._token = my_server(host, access.address.port)
             host = host if access.address.is_encrypted else number
         host = f"[{host}]" if ":" in host else host
         options = [
             ("grpc.max_receive_message_length", LONGEST_MESSAGE),
             ("grpc.max_send_message_length", LONGEST_MESSAGE),
-            # Channels to the same address share one connection otherwise, and runners would wait for each other.
+            # Channels to the same address would share one connection, and runners would wait for each other.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
         ]
@@ -171,7 +171,7 @@ class OpenInferenceGrpcClient:
         code, words, url = error.code(), error.details() or "no reason given", self._access.url
         codes = self._grpc.StatusCode
         if code in (codes.UNAVAILABLE, codes.DEADLINE_EXCEEDED, codes.RESOURCE_EXHAUSTED, codes.CANCELLED):
-            # A channel that has failed waits longer and longer by itself; a new one tries at once.
+            # A failed channel waits longer and longer before it tries again; a new one tries at once.
             self.close()
             if "http1.x server" in words:
                 return UserError(
@@ -184,7 +184,7 @@ class OpenInferenceGrpcClient:
                 self._access.token is None
                 and my_server(self._access.address.host, self._access.address.port)[1] != self._token
             ):
-                # It was started anew, with another token, and the channel has found it by itself.
+                # The endpoint restarted with another token, and the channel has reconnected by itself.
                 self.close()
                 return EndpointAway(words)
             have = "another token" if self._access.token else "its token"

@@ -1,4 +1,4 @@
-"""Tries again while an endpoint is away, and never tells a reward twice to one that would count it twice."""
+"""Retries while an endpoint is away, and never repeats a reward that would then count twice."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from steppe.serve.clients._base import (
 from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between two tries: doubled each time."""
+"""Seconds between two tries, doubled each time."""
 
 Value = TypeVar("Value")
 
 
 class PlayStopped(Exception):
-    """Whoever plays has been asked to stop while the endpoint was away."""
+    """The player was asked to stop while the endpoint was away."""
 
 
 class EndpointRetries:
-    """How long an endpoint may be away, for all who play through it; says once that it is, and once that it is back."""
+    """Retries for all clients of one endpoint; reports once that it is away, and once that it is back."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class EndpointRetries:
     def during(
         self, attempt: Callable[[], Value], may_repeat: Callable[[EndpointAway], bool] = lambda away: True
     ) -> Value:
-        """What `attempt` returns at last; the `EndpointAway` itself where that may not be repeated."""
+        """Calls `attempt` until it succeeds; raises its `EndpointAway` if it must not be repeated."""
         pause, deadline = FIRST_PAUSE, 0.0
         while True:
             try:
@@ -61,7 +61,7 @@ class EndpointRetries:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise self._gave_up(away) from None
-                # Many may wait for one endpoint: they should not come all at once.
+                # Random pauses, so that clients do not all come back at once.
                 if self._stop.wait(min(left, wanted * random.uniform(0.5, 1.0))):
                     raise PlayStopped from None
                 with self._lock:
@@ -89,16 +89,16 @@ class EndpointRetries:
 
 
 class RetryingClient:
-    """A client that waits for its endpoint."""
+    """A client that waits while its endpoint is away."""
 
     def __init__(self, client: Client, patience: EndpointRetries) -> None:
         self._client, self._patience = client, patience
         self._described: ModelDescription | None = None
         self.uncounted = 0
-        """How many rewards may be lost: not sent again, or for something that the endpoint has forgotten."""
+        """Rewards that may be lost: not sent again, or for an episode that the endpoint has forgotten."""
 
     def describe(self) -> ModelDescription:
-        """What is served."""
+        """The server's description, asked for once."""
         if self._described is None:
             self._described = self._patience.during(self._client.describe)
         return self._described
@@ -108,7 +108,7 @@ class RetryingClient:
         return self._patience.during(lambda: self._client.answer(question))
 
     def feedback(self, feedback: Feedback) -> None:
-        """Tells a reward; where it is open whether it arrived, it is told again only if it then counts once."""
+        """Sends a reward; if it may have arrived, it is repeated only if the endpoint counts it once."""
         applies_once = self.describe().applies_once
         try:
             self._patience.during(
@@ -118,5 +118,5 @@ class RetryingClient:
             self.uncounted += 1
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         self._client.close()

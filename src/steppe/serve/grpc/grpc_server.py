@@ -1,4 +1,4 @@
-"""The gRPC server beside the HTTP one, in the same event loop."""
+"""Starts the gRPC server, in the same event loop as the HTTP server."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from steppe.serve.server import ServerConfig
 
 MOST_STREAMS = 128
-"""How many calls may be under way on one connection."""
+"""Most calls in progress on one connection."""
 LONGEST_METADATA = 1 << 14
-"""How many bytes the metadata of a call may have."""
+"""Most bytes in the metadata of a call."""
 IDLE_SECONDS = 75
-"""How long a connection may be open without a call, as by HTTP; clients connect again by themselves."""
+"""Seconds that a connection may be open without a call, as by HTTP; clients reconnect by themselves."""
 ROOM_FOR_PROBES = 64
-"""How many calls may be under way beyond those that the gate lets in, so that probes are answered when it is full."""
+"""Calls allowed beyond the limit of the gate, so that probes are answered when it is full."""
 
 
 async def start(
     endpoint: Endpoint, gate: Gate, batcher: Batcher, observer: Observer, listening: ServerConfig, version: str
 ) -> tuple[Any, int]:
-    """(a server that answers, the port it really listens at)."""
+    """Starts a server; returns (server, its real port)."""
     limits = gate.limits
     options = [
         ("grpc.max_receive_message_length", limits.body_bytes),
         ("grpc.max_concurrent_streams", MOST_STREAMS),
         ("grpc.max_metadata_size", LONGEST_METADATA),
         ("grpc.absolute_max_metadata_size", LONGEST_METADATA),
-        # The window of a message that is not read yet stays small.
+        # Keeps the window of a message small that is not read yet.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_allowed_incoming_connections", limits.connections),
         ("grpc.server_handshake_timeout_ms", round(limits.request_seconds * 1000)),
-        # Else two servers could listen at one port, and each would get a part of the questions.
+        # Otherwise two servers could listen at one port, and each would get a part of the questions.
         ("grpc.so_reuseport", 0),
         ("grpc.max_connection_idle_ms", IDLE_SECONDS * 1000),
     ]

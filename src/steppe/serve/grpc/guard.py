@@ -1,8 +1,8 @@
-"""Lets calls in: token, places and sizes are checked before a message is parsed, for the methods of every service.
+"""Admission of gRPC calls: checks token, limits and sizes before a message is parsed.
 
-To the server every method is one that takes a stream, although its clients send one message (on the wire both look the
-same): such a method is called as soon as the metadata is there, so that no message is received, let alone parsed,
-before its token was checked. gRPC's flow control holds the rest of a message back at the sender until it is read.
+Every method is declared as taking a stream, although clients send one message, since both look the same on the wire.
+gRPC calls such a method as soon as the metadata has arrived, so that no message is received, let alone parsed, before
+its token was checked. Flow control holds the rest of a message back at the sender until it is read.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
 }
 PROBES = {"ServerLive", "ServerReady"}
-"""Answered when nothing else is, and to anybody; what they are sent is never read."""
+"""Methods that anybody may call at any time; their messages are never read."""
 TOKEN_KEYS = ("authorization", "x-auth-token", "oauth_token")
-"""Where clients have the token in their metadata: Steppe's own, seldon-core's, and those of Seldon's first gateway."""
+"""Metadata keys of the token: Steppe's own, seldon-core's, and those of Seldon's first gateway."""
 
 Method = Callable[[Any], Awaitable[tuple[Any, str]]]
-"""Takes a message and returns (a message, the policy that answered)."""
+"""Takes a message and returns (message, policy that answered)."""
 
 log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Makes handlers for a gRPC server of methods that need not care who calls them."""
+    """Wraps methods, so that they need not care who calls them."""
 
     def __init__(self, gate: Gate, observer: Observer) -> None:
         self._gate, self._observer = gate, observer
@@ -53,9 +53,9 @@ class Guard:
     def service(
         self, name: str, methods: dict[str, tuple[str, Method]], raw_field: str | None = "raw_input_contents"
     ) -> Any:
-        """The handler of a service: `methods` has (what it is called in metrics, the method) by the method's name.
+        """The gRPC handler of a service; `methods` has (name in metrics, method) by name.
 
-        `raw_field` is where its messages may have large numbers of bytes; None if they have no such field.
+        `raw_field` is the field of its messages for large amounts of bytes; None if there is none.
         """
         return grpc.method_handlers_generic_handler(
             name,
@@ -69,7 +69,7 @@ class Guard:
         )
 
     def _guarded(self, rpc: messages.GrpcMethod, operation: str, method: Method, raw_field: str | None) -> Any:
-        """The method behind the gate; what goes wrong becomes a status with one sentence."""
+        """The method with admission before it; errors become a status with one sentence."""
         gate, name, known = self._gate, rpc.name, wire.layout(rpc.request.DESCRIPTOR)
 
         async def call(_: Any, context: Any) -> Any:
@@ -90,8 +90,8 @@ class Guard:
                     operation, HttpReply(200, b"", [], policy), perf_counter() - started, address, name
                 )
                 return response
-            # Not where the error is handled: what `abort` raises would keep it, and its traceback the message, until
-            # the next full garbage collection.
+            # Outside of the handler of the error: the exception that `abort` raises would keep the error, its traceback
+            # and the message alive until the next full garbage collection.
             return await context.abort(CODES.get(status, grpc.StatusCode.INTERNAL), words)
 
         async def enter_and_call(context: Any, address: str) -> Any:
@@ -109,7 +109,7 @@ class Guard:
         return call
 
     async def _received(self, context: Any) -> bytes:
-        """The call's one message as bytes; it must arrive in time."""
+        """The one message of the call as bytes; it must arrive in time."""
         seconds = self._gate.limits.request_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -127,5 +127,5 @@ def _token(metadata: Any) -> str | None:
 
 
 def _address(peer: str) -> str:
-    """ipv4:127.0.0.1:40000 without the port."""
+    """The address in a peer such as ipv4:127.0.0.1:40000."""
     return peer.partition(":")[2].rpartition(":")[0] or peer

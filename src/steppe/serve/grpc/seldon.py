@@ -18,13 +18,13 @@ from steppe.serve.question_batches import Batcher
 
 
 class SeldonMethods:
-    """The methods, which are the same in both services."""
+    """The methods, which both services share."""
 
     def __init__(self, endpoint: Endpoint, batcher: Batcher) -> None:
         self._endpoint, self._batcher = endpoint, batcher
 
     def handlers(self, guard: Guard) -> list[Any]:
-        """What a gRPC server is given."""
+        """The handlers for a gRPC server."""
         own: dict[str, tuple[str, Method]] = {
             "Predict": ("infer", self._predict),
             "SendFeedback": ("feedback", self._feedback),
@@ -55,7 +55,7 @@ class SeldonMethods:
 
 
 def _payload(request: Any) -> str:
-    """Which of the dialect's payloads has the observations: tensor or ndarray."""
+    """The payload with the observations: "tensor" or "ndarray"."""
     kind = request.WhichOneof("data_oneof")
     kind = request.data.WhichOneof("data_oneof") if kind == "data" else kind
     if kind not in ("tensor", "ndarray"):
@@ -70,7 +70,7 @@ def _from_tensor(tensor: Any) -> np.ndarray:
 
 
 def _meta(message: Any) -> dict[str, Any]:
-    """What a message tells of its request, in plain values."""
+    """The `meta` of a message in plain values."""
     return {"puid": message.meta.puid, "tags": {name: _plain(each) for name, each in message.meta.tags.items()}}
 
 
@@ -94,7 +94,7 @@ def _items(values: Any) -> list[Any]:
 
 
 def _truth(message: Any) -> Any:
-    """The message in JSON, as it would have come by HTTP."""
+    """The message in JSON, as HTTP would carry it."""
     from google.protobuf import json_format
 
     try:
@@ -128,7 +128,7 @@ def _set_tags(meta: Any, tags: dict[str, Any]) -> None:
 
 
 def _set(target: Any, value: Any) -> None:
-    """Makes a google.protobuf.Value of a JSON value."""
+    """Stores a JSON value in a google.protobuf.Value."""
     match value:
         case None:
             target.null_value = 0

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol V2 by gRPC, and feedback: the same endpoint, token and limits as by HTTP."""
+"""The Open Inference Protocol V2 and feedback by gRPC, with the endpoint, token and limits of HTTP."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ CONTENTS = {
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
 }
-"""Where the numbers of a type are, when they are not sent as bytes."""
+"""The field for numbers of each type that are not sent as bytes."""
 MOST_DIMENSIONS = 64
-"""How many numbers a shape may have."""
+"""Most numbers in a shape."""
 
 
 class OpenInferenceMethods:
-    """The methods: each takes a message and returns (a message, the policy that answered)."""
+    """The methods; each takes a message and returns (message, policy that answered)."""
 
     def __init__(self, endpoint: Endpoint, gate: Gate, batcher: Batcher, version: str) -> None:
         self._endpoint, self._gate, self._batcher = endpoint, gate, batcher
         self._version = version
 
     def handlers(self, guard: Guard) -> list[Any]:
-        """What a gRPC server is given."""
+        """The handlers for a gRPC server."""
         own: dict[str, tuple[str, Method]] = {
             "ServerLive": ("health", self._live),
             "ServerReady": ("health", self._ready),
@@ -124,7 +124,7 @@ class OpenInferenceMethods:
     def _question(self, request: Any, model: str | None, expected: str, outputs: bool) -> Question:
         parameters = {name: _value(each) for name, each in request.parameters.items()}
         if parameters.get("sequence_id") == 0:
-            # Clients of this protocol that have no episodes may say so by a zero.
+            # Clients of this protocol may send zero if they have no episodes.
             del parameters["sequence_id"]
         observations = self._endpoint.check(_tensor(request, expected), model)
         return question_of(parameters, observations, request.id or None, model, request.model_version or None, outputs)
@@ -150,7 +150,7 @@ def _tensor(request: Any, expected: str) -> np.ndarray:
 
 
 def _wanted(request: Any, names: list[str]) -> list[str]:
-    """The outputs that are asked for; all if none is named."""
+    """The names of the wanted outputs; all if none is named."""
     for each in request.outputs:
         if each.name not in names:
             raise UserError(f'there is no output "{each.name[:100]}"; there are {", ".join(names)}')

@@ -1,4 +1,4 @@
-"""The endpoint as a raw ASGI application: routing table, token, limits, bodies, errors as JSON."""
+"""The ASGI application: routes, admission, request bodies, errors as JSON."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from steppe.serve.http.request_metrics import Metrics, Observer, standing
 from steppe.serve.question_batches import Batcher
 
 MOST_KNOWN_PATHS = 1024
-"""How many paths are remembered with what they lead to."""
+"""Most paths whose routes are remembered."""
 MOST_HOSTS = 64
-"""How many Host headers are remembered that may be used."""
+"""Most accepted Host headers that are remembered."""
 ON_ADMISSION = "steppe.on_admission"
-"""Where a request's scope may have a function that is called once all of it came and was let in."""
+"""Key of a request's scope for a function to call once the whole request has arrived and was admitted."""
 OVERLENGTH = 4
-"""A body that is longer than allowed, but not by more than this, is read to its end, so that its sender hears why."""
+"""A body up to this many times the limit is read to its end before it is refused, so that its sender gets the
+answer."""
 PAGE_HEADERS: Headers = [
     (b"content-type", b"text/html; charset=utf-8"),
     (
@@ -43,25 +44,25 @@ log = logging.getLogger(__name__)
 
 
 class HttpRoute(NamedTuple):
-    """Where a method and a path lead to."""
+    """The destination of a method and a path."""
 
     operation: str
-    """What it is called in metrics and logs."""
+    """Its name in metrics and logs."""
     handler: Handler
     is_open: bool = False
-    """Whether it needs neither a token nor a place: probes must be answered when nothing else is."""
+    """Whether it needs neither a token nor admission: probes must be answered even if the endpoint is full."""
     model: str | None = None
     version: str | None = None
     takes_secret: bool = False
-    """Whether the token is shown as a client's secret, by basic authentication."""
+    """Whether the token comes as a client's secret, by basic authentication."""
 
 
 class ClientDisconnected(Exception):
-    """The client hung up before its request was whole."""
+    """The client disconnected before its request was complete."""
 
 
 class HttpApp:
-    """One endpoint under HTTP; runs in one event loop."""
+    """Serves one endpoint by HTTP in one event loop."""
 
     def __init__(
         self,
@@ -72,11 +73,11 @@ class HttpApp:
         version: str = "unknown",
         host: str = "127.0.0.1",
     ) -> None:
-        """`host` is what it listens at."""
+        """`host` is the address the server listens at."""
         self._endpoint, self._gate, self._observer = endpoint, gate, observer
         self._host = host
         self._hosts: set[bytes] = set()
-        """Host headers that may be used."""
+        """Accepted Host headers."""
         self._batcher, self._version = batcher, version
         self._page = Path(__file__).with_name("page.html").read_bytes()
         self._metrics: Metrics | None = None
@@ -108,9 +109,9 @@ class HttpApp:
         self._observer.record(operation, reply, perf_counter() - started, address, path)
 
     def quick_route(self, method: bytes, url: str) -> HttpRoute | None:
-        """The route of a question that `answer_now` can answer at this moment, None for anything else.
+        """The route if `answer_now` can answer such a request at this moment, else None.
 
-        To be asked once the question is whole: what it goes by may change while a body arrives.
+        Ask again once the request is complete: the answer may change while a body arrives.
         """
         if method != b"POST" or self._gate.is_draining or not self._batcher.answers_at_once:
             return None
@@ -118,7 +119,7 @@ class HttpApp:
         return route if route is not None and route.operation == "infer" else None
 
     def answer_now(self, route: HttpRoute, path: str, headers: Headers, body: bytes, address: str) -> HttpReply:
-        """The reply to a question that is whole, without a turn of the event loop."""
+        """Answers a complete request without a turn of the event loop."""
         started = perf_counter()
         try:
             encoding = self._admitted(headers)[1]
@@ -156,7 +157,7 @@ class HttpApp:
             gate.leave()
 
     def _admitted(self, headers: Headers, takes_secret: bool = False) -> tuple[bytes | None, bytes | None]:
-        """(the body's length, how it is compressed) of a request that may come in, going by its headers."""
+        """Checks the headers of a request; returns (length of the body, its compression)."""
         token = origin = host = length = encoding = None
         for name, value in headers:
             if name == b"authorization" or (name == b"x-auth-token" and token is None):
@@ -180,7 +181,8 @@ class HttpApp:
         return length, encoding
 
     def _check_host(self, host: bytes) -> None:
-        """Without a token a page of any site could ask, once the name of that site leads a browser to this machine."""
+        """Refuses foreign names if there is no token: any site could point its name at this machine and let a browser
+        ask."""
         if not is_local_name(host, self._host):
             shown = host[:100].decode("latin-1")
             raise RequestRefused(
@@ -202,7 +204,7 @@ class HttpApp:
             size, is_more = size + len(message["body"]), message["more_body"]
             if size > most * OVERLENGTH:
                 raise _too_long(most)
-            # What is beyond the limit is thrown away as it comes.
+            # Bytes beyond the limit are read and thrown away.
             if size <= most:
                 room.grow(size)
                 pieces.append(message["body"])
@@ -227,7 +229,7 @@ class HttpApp:
         return reply
 
     def _resolve(self, method: str, path: str) -> HttpRoute:
-        """The route, remembered where it is sure to exist."""
+        """The route, remembered if it is sure to exist."""
         route = self._find("GET" if method == "HEAD" else method, path)
         if route is None:
             if known := self._methods(path):
@@ -249,13 +251,13 @@ class HttpApp:
             return None
         if words[0] == "v2":
             return self._find_model(method, words[1:])
-        # Seldon's gateways put a namespace, and a deployment's name, before the path.
+        # Seldon's gateways put a namespace and a deployment's name before the path.
         if words[0] == "seldon" and "api" in words[2:4]:
             return self._fixed.get((method, "/" + "/".join(words[words.index("api", 2) :])))
         return None
 
     def _find_model(self, method: str, words: list[str]) -> HttpRoute | None:
-        """The words after /v2 of a path with a model's name, and perhaps a version, in it."""
+        """The route for the words after /v2 of a path that names a model, and perhaps a version."""
         protocol = self._open_inference
         version: str | None = None
         match method, words:
@@ -322,7 +324,7 @@ class HttpApp:
 
 
 def _failure_message(status: int, message: str, path: str) -> dict[str, Any]:
-    """An error in the words of the protocol that the path belongs to."""
+    """An error in the format of the path's protocol."""
     if path == seldon.TOKEN_PATH:
         return seldon.token_failure(status, message)
     if path.startswith(("/api/", "/seldon/")):

@@ -1,7 +1,7 @@
-"""The Open Inference Protocol, version 2, by REST: health, metadata, versions, infer, tensors as JSON or as bytes.
+"""The Open Inference Protocol V2 by REST: health, metadata, versions, inference with tensors as JSON or bytes.
 
-Beside the protocol: parameters of a question (`sequence_id`, `sequence_start`, `sequence_end`, `deterministic`) and of
-an answer (`route`, written as `router=1/inner=0`, `policy`, `propensity`), and `POST /v2/models/NAME/feedback`.
+Additions to the protocol: parameters of a question (`sequence_id`, `sequence_start`, `sequence_end`, `deterministic`)
+and of an answer (`route`, written as `router=1/inner=0`, `policy`, `propensity`), and `POST /v2/models/NAME/feedback`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from steppe.serve.routing.graph import PolicyGraph
 
 EXTENSIONS = ["binary_tensor_data", "sequence", "model_repository", "feedback"]
 ACTION, OUTPUTS = "action", "outputs"
-"""The two outputs of a policy: what it does, and what its head computed, if it has a head."""
+"""The outputs of a policy: its actions, and the numbers of its head, if it has one."""
 UNSUPPORTED = {"classification": "class_count", "shared_memory_region": "shared memory"}
-"""Parameters of outputs that belong to extensions which the server does not name, and how clients call them."""
+"""Parameters of unsupported extensions -> the extension's name in clients."""
 
 
 class InferSignature(NamedTuple):
-    """What a model takes and gives."""
+    """Names, outputs and input size of a model."""
 
     input: str
     outputs: tuple[str, ...]
     all_as_numbers: dict[str, bool]
-    """The outputs of a question that names none -> whether as bytes: not one."""
+    """The default outputs -> False, since they are sent as numbers and not as bytes."""
     is_vector: bool
-    """Whether an observation is `size` numbers, any finite ones."""
+    """Whether an observation is a vector of `size` numbers without bounds to check."""
     size: int
 
 
@@ -55,7 +55,7 @@ class OpenInferenceHandlers:
         self._endpoint, self._batcher, self._gate = endpoint, batcher, gate
         self._server = {"name": "steppe", "version": version, "extensions": EXTENSIONS}
         self._forms: dict[str | None, InferSignature] = {}
-        """Of the models that exist."""
+        """Signatures of the models that exist."""
 
     def server(self, request: HttpRequest) -> HttpReply:
         """GET /v2"""
@@ -66,7 +66,7 @@ class OpenInferenceHandlers:
         return as_json({"live": True})
 
     def ready(self, request: HttpRequest) -> HttpReply:
-        """GET /v2/health/ready: not before the endpoint has started, and not once it is ending."""
+        """GET /v2/health/ready: true from the start of the endpoint until the server begins to stop."""
         is_ready = self._endpoint.is_ready and not self._gate.is_draining
         return as_json({"ready": is_ready}, 200 if is_ready else 503)
 
@@ -81,12 +81,12 @@ class OpenInferenceHandlers:
         return as_json({"name": metadata.name, "ready": is_ready}, 200 if is_ready else 503)
 
     def index(self, request: HttpRequest) -> HttpReply:
-        """POST /v2/repository/index: what can be asked for, the endpoint itself first."""
+        """POST /v2/repository/index: the models that can be asked for, the endpoint itself first."""
         wants_ready = optional_flag(parsed(request.body), "ready") if request.body else None
         return as_json(listed(self._endpoint, wants_ready is True))
 
     async def load(self, request: HttpRequest) -> HttpReply:
-        """POST /v2/repository/models/NAME/load: looks for newer versions, or puts the one in `version` into service."""
+        """POST /v2/repository/models/NAME/load: looks for newer versions, or puts `version` into service."""
         given = object_field(parsed(request.body), "parameters") if request.body else {}
         version, model = text_field(given, "version"), request.model or ""
         self._endpoint.load(model)
@@ -96,7 +96,7 @@ class OpenInferenceHandlers:
         return as_json({"news": await self._endpoint.reload()})
 
     def unload(self, request: HttpRequest) -> HttpReply:
-        """POST /v2/repository/models/NAME/unload: no more answers until it is loaded again; of the whole endpoint."""
+        """POST /v2/repository/models/NAME/unload: refuses questions until `load`; for the whole endpoint only."""
         self._endpoint.unload(request.model or "")
         return as_json({})
 
@@ -120,7 +120,7 @@ class OpenInferenceHandlers:
     def _read(
         self, message: dict[str, Any], rest: memoryview | None, request: HttpRequest
     ) -> tuple[Question, dict[str, bool]]:
-        """(the question, the names of the outputs it wants -> whether as bytes)."""
+        """(question, wanted outputs -> whether as bytes)."""
         model = request.model
         form = self._forms.get(model) or self._form_of(model)
         inputs = message.get("inputs")
@@ -136,7 +136,7 @@ class OpenInferenceHandlers:
         if not parameters:
             return Question(observations, id, model=model, version=request.version, outputs=OUTPUTS in wanted), wanted
         if parameters.get("sequence_id") == 0:
-            # Clients of this protocol that have no episodes may say so by a zero.
+            # Clients of this protocol may send zero if they have no episodes.
             parameters = parameters | {"sequence_id": None}
         return question_of(parameters, observations, id, model, request.version, OUTPUTS in wanted), wanted
 
@@ -145,7 +145,7 @@ class OpenInferenceHandlers:
     ) -> np.ndarray:
         if rest is None and form.is_vector and tensor.get("name") == form.input and "parameters" not in tensor:
             quick = one_small(tensor.get("data"), tensor.get("shape"), tensor.get("datatype"))
-            # It is what `check` would make of it.
+            # The result is what `check` would return.
             if quick is not None and quick.shape[1] == form.size:
                 return quick
         return self._endpoint.check(_tensor(tensor, form.input, rest), model)
@@ -187,7 +187,7 @@ class OpenInferenceHandlers:
 
 
 def listed(endpoint: Endpoint, wants_ready: bool) -> list[dict[str, str]]:
-    """The entries of the repository's index: the endpoint itself first, then the nodes of its graph."""
+    """The repository's index: the endpoint itself first, then the nodes of its graph."""
     models = []
     for name in endpoint.models():
         metadata = endpoint.metadata(name)
@@ -198,7 +198,7 @@ def listed(endpoint: Endpoint, wants_ready: bool) -> list[dict[str, str]]:
 
 
 def described(metadata: Metadata) -> dict[str, Any]:
-    """A model's metadata in the protocol's words, and the rest under "properties"."""
+    """A model's metadata in the protocol's format, with Steppe's own facts under "properties"."""
 
     def tensors(side: Any) -> list[dict[str, Any]]:
         return [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in side]
@@ -214,22 +214,22 @@ def described(metadata: Metadata) -> dict[str, Any]:
 
 
 def labels(answer: PolicyAnswer) -> dict[str, Any]:
-    """Who answered and why, as parameters, which hold no lists."""
+    """Route, policy and propensity of an answer, as parameters, which cannot hold lists."""
     return {"route": written(answer.route), "policy": answer.policy, "propensity": answer.propensity}
 
 
 def read_feedback(message: dict[str, Any]) -> Feedback:
-    """A reward of /v2."""
+    """Reads a reward sent to /v2."""
     return feedback_of(message, reward_field(message), text_field(message, "id"), message.get("truth"))
 
 
 def written(route: Iterable[tuple[str, int]]) -> str:
-    """A route as text: the index of the branch that each router on the way took."""
+    """A route as text: the index of the branch at each router on the path."""
     return "/".join([f"{name}={branch}" for name, branch in route])
 
 
 def receipted(receipt: Receipt, graph: PolicyGraph) -> dict[str, Any]:
-    """What a client hears of its reward."""
+    """A receipt in JSON."""
     return {
         "applied": receipt.applied,
         "id": receipt.id,
@@ -240,7 +240,7 @@ def receipted(receipt: Receipt, graph: PolicyGraph) -> dict[str, Any]:
 
 
 def check_supported(parameters: dict[str, Any], output: str) -> None:
-    """Refuses parameters of an output that would change the answer, if they were understood."""
+    """Refuses parameters of an output that belong to unsupported extensions and would change the answer."""
     for name, known_as in UNSUPPORTED.items():
         if parameters.get(name) is not None:
             raise UserError(
@@ -250,7 +250,7 @@ def check_supported(parameters: dict[str, Any], output: str) -> None:
 
 
 def raw(array: np.ndarray) -> bytes:
-    """Its bytes as the protocol has them: little-endian, in row order."""
+    """The array's bytes in the protocol's format: little-endian, in row order."""
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
@@ -274,7 +274,7 @@ def _tensor(tensor: dict[str, Any], expected: str, rest: memoryview | None) -> n
 
 
 def _wanted(message: dict[str, Any], parameters: dict[str, Any], names: tuple[str, ...]) -> dict[str, bool]:
-    """The names of the outputs that are asked for, all if none is named -> whether they are to be bytes."""
+    """The wanted outputs, all if none is named -> whether as bytes."""
     as_bytes = optional_flag(parameters, "binary_data_output") is True
     outputs = message.get("outputs")
     if outputs is None or outputs == []:
@@ -294,12 +294,12 @@ def _wanted(message: dict[str, Any], parameters: dict[str, Any], names: tuple[st
 
 
 def _shown(name: Any) -> str:
-    """A name that a client gave, in an error."""
+    """A client's name for a tensor, shortened for an error."""
     if type(name) is not str:
         return "without a name"
     return f'"{name[:100]}"'
 
 
 def no_such_path(path: str) -> RequestRefused:
-    """What is said of anything else."""
+    """The refusal of an unknown path."""
     return RequestRefused(404, f'there is no "{path[:100]}" here; /openapi.json lists what there is')

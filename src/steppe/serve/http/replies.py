@@ -1,4 +1,4 @@
-"""A request as handlers see it, and what they reply: bytes in, bytes out."""
+"""Requests as handlers see them, and their replies."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from steppe.serve.question_batches import Batcher
 Headers = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
 SHORT = 1 << 16
-"""A JSON text of up to so many bytes is parsed as it is: Python's objects take at most forty times as many."""
+"""JSON of up to so many bytes is parsed without counting: its Python objects take at most forty times as many."""
 MOST_VALUES = 1 << 20
-"""How many numbers, texts, lists and objects a JSON text may have: each takes up to a hundred bytes of memory."""
+"""Most numbers, texts, lists and objects in JSON: each takes up to a hundred bytes of memory."""
 MOST_FIELDS = 1 << 16
-"""How many fields its objects may have: each takes more than a number."""
+"""Most fields of objects in JSON: each takes more memory than a number."""
 
 
 @dataclass(slots=True)
 class HttpRequest:
-    """What a handler needs of a request; header names are in lower case."""
+    """The parts of a request that handlers need; header names are in lower case."""
 
     headers: Headers
     body: bytes
@@ -42,13 +42,13 @@ class HttpRequest:
 
 @dataclass(slots=True)
 class HttpReply:
-    """What goes back."""
+    """A reply before it is written."""
 
     status: int
     body: bytes
     headers: Headers
     label: str = ""
-    """Which policy answered, for the metrics and the access log."""
+    """The policy that answered, for the metrics and the access log."""
 
 
 Handler = Callable[[HttpRequest], HttpReply | Awaitable[HttpReply]]
@@ -57,7 +57,7 @@ Handler = Callable[[HttpRequest], HttpReply | Awaitable[HttpReply]]
 def answered(
     batcher: Batcher, question: Question, reply: Callable[[PolicyAnswer], HttpReply]
 ) -> HttpReply | Awaitable[HttpReply]:
-    """The reply to a question, at once if that is possible: an awaitable costs a turn of the event loop."""
+    """Replies to a question, at once if possible, since an awaitable costs a turn of the event loop."""
 
     async def later() -> HttpReply:
         return reply(await batcher.ask(question))
@@ -66,13 +66,13 @@ def answered(
 
 
 def as_json(data: Any, status: int = 200, label: str = "") -> HttpReply:
-    """A reply of plain values."""
+    """A reply in JSON."""
     body = orjson.dumps(data)
     return HttpReply(status, body, [JSON, (b"content-length", b"%d" % len(body))], label)
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """The JSON object of a request; UserError if it is none, or if its objects would fill the memory."""
+    """The JSON object of a request; UserError if it is invalid or would take too much memory."""
     if len(body) > SHORT:
         _check_amount(body)
     try:
@@ -86,7 +86,7 @@ def parsed(body: bytes) -> dict[str, Any]:
 
 
 def status_of(error: Exception) -> int:
-    """HTTP's number for what went wrong."""
+    """The HTTP status of an error."""
     if isinstance(error, RequestRefused):
         return error.status
     if isinstance(error, NotFound):
@@ -97,8 +97,8 @@ def status_of(error: Exception) -> int:
 
 
 def _check_amount(body: bytes) -> None:
-    """Counts before anything is parsed: 16 MB of empty lists would become 500 MB of them."""
-    # Before each value but the first there is one of these; those inside of texts are counted too.
+    """Counts values before parsing: 16 MB of empty lists would become 500 MB of objects."""
+    # Each value but the first follows one of these; those inside of texts are counted too.
     if body.count(b",") + body.count(b"[") + body.count(b"{") > MOST_VALUES:
         raise UserError(
             f"a request may have at most {MOST_VALUES} values in JSON; send fewer observations at once, or send "

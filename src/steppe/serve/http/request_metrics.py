@@ -1,4 +1,4 @@
-"""What a server tells of itself: metrics for Prometheus, a line of JSON for each request, and how it stands."""
+"""Observability of a server: Prometheus metrics, an access log of JSON lines, and its current state."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from steppe.serve.http.replies import HttpReply
 from steppe.serve.messages.exchange import BranchStanding, EndpointStanding, PolicyStanding
 
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Seconds: a policy answers in the first few, feedback waits for the disk."""
+"""Bucket bounds in seconds: policies answer within the first few, feedback waits for the disk."""
 RECENT = 4096
-"""How many requests the page's latencies are taken of."""
+"""How many recent requests the page's latencies come from."""
 MOST_LINES = 100_000
-"""How many lines of the access log may wait for the disk."""
+"""Most lines of the access log that wait for the disk."""
 WRITE_SECONDS = 0.2
 _ANSWERED = ("infer", 200)
 
 
 class Observer:
-    """Counts requests; used from one thread, and cheap, since every request comes by."""
+    """Counts requests; used from one thread, and fast, since it sees every request."""
 
     def __init__(self, log: AccessLog | None = None) -> None:
         self.started = time.time()
         self.durations: dict[tuple[str, int], list[float]] = {}
-        """(operation, status) -> how many took at most as long as each of BUCKETS, and longer; last the sum."""
+        """(operation, status) -> a count for each of BUCKETS, a count of longer ones, and the sum of seconds."""
         self.requests: dict[tuple[str, str, int], int] = {}
-        """(operation, policy, status) -> how many."""
+        """(operation, policy, status) -> number of requests."""
         self.recent: deque[float] = deque(maxlen=RECENT)
         self._log = log
 
     def record(self, operation: str, reply: HttpReply, seconds: float, client: str, path: str) -> None:
-        """One request that was answered after so many seconds."""
+        """Counts one request, which took so many seconds."""
         status = reply.status
         counts = self.durations.get((operation, status))
         if counts is None:
@@ -63,7 +63,7 @@ class Observer:
         return sum(count for (operation, _, status), count in self.requests.items() if (operation, status) == _ANSWERED)
 
     def latency(self) -> dict[str, float | None]:
-        """Of the last few thousand answers, in seconds."""
+        """Quantiles of the last few thousand answers, in seconds."""
         ordered = sorted(self.recent)
         return {
             name: ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else None
@@ -72,7 +72,7 @@ class Observer:
 
 
 class AccessLog:
-    """Writes lines from a thread of its own, a few times a second, so that no request waits for the disk."""
+    """Writes the access log from a thread of its own, a few times a second, so that no request waits for the disk."""
 
     def __init__(self, path: Path | str) -> None:
         """`-` is standard output."""
@@ -83,7 +83,7 @@ class AccessLog:
         self._thread.start()
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes the remaining lines."""
         self._ending.set()
         self._thread.join()
         if self._file is not sys.stdout.buffer:
@@ -105,7 +105,7 @@ class AccessLog:
 
 
 def standing(endpoint: Endpoint, observer: Observer, gate: Gate) -> dict[str, Any]:
-    """How the endpoint and its server stand, in plain values."""
+    """The current state of the endpoint and its server, in plain values."""
     answered = sum(count for (operation, _, _), count in observer.requests.items() if operation == "infer")
     return {
         "endpoint": asdict(endpoint.standing()),
@@ -152,7 +152,7 @@ ENDPOINT_METRICS: tuple[tuple[str, str, str, Callable[[EndpointStanding], float 
 
 
 class Metrics:
-    """Everything that is counted, as Prometheus reads it."""
+    """All metrics, as a collector of Prometheus."""
 
     def __init__(self, endpoint: Endpoint, observer: Observer, gate: Gate) -> None:
         self._endpoint, self._observer, self._gate = endpoint, observer, gate
@@ -171,11 +171,11 @@ class Metrics:
         return generate_latest(self._registry)
 
     def describe(self) -> list[Any]:
-        """Nothing, so that registering asks for nothing."""
+        """Describes nothing, so that registration collects nothing."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Called by the registry."""
+        """All metrics; called by the registry."""
         stands = self._endpoint.standing()
         branches = {(router.name, branch.name): branch for router in stands.routers for branch in router.branches}
         policies = {(policy.name,): policy for policy in stands.policies}
@@ -211,14 +211,14 @@ class Metrics:
 
 
 def _families(table: Any, labels: list[str], subjects: dict[Any, Any]) -> Iterator[Any]:
-    """The metrics of a table for subjects by their label values."""
+    """The metrics of a table, for subjects by their label values."""
     for name, documentation, kind, value in table:
         values = {key: value(subject) for key, subject in subjects.items()}
         yield _family(name, documentation, kind, labels, values)
 
 
 def _family(name: str, documentation: str, kind: str, labels: list[str], values: dict[Any, Any]) -> Any:
-    """A metric of Prometheus with a value for each tuple of label values."""
+    """One Prometheus metric, with a value for each tuple of label values."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily

@@ -1,6 +1,6 @@
 """The Seldon v1 dialect by HTTP: `POST /api/v0.1|v1.0/predictions` and `/feedback`, and `POST /oauth/token`.
 
-Tensors come as `data.tensor` or `data.ndarray`, and go back as they came.
+Tensors come as `data.tensor` or `data.ndarray`, and are returned in the same form.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ REASONS = {
 }
 TOKEN_PATH = "/oauth/token"
 NO_TOKEN = "none-needed"
-"""What an endpoint without a token hands out: clients ask for one before they ask anything else."""
+"""The token of an endpoint without one, since clients ask for a token first."""
 GRANT = "client_credentials"
 LONGEST_FORM = 4096
-"""How many bytes the form of POST /oauth/token may have."""
+"""Most bytes in the form of POST /oauth/token."""
 
 
 class SeldonHandlers:
@@ -50,9 +50,9 @@ class SeldonHandlers:
         return HttpReply(200, b"pong", [(b"content-type", b"text/plain"), (b"content-length", b"4")])
 
     def token(self, request: HttpRequest) -> HttpReply:
-        """POST /oauth/token (RFC 6749, section 4.4): the secret that was shown is the token that is to be used.
+        """POST /oauth/token (RFC 6749, section 4.4): returns the client's secret as the token.
 
-        The gate has compared the secret with the endpoint's token before, so nothing is told that was not known.
+        The gate has compared the secret with the endpoint's token before, so this reveals nothing.
         """
         if _grant_type(request) != GRANT:
             wrong = {"error": "unsupported_grant_type", "error_description": f"grant_type must be {GRANT}"}
@@ -76,7 +76,7 @@ class SeldonHandlers:
         return as_json({"meta": {"puid": receipt.id, "tags": dialect.receipted_tags(receipt)}}, label=receipt.policy)
 
     def _read(self, message: dict[str, Any]) -> tuple[Question, dict[str, Any], bool]:
-        """(the question, the tags that came with it, whether it came as a tensor)."""
+        """(question, its tags, whether it came as `tensor`)."""
         data = message.get("data")
         if type(data) is not dict:
             raise UserError('"data" must be an object with "tensor" or "ndarray"; other payloads hold no observation')
@@ -93,13 +93,13 @@ class SeldonHandlers:
 
 
 def failure(status: int, message: str) -> dict[str, Any]:
-    """An error in the dialect's words."""
+    """An error in the dialect's format."""
     reason = REASONS.get(status, "INTERNAL_ERROR")
     return {"status": {"code": status, "info": message, "reason": reason, "status": "FAILURE"}}
 
 
 def token_failure(status: int, message: str) -> dict[str, Any]:
-    """An error of POST /oauth/token in the words of RFC 6749, section 5.2."""
+    """An error of POST /oauth/token in the format of RFC 6749, section 5.2."""
     if status == 401:
         words = "show the endpoint's token as the client's secret, by basic authentication; its name may be any"
         return {"error": "invalid_client", "error_description": words}
@@ -107,7 +107,7 @@ def token_failure(status: int, message: str) -> dict[str, Any]:
 
 
 def basic_secret(authorization: bytes | None) -> bytes | None:
-    """The password of HTTP's basic authentication: the secret of the client, whatever it calls itself."""
+    """The password of HTTP basic authentication, which is the client's secret; the user name may be any."""
     scheme, _, encoded = (authorization or b"").strip().partition(b" ")
     if scheme.lower() != b"basic":
         return None
@@ -119,7 +119,7 @@ def basic_secret(authorization: bytes | None) -> bytes | None:
 
 
 def _grant_type(request: HttpRequest) -> str:
-    """What the form asks for; without a word the only grant there is, since some clients have it in the address."""
+    """The form's grant type; the only supported one if it is missing, since some clients put it into the address."""
     if len(request.body) > LONGEST_FORM:
         raise UserError(f"the form may have at most {LONGEST_FORM} bytes")
     try:

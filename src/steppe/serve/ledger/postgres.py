@@ -13,7 +13,7 @@ from steppe.serve.ledger.sql_ledger import SqlLedger
 
 
 class PostgresLedger(SqlLedger):
-    """PostgreSQL by URL."""
+    """A ledger in PostgreSQL, by URL."""
 
     is_shared = True
     dialect = Dialect(
@@ -35,17 +35,17 @@ class PostgresLedger(SqlLedger):
             psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
             raise UserError(f"the ledger's URL cannot be understood: {' '.join(str(error).split())}") from None
-        # The rest of the URL may hold a password.
+        # The rest of the URL may contain a password.
         self._shown = urlsplit(url).hostname or "this machine"
 
     def hold(self, address: str) -> None:
-        """Any number of replicas write into it."""
+        """Does nothing: any number of replicas write into it."""
 
     def release(self) -> None:
-        """Nothing was held."""
+        """Does nothing: nothing was locked."""
 
     def _connect(self) -> Any:
-        # A database that no longer answers must be found out in seconds, since rewards wait for it.
+        # A database that stopped answering must be noticed within seconds, since rewards wait for it.
         return self._psycopg.connect(
             self._url,
             autocommit=True,
@@ -60,7 +60,7 @@ class PostgresLedger(SqlLedger):
 
     def _begin(self, cursor: SqlCursor) -> None:
         cursor.execute("BEGIN")
-        # Replicas write one after the other: what one reads of an arm nobody changes until it has written it back.
+        # Replicas write one after the other, so nobody changes an arm between its reading and its writing.
         cursor.execute("SELECT pg_advisory_xact_lock(?, ?)", (7_837_706, _signed(zlib.crc32(self.endpoint.encode()))))
 
     def _away(self, error: Exception) -> LedgerAway | None:

@@ -1,4 +1,4 @@
-"""The one thread that writes into a ledger: everything in order, and many commits as one."""
+"""The one thread that writes into a ledger, in order, with many records in one commit."""
 
 from __future__ import annotations
 
@@ -29,42 +29,43 @@ from steppe.serve.messages.exchange import Unavailable
 log = logging.getLogger("steppe.serve")
 
 GATHERING_SECONDS = 0.25
-"""How long a decision waits for others before it is written; a reward does not wait. Each writing takes the interpreter
-from the event loop a few dozen times, so that few and large ones hold fewer requests up."""
+"""How long a decision waits for others before it is written; a reward does not wait. Each write takes the interpreter
+from the event loop a few dozen times, so a few large writes delay fewer requests."""
 REFRESH_SECONDS = 0.5
-"""How often a replica looks at what others have learned."""
+"""How often a replica reads what others have learned."""
 CLOSE_SECONDS = 20.0
-"""How long the last records may take."""
+"""Longest wait for the last records."""
 SILENT_SECONDS = 5.0
-"""How long a write may take before new rewards are refused."""
+"""Duration of a write after which new rewards are refused."""
 _PAUSES = (0.1, 0.2, 0.5, 1.0)
-"""Between attempts to reach a database that is away, in seconds."""
+"""Seconds between attempts to reach a database that is away."""
 
 
 class _PendingRequest(NamedTuple):
-    """What somebody waits for."""
+    """A caller that waits for the ledger."""
 
     what: Reward | Callable[[Ledger], Any]
-    """A reward to write with the batch, or what to ask the ledger once everything before it is written."""
+    """A reward to write with the batch, or a query to run after the batch is written."""
     future: asyncio.Future[Any]
 
 
 @dataclass(slots=True)
 class _PendingBatch:
-    """What is written at once, and the wishes that wait for it."""
+    """A batch and the callers that wait for it."""
 
     batch: LedgerBatch
     wishes: list[_PendingRequest] = field(default_factory=list)
 
 
 class LedgerWriter:
-    """Takes records at once and writes them soon; while the ledger is away it keeps so many of them, and no rewards."""
+    """Takes records at once and writes them soon; keeps a limited number of them while the ledger is away, but no
+    rewards."""
 
     def __init__(
         self, ledger: Ledger, limit: int, learned: Callable[[Arms], None], journals: Journals | None = None
     ) -> None:
         self.dropped = 0
-        """Records that there was no room for."""
+        """Records for which there was no room."""
         import orjson
 
         self._dumps = orjson.dumps
@@ -73,14 +74,14 @@ class LedgerWriter:
         self._learned = learned
         self._name = secrets.token_hex(8)
         self._number = self._written = 0
-        """How many records there were, and the number of the last one that is in the ledger."""
+        """Number of the latest record, and of the last one in the ledger."""
         self._journal = None if journals is None else journals.begin(self._name)
         self._lock = threading.Lock()
-        """Held for a moment by whoever changes the next three."""
+        """Guards the next three attributes."""
         self._rounds = deque([_PendingBatch(LedgerBatch(self._name))])
-        """The last one is being gathered."""
+        """The last one is still growing."""
         self._kept: _PendingBatch | None = None
-        """What is being written; after a failure the same is tried again."""
+        """The batch being written; after a failure the same one is tried again."""
         self._queued = 0
         self._is_awake = threading.Event()
         self._is_closing = False
@@ -102,11 +103,11 @@ class LedgerWriter:
 
     @property
     def queued(self) -> int:
-        """How many records are not on the disk yet."""
+        """How many records are not on disk yet."""
         return self._queued
 
     def put(self, record: Record) -> None:
-        """Has a record written soon."""
+        """Queues a record."""
         if self._queued >= self._limit:
             self.dropped += 1
             return
@@ -119,7 +120,7 @@ class LedgerWriter:
             self._journal.add(number, line)
 
     async def reward(self, reward: Reward) -> RewardOutcome:
-        """Returns when a reward is on the disk."""
+        """Returns once a reward is on disk."""
         return await self._wish(reward)
 
     async def find_episode(self, sequence: str) -> OpenEpisode | None:
@@ -127,20 +128,20 @@ class LedgerWriter:
         return await self._wish(lambda ledger: ledger.find_episode(sequence))
 
     async def settle(self) -> None:
-        """Returns when everything that was put before is on the disk."""
+        """Returns once every earlier record is on disk."""
         await self._wish(lambda ledger: None)
 
     async def prune(self, before: float) -> int:
-        """Forgets some of what was over before a time; how many decisions, and 0 when none is left."""
+        """Forgets some decisions from before a time; returns how many, 0 if none is left."""
         return await self._wish(lambda ledger: ledger.prune(before, time.time()))
 
     async def close(self) -> None:
-        """Writes the rest, once more even if the ledger is away, and ends the thread."""
+        """Writes the rest, with one last attempt if the ledger is away, and ends the thread."""
         self._is_closing = True
         self._is_awake.set()
         await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
         if self._thread.is_alive():
-            # It is a daemon, so that it cannot keep the process alive.
+            # A daemon thread cannot keep the process alive.
             log.error("the ledger does not answer; %d records may never be written down", self.queued)
 
     async def _wish(self, what: Reward | Callable[[Ledger], Any]) -> Any:
@@ -158,7 +159,7 @@ class LedgerWriter:
         return await future
 
     def _gathering(self) -> _PendingBatch:
-        """Where the next record or wish goes."""
+        """The batch for the next record or request."""
         last = self._rounds[-1]
         if last.batch.size + len(last.wishes) >= MOST_AT_ONCE:
             self._rounds.append(last := _PendingBatch(LedgerBatch(self._name)))
@@ -170,7 +171,7 @@ class LedgerWriter:
             self._is_awake.wait(GATHERING_SECONDS if not failures else _PAUSES[min(failures, len(_PAUSES)) - 1])
             is_last = self._is_closing
             self._is_awake.clear()
-            # What comes meanwhile gathers until the next time: where answers never pause there would be no end.
+            # Records that arrive meanwhile wait for the next round: under constant traffic there would be no end.
             left, done = len(self._rounds) + (self._kept is not None), True
             while done and (left > 0 or (is_last and self._queued)):
                 done, left = self._round(), left - 1
@@ -180,7 +181,7 @@ class LedgerWriter:
                 return
 
     def _give_up(self) -> None:
-        """Closes the ledger, whatever could not be written."""
+        """Closes the ledger and refuses what could not be written."""
         wishes, lost = self._take_wishes(), self._queued
         if lost:
             if self._journal is not None and not self._journal.missing:
@@ -194,7 +195,7 @@ class LedgerWriter:
         self._ledger.close()
 
     def _round(self) -> bool:
-        """Writes one batch; False when the ledger is away."""
+        """Writes one batch; False if the ledger is away."""
         taken = self._take()
         batch, wishes = taken.batch, [wish for wish in taken.wishes if not wish.future.done()]
         must_refresh = self._problem is not None or (
@@ -211,14 +212,13 @@ class LedgerWriter:
             if self._problem is None:
                 log.error("%s; rewards are refused until it can", error)
             self._problem = f"{error}; rewards are refused until it can"
-            # Those that came while the attempt to write was under way are refused too: nothing takes them out of the
-            # queue before the ledger is back. Seen here and not when the event loop comes to it: by then the ledger
-            # may be back for whoever asks.
+            # Requests that arrived during the attempt are refused too, since nothing else takes them out of the queue
+            # before the ledger is back. Refused here and not in the event loop: by then the ledger may be back.
             wishes = self._take_wishes()
             self._answer(wishes, [Unavailable(self._problem)] * len(wishes), None)
             return False
         except Exception as error:
-            # Nothing known can bring this about; one batch that cannot be written must not stop all that follow.
+            # No known cause; a batch that cannot be written must not block the following ones.
             log.exception("the ledger refused %d records", batch.size)
             self.dropped += batch.size
             results, arms = [Unavailable(f"the ledger refused this: {error}")] * len(wishes), None
@@ -237,7 +237,7 @@ class LedgerWriter:
         return True
 
     def _take(self) -> _PendingBatch:
-        """What is written next: after a failure the same records and nothing else, for they may have been written."""
+        """The next batch to write; after a failure the same one, since it may have been written."""
         with self._lock:
             if self._kept is None:
                 self._kept = self._rounds.popleft()
@@ -246,13 +246,13 @@ class LedgerWriter:
             return self._kept
 
     def _done(self, taken: _PendingBatch) -> None:
-        """Nothing of it has to be written any more."""
+        """Forgets a batch that needs no more writing."""
         with self._lock:
             self._kept = None
             self._queued -= taken.batch.size + len(taken.wishes)
 
     def _take_wishes(self) -> list[_PendingRequest]:
-        """All wishes, which nobody will look at any more."""
+        """Takes all requests out of the queue."""
         with self._lock:
             rounds = [*([] if self._kept is None else [self._kept]), *self._rounds]
             wishes = [wish for each in rounds for wish in each.wishes]
@@ -273,7 +273,7 @@ class LedgerWriter:
             if arms is not None:
                 self._learned(arms)
             for wish, result in zip(wishes, results, strict=True):
-                # Whoever asked may have given up meanwhile.
+                # The caller may have given up meanwhile.
                 if not wish.future.done():
                     (wish.future.set_exception if isinstance(result, Exception) else wish.future.set_result)(result)
 

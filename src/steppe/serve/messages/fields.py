@@ -45,7 +45,7 @@ def feedback_of(parameters: dict[str, Any], reward: float, id: str | None, truth
 
 
 def text_field(message: dict[str, Any], name: str) -> str | None:
-    """A word that may be missing; whole numbers are words too, as some clients count their episodes."""
+    """An optional text; whole numbers are accepted, as some clients number their episodes."""
     value = message.get(name)
     if value is None or value == "":
         return None
@@ -59,12 +59,12 @@ def text_field(message: dict[str, Any], name: str) -> str | None:
 
 
 def flag_field(message: dict[str, Any], name: str) -> bool:
-    """A true or false that may be missing."""
+    """An optional true or false; missing means false."""
     return optional_flag(message, name) is True
 
 
 def optional_flag(message: dict[str, Any], name: str) -> bool | None:
-    """A true or false, or None."""
+    """True, false, or None if it is missing."""
     value = message.get(name)
     if value is not None and type(value) is not bool:
         raise UserError(f'"{name}" must be true or false')
@@ -72,7 +72,7 @@ def optional_flag(message: dict[str, Any], name: str) -> bool | None:
 
 
 def object_field(message: dict[str, Any], name: str) -> dict[str, Any]:
-    """An object that may be missing."""
+    """An optional object; missing means empty."""
     value = message.get(name)
     if value is None:
         return {}
@@ -82,7 +82,7 @@ def object_field(message: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def reward_field(message: dict[str, Any], default: float | None = None) -> float:
-    """The reward; whether it is finite is for the endpoint to say."""
+    """The reward, not checked to be finite."""
     value = message.get("reward", default)
     if type(value) is float:
         return value

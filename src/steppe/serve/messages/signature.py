@@ -1,4 +1,4 @@
-"""What an endpoint says about itself, and how it reads observations."""
+"""The signature of a graph's policies, which checks observations, and the descriptions of its nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DATATYPES |= {f"{sign}int{bits}": f"{sign}INT{bits}".upper() for sign in ("", "
 
 
 class PolicySignature:
-    """The form of observations and actions, the same for all policies of a graph."""
+    """Observation and action spaces, the same for all policies of a graph."""
 
     def __init__(self, observation: Space, action: Space) -> None:
         self.observation = observation
@@ -40,7 +40,8 @@ class PolicySignature:
         self._is_float = self.dtype.kind == "f"
 
     def check(self, observations: Any, most_rows: int) -> np.ndarray:
-        """[B, ...] in the policies' type; UserError where that cannot be, or B is larger than `most_rows`."""
+        """Returns observations as [B, ...] in the policies' type; UserError if that is impossible or B >
+        `most_rows`."""
         array = observations if type(observations) is np.ndarray else self._as_array(observations)
         if array.shape[1:] != self._shape or array.ndim != self._dimensions + 1:
             if array.shape != self._shape:
@@ -54,7 +55,7 @@ class PolicySignature:
             )
         if array.dtype != self.dtype:
             array = self._cast(array)
-        # The sum is finite only if all are, unless it overflows: nearly always one look is enough.
+        # A finite sum means that all are finite, unless it overflows: one pass is nearly always enough.
         if self._is_float and not np.isfinite(array.sum(dtype=np.float64)) and not np.isfinite(array).all():
             raise UserError("observations must be finite numbers that fit in 32 bits; there is a NaN or an infinity")
         if not self._is_box:
@@ -62,7 +63,7 @@ class PolicySignature:
         return array
 
     def difference(self, actions: np.ndarray, others: np.ndarray) -> float:
-        """How far two answers [B, ...] are apart: the share of other choices, or the mean distance of numbers."""
+        """Distance of two answers [B, ...]: the share of other choices, or the mean distance of numbers."""
         if isinstance(self.action, Box):
             return float(np.mean(np.abs(actions.astype(np.float64) - others)))
         return float(np.mean(actions != others))
@@ -94,7 +95,7 @@ class PolicySignature:
 
 
 def signature_of(graph: PolicyGraph) -> PolicySignature:
-    """What all policies of a graph take and give; UserError where they differ."""
+    """The common signature of all policies of a graph; UserError if they differ."""
     first, *others = graph.leaves
     known = first.versions.current.policy.description
     for other in others:
@@ -107,7 +108,7 @@ def signature_of(graph: PolicyGraph) -> PolicySignature:
 
 
 def metadata(name: str, node: Node, version: str | None, form: PolicySignature, is_ready: bool) -> Metadata:
-    """What a client must know of a node before it asks."""
+    """The description of a node that a client needs before it asks."""
     inner = PolicyGraph(node)
     policies = [leaf.versions.current.policy for leaf in inner.leaves]
     description = policies[0].description
@@ -129,7 +130,7 @@ def metadata(name: str, node: Node, version: str | None, form: PolicySignature, 
 
 
 def router_standing(choice: Choice) -> RouterStanding:
-    """How the branches of a node stand."""
+    """Traffic and rewards of a router's branches."""
     total, best = sum(arm.requests for arm in choice.arms), choice.best()
     branches = tuple(
         BranchStanding(
@@ -150,7 +151,7 @@ def router_standing(choice: Choice) -> RouterStanding:
 
 
 def policy_standing(leaf: Leaf, arms: Arms) -> PolicyStanding:
-    """How one policy stands."""
+    """Versions, traffic and rewards of one policy."""
     versions, arm = leaf.versions, arms.get((leaf.name, "")) or Arm()
     return PolicyStanding(
         name=leaf.name,
@@ -165,7 +166,7 @@ def policy_standing(leaf: Leaf, arms: Arms) -> PolicyStanding:
 
 
 def shadow_standing(shadow: Shadow, leaf: Leaf, arms: Arms) -> ShadowStanding:
-    """How far a policy in a shadow is from what answers."""
+    """How far a shadow policy is from the policy that answers."""
     arm = arms.get((shadow.name, leaf.name)) or Arm()
     difference = arm.mean if arm.count else None
     return ShadowStanding(shadow.name, leaf.name, arm.requests, difference, arm.requests - arm.count)

@@ -1,4 +1,4 @@
-"""Plays environments through an endpoint: one thread and one connection for each runner, feedback as the game goes."""
+"""Plays environments through an endpoint, with one thread and one connection for each runner."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ from steppe.tracking.metrics import MetricsWriter
 
 FeedbackMode = Literal["episode", "step", "none"]
 SHOW_SECONDS = 0.2
-"""How often the display hears that time goes by, at least."""
+"""Longest time between two updates of the display."""
 JOIN_SECONDS = 10.0
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
-"""Variables of which one is set where there is a screen, or where somebody does without."""
+"""At least one of these variables is set if there is a screen, or if the user does without."""
 
 
 @dataclass(frozen=True)
 class PlayPlan:
-    """What is played, and how."""
+    """What to play, and how."""
 
     environment: EnvironmentSpec
     episodes: int
     runners: int = 1
     feedback: FeedbackMode = "episode"
-    """One reward when an episode is over, its return; or each as it comes."""
+    """"episode" sends each episode's return as one reward, "step" each reward as it comes."""
     deterministic: bool | None = None
-    """Whether the best action is asked for, or a drawn one; None: as the endpoint thinks best."""
+    """Whether to ask for the best action instead of a drawn one; None: as the endpoint is configured."""
     seed: int = 0
     max_timesteps: int | None = None
     patience: float = 60.0
-    """For how many seconds an endpoint that is away is tried again."""
+    """Seconds for which an endpoint that is away is tried again."""
     render: bool = False
-    """Whether the first runner's environment is shown in a window."""
+    """Whether to show the first runner's environment in a window."""
 
 
 @dataclass(frozen=True)
 class PlayResult:
-    """How it ended."""
+    """The result of `play`."""
 
     scores: PlayScores
     described: ModelDescription
@@ -70,11 +70,11 @@ class PlayResult:
     tries: int
     """How often something was sent again because the endpoint was away."""
     uncounted: int
-    """How many rewards may be lost: they could not be sent again, or the endpoint no longer knew what they are for."""
+    """Rewards that may be lost: not sent again, or for an episode that the endpoint has forgotten."""
 
 
 def describe(protocol: str, access: EndpointAccess, patience: float, tell: Callable[[str], None]) -> ModelDescription:
-    """What an endpoint says of itself; waits for it where it is away."""
+    """The endpoint's description; waits if it is away."""
     waiting = EndpointRetries(access, patience, threading.Event(), tell)
     with contextlib.closing(RetryingClient(connect(protocol, access), waiting)) as client:
         return client.describe()
@@ -88,12 +88,12 @@ def play(
     show: Callable[[PlayScores], None] = lambda scores: None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> PlayResult:
-    """Plays all episodes, or those that are over before Ctrl-C; a record of each goes to metrics.jsonl in `folder`."""
+    """Plays all episodes, or until Ctrl-C; writes a record of each to metrics.jsonl in `folder`."""
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     crew = _RunnerPool(plan, protocol, access, tell)
     with MetricsWriter(folder) as metrics:
-        # Later it would have to share the processor with the runners, and nothing would be shown meanwhile.
+        # Drawn before the runners start, since they would take the processor from the display.
         scores = _play(crew, metrics, PlayScores(plan.episodes), show)
     return PlayResult(scores, crew.described, scores.episodes < plan.episodes, crew.patience.tries, crew.uncounted)
 
@@ -101,7 +101,7 @@ def play(
 def _play(
     crew: _RunnerPool, metrics: MetricsWriter, scores: PlayScores, show: Callable[[PlayScores], None]
 ) -> PlayScores:
-    """The scores, once the last runner has ended."""
+    """Plays until the last runner has ended."""
     with crew, _heeding_ctrl_c(crew.stop):
         for event in crew.events():
             if isinstance(event, PlayedEpisode):
@@ -114,7 +114,7 @@ def _play(
 
 @contextlib.contextmanager
 def _heeding_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C calls `stop`, so that nothing is cut off that is being written; the second is as usual."""
+    """The first Ctrl-C calls `stop`, so that no write is cut off; the second acts as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -135,7 +135,7 @@ class _AbandonedEpisode:
 
 
 class _RunnerPool:
-    """The runners: threads that take the next episode as soon as they are through with one."""
+    """Threads, each of which takes the next episode as soon as it has finished one."""
 
     def __init__(self, plan: PlayPlan, protocol: str, access: EndpointAccess, tell: Callable[[str], None]) -> None:
         self._plan, self._protocol, self._access = plan, protocol, access
@@ -164,15 +164,15 @@ class _RunnerPool:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
-        """Ends all runners after the answer they wait for; `events` still has what they did until then."""
+        """Stops all runners after the answer they wait for; `events` still yields their earlier episodes."""
         self._stop.set()
 
     def events(self) -> Iterator[Any]:
-        """Episodes as they end, and None now and then; ends when the last runner does, raises what went wrong."""
+        """Yields episodes as they end, and None now and then; raises the error of a runner."""
         running, deadline = len(self._threads), float("inf")
         while running and time.monotonic() < deadline:
             if self._stop.is_set():
-                # One that waits for an answer that does not come is not waited for in turn.
+                # A runner that waits for an answer is not waited for much longer.
                 deadline = min(deadline, time.monotonic() + JOIN_SECONDS)
             try:
                 event = self._events.get(timeout=SHOW_SECONDS)
@@ -187,7 +187,7 @@ class _RunnerPool:
                 yield event
 
     def _look(self) -> ModelDescription:
-        """Finds out, before anything is played, whether this endpoint and this environment fit together."""
+        """Checks, before anything is played, that endpoint and environment fit together."""
         if self._plan.render:
             _check_window(self._plan.environment)
         with contextlib.closing(RetryingClient(connect(self._protocol, self._access), self.patience)) as client:
@@ -208,7 +208,7 @@ class _RunnerPool:
         return described
 
     def _run(self, number: int) -> None:
-        """A runner's life."""
+        """Plays episodes until all are played."""
         client = RetryingClient(connect(self._protocol, self._access), self.patience)
         try:
             runner = _Runner(self._plan, number, client, self.described)
@@ -235,12 +235,12 @@ class _Runner:
         self._plan, self._number, self._client = plan, number, client
         self._feedback: FeedbackMode = plan.feedback if described.takes_feedback else "none"
         self.env = _environment(plan, is_shown=plan.render and number == 0)
-        # Neighbouring seeds would give the second environment of one runner to the next.
+        # Mixed, since neighbouring seeds would give one runner's second environment to the next runner.
         seed = int(np.random.SeedSequence([plan.seed, number]).generate_state(1)[0])
         self._observations = self.env.reset(seed)
 
     def episode(self, stop: threading.Event) -> PlayedEpisode | None:
-        """Plays one to its end; None where it was cut, and its reward is then told to nobody."""
+        """Plays one episode; None if the environment cut it off, whose reward is then sent to nobody."""
         sequence, score, length = uuid.uuid4().hex, 0.0, 0
         latencies: list[float] = []
         while True:
@@ -269,7 +269,7 @@ class _Runner:
                 return self._ended(answer, score, length, latencies)
 
     def _actions(self, answer: PolicyAnswer) -> np.ndarray:
-        """Actions [1, ...] as the environment takes them; choices are whole numbers, however they were sent."""
+        """The actions [1, ...] as the environment takes them; choices become whole numbers."""
         space, actions = self.env.action_space, answer.actions
         if actions.size != math.prod(space.shape):
             raise UserError(
@@ -300,7 +300,7 @@ class _Runner:
 
 
 def _check_window(environment: EnvironmentSpec) -> None:
-    """Says what keeps an environment from being shown here: without a screen, MuJoCo's window would end the process."""
+    """Refuses environments that cannot be shown here: without a screen, MuJoCo's window would end the process."""
     if only_runs_compiled(environment):
         raise UserError(f'environment "{environment.id}" only runs compiled and has no window; leave out --render')
     if sys.platform.startswith("linux") and not any(os.environ.get(variable) for variable in SCREENS):
@@ -311,7 +311,7 @@ def _check_window(environment: EnvironmentSpec) -> None:
 
 
 def _environment(plan: PlayPlan, *, is_shown: bool = False) -> Host | Twin:
-    """Gymnasium's, where there is one: a single compiled one is no faster."""
+    """The environment in gymnasium if it exists there: a single compiled one is no faster."""
     if is_shown:
         return Host(plan.environment, plan.max_timesteps, render_mode="human")
     return (Twin if only_runs_compiled(plan.environment) else Host)(plan.environment, plan.max_timesteps)

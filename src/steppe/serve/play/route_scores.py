@@ -1,4 +1,4 @@
-"""What has been played through an endpoint: scores by route, speed, latency."""
+"""Scores of episodes played through an endpoint: by route, with speed and latency."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 WINDOW = 100
-"""How many episodes a mean return is of, once there are so many."""
+"""Number of episodes in a moving mean."""
 LATENCIES = 10_000
-"""How many of the last answers the quantiles are of."""
+"""Number of recent answers in the latency quantiles."""
 
 
 class PlayedEpisode(NamedTuple):
-    """One whole episode that was played."""
+    """One complete episode."""
 
     runner: int
     score: float
     length: int
     route: str
-    """As people read it, such as `router=1`; the policy's name where nothing was chosen."""
+    """The route as text, such as `router=1`; the policy's name if nothing was chosen."""
     policy: str
     version: str
     propensity: float | None
     latencies: tuple[float, ...]
-    """Seconds each answer took."""
+    """Seconds of each answer."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class RouteScores:
     name: str
     policy: str
     version: str
-    """Of its last episode."""
+    """The version in its last episode."""
     episodes: int = 0
     timesteps: int = 0
     total: float = 0.0
@@ -46,11 +46,11 @@ class RouteScores:
 
     @property
     def mean_return(self) -> float:
-        """Of all its episodes."""
+        """Mean of all its episodes."""
         return self.total / self.episodes
 
     def add(self, episode: PlayedEpisode) -> None:
-        """Takes in one more."""
+        """Adds an episode."""
         self.policy, self.version = episode.policy, episode.version
         self.episodes += 1
         self.timesteps += episode.length
@@ -75,26 +75,26 @@ class PlayScores:
 
     @property
     def routes(self) -> list[RouteScores]:
-        """By name."""
+        """All routes, by name."""
         return [self._routes[name] for name in sorted(self._routes)]
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     @property
     def mean_return(self) -> float | None:
-        """Of the last 100 episodes."""
+        """Mean of the last 100 episodes."""
         return float(np.mean(self._returns)) if self._returns else None
 
     @property
     def mean_length(self) -> float | None:
-        """Of the last 100 episodes."""
+        """Mean of the last 100 episodes."""
         return float(np.mean(self._lengths)) if self._lengths else None
 
     def add(self, episode: PlayedEpisode) -> dict[str, Any]:
-        """Takes in one more; its record for metrics.jsonl."""
+        """Adds an episode; returns its record for metrics.jsonl."""
         self.episodes += 1
         self.timesteps += episode.length
         self.total += episode.score
@@ -120,7 +120,7 @@ class PlayScores:
         }
 
     def latency(self, quantile: float) -> float | None:
-        """Seconds within which this share of the last answers came."""
+        """The quantile of recent answer times, in seconds."""
         return float(np.quantile(self._latencies, quantile)) if self._latencies else None
 
     def to_json(self) -> dict[str, Any]:

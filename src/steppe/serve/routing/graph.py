@@ -1,4 +1,4 @@
-"""A graph of policies at work: from its root to one policy, by the probabilities of the moment."""
+"""A graph of policies: chooses a path from a node down to one policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Leaf:
 
 
 class Choice:
-    """An A/B test or a router: one of several branches."""
+    """An A/B test or a router: chooses one of several branches."""
 
     def __init__(self, name: str, branches: list[Node], weights: list[float], bandit: Bandit | None) -> None:
         self.name = name
@@ -39,35 +39,35 @@ class Choice:
 
     @property
     def kind(self) -> str:
-        """The word for it in a graph's file."""
+        """Its kind in a graph's file."""
         return "abtest" if self.bandit is None else "router"
 
     def learn(self, arms: Arms) -> None:
-        """Takes in what is now known of the branches."""
+        """Updates the branches' statistics, and a bandit's probabilities."""
         self.arms = [arms.get(step) or Arm() for step in self.steps]
         if self.bandit is not None:
             self._set(bandits.probabilities(self.bandit, self.arms).tolist())
 
     def choose(self, number: float) -> int:
-        """The branch that a number in 0 .. 1 falls on; as likely as its probability where the number is uniform."""
+        """The index of the branch for a number in 0 .. 1; a uniform number chooses each with its probability."""
         return bisect_right(self._ends, number)
 
     def best(self) -> int | None:
-        """The branch with the highest mean, once any has one."""
+        """The branch with the highest mean; None before the first reward."""
         known = [index for index, arm in enumerate(self.arms) if arm.count]
         return max(known, key=lambda index: self.arms[index].mean) if known else None
 
     def _set(self, probabilities: list[float]) -> None:
         total = sum(probabilities)
         self.probabilities = [each / total for each in probabilities]
-        # The last end is left out: rounding could leave it just below 1.
+        # The last end is left out, since rounding could leave it just below 1.
         last = max(index for index, each in enumerate(self.probabilities) if each > 0.0)
         self._ends = list(accumulate(self.probabilities))[:last]
 
 
 @dataclass(slots=True, eq=False)
 class Shadow:
-    """A branch that answers, and policies that are only asked."""
+    """A branch that answers, and shadow policies that are only asked."""
 
     name: str
     live: Node
@@ -80,23 +80,23 @@ Node = Leaf | Choice | Shadow
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphPath:
-    """The way from a node down to one policy; how likely it is changes, the way does not."""
+    """A path from a node down to one policy. Its probability changes, the path does not."""
 
     leaf: Leaf
     route: tuple[tuple[str, int], ...]
-    """(chooser's name, index of its branch)."""
+    """(router's name, index of its branch)."""
     steps: tuple[Step, ...]
-    """The same with the branch's name, and the policy's own step at the end."""
+    """The same with the branch's name, ending with the policy's own step."""
     shadows: tuple[tuple[Step, Leaf], ...]
-    """The policies that are asked too."""
+    """The shadow policies on the path."""
     start: str
-    """The node it begins at."""
+    """The name of the node where it begins."""
     is_routed: bool
-    """Whether that is the root."""
+    """Whether that node is the root."""
 
 
 class PolicyGraph:
-    """All nodes by name, and all ways through them."""
+    """All nodes by name, and all paths through them."""
 
     def __init__(self, root: Node) -> None:
         self.root = root
@@ -109,21 +109,21 @@ class PolicyGraph:
 
     @property
     def leaves(self) -> list[Leaf]:
-        """Every policy, those in a shadow too."""
+        """Every policy, including shadows."""
         return [node for node in self.nodes.values() if isinstance(node, Leaf)]
 
     @property
     def choices(self) -> list[Choice]:
-        """Every node that chooses."""
+        """Every A/B test and router."""
         return [node for node in self.nodes.values() if isinstance(node, Choice)]
 
     @property
     def shadows(self) -> list[Shadow]:
-        """Every node with policies in its shadow."""
+        """Every node with shadow policies."""
         return [node for node in self.nodes.values() if isinstance(node, Shadow)]
 
     def choose(self, start: Node, draw: Callable[[], float]) -> tuple[GraphPath, float]:
-        """(a way from a node to a policy, the probability with which it was chosen); `draw` gives numbers in 0 .. 1."""
+        """(path from a node to a policy, its probability); `draw` returns numbers in 0 .. 1."""
         node, propensity = start, 1.0
         while not isinstance(node, Leaf):
             if isinstance(node, Choice):
@@ -135,26 +135,26 @@ class PolicyGraph:
         return self._paths[start.name, node.name], propensity
 
     def find(self, policy: str, steps: tuple[Step, ...]) -> GraphPath | None:
-        """The way to a policy that was written down as these steps, if this graph still has it."""
+        """The path to a policy that was recorded as these steps, if this graph still has it."""
         start = self.nodes.get(steps[0][0]) if steps else None
         candidates = [self._paths.get((start.name, policy))] if start is not None else []
-        # A root that is a shadow leaves no step of its own.
+        # A shadow node leaves no step of its own, so the path may begin at the root.
         candidates.append(self._paths.get((self.root.name, policy)))
         return next((path for path in candidates if path is not None and path.steps == steps), None)
 
     def indexed(self, route: tuple[Step, ...]) -> tuple[tuple[str, int], ...]:
-        """A route with the index of each branch in place of its name; -1 for one that the graph has no longer."""
+        """A route with branch indices instead of names; -1 for a branch that no longer exists."""
         known = {step: index for choice in self.choices for index, step in enumerate(choice.steps)}
         return tuple((router, known.get((router, branch), -1)) for router, branch in route)
 
     def learn(self, arms: Arms) -> None:
-        """Takes in what is now known of all branches."""
+        """Updates the statistics of all branches."""
         for choice in self.choices:
             choice.learn(arms)
 
 
 def build(spec: GraphSpec, load: Callable[[ModelSpec], Versions]) -> PolicyGraph:
-    """A graph made of its spec; `load` gives the versions of a policy."""
+    """Builds a graph from its spec; `load` returns the versions of a policy."""
     return PolicyGraph(_build(spec.root, load))
 
 
@@ -183,7 +183,7 @@ def _below(node: Node) -> Iterator[Node]:
 
 
 def _paths(node: Node, start: str, is_routed: bool) -> Iterator[GraphPath]:
-    """Every way from a node down."""
+    """Every path from a node down."""
     if isinstance(node, Leaf):
         yield GraphPath(node, (), ((node.name, ""),), (), start, is_routed)
     elif isinstance(node, Choice):
