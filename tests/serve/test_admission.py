@@ -19,7 +19,7 @@ def gate(**limits):
     return Gate(TrafficLimits(**limits), clock=clock), clock
 
 
-def test_a_rate_is_held_in_the_long_run_and_a_seconds_worth_may_come_at_once():
+def test_a_rate_holds_in_the_long_run_with_bursts_of_one_second():
     door, clock = gate(rate=10.0)
     taken = 0
     for _ in range(1000):
@@ -31,7 +31,7 @@ def test_a_rate_is_held_in_the_long_run_and_a_seconds_worth_may_come_at_once():
     assert 100 <= taken <= 111
 
 
-def test_one_client_does_not_use_up_anothers_rate():
+def test_clients_have_separate_rates():
     door, _ = gate(rate=1.0)
     door.enter("x")
     with pytest.raises(RequestRefused, match="try again in 1 s"):
@@ -47,7 +47,7 @@ def test_a_slow_rate_says_how_long_to_wait():
     assert caught.value.pause == 10
 
 
-def test_only_so_many_clients_are_remembered():
+def test_a_limited_number_of_clients_is_remembered():
     door, _ = gate(rate=1.0)
     for number in range(MOST_CLIENTS + 100):
         door.enter(str(number))
@@ -55,7 +55,7 @@ def test_only_so_many_clients_are_remembered():
     assert len(door._rates) == MOST_CLIENTS
 
 
-def test_places_are_given_back():
+def test_finished_requests_make_room():
     door, _ = gate(concurrent=2)
     door.enter("x")
     door.enter("x")
@@ -67,7 +67,7 @@ def test_places_are_given_back():
     assert door.refused == 1
 
 
-def test_the_bytes_of_all_requests_together_have_a_limit():
+def test_the_bytes_of_all_requests_are_limited():
     door, _ = gate(total_bytes=1000)
     with RequestMemory(door, "x") as first, RequestMemory(door, "y") as second, RequestMemory(door, "z") as third:
         first.grow(SHORT + 300)
@@ -86,12 +86,12 @@ def test_the_bytes_of_all_requests_together_have_a_limit():
 
 
 @pytest.mark.parametrize("shown", [b"Bearer open-sesame", b"bearer open-sesame ", "Bearer open-sesame", b"open-sesame"])
-def test_the_token_opens(shown):
+def test_the_right_token_is_accepted(shown):
     Gate(TrafficLimits(), "open-sesame").check_token(shown)
 
 
 @pytest.mark.parametrize("shown", [None, b"", b"Bearer ", b"Bearer open-sesam", b"Basic open-sesame", b"\xff"])
-def test_nothing_else_opens(shown):
+def test_wrong_tokens_are_refused(shown):
     with pytest.raises(RequestRefused) as caught:
         Gate(TrafficLimits(), "open-sesame").check_token(shown)
     assert caught.value.status == 401

@@ -21,7 +21,7 @@ QUESTION = Question(np.array([[1, 2, 3, 4]], np.float32), id="q", sequence_id="e
 
 
 class Scripted:
-    """A gRPC server whose methods answer what the test says; what it heard."""
+    """A gRPC server with scripted methods, and the messages that it received."""
 
     def __init__(self, server_name: str = "other") -> None:
         self.heard: list[tuple[str, Any, dict[str, str]]] = []
@@ -69,7 +69,7 @@ def client_of(scripted: Scripted, **access: Any) -> Iterator[OpenInferenceGrpcCl
         server.stop(None).wait()
 
 
-def test_a_question_goes_out_as_bytes_and_its_answer_is_understood() -> None:
+def test_a_question_is_sent_as_bytes_and_its_answer_is_read() -> None:
     scripted = Scripted()
     scripted.answers["ModelInfer"].parameters["route"].string_param = "router=2"
     scripted.answers["ModelInfer"].parameters["propensity"].double_param = 0.9
@@ -96,7 +96,7 @@ def test_answers_may_come_as_numbers() -> None:
         np.testing.assert_array_equal(client.answer(QUESTION).actions, [0])
 
 
-def test_only_steppes_own_need_not_be_told_the_model() -> None:
+def test_only_steppes_own_server_needs_no_model_name() -> None:
     with client_of(Scripted()) as client, pytest.raises(UserError, match="choose one by --model"):
         client.describe()
     with client_of(Scripted("steppe")) as client:
@@ -104,7 +104,7 @@ def test_only_steppes_own_need_not_be_told_the_model() -> None:
     assert (described.model, described.applies_once, described.takes_feedback) == ("walker", True, True)
 
 
-def test_feedback_is_sent_to_a_service_of_its_own() -> None:
+def test_feedback_goes_to_a_service_of_its_own() -> None:
     scripted = Scripted("steppe")
     with client_of(scripted) as client:
         client.feedback(Feedback(0.5, None, "e", True, "e-return", truth=[1]))
@@ -126,21 +126,21 @@ def test_feedback_is_sent_to_a_service_of_its_own() -> None:
         ("INTERNAL", EndpointFault, "had a fault of its own .INTERNAL.: because"),
     ],
 )
-def test_a_refusal_is_told_for_what_it_is(code: str, kind: type[Exception], sentence: str) -> None:
+def test_each_refusal_raises_its_own_error(code: str, kind: type[Exception], sentence: str) -> None:
     scripted = Scripted()
     scripted.refusals["ModelInfer"] = (getattr(grpc.StatusCode, code), "because")
     with client_of(scripted, model="walker") as client, pytest.raises(kind, match=sentence):
         client.answer(QUESTION)
 
 
-def test_feedback_for_something_unknown_is_an_episode_lost() -> None:
+def test_feedback_for_an_unknown_episode_raises_episode_lost() -> None:
     scripted = Scripted("steppe")
     scripted.refusals["SendFeedback"] = (grpc.StatusCode.NOT_FOUND, "no such episode")
     with client_of(scripted) as client, pytest.raises(EpisodeLost, match="no such episode"):
         client.feedback(Feedback(0.5, None, "e", True, "e-return"))
 
 
-def test_nobody_there_is_away() -> None:
+def test_a_refused_connection_means_away() -> None:
     with (
         contextlib.closing(OpenInferenceGrpcClient(EndpointAccess("127.0.0.1:1", model="x"))) as client,
         pytest.raises(EndpointAway),
@@ -148,7 +148,7 @@ def test_nobody_there_is_away() -> None:
         client.describe()
 
 
-def test_an_answer_that_cannot_be_used_is_the_endpoints_fault() -> None:
+def test_an_unusable_answer_is_an_endpoint_fault() -> None:
     scripted = Scripted()
     scripted.answers["ModelInfer"].raw_output_contents[0] = b"abc"
     with client_of(scripted, model="walker") as client:

@@ -13,7 +13,7 @@ WALK = {"name": "walk", "version": "2-b", "pinned": False, "versions": ["1-a", "
 
 
 class Endpoint:
-    """An endpoint whose versions can be chosen."""
+    """An endpoint with several versions of its policies."""
 
     def __init__(self, *policies: dict[str, Any]) -> None:
         self.policies = {policy["name"]: dict(policy) for policy in policies}
@@ -62,19 +62,19 @@ def test_among_several_policies_one_must_be_named() -> None:
             operator.policy("wolk")
 
 
-def test_news_are_told() -> None:
+def test_reload_returns_the_endpoints_news() -> None:
     with answering(Endpoint(WALK)) as url, Operator(EndpointAccess(url)) as operator:
         assert operator.reload() == ["something is new"]
 
 
-def test_before_the_version_in_service_comes_the_one_before_it_in_time() -> None:
+def test_version_before_is_the_previous_one_in_time() -> None:
     assert version_before(WALK) == "1-a"
     assert version_before(WALK | {"version": "3-c"}) == "2-b"
     with pytest.raises(UserError, match='policy "walk" has no version before 1-a'):
         version_before(WALK | {"version": "1-a"})
 
 
-def test_whoever_is_away_or_something_else_is_said_to_be() -> None:
+def test_an_absent_and_a_foreign_server_have_their_own_errors() -> None:
     with Operator(EndpointAccess("http://127.0.0.1:1")) as operator, pytest.raises(SteppeError, match="is it running"):
         operator.standing()
     sentence = "is it one of Steppe's endpoints"

@@ -18,7 +18,7 @@ ANSWER = PolicyAnswer("q", np.zeros(1), (), "p", "1", 1.0)
 
 
 class Scripted:
-    """A client whose calls end one after the other as the script says."""
+    """A client whose calls end as the script says, one after the other."""
 
     def __init__(self, *script: Any, applies_once: bool = True) -> None:
         self._script: Iterator[Any] = iter(script)
@@ -58,7 +58,7 @@ def patient(client: Scripted, seconds: float = 30.0) -> tuple[RetryingClient, li
     return RetryingClient(client, EndpointRetries(EndpointAccess("http://x:1"), seconds, stop, said.append)), said, stop
 
 
-def test_an_endpoint_that_comes_back_is_heard_of_twice() -> None:
+def test_an_absence_and_its_end_are_reported_once_each() -> None:
     waiting, said, _ = patient(
         Scripted(EndpointAway("connection refused"), EndpointAway("connection refused"), ANSWER, ANSWER)
     )
@@ -69,13 +69,13 @@ def test_an_endpoint_that_comes_back_is_heard_of_twice() -> None:
     assert len(said) == 2
 
 
-def test_patience_has_an_end() -> None:
+def test_retries_end_after_their_time() -> None:
     waiting, _, _ = patient(Scripted(*[EndpointAway("connection refused")] * 10_000), seconds=0.02)
     with pytest.raises(EndpointFault, match=r"was away for 0\.02 s \(connection refused\); start it with"):
         waiting.answer(QUESTION)
 
 
-def test_without_patience_one_try_is_all() -> None:
+def test_no_patience_means_one_try() -> None:
     waiting, _, _ = patient(Scripted(EndpointAway("no"), ANSWER), seconds=0)
     with pytest.raises(EndpointFault):
         waiting.answer(QUESTION)
@@ -96,14 +96,14 @@ def test_a_mistake_is_not_repeated() -> None:
     assert said == []
 
 
-def test_who_is_asked_to_stop_does_not_wait_on() -> None:
+def test_a_stopped_player_does_not_wait_on() -> None:
     waiting, _, stop = patient(Scripted(*[EndpointAway("connection refused")] * 10))
     stop.set()
     with pytest.raises(PlayStopped):
         waiting.answer(QUESTION)
 
 
-def test_feedback_is_sent_again_under_the_same_name_where_it_counts_once() -> None:
+def test_feedback_is_repeated_under_the_same_id_if_it_counts_once() -> None:
     client = Scripted(EndpointAway("broke", was_sent=True), EndpointAway("refused"), None)
     waiting, _, _ = patient(client)
     waiting.feedback(Feedback(1.0, None, "e", True, "e-return"))
@@ -111,7 +111,7 @@ def test_feedback_is_sent_again_under_the_same_name_where_it_counts_once() -> No
     assert waiting.uncounted == 0
 
 
-def test_feedback_that_may_have_arrived_is_not_sent_again_where_it_would_count_twice() -> None:
+def test_feedback_that_may_have_arrived_is_not_repeated_if_it_would_count_twice() -> None:
     client = Scripted(EndpointAway("refused"), EndpointAway("broke", was_sent=True), None, applies_once=False)
     waiting, _, _ = patient(client)
     waiting.feedback(Feedback(1.0, None, "e", True, "e-return"))
@@ -125,7 +125,7 @@ def test_feedback_for_a_forgotten_episode_is_counted_as_lost() -> None:
     assert waiting.uncounted == 1
 
 
-def test_hanging_up_reaches_the_client() -> None:
+def test_closing_closes_the_client() -> None:
     client = Scripted()
     waiting, _, _ = patient(client)
     waiting.close()
