@@ -17,7 +17,7 @@ import pytest
 from endpoints import commands_in, save_policy, serve
 from processes import Steppe, wait_until
 
-from steppe.serve.clients import Access, Away, connect
+from steppe.serve.clients import EndpointAccess, EndpointAway, connect
 from steppe.serve.messages.exchange import Question
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -101,7 +101,7 @@ def test_a_client_goes_on_with_the_token_of_a_restarted_endpoint(shell, protocol
     save_policy(shell.folder / "walk")
     served = serve(shell, "walk", "--grpc-port", "0")
     port = served.port if protocol == "v2" else served.grpc_port
-    client = connect(protocol, Access(f"127.0.0.1:{port}"))
+    client = connect(protocol, EndpointAccess(f"127.0.0.1:{port}"))
     try:
         assert client.describe().model == "walk"
         assert served.command.kill() == -signal.SIGKILL
@@ -115,7 +115,7 @@ def test_a_client_goes_on_with_the_token_of_a_restarted_endpoint(shell, protocol
 def _answers(client) -> bool:
     try:
         return len(client.answer(Question(np.zeros((1, 4), np.float32))).actions) == 1
-    except Away:
+    except EndpointAway:
         return False
 
 

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from steppe.serve.admission import MOST_CLIENTS, SHORT, Gate, Refused, Room, TrafficLimits
+from steppe.serve.admission import MOST_CLIENTS, SHORT, Gate, RequestMemory, RequestRefused, TrafficLimits
 
 
 class Clock:
@@ -19,22 +19,22 @@ def gate(**limits):
     return Gate(TrafficLimits(**limits), clock=clock), clock
 
 
-def test_a_rate_is_held_in_the_long_run_and_a_seconds_worth_may_come_at_once():
+def test_a_rate_holds_in_the_long_run_with_bursts_of_one_second():
     door, clock = gate(rate=10.0)
     taken = 0
     for _ in range(1000):
         clock.now += 0.01
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(RequestRefused):
             door.enter("x")
             door.leave()
             taken += 1
     assert 100 <= taken <= 111
 
 
-def test_one_client_does_not_use_up_anothers_rate():
+def test_clients_have_separate_rates():
     door, _ = gate(rate=1.0)
     door.enter("x")
-    with pytest.raises(Refused, match="try again in 1 s"):
+    with pytest.raises(RequestRefused, match="try again in 1 s"):
         door.enter("x")
     door.enter("y")
 
@@ -42,12 +42,12 @@ def test_one_client_does_not_use_up_anothers_rate():
 def test_a_slow_rate_says_how_long_to_wait():
     door, _ = gate(rate=0.1)
     door.enter("x")
-    with pytest.raises(Refused, match="10 s") as caught:
+    with pytest.raises(RequestRefused, match="10 s") as caught:
         door.enter("x")
     assert caught.value.pause == 10
 
 
-def test_only_so_many_clients_are_remembered():
+def test_a_limited_number_of_clients_is_remembered():
     door, _ = gate(rate=1.0)
     for number in range(MOST_CLIENTS + 100):
         door.enter(str(number))
@@ -55,11 +55,11 @@ def test_only_so_many_clients_are_remembered():
     assert len(door._rates) == MOST_CLIENTS
 
 
-def test_places_are_given_back():
+def test_finished_requests_make_room():
     door, _ = gate(concurrent=2)
     door.enter("x")
     door.enter("x")
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         door.enter("x")
     assert (caught.value.status, caught.value.pause) == (503, 1)
     door.leave()
@@ -67,32 +67,32 @@ def test_places_are_given_back():
     assert door.refused == 1
 
 
-def test_the_bytes_of_all_requests_together_have_a_limit():
+def test_the_bytes_of_all_requests_are_limited():
     door, _ = gate(total_bytes=1000)
-    with Room(door, "x") as first, Room(door, "y") as second, Room(door, "z") as third:
+    with RequestMemory(door, "x") as first, RequestMemory(door, "y") as second, RequestMemory(door, "z") as third:
         first.grow(SHORT + 300)
         first.grow(SHORT + 500)
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RequestRefused) as caught:
             first.grow(SHORT + 501)
         assert (caught.value.status, caught.value.pause) == (503, 1)
         second.grow(SHORT + 450)
         third.grow(SHORT)
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             third.grow(SHORT + 51)
         third.grow(SHORT + 50)
     assert door._bytes == {}
-    with Room(door, "z") as fourth:
+    with RequestMemory(door, "z") as fourth:
         fourth.grow(SHORT + 500)
 
 
 @pytest.mark.parametrize("shown", [b"Bearer open-sesame", b"bearer open-sesame ", "Bearer open-sesame", b"open-sesame"])
-def test_the_token_opens(shown):
+def test_the_right_token_is_accepted(shown):
     Gate(TrafficLimits(), "open-sesame").check_token(shown)
 
 
 @pytest.mark.parametrize("shown", [None, b"", b"Bearer ", b"Bearer open-sesam", b"Basic open-sesame", b"\xff"])
-def test_nothing_else_opens(shown):
-    with pytest.raises(Refused) as caught:
+def test_wrong_tokens_are_refused(shown):
+    with pytest.raises(RequestRefused) as caught:
         Gate(TrafficLimits(), "open-sesame").check_token(shown)
     assert caught.value.status == 401
     assert "open-sesame" not in str(caught.value)

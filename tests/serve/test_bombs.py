@@ -1,4 +1,4 @@
-"""Requests that ask for far more memory than they have bytes: `steppe serve` refuses each of them and goes on."""
+"""Small requests that would take huge memory: `steppe serve` refuses each of them and goes on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SELDON_REWARD = "/api/v1.0/feedback"
 
 
 class Limited(Served):
-    """`steppe serve` in a process of its own that cannot have more than MOST_MEMORY."""
+    """`steppe serve` in a process whose memory is limited to MOST_MEMORY."""
 
     def __init__(self, policy: Path) -> None:
         words = ["serve", str(policy), "--name", "pole", "--port", "0", "--grpc-port", "0"]
@@ -47,7 +47,7 @@ class Limited(Served):
 
     @property
     def peak(self) -> int:
-        """The most memory that it ever had, in bytes."""
+        """The peak memory of the process in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return 1024 * int(re.search(r"VmHWM:\s*(\d+) kB", status)[1])
 
@@ -66,7 +66,7 @@ def served(tmp_path_factory):
 
 
 class Bomb(NamedTuple):
-    """One request; the body is made when it is sent."""
+    """One request, whose body is made when it is sent."""
 
     path: str
     body: Callable[[], bytes]
@@ -74,7 +74,7 @@ class Bomb(NamedTuple):
 
 
 Text = str | Callable[[], str]
-"""JSON; what is long is made when it is sent."""
+"""A JSON body, whose long parts are made when it is sent."""
 
 
 def made(text: Text) -> str:
@@ -82,7 +82,7 @@ def made(text: Text) -> str:
 
 
 def v2(data: Text, shape: Text = "[1,4]", **more: Text) -> Bomb:
-    """A question of the Open Inference Protocol with these texts as its data, its shape and more of its fields."""
+    """A question of the Open Inference Protocol with these texts for its data, its shape and further fields."""
 
     def body() -> bytes:
         tensor = f'{{"name":"observation","shape":{made(shape)},"datatype":"FP32","data":{made(data)}}}'
@@ -93,7 +93,7 @@ def v2(data: Text, shape: Text = "[1,4]", **more: Text) -> Bomb:
 
 
 def seldon(data: Text, meta: Text = "{}") -> Bomb:
-    """A question of the Seldon dialect with these texts as its data and its meta."""
+    """A question of the Seldon dialect with these texts for its data and its meta."""
     return Bomb(SELDON, lambda: f'{{"meta":{made(meta)},"data":{made(data)}}}'.encode())
 
 
@@ -105,7 +105,7 @@ def binary(shape: list[Any], size: int = 0, datatype: str = "FP32") -> Bomb:
 
 
 def binary_head(head: Callable[[], bytes]) -> Bomb:
-    """A question of the binary extension that is nothing but this JSON."""
+    """A question of the binary extension that consists of this JSON only."""
     return Bomb(INFER, head, {"Inference-Header-Content-Length": str(len(head()))})
 
 
@@ -117,7 +117,7 @@ def zipped(bomb: Bomb) -> Bomb:
 
 
 def many(piece: str, megabytes: float) -> Callable[[], str]:
-    """A JSON list of the same value again and again."""
+    """A JSON list of one value many times."""
     return lambda: f"[{','.join([piece] * int(megabytes * MEGABYTE / (len(piece) + 1)))}]"
 
 
@@ -188,11 +188,11 @@ BOMBS = {
     "zipped: empty lists": zipped(v2(many("[]", 15))),
     "zipped: a million texts": zipped(v2(texts(500, 1_000_000))),
 }
-"""Each must be answered by a number from 400 to 499."""
+"""Each must be answered with a status from 400 to 499."""
 
 
 def grpc_question(raw: int = 16, **tensor: Any) -> bytes:
-    """A question by gRPC with these fields of its tensor, and `raw` bytes beside it."""
+    """A gRPC question with these fields in its tensor, and `raw` bytes beside it."""
     fields = {"name": "observation", "datatype": "FP32", "shape": [1, 4], **tensor}
     contents = [] if "contents" in tensor else [bytes(raw)]
     return messages.ModelInferRequest(
@@ -229,7 +229,7 @@ GRPC_BOMBS = {
     "reward: a deep truth": Bomb(GRPC_REWARD, lambda: grpc_reward(deep(1000))),
     "reward: a large truth": Bomb(GRPC_REWARD, lambda: grpc_reward(many("1", 2)())),
 }
-"""Each must be answered with a code that says that the client is wrong."""
+"""Each must be answered with a code for a client error."""
 CLIENT_IS_WRONG = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
@@ -250,7 +250,7 @@ def test_a_bomb_is_refused_and_the_endpoint_goes_on(served, name):
 @pytest.mark.parametrize("name", GRPC_BOMBS)
 def test_a_bomb_by_grpc_is_refused_and_the_endpoint_goes_on(served, name):
     bomb = GRPC_BOMBS[name]
-    # The limits that are tested are the server's.
+    # The server's limits are under test, not the client's.
     with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}", [("grpc.max_send_message_length", -1)]) as channel:
         with pytest.raises(grpc.RpcError) as raised:
             channel.unary_unary(bomb.path)(bomb.body(), timeout=SECONDS)
@@ -273,7 +273,7 @@ def test_refused_messages_do_not_stay_in_memory(served):
     assert served.infer().status == 200
 
 
-def test_a_large_but_honest_question_is_answered(served):
+def test_a_large_valid_question_is_answered(served):
     shape = (10_000, 4)
     reply = served.post(INFER, question([0.5] * 40_000, shape))
     assert reply.status == 200

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of feedback, again and again: what was acknowledged is there, exactly once."""
+"""kill -9 during feedback, again and again: every acknowledged reward is there exactly once."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_no_acknowledged_reward_is_lost_and_none_is_counted_twice(tmp_path, kind
 
 
 def _lives(root: Path, place: str, number: int) -> set[tuple[str, str]]:
-    """The rewards that were acknowledged over several lives of an endpoint, each ended by kill -9."""
+    """The rewards that were acknowledged in several lives of an endpoint, each ended by kill -9."""
     rng = random.Random(5)
     kept: set[tuple[str, str]] = set()
     doubtful: set[tuple[str, str]] = set()
@@ -97,7 +97,7 @@ def _lives(root: Path, place: str, number: int) -> set[tuple[str, str]]:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        # Half of what is certain is repeated too, as by a client that never saw the answer.
+        # Half of the acknowledged rewards are repeated, as by a client that never got the answer.
         again = sorted(doubtful) + rng.sample(sorted(kept), len(kept) // 2)
         process.stdin.write("".join(f"{name} {step}\n" for name, step in again))
         process.stdin.close()
@@ -118,7 +118,7 @@ def _lives(root: Path, place: str, number: int) -> set[tuple[str, str]]:
             elif word in ("kept", "repeated"):
                 kept.add((words[0], words[1]))
             if word == "unknown":
-                # Whatever was acknowledged is known for ever.
+                # Acknowledged rewards are known for ever.
                 assert (words[0], words[1]) not in certain
         doubtful = sent - kept
         assert process.returncode == -signal.SIGKILL, lines
@@ -130,7 +130,7 @@ def _check(place: str, kept: set[tuple[str, str]]) -> None:
     written = [(sequence, identity) for _, sequence, identity in rewards]
     assert len(written) == len(set(written))
     assert kept <= set(written)
-    # What was never acknowledged may be there or not, but only what was on its way when the process died.
+    # A reward without acknowledgement may be there only if it was being sent when the process died.
     assert len(written) - len(kept) <= 8
     by_key: dict[str, int] = {}
     for key, *_ in rewards:

@@ -1,4 +1,4 @@
-"""Questions, answers and feedback, on real policies and a real ledger."""
+"""Questions, answers and feedback with real policies and a real ledger."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROUTER = {"kind": "router", "name": "best", "branches": ["p0", "p1", "p2"]}
 
 
 @pytest.mark.parametrize("word", ["sequence_start", "sequence_end"])
-def test_an_episode_without_a_name_is_refused(tmp_path, word):
+def test_sequence_flags_without_an_episode_are_refused(tmp_path, word):
     async def check():
         async with serving(tmp_path, TWO) as endpoint:
             with pytest.raises(UserError, match="send its sequence_id too"):
@@ -38,7 +38,7 @@ def branches(endpoint, router=0):
     return {branch.name: branch for branch in endpoint.standing().routers[router].branches}
 
 
-def test_one_policy_answers_as_it_acts(tmp_path):
+def test_a_single_policy_answers_with_its_action(tmp_path):
     async def check():
         save_policy(tmp_path / "p0")
         async with serving(tmp_path, "p0") as endpoint:
@@ -69,7 +69,7 @@ def test_a_question_may_ask_for_a_drawn_action(tmp_path):
     run(check())
 
 
-def test_a_route_is_decided_once_an_episode(tmp_path):
+def test_a_route_is_chosen_once_per_episode(tmp_path):
     async def check():
         async with serving(tmp_path, TWO) as endpoint:
             for episode in range(30):
@@ -83,7 +83,7 @@ def test_a_route_is_decided_once_an_episode(tmp_path):
     run(check())
 
 
-def test_an_action_names_the_branch_it_came_from(tmp_path):
+def test_an_answer_names_the_branch_that_gave_it(tmp_path):
     async def check():
         async with serving(tmp_path, ROUTER) as endpoint:
             for _ in range(50):
@@ -120,7 +120,7 @@ def test_a_router_moves_the_traffic_to_the_best_policy(tmp_path):
                 await endpoint.feedback(Feedback(value, sequence_id=str(episode), sequence_end=True))
             found = branches(endpoint)
             assert found["p2"].is_best
-            # UCB1 goes back to the others for certain, now and then.
+            # UCB1 explores the others now and then, with certainty.
             assert found["p2"].probability > 0.9 or bandit == "ucb1"
             assert found["p2"].share > 0.8
             assert found["p2"].mean_reward == pytest.approx(200.0, abs=5.0)
@@ -130,7 +130,7 @@ def test_a_router_moves_the_traffic_to_the_best_policy(tmp_path):
         run(check(bandit))
 
 
-def test_drawn_routes_match_their_propensities_while_a_router_learns(tmp_path):
+def test_routes_match_their_propensities_while_a_router_learns(tmp_path):
     async def check():
         async with serving(tmp_path, ROUTER | {"bandit": {"type": "epsilon_greedy", "epsilon": 0.5}}) as endpoint:
             expected, taken = np.zeros(3), np.zeros(3)
@@ -148,7 +148,7 @@ def test_drawn_routes_match_their_propensities_while_a_router_learns(tmp_path):
     run(check())
 
 
-def test_rewards_of_steps_add_up_to_the_episode_s_return(tmp_path):
+def test_step_rewards_add_up_to_the_return(tmp_path):
     async def check():
         async with serving(tmp_path, TWO) as endpoint:
             answers = [endpoint.answer(question(sequence_id="e")) for _ in range(4)]
@@ -179,7 +179,7 @@ def test_a_reward_may_come_after_the_last_question(tmp_path):
     run(check())
 
 
-def test_repeated_feedback_is_applied_once(tmp_path):
+def test_repeated_feedback_counts_once(tmp_path):
     async def check():
         async with serving(tmp_path, TWO) as endpoint:
             answer = endpoint.answer(question(id="mine"))
@@ -195,7 +195,7 @@ def test_repeated_feedback_is_applied_once(tmp_path):
     run(check())
 
 
-def test_everything_is_remembered_after_a_restart(tmp_path):
+def test_a_restart_forgets_nothing(tmp_path):
     async def before():
         async with serving(tmp_path, ROUTER) as endpoint:
             for episode in range(10):
@@ -227,7 +227,7 @@ def test_everything_is_remembered_after_a_restart(tmp_path):
     assert later.applied
 
 
-def test_graphs_nest(tmp_path):
+def test_graphs_can_be_nested(tmp_path):
     graph = {
         "kind": "router",
         "name": "top",
@@ -253,13 +253,13 @@ def test_graphs_nest(tmp_path):
     run(check())
 
 
-def test_one_policy_of_a_graph_can_be_asked_past_its_router(tmp_path):
+def test_a_policy_can_be_asked_without_its_router(tmp_path):
     async def check():
         async with serving(tmp_path, ROUTER) as endpoint:
             answers = [endpoint.answer(question(model="p1")) for _ in range(10)]
             assert {(answer.policy, answer.route, answer.propensity) for answer in answers} == {("p1", (), 1.0)}
             await endpoint.feedback(Feedback(1000.0, id=answers[0].id))
-            # Whoever chooses the policy himself teaches the router nothing.
+            # Questions that name their policy teach the router nothing.
             assert branches(endpoint)["p1"].feedback == 0
             assert endpoint.standing().policies[1].mean_reward == 1000.0
             assert endpoint.answer(question(model="best")).route
@@ -269,7 +269,7 @@ def test_one_policy_of_a_graph_can_be_asked_past_its_router(tmp_path):
     run(check())
 
 
-def test_an_episode_stays_with_what_it_was_begun_with(tmp_path):
+def test_an_episode_keeps_its_model_and_version(tmp_path):
     async def check():
         async with serving(tmp_path, ROUTER) as endpoint:
             endpoint.answer(question(model="p1", sequence_id="e"))
@@ -312,7 +312,7 @@ def test_a_shadow_that_fails_does_not_harm_the_answer(tmp_path, monkeypatch):
     run(check())
 
 
-def test_a_recurrent_policy_remembers_each_episode_by_itself(tmp_path):
+def test_a_recurrent_policy_keeps_a_state_for_each_episode(tmp_path):
     async def check():
         save_policy(tmp_path / "p0", layers=MEMORY)
         policy = load_policy(tmp_path / "p0")
@@ -338,7 +338,7 @@ def test_a_recurrent_policy_remembers_each_episode_by_itself(tmp_path):
     run(check())
 
 
-def test_a_question_that_is_asked_again_has_the_same_answer_and_is_no_other_decision(tmp_path):
+def test_a_repeated_question_gets_the_same_answer_and_no_second_decision(tmp_path):
     async def check():
         async with serving(tmp_path, TWO) as endpoint:
             for n in range(20):
@@ -359,7 +359,7 @@ def test_a_question_that_is_asked_again_has_the_same_answer_and_is_no_other_deci
     run(check())
 
 
-def test_a_recurrent_policy_is_not_moved_on_by_a_question_that_is_asked_again(tmp_path):
+def test_a_repeated_question_does_not_advance_a_recurrent_policy(tmp_path):
     async def check():
         save_policy(tmp_path / "p0", layers=MEMORY)
         steps = np.random.default_rng(0).standard_normal((6, 1, 4)).astype(np.float32)
@@ -379,7 +379,7 @@ def test_a_recurrent_policy_is_not_moved_on_by_a_question_that_is_asked_again(tm
     run(check())
 
 
-def test_only_the_same_question_counts_as_asked_again(tmp_path):
+def test_only_an_identical_question_counts_as_repeated(tmp_path):
     async def check():
         save_policy(tmp_path / "p0", layers=MEMORY)
         async with serving(tmp_path, "p0") as endpoint:
@@ -395,7 +395,7 @@ def test_only_the_same_question_counts_as_asked_again(tmp_path):
     run(check())
 
 
-def test_ten_thousand_open_episodes_are_bounded_and_the_oldest_expire(tmp_path):
+def test_open_episodes_are_bounded_and_the_oldest_expire(tmp_path):
     async def check():
         async with serving(tmp_path, TWO, limits={"episodes": 10_000}) as endpoint:
             first = endpoint.answer(question(sequence_id="0"))
@@ -407,7 +407,7 @@ def test_ten_thousand_open_episodes_are_bounded_and_the_oldest_expire(tmp_path):
             standing = endpoint.standing()
             assert (standing.open_episodes, standing.expired_episodes) == (10_000, 2_500)
             await endpoint.settle()
-            # What had expired taught its return so far, and a late reward still finds it.
+            # Expired episodes taught their return so far, and late rewards still find them.
             assert branches(endpoint)[first.policy].mean_reward == 3.0
             receipt = await endpoint.feedback(Feedback(1.0, id=first.id))
             assert receipt.episode_return == 4.0
@@ -440,7 +440,7 @@ def test_silent_episodes_expire(tmp_path):
     run(check())
 
 
-def test_several_questions_at_once_are_answered_like_one_after_the_other(tmp_path):
+def test_questions_answered_together_get_the_same_answers_as_singly(tmp_path):
     async def check():
         for index in range(3):
             save_policy(tmp_path / f"p{index}", seed=index)
@@ -485,7 +485,7 @@ def test_several_questions_at_once_are_answered_like_one_after_the_other(tmp_pat
         (Feedback(1.0, id="x", feedback_id="\ud800"), "feedback_id must have"),
     ],
 )
-def test_wrong_feedback_is_named(tmp_path, feedback, sentence):
+def test_invalid_feedback_is_explained(tmp_path, feedback, sentence):
     async def check():
         async with serving(tmp_path, TWO) as endpoint:
             with pytest.raises(UserError, match=sentence):
@@ -494,7 +494,7 @@ def test_wrong_feedback_is_named(tmp_path, feedback, sentence):
     run(check())
 
 
-def test_an_endpoint_that_is_closed_says_so(tmp_path):
+def test_a_closed_endpoint_says_so(tmp_path):
     async def check():
         async with serving(tmp_path, TWO) as endpoint:
             answer = endpoint.answer(question())
@@ -505,7 +505,7 @@ def test_an_endpoint_that_is_closed_says_so(tmp_path):
     run(check())
 
 
-def test_serving_needs_no_jax(tmp_path):
+def test_serving_does_not_import_jax(tmp_path):
     save_policy(tmp_path / "p0")
     program = """
 import asyncio, sys
@@ -534,7 +534,7 @@ print(sorted({"jax", "scipy", "gymnasium", "psycopg"} & sys.modules.keys()))
 
 
 @pytest.mark.parametrize("reward", [1e100, -1e100, 1.1e9, float("inf"), float("-inf"), float("nan"), 10**400])
-def test_a_reward_that_would_decide_for_ever_is_refused(tmp_path, reward):
+def test_an_excessive_reward_is_refused(tmp_path, reward):
     async def play():
         async with serving(tmp_path, {"kind": "model", "policy": "p0"}) as endpoint:
             answer = endpoint.answer(question())

@@ -1,4 +1,4 @@
-"""Endpoints of files, folders and experiments."""
+"""Endpoints made from files, folders and experiments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_experiment_is_served_by_its_name_or_its_folder(project):
         assert len(endpoint.graph.leaves) == 1
 
 
-def test_what_an_endpoint_knows_is_kept_in_the_project(project):
+def test_the_state_of_an_endpoint_is_kept_in_the_project(project):
     make_experiment(project, "cartpole", 3)
     (project / "deep").mkdir()
     load_endpoint("cartpole", start=project / "deep")
@@ -47,7 +47,7 @@ def test_what_an_endpoint_knows_is_kept_in_the_project(project):
     assert len(list((project / "serving" / "cartpole" / "policies" / "cartpole").iterdir())) == 1
 
 
-def test_policies_in_a_file_are_found_beside_it_and_by_name(project):
+def test_policies_in_a_graph_file_are_found_beside_it_and_by_name(project):
     make_experiment(project, "trained", 1)
     (project / "graphs").mkdir()
     save_constant(project / "graphs" / "local", 2)
@@ -90,14 +90,14 @@ def test_an_experiment_without_a_policy_says_so(project):
         load_endpoint("young", start=project)
 
 
-def test_an_unknown_name_is_an_error_that_helps(project):
+def test_an_unknown_name_is_a_helpful_error(project):
     make_experiment(project, "cartpole", 1)
     with pytest.raises(StateError, match='did you mean "cartpole"'):
         load_endpoint("cartpol", start=project)
 
 
 @pytest.mark.parametrize("name", ["../../evil", "..", "/tmp/evil", "a/b", ".hidden", "-n", "a" * 101, "a\nb", "a..b"])
-def test_a_name_that_leads_out_of_the_serving_folder_is_refused(project, name):
+def test_a_name_that_leaves_the_serving_folder_is_refused(project, name):
     make_experiment(project, "cartpole", 3)
     outside = {place for place in (project.parent / "evil", Path("/tmp/evil")) if place.exists()}
     before = sorted(project.rglob("*"))
@@ -108,12 +108,12 @@ def test_a_name_that_leads_out_of_the_serving_folder_is_refused(project, name):
     ):
         with pytest.raises(UserError, match="cannot be the name of an endpoint: a name is made of letters, digits"):
             make()
-    # The other folders beside the project are those of other tests, which may still write into them.
+    # The other folders beside the project belong to other tests, which may still write into them.
     assert sorted(project.rglob("*")) == before
     assert {place for place in (project.parent / "evil", Path("/tmp/evil")) if place.exists()} == outside
 
 
-def test_a_graph_that_is_refused_leaves_no_folder(project):
+def test_a_refused_graph_leaves_no_folder(project):
     make_experiment(project, "first", 3)
     save_constant(project / "other", 3, observation=Box((7,)))
     (project / "bad.json").write_text(json.dumps({"kind": "router", "branches": ["first", "other"]}))
@@ -123,7 +123,7 @@ def test_a_graph_that_is_refused_leaves_no_folder(project):
     assert sorted(project.rglob("*")) == before
 
 
-def test_a_graph_that_is_refused_leaves_what_an_endpoint_of_that_name_had(project):
+def test_a_refused_graph_keeps_the_files_of_an_endpoint_of_that_name(project):
     make_experiment(project, "first", 3)
     save_constant(project / "other", 3, observation=Box((7,)))
     (project / "both.json").write_text(json.dumps({"kind": "model", "policy": "first"}))

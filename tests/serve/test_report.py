@@ -1,4 +1,4 @@
-"""Estimates from a log against what is known to be true."""
+"""Off-policy estimates against known true values."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from served_graphs import question, run, serving
 
 from steppe.serve import Feedback
 from steppe.serve.ledger import make_ledger
-from steppe.serve.ledger._base import Logged
+from steppe.serve.ledger._base import LoggedDecision
 from steppe.serve.report import compare, estimate
 
 TRUTH = {"a": 10.0, "b": 12.0, "c": 30.0}
 
 
 def log_of(rng, number, noise=8.0):
-    """Decisions by probabilities that change on the way, as a bandit's do."""
+    """Decisions with probabilities that change over time, as a bandit's do."""
     names = list(TRUTH)
     for index in range(number):
         propensities = np.array([0.4, 0.4, 0.2]) if index < number / 2 else np.array([0.05, 0.15, 0.8])
         chosen = rng.choice(3, p=propensities)
         reward = rng.normal(TRUTH[names[chosen]], noise)
-        yield Logged(names[chosen], "1-x", float(propensities[chosen]), True, True, 1, reward)
+        yield LoggedDecision(names[chosen], "1-x", float(propensities[chosen]), True, True, 1, reward)
 
 
-def test_estimates_are_near_the_truth_and_intervals_cover_it_as_often_as_they_say():
+def test_estimates_are_near_the_truth_and_intervals_have_their_coverage():
     rng = np.random.default_rng(0)
     covered, total, errors = {"plain": 0, "normalised": 0}, 0, []
     for _ in range(150):
@@ -45,7 +45,7 @@ def test_estimates_are_near_the_truth_and_intervals_cover_it_as_often_as_they_sa
         assert 0.84 < share < 0.95
 
 
-def test_policies_are_ranked_and_the_naive_mean_is_kept_beside():
+def test_policies_are_ranked_and_the_plain_mean_is_kept():
     comparison = estimate(log_of(np.random.default_rng(1), 2000))
     assert [found.policy for found in comparison.policies] == ["c", "b", "a"]
     assert (comparison.decisions, comparison.rewarded, comparison.versions) == (2000, 2000, ())
@@ -55,13 +55,13 @@ def test_policies_are_ranked_and_the_naive_mean_is_kept_beside():
     assert comparison.mean < 28.0
 
 
-def test_what_was_asked_for_by_name_and_what_is_not_over_does_not_count():
+def test_named_and_open_decisions_do_not_count():
     log = [
-        Logged("a", "1", 0.5, True, True, 1, 4.0),
-        Logged("b", "1", 0.5, True, True, 1, 8.0),
-        Logged("a", "1", 1.0, False, True, 1, 1e6),
-        Logged("a", "1", 0.5, True, False, 3, 1e6),
-        Logged("b", "1", 0.5, True, True, 0, 0.0),
+        LoggedDecision("a", "1", 0.5, True, True, 1, 4.0),
+        LoggedDecision("b", "1", 0.5, True, True, 1, 8.0),
+        LoggedDecision("a", "1", 1.0, False, True, 1, 1e6),
+        LoggedDecision("a", "1", 0.5, True, False, 3, 1e6),
+        LoggedDecision("b", "1", 0.5, True, True, 0, 0.0),
     ]
     comparison = estimate(log)
     values = {found.policy: found.inverse_propensity.value for found in comparison.policies}
@@ -70,23 +70,25 @@ def test_what_was_asked_for_by_name_and_what_is_not_over_does_not_count():
     assert any("were not rewarded" in notice for notice in comparison.notices)
 
 
-def test_versions_are_compared_where_there_are_several():
-    log = [Logged("a", version, 0.5, True, True, 1, value) for version, value in (("1", 1.0), ("2", 3.0))]
-    versions = estimate([*log, Logged("b", "9", 0.5, True, True, 1, 0.0)]).versions
+def test_versions_are_compared_if_there_are_several():
+    log = [LoggedDecision("a", version, 0.5, True, True, 1, value) for version, value in (("1", 1.0), ("2", 3.0))]
+    versions = estimate([*log, LoggedDecision("b", "9", 0.5, True, True, 1, 0.0)]).versions
     assert [(found.policy, found.version, found.mean) for found in versions] == [("a", "1", 1.0), ("a", "2", 3.0)]
 
 
-def test_too_little_is_said_and_never_divided_by_zero():
+def test_few_decisions_give_no_verdict_and_no_division_by_zero():
     assert "nothing has been decided" in estimate([]).notices[0]
-    assert "no decision has been rewarded" in estimate([Logged("a", "1", 1.0, True, True, 0, 0.0)]).notices[0]
-    (one,) = estimate([Logged("a", "1", 1.0, True, True, 1, 2.0)]).policies
+    assert "no decision has been rewarded" in estimate([LoggedDecision("a", "1", 1.0, True, True, 0, 0.0)]).notices[0]
+    (one,) = estimate([LoggedDecision("a", "1", 1.0, True, True, 1, 2.0)]).policies
     assert (one.self_normalised.value, one.self_normalised.low, one.inverse_propensity.high) == (2.0, None, None)
-    certain = [Logged(name, "1", 1.0, True, True, 1, 2.0) for name in "ab"]
+    certain = [LoggedDecision(name, "1", 1.0, True, True, 1, 2.0) for name in "ab"]
     assert any("for certain" in notice for notice in estimate(certain).notices)
 
 
 def returns_of(**returns):
-    return [Logged(name, "1", 0.5, True, True, 1, each) for name, several in returns.items() for each in several]
+    return [
+        LoggedDecision(name, "1", 0.5, True, True, 1, each) for name, several in returns.items() for each in several
+    ]
 
 
 @pytest.mark.parametrize(
@@ -114,12 +116,12 @@ def returns_of(**returns):
     ],
     ids=["one policy", "clear", "open", "few", "one decision", "a tie", "no spread"],
 )
-def test_the_verdict_says_which_is_best_and_how_sure_that_is(returns, sentence):
+def test_the_verdict_names_the_best_policy_and_its_confidence(returns, sentence):
     verdict = estimate(returns_of(**returns)).verdict
     assert verdict == sentence if sentence is None else verdict.startswith(sentence)
 
 
-def test_the_confidence_of_a_verdict_is_that_of_two_normal_estimates():
+def test_the_confidence_is_that_of_two_normal_estimates():
     rng = np.random.default_rng(5)
     first, second = rng.normal(1.0, 1.0, 50), rng.normal(0.7, 1.0, 50)
     errors = first.var() / 50 + second.var() / 50
@@ -128,11 +130,11 @@ def test_the_confidence_of_a_verdict_is_that_of_two_normal_estimates():
     assert f"with {expected:.0%} confidence" in estimate(returns_of(a=first, b=second)).verdict
 
 
-def test_of_equal_policies_the_one_that_is_known_better_comes_first():
+def test_of_equal_policies_the_one_with_more_returns_comes_first():
     assert [each.policy for each in estimate(returns_of(a=[0.3], b=[0.3] * 3)).policies] == ["b", "a"]
 
 
-def test_a_served_router_s_own_log_gives_the_truth(tmp_path):
+def test_the_log_of_a_served_router_gives_the_true_means(tmp_path):
     graph = {"kind": "router", "bandit": {"type": "epsilon_greedy", "epsilon": 0.5}, "branches": ["p0", "p1", "p2"]}
     truth = [1.0, 2.0, 5.0]
 

@@ -1,4 +1,4 @@
-"""Real endpoints that are stopped, killed and started again while clients ask and reward them."""
+"""Real endpoints that are stopped, killed and restarted while clients ask and reward them."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 STEPS = 4
-"""How many rewards of 1 an episode has."""
+"""Rewards of 1 in each episode."""
 BUSY = ("the ledger has not answered for", "the ledger does not answer")
-"""What is said of rewards while the disk takes seconds for a write, as a busy one may: they are to be sent again."""
+"""The error for rewards while a busy disk takes seconds for a write; they are sent again."""
 OBSERVATION = {"name": "observation", "shape": [1, 4], "datatype": "FP32", "data": [0.01, 0.02, -0.03, 0.04]}
 
 
 class Player(threading.Thread):
-    """Plays episodes and asks single questions; whatever is not answered it sends again until it is."""
+    """Plays episodes and asks single questions, and repeats each message until it is answered."""
 
     def __init__(self, name: str, ports: list[int], may_forget: bool) -> None:
         super().__init__(name=name, daemon=True)
         self.answered = 0
-        """How many questions."""
+        """Number of questions."""
         self.kept: list[tuple[str | None, str]] = []
-        """(episode, what tells its reward from others) of every reward that was acknowledged."""
+        """(episode, feedback id) of every acknowledged reward."""
         self.applied = 0
-        """How many of them were no repetitions."""
+        """How many of them were applied."""
         self.failure: BaseException | None = None
         self.is_over = threading.Event()
         self._ports = itertools.cycle(ports)
         self._may_forget = may_forget
-        """Whether a route that nobody was promised to be kept may be lost, as by kill -9."""
+        """Whether a route without acknowledgement may be lost, as by kill -9."""
         self._connections: dict[int, http.client.HTTPConnection] = {}
 
     def run(self) -> None:
-        """Ends between two episodes."""
+        """Stops between two episodes."""
         try:
             for number in itertools.count():
                 if self.is_over.is_set():
@@ -65,7 +65,7 @@ class Player(threading.Thread):
             self.close()
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         for connection in self._connections.values():
             connection.close()
 
@@ -86,7 +86,7 @@ class Player(threading.Thread):
             step += 1
 
     def _ask_once(self) -> None:
-        """A question by itself, and its reward."""
+        """Asks a single question and rewards it."""
         receipt = None
         while receipt is None:
             answer = self._question()
@@ -101,7 +101,7 @@ class Player(threading.Thread):
         return answer
 
     def _reward(self, **words: Any) -> dict[str, Any] | None:
-        """The receipt; None where what it is for was forgotten, which only kill -9 may bring about."""
+        """The receipt; None if the endpoint has forgotten the decision, which only kill -9 may cause."""
         status, receipt = self._post("feedback", {"reward": 1.0, **words})
         if status == 404 and self._may_forget:
             return None
@@ -145,7 +145,7 @@ def postgres() -> Iterator[PostgresServer]:
     server.remove()
 
 
-def test_sigterm_again_and_again_loses_no_answer_no_reward_and_no_route(shell: Steppe) -> None:
+def test_repeated_sigterm_loses_no_answer_no_reward_and_no_route(shell: Steppe) -> None:
     served = serve(shell, "-f", "router", port=free_port())
     with playing([served.port], may_forget=False) as players:
         for _ in range(4):
@@ -158,12 +158,12 @@ def test_sigterm_again_and_again_loses_no_answer_no_reward_and_no_route(shell: S
     served.command.send(signal.SIGTERM)
     assert served.command.answer().code == 0
     arms = check(ledger_of(shell), players)
-    # What the endpoint counts it has answered: none of it was lost on the way, and nothing was asked twice.
+    # The endpoint counts exactly the answered questions: none was lost, and none was counted twice.
     assert sum(arm.requests for (node, _), arm in arms.items() if node == "router") == sum(p.answered for p in players)
     assert all(player.applied == len(player.kept) for player in players)
 
 
-def test_kill_9_again_and_again_loses_no_acknowledged_reward_and_counts_none_twice(shell: Steppe) -> None:
+def test_repeated_kill_9_loses_no_acknowledged_reward_and_counts_none_twice(shell: Steppe) -> None:
     rng = random.Random(11)
     served = serve(shell, "-f", "router", port=free_port())
     with playing([served.port], may_forget=True) as players:
@@ -219,9 +219,7 @@ def test_replicas_on_one_database_share_arms_and_episodes(
         assert sum(arm.requests for (node, _), arm in arms.items() if node == "router") == wanted
 
 
-def test_a_replica_that_is_killed_takes_nothing_with_it(
-    tmp_path: Path, shell: Steppe, postgres: PostgresServer
-) -> None:
+def test_a_killed_replica_loses_nothing(tmp_path: Path, shell: Steppe, postgres: PostgresServer) -> None:
     with (
         replicas(tmp_path, shell, postgres) as (first, second),
         playing([first.port, second.port], may_forget=True, count=4) as players,
@@ -229,7 +227,7 @@ def test_a_replica_that_is_killed_takes_nothing_with_it(
         for _ in range(3):
             wait_for_more(players, 60)
             assert second.command.kill() == -signal.SIGKILL
-            # The other one goes on with the episodes of both.
+            # The other replica continues the episodes of both.
             wait_for_more(players, 60)
             second = start_replica(tmp_path, shell, postgres, "second", second.port)
         wait_for_more(players, 60)
@@ -238,7 +236,7 @@ def test_a_replica_that_is_killed_takes_nothing_with_it(
 
 @contextlib.contextmanager
 def playing(ports: list[int], may_forget: bool, count: int = 6) -> Iterator[list[Player]]:
-    """Players that all play to the end of their episodes, and must not have seen anything wrong."""
+    """Players that play until the end of the block and must not have seen any error."""
     players = [Player(f"player{number}", ports, may_forget) for number in range(count)]
     for player in players:
         player.start()
@@ -255,7 +253,7 @@ def playing(ports: list[int], may_forget: bool, count: int = 6) -> Iterator[list
 
 
 def wait_for_more(players: list[Player], number: int) -> None:
-    """Returns when so many more rewards are acknowledged."""
+    """Waits for that many more acknowledged rewards."""
     wanted = number + sum(len(player.kept) for player in players)
 
     def is_enough() -> bool:
@@ -272,7 +270,8 @@ def ledger_of(shell: Steppe) -> Ledger:
 
 
 def check(ledger: Any, players: list[Player]) -> Any:
-    """Every acknowledged reward is there once and no other, and the arms learned exactly that; the arms."""
+    """Checks that every acknowledged reward is there once, no other is, and the arms learned exactly these; returns the
+    arms."""
     rewards, decisions, arms = contents(ledger)
     written = [(sequence, identity) for _, sequence, identity in rewards]
     kept = [reward for player in players for reward in player.kept]
@@ -291,7 +290,7 @@ def check(ledger: Any, players: list[Player]) -> Any:
 
 @contextlib.contextmanager
 def replicas(tmp_path: Path, shell: Steppe, postgres: PostgresServer) -> Iterator[tuple[Served, Served]]:
-    """Two of one endpoint, each with a folder of its own."""
+    """Two replicas of one endpoint, each with a folder of its own."""
     yield tuple(start_replica(tmp_path, shell, postgres, name, free_port()) for name in ("first", "second"))  # type: ignore[misc]
 
 

@@ -1,4 +1,4 @@
-"""A router in front of two policies that know nothing and one that balances, on the real CartPole."""
+"""A router over two random policies and one that balances, on the real CartPole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUNNERS, EPISODES = 5, 200
 
 
 def save_policies(root):
-    """Two with random weights, and one that pushes to where the pole falls."""
+    """Two policies with random weights, and one that pushes to where the pole falls."""
     description = describe(Box((4,)), Discrete(2), layers=[{"type": "dense", "size": 1, "activation": "none"}])
     description = replace(description, environment="CartPole-v1")
     for index in range(2):
@@ -32,7 +32,7 @@ def save_policies(root):
 
 
 async def play(endpoint, episodes, model=None):
-    """The returns of so many episodes, a few of them at the same time, in the order they ended."""
+    """The returns of that many episodes, a few of them concurrent, in the order of their ends."""
     environments = [gymnasium.make("CartPole-v1") for _ in range(RUNNERS)]
     returns, begun = [], 0
 
@@ -59,7 +59,7 @@ async def play(endpoint, episodes, model=None):
 
 @pytest.mark.learning
 @pytest.mark.parametrize("bandit", ["epsilon_greedy", "ucb1", "thompson"])
-def test_a_router_costs_little_of_what_the_best_policy_reaches(tmp_path, bandit):
+def test_a_router_costs_little_of_the_best_policys_return(tmp_path, bandit):
     async def check():
         save_policies(tmp_path)
         graph = {"kind": "router", "bandit": bandit, "branches": ["untrained0", "untrained1", "trained"]}

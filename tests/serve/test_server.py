@@ -18,10 +18,10 @@ from processes import SECONDS
 from served import ServedProcess, one_policy, question, router, serving
 
 from steppe.errors import UserError
-from steppe.serve import batching, load_endpoint
+from steppe.serve import load_endpoint, question_batches
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.grpc import messages
-from steppe.serve.server import Listening, Server
+from steppe.serve.server import EndpointServer, ServerConfig
 from steppe.specs.serving import GraphSpec
 
 
@@ -44,7 +44,7 @@ def certificate(tmp_path_factory):
     return cert, key
 
 
-def test_requests_under_way_are_finished_after_sigterm(tmp_path):
+def test_requests_in_progress_are_finished_after_sigterm(tmp_path):
     with process(one_policy(tmp_path), tmp_path) as served:
         served.infer()
         body = json.dumps(question()).encode()
@@ -56,7 +56,7 @@ def test_requests_under_way_are_finished_after_sigterm(tmp_path):
         ):
             slow.sendall(head.encode() + body[:10])
             half.sendall(infer.encode() + body[:10])
-            # Answered on the same loop after both, so that both were heard of before the signal.
+            # Answered after both on the same loop, so both have arrived before the signal.
             assert served.infer().status == 200
             served.process.send_signal(signal.SIGTERM)
             wait_until(lambda: is_ending(served))
@@ -75,13 +75,13 @@ def begun_request(served):
     """A request whose body does not come."""
     with socket.create_connection(("127.0.0.1", served.port), timeout=30) as sock:
         sock.sendall(b"POST /v2/models/pole/feedback HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
-        # Answered on the same loop, so that the other was heard of.
+        # Answered on the same loop, so the other one has arrived.
         assert served.infer().status == 200
         yield
 
 
 def is_ending(served):
-    """Whether it says that it is not ready, or does not answer any more."""
+    """Whether it says that it is not ready, or no longer answers."""
     try:
         return served.get("/v2/health/ready").status == 503
     except OSError:
@@ -95,7 +95,7 @@ def wait_until(holds, seconds=SECONDS):
         time.sleep(0.005)
 
 
-def test_restart_under_load_loses_no_answer_that_was_begun(tmp_path):
+def test_a_restart_under_load_loses_no_request_that_was_begun(tmp_path):
     graph, port = router(tmp_path), free_port()
     failures, answers, is_over = [], [], threading.Event()
 
@@ -108,7 +108,7 @@ def test_restart_under_load_loses_no_answer_that_was_begun(tmp_path):
                 response.read()
                 (answers if response.status == 200 else failures).append(response.status)
             except (ConnectionError, http.client.RemoteDisconnected):
-                # The server may close a connection on which no request was begun; any client asks again then.
+                # The server may close a connection without a request; any client then asks again.
                 connection.close()
                 time.sleep(0.01)
         connection.close()
@@ -134,7 +134,7 @@ def test_restart_under_load_loses_no_answer_that_was_begun(tmp_path):
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path):
-    # By itself it would wait for longer than this test.
+    # Draining alone would take longer than this test.
     limits = {"drain_seconds": 10 * SECONDS, "request_seconds": 10 * SECONDS}
     with process(one_policy(tmp_path), tmp_path, limits=limits) as served, begun_request(served):
         served.process.send_signal(signal.SIGTERM)
@@ -143,11 +143,11 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
         assert served.process.wait(SECONDS) is not None
 
 
-def test_it_drains_no_longer_than_it_may(tmp_path):
+def test_draining_has_a_time_limit(tmp_path):
     limits = {"drain_seconds": 1.0}
     with process(one_policy(tmp_path), tmp_path, limits=limits) as served, begun_request(served):
         served.process.send_signal(signal.SIGTERM)
-        # Less than it waits by default.
+        # Less than the default.
         assert served.process.wait(25) == 0
 
 
@@ -185,27 +185,27 @@ def test_https_and_grpc_with_tls(tmp_path, certificate):
         ({"tls_cert": "x.pem", "tls_key": "y.pem"}, "x.pem"),
     ],
 )
-def test_what_cannot_be_served_at_is_told_before_anything_starts(tmp_path, wrong, words):
+def test_invalid_addresses_are_refused_before_anything_starts(tmp_path, wrong, words):
     endpoint = load_endpoint(GraphSpec.model_validate(one_policy(tmp_path)), folder=tmp_path / "state")
     with pytest.raises(UserError, match=words):
-        Server(endpoint, Listening(**({"port": 0} | wrong)))
+        EndpointServer(endpoint, ServerConfig(**({"port": 0} | wrong)))
 
 
-def test_a_port_that_is_taken_is_told(tmp_path):
+def test_a_port_in_use_is_reported(tmp_path):
     endpoint = load_endpoint(GraphSpec.model_validate(one_policy(tmp_path)), folder=tmp_path / "state")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match="--port"):
-            Server(endpoint, Listening(port=port))
+            EndpointServer(endpoint, ServerConfig(port=port))
         with pytest.raises(UserError, match="--grpc-port"):
-            Server(endpoint, Listening(port=0, grpc_port=port)).run()
+            EndpointServer(endpoint, ServerConfig(port=0, grpc_port=port)).run()
 
 
 def test_the_token_is_not_shown(tmp_path):
-    assert "secret" not in repr(Listening(token="a-secret-token-of-some-length"))
+    assert "secret" not in repr(ServerConfig(token="a-secret-token-of-some-length"))
 
 
-def test_serving_imports_no_jax(tmp_path):
+def test_serving_does_not_import_jax(tmp_path):
     graph = one_policy(tmp_path)
     with process(graph, tmp_path, grpc_port=0) as served:
         assert served.infer().status == 200
@@ -215,13 +215,13 @@ def test_serving_imports_no_jax(tmp_path):
     assert "libtorch" not in maps
 
 
-def test_questions_that_wait_for_a_dear_policy_are_answered_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(batching, "DEAR", 0.0)
-    monkeypatch.setattr(batching, "WORTH", float("inf"))
+def test_waiting_questions_for_a_slow_policy_are_answered_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(question_batches, "DEAR", 0.0)
+    monkeypatch.setattr(question_batches, "WORTH", float("inf"))
     sizes, several, is_sent = [], Endpoint.answers, threading.Event()
 
     def slow(self, questions):
-        # As if the first took so long that all others came meanwhile.
+        # As if the first took so long that all others arrived meanwhile.
         assert is_sent.wait(SECONDS)
         sizes.append(len(questions))
         return several(self, questions)
@@ -230,7 +230,7 @@ def test_questions_that_wait_for_a_dear_policy_are_answered_together(tmp_path, m
     with serving(one_policy(tmp_path), tmp_path) as served, contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(20)]
         for sock in sockets:
-            # Connections are taken one by one, questions on them together.
+            # Connections are accepted one by one, questions on them are answered together.
             sock.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             whole(sock)
         for number, sock in enumerate(sockets):
@@ -248,7 +248,7 @@ def test_questions_that_wait_for_a_dear_policy_are_answered_together(tmp_path, m
 
 
 def whole(sock):
-    """An answer to its end."""
+    """Reads an answer to its end."""
     received = b""
     while not received.endswith(b"}"):
         piece = sock.recv(65536)

@@ -1,4 +1,4 @@
-"""Newer, pinned, older and broken versions of a policy."""
+"""Newer, pinned, older and damaged versions of a policy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_newer_policy_is_taken_into_service(tmp_path):
     run(check())
 
 
-def test_an_open_episode_is_played_to_its_end_by_the_version_it_began_with(tmp_path):
+def test_an_open_episode_keeps_the_version_it_began_with(tmp_path):
     async def check():
         save_constant(tmp_path / "p", 1)
         async with serving(tmp_path, "p") as endpoint:
@@ -53,7 +53,7 @@ def test_an_open_episode_is_played_to_its_end_by_the_version_it_began_with(tmp_p
     run(check())
 
 
-def test_a_version_can_be_pinned_rolled_back_and_let_go_also_after_a_restart(tmp_path):
+def test_a_version_can_be_pinned_and_unpinned_and_the_pin_survives_a_restart(tmp_path):
     async def check():
         save_constant(tmp_path / "p", 1)
         async with serving(tmp_path, "p") as endpoint:
@@ -135,7 +135,7 @@ def test_a_newer_policy_of_another_environment_is_refused(tmp_path):
     run(check())
 
 
-def test_a_newer_policy_of_the_same_environment_in_another_program_is_taken_into_service(tmp_path):
+def test_a_newer_policy_from_another_program_is_taken_into_service_if_it_fits(tmp_path):
     async def check():
         save_constant(tmp_path / "p", 0, observation=cart_pole("compiled"), space=Discrete(2))
         async with serving(tmp_path, "p") as endpoint:
@@ -147,7 +147,7 @@ def test_a_newer_policy_of_the_same_environment_in_another_program_is_taken_into
     run(check())
 
 
-def test_a_run_that_is_started_anew_is_served_once_it_has_learned_something(tmp_path):
+def test_an_untrained_policy_of_a_restarted_run_is_not_served(tmp_path):
     async def check():
         save_constant(tmp_path / "p", 1, timestep=50)
         async with serving(tmp_path, "p") as endpoint:
@@ -167,7 +167,7 @@ def test_a_run_that_is_started_anew_is_served_once_it_has_learned_something(tmp_
     run(check())
 
 
-def test_only_so_many_versions_are_kept_but_never_the_one_in_service(tmp_path):
+def test_old_versions_are_deleted_but_never_the_one_in_service(tmp_path):
     save_constant(tmp_path / "p", 0)
     versions = Versions("p", tmp_path / "p", tmp_path / "kept")
     first = versions.current.name
@@ -184,7 +184,7 @@ def test_only_so_many_versions_are_kept_but_never_the_one_in_service(tmp_path):
     assert folders == set(versions.names)
 
 
-def test_a_damaged_copy_is_as_good_as_none(tmp_path):
+def test_a_damaged_copy_is_ignored(tmp_path):
     save_constant(tmp_path / "p", 1)
     name = Versions("p", tmp_path / "p", tmp_path / "kept").current.name
     save_constant(tmp_path / "p", 2)
@@ -233,7 +233,7 @@ def test_no_question_fails_while_versions_come_go_and_are_pinned(tmp_path):
 
 
 @pytest.mark.parametrize("raised", [SystemExit(2), KeyboardInterrupt(), RuntimeError("odd")])
-def test_whatever_a_newer_policy_raises_the_endpoint_goes_on(tmp_path, monkeypatch, raised):
+def test_any_error_of_a_newer_policy_leaves_the_endpoint_running(tmp_path, monkeypatch, raised):
     def load(*_, **__):
         raise raised
 

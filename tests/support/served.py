@@ -18,7 +18,7 @@ from policies import make_policy
 from steppe.serve import load_endpoint
 from steppe.serve import server as server_module
 from steppe.serve.admission import Gate, TrafficLimits
-from steppe.serve.server import Listening, Server
+from steppe.serve.server import EndpointServer, ServerConfig
 from steppe.specs.serving import GraphSpec
 
 PROGRAM = """
@@ -26,11 +26,11 @@ import json, sys
 from pathlib import Path
 from steppe.serve import load_endpoint
 from steppe.serve.admission import TrafficLimits
-from steppe.serve.server import Listening, Server
+from steppe.serve.server import EndpointServer, ServerConfig
 from steppe.specs.serving import GraphSpec
 graph, folder, listening, limits = map(json.loads, sys.argv[1:])
 endpoint = load_endpoint(GraphSpec.model_validate(graph), folder=folder)
-server = Server(endpoint, Listening(limits=TrafficLimits(**limits), **listening))
+server = EndpointServer(endpoint, ServerConfig(limits=TrafficLimits(**limits), **listening))
 server.run(lambda ready: print(ready.port, ready.grpc_port, flush=True))
 print("ended", flush=True)
 """
@@ -51,7 +51,7 @@ class Reply(NamedTuple):
 class Served:
     """An endpoint that is being served."""
 
-    def __init__(self, port: int, grpc_port: int | None = None, server: Server | None = None) -> None:
+    def __init__(self, port: int, grpc_port: int | None = None, server: EndpointServer | None = None) -> None:
         self.port, self.grpc_port, self.server = port, grpc_port, server
 
     @property
@@ -116,7 +116,7 @@ def serving(
 def serving_endpoint(endpoint: Any, limits: TrafficLimits | None = None, **listening: Any) -> Iterator[Served]:
     """An endpoint served from a thread of this process at free ports."""
     settings = {"port": 0, "limits": limits or TrafficLimits()} | listening
-    server, ready = Server(endpoint, Listening(**settings), "test"), threading.Event()
+    server, ready = EndpointServer(endpoint, ServerConfig(**settings), "test"), threading.Event()
     thread = threading.Thread(target=server.run, args=(lambda _: ready.set(),))
     thread.start()
     try:

@@ -11,7 +11,7 @@ import numpy as np
 
 from policies import describe, tensors_for
 from steppe.policies.policy import Policy
-from steppe.serve import Limits, Question, load_endpoint
+from steppe.serve import EndpointLimits, Question, load_endpoint
 from steppe.specs.serving import GraphSpec
 from steppe.specs.spaces import Box, Discrete
 
@@ -41,7 +41,7 @@ def make_endpoint(root, graph, **settings):
     for node in spec.nodes():
         if node.kind == "model" and not (Path(root) / node.policy).exists():
             save_constant(Path(root) / node.policy, int(node.policy.removeprefix("p")))
-    limits = Limits(**settings.pop("limits", {}))
+    limits = EndpointLimits(**settings.pop("limits", {}))
     return load_endpoint(spec, start=root, limits=limits, **{"folder": Path(root) / "serving", "seed": 1} | settings)
 
 

@@ -12,8 +12,8 @@ import typer
 from steppe.cli.input.flags import ALLOW_MODULES
 
 if TYPE_CHECKING:
-    from steppe.serve.clients import Access
-    from steppe.serve.play.remote_play import Played
+    from steppe.serve.clients import EndpointAccess
+    from steppe.serve.play.remote_play import PlayResult
     from steppe.specs.allowed_modules import AllowedModules
     from steppe.specs.environment import EnvironmentSpec
 
@@ -106,7 +106,7 @@ def play(
     from steppe.cli.display.scores import display
     from steppe.experiments.project import let_allowed_modules_import
     from steppe.serve.clients import check_protocol
-    from steppe.serve.play.remote_play import Plan
+    from steppe.serve.play.remote_play import PlayPlan
     from steppe.serve.play.remote_play import play as play_remotely
     from steppe.specs.allowed_modules import AllowedModules, named_in
 
@@ -120,7 +120,7 @@ def play(
         spec = _environment(environment, allowed) if environment is not None else _its_own(protocol, access, patience)
     except KeyboardInterrupt:
         return _interrupted()
-    plan = Plan(
+    plan = PlayPlan(
         spec,
         episodes,
         runners,
@@ -153,11 +153,11 @@ def play(
     return INTERRUPTED if played.was_stopped else 0
 
 
-def access_to(url: str, token: str | None, token_file: Path | None, tls_ca: Path | None, **more: Any) -> Access:
+def access_to(url: str, token: str | None, token_file: Path | None, tls_ca: Path | None, **more: Any) -> EndpointAccess:
     """Where an endpoint is and what it wants to see; the address is checked at once."""
-    from steppe.serve.clients import Access
+    from steppe.serve.clients import EndpointAccess
 
-    access = Access(url, given_token(token, token_file), None if tls_ca is None else str(tls_ca), **more)
+    access = EndpointAccess(url, given_token(token, token_file), None if tls_ca is None else str(tls_ca), **more)
     access.tls()
     access.check_host()
     return access
@@ -187,7 +187,7 @@ def _environment(name: str, allowed: AllowedModules) -> EnvironmentSpec:
     return spec
 
 
-def _its_own(protocol: str, access: Access, patience: float) -> EnvironmentSpec:
+def _its_own(protocol: str, access: EndpointAccess, patience: float) -> EnvironmentSpec:
     """The environment in which the endpoint says that its policy was trained."""
     from steppe.cli.display.scores import Display
     from steppe.errors import UserError
@@ -239,7 +239,7 @@ def _folder(out: Path | None, environment: str) -> Path:
     return out
 
 
-def _write_summary(folder: Path, played: Played, environment: str, access: Access) -> dict[str, Any]:
+def _write_summary(folder: Path, played: PlayResult, environment: str, access: EndpointAccess) -> dict[str, Any]:
     import json
 
     from steppe.files.durable import write_atomically
@@ -258,7 +258,7 @@ def _write_summary(folder: Path, played: Played, environment: str, access: Acces
     return summary
 
 
-def _print_end(played: Played, folder: Path, feedback: str) -> None:
+def _print_end(played: PlayResult, folder: Path, feedback: str) -> None:
     from steppe.cli.display.console import console
     from steppe.cli.display.scores import route_table
     from steppe.cli.display.text import duration, score

@@ -16,10 +16,10 @@ from steppe.cli.play import AS_JSON, DEFAULT_URL, ENDPOINT_URL, TLS_CA, TOKEN, T
 
 if TYPE_CHECKING:
     from steppe.errors import UserError
-    from steppe.serve.clients.operating import Operator
+    from steppe.serve.clients.operator import Operator
     from steppe.serve.endpoint import Endpoint
     from steppe.serve.ledger import Ledger
-    from steppe.serve.server import Listening, Server
+    from steppe.serve.server import EndpointServer, ServerConfig
 
 DATABASE_VARIABLE = "STEPPE_SERVE_DATABASE"
 WATCH_SECONDS = 2.0
@@ -159,10 +159,10 @@ def start(
     Without a token it only listens on this machine, and makes one of its own if
     other users are there. Requests under way are answered before it ends.
     """
-    from steppe.serve.endpoint import Limits
+    from steppe.serve.endpoint import EndpointLimits
 
     watch_seconds = WATCH_SECONDS if watch else None
-    limits = Limits(
+    limits = EndpointLimits(
         max_episodes,
         episode_timeout,
         watch_seconds=watch_seconds,
@@ -267,7 +267,7 @@ def rollback(
     tls_ca: TLS_CA = None,
 ) -> None:
     """Pin the version before the one that is in service."""
-    from steppe.serve.clients.operating import version_before
+    from steppe.serve.clients.operator import version_before
 
     with _operator(url, token, token_file, tls_ca) as operator:
         chosen = operator.policy(policy)
@@ -343,15 +343,15 @@ def _nothing_to_serve(word: str) -> UserError:
 
 def _listening(
     host: str, port: int, grpc_port: int | None, token: str | None, tls_cert: Path | None, tls_key: Path | None
-) -> Listening:
-    from steppe.serve.server import Listening
+) -> ServerConfig:
+    from steppe.serve.server import ServerConfig
 
-    return Listening(host, port, grpc_port, token, tls_cert, tls_key)
+    return ServerConfig(host, port, grpc_port, token, tls_cert, tls_key)
 
 
 def _limited(
-    listening: Listening, access_log: str | None, max_concurrent: int, max_body: float, rate: float | None
-) -> Listening:
+    listening: ServerConfig, access_log: str | None, max_concurrent: int, max_body: float, rate: float | None
+) -> ServerConfig:
     import dataclasses
 
     from steppe.serve.admission import TrafficLimits
@@ -360,7 +360,7 @@ def _limited(
     return dataclasses.replace(listening, access_log=access_log, limits=limits)
 
 
-def _run(endpoint: Endpoint, listening: Listening, token_file: Path | None, tls_cert: Path | None) -> int:
+def _run(endpoint: Endpoint, listening: ServerConfig, token_file: Path | None, tls_cert: Path | None) -> int:
     import logging
     import time
     from importlib.metadata import version
@@ -368,11 +368,11 @@ def _run(endpoint: Endpoint, listening: Listening, token_file: Path | None, tls_
     from steppe.cli.display.text import duration
     from steppe.net.local_tokens import token_sentence
     from steppe.net.sockets import is_loopback
-    from steppe.serve.server import Server
+    from steppe.serve.server import EndpointServer
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
 
-    def say(server: Server) -> None:
+    def say(server: EndpointServer) -> None:
         environment = endpoint.metadata().properties.get("environment") or "ENVIRONMENT"
         words = ["steppe", "play", "--url", server.url, "--environment", environment]
         words += ["--token-file", str(token_file)] if token_file is not None else []
@@ -386,7 +386,7 @@ def _run(endpoint: Endpoint, listening: Listening, token_file: Path | None, tls_
             print("note: nothing is encrypted, the token neither; use --tls-cert and --tls-key", flush=True)
         print(f"watch it at {server.url}/ or by Prometheus at {server.url}/metrics; Ctrl-C ends it", flush=True)
 
-    server = Server(endpoint, listening, version("steppe"))
+    server = EndpointServer(endpoint, listening, version("steppe"))
     started = time.monotonic()
     server.run(say)
     answers = f"{server.answers:,} answer{'' if server.answers == 1 else 's'}"
@@ -438,7 +438,7 @@ def _database(given: str | None) -> str | None:
 
 def _operator(url: str, token: str | None, token_file: Path | None, tls_ca: Path | None) -> Operator:
     from steppe.cli.play import access_to
-    from steppe.serve.clients.operating import Operator
+    from steppe.serve.clients.operator import Operator
 
     return Operator(access_to(url, token, token_file, tls_ca))
 

@@ -12,27 +12,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steppe.serve.endpoint import Endpoint, Limits
+    from steppe.serve.endpoint import Endpoint, EndpointLimits
     from steppe.serve.loading import load_endpoint
-    from steppe.serve.messages.exchange import Answer, Feedback, NotFound, Question, Receipt, Unavailable
+    from steppe.serve.messages.exchange import Feedback, NotFound, PolicyAnswer, Question, Receipt, Unavailable
 
-_HOMES = {
-    "load_endpoint": "loading",
-    "Endpoint": "endpoint",
-    "Limits": "endpoint",
-    "Question": "messages.exchange",
-    "Answer": "messages.exchange",
-    "Feedback": "messages.exchange",
-    "Receipt": "messages.exchange",
-    "NotFound": "messages.exchange",
-    "Unavailable": "messages.exchange",
+_MODULES = {
+    "loading": ("load_endpoint",),
+    "endpoint": ("Endpoint", "EndpointLimits"),
+    "messages.exchange": ("Feedback", "NotFound", "PolicyAnswer", "Question", "Receipt", "Unavailable"),
 }
 __all__ = [
-    "Answer",
     "Endpoint",
+    "EndpointLimits",
     "Feedback",
-    "Limits",
     "NotFound",
+    "PolicyAnswer",
     "Question",
     "Receipt",
     "Unavailable",
@@ -41,7 +35,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # A client, or a command that only reads a report, must not pay for the endpoint's imports.
-    if name in _HOMES:
-        return getattr(import_module(f"steppe.serve.{_HOMES[name]}"), name)
+    # Imported lazily, so that clients and commands that only read a report start quickly.
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"steppe.serve.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Who may ask, and how much at once: the same for every protocol of an endpoint."""
+"""Admission of requests: token, rate and memory limits, the same for every protocol."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from dataclasses import dataclass
 from steppe.errors import SteppeError
 
 MOST_CLIENTS = 10_000
-"""How many clients' rates are remembered; the one not seen for the longest time is forgotten first."""
+"""Most clients whose rates are remembered; beyond that, the one not seen for longest is forgotten."""
 SHORT = 1 << 16
-"""Bytes of a request that are not counted: `TrafficLimits.concurrent` limits them well enough."""
+"""Bytes of each request that are not counted, since `TrafficLimits.concurrent` limits them well enough."""
 
 
 @dataclass(frozen=True)
 class TrafficLimits:
-    """What a client, or all of them together, may ask of an endpoint."""
+    """What one client, and all clients together, may ask of an endpoint."""
 
     body_bytes: int = 16 << 20
-    """The longest request, also after it is decompressed."""
+    """Longest request, before and after decompression."""
     total_bytes: int = 256 << 20
-    """How long all requests under way may be together, half of it those of one address; short ones always find room."""
+    """Longest total of all requests in progress, half of it for one address; short requests are not counted."""
     concurrent: int = 1024
-    """How many requests may be under way at once."""
+    """Most requests in progress."""
     connections: int = 4096
-    """How many connections may be open at once."""
+    """Most open connections."""
     connections_per_address: int | None = None
-    """How many of them one address may have, such as a proxy's; None: an eighth."""
+    """Most connections of one address, such as a proxy's; None: an eighth of `connections`."""
     rate: float | None = None
-    """How many requests a second one client's address may send in the long run; None sets no limit."""
+    """Requests a second that one address may send in the long run; None: no limit."""
     request_seconds: float = 30.0
-    """How long a request may take to arrive, and an answer to be taken."""
+    """Longest time for a request to arrive, and for an answer to be read by its client."""
     drain_seconds: float = 30.0
-    """How long requests under way may take when the server ends."""
+    """Longest time for requests in progress once the server is stopping."""
 
     @property
     def most_of_one_address(self) -> int:
-        """How many connections one address may have."""
+        """Most connections of one address."""
         return self.connections_per_address or max(1, self.connections // 8)
 
 
-class Refused(SteppeError):
-    """A request that is not taken: `status` is HTTP's word for why; `pause` says after how many seconds it may be."""
+class RequestRefused(SteppeError):
+    """A request that was not admitted; `status` is the HTTP status, `pause` the seconds after which to try again."""
 
     def __init__(self, status: int, message: str, pause: int | None = None) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class Refused(SteppeError):
 
 
 def is_local_name(authority: bytes, host: str) -> bool:
-    """Whether a Host header, with or without a port, names this machine as only programs on it do, or `host`."""
+    """Whether a Host header, with or without a port, is `host` or a name that only programs on this machine use."""
     text = authority.decode("latin-1").strip().lower()
     if text.startswith("["):
         name, _, port = text[1:].partition("]")
@@ -72,7 +72,7 @@ def is_local_name(authority: bytes, host: str) -> bool:
 
 
 class Gate:
-    """Lets requests in, one after the other, as long as there is room; used from one thread."""
+    """Admits requests within the limits; used from one thread."""
 
     def __init__(
         self, limits: TrafficLimits, token: str | None = None, clock: Callable[[], float] = time.monotonic
@@ -81,23 +81,23 @@ class Gate:
         self.under_way = 0
         self.refused = 0
         self.is_draining = False
-        """Whether the server is ending: requests are still answered, but nobody is told that it is ready."""
+        """Whether the server is stopping: it still answers requests, but no longer says that it is ready."""
         self._token = None if token is None else token.encode()
         self._clock = clock
         self._calls: dict[str, int] = {}
-        """Client -> how many requests that it began have not ended."""
+        """Client -> number of its unfinished requests."""
         self._bytes: dict[str, int] = {}
-        """Client -> how many bytes its requests under way have."""
+        """Client -> bytes of its requests in progress."""
         self._rates: dict[str, tuple[float, float]] = {}
-        """Client -> (how many more it may send at once, when that was so)."""
+        """Client -> (requests it may still send at once, time of that count): a token bucket."""
 
     @property
     def needs_token(self) -> bool:
-        """Whether a token must be shown."""
+        """Whether requests must show a token."""
         return self._token is not None
 
     def check_token(self, authorization: bytes | str | None) -> None:
-        """Refuses whoever does not show the token, as `Bearer TOKEN` or by itself."""
+        """Refuses a request without the token, which is shown as `Bearer TOKEN` or by itself."""
         if self._token is None:
             return
         if authorization is None:
@@ -105,12 +105,12 @@ class Gate:
         shown = authorization.encode() if isinstance(authorization, str) else authorization
         if shown[:7].lower() == b"bearer ":
             shown = shown[7:]
-        # In constant time, so that no letter of it can be found by measuring.
+        # Compared in constant time, so that measuring reveals no letter of it.
         if not hmac.compare_digest(shown.strip(), self._token):
             raise self._refusal(401, "the token is not the one this endpoint was given")
 
     def enter(self, client: str) -> None:
-        """Takes a place, which `leave` gives back; refuses where there is none, or this client asks too often."""
+        """Admits a request, until `leave`; refuses it if too many are in progress or this client asks too often."""
         limits = self.limits
         if self.under_way >= limits.concurrent:
             raise self._refusal(
@@ -121,11 +121,11 @@ class Gate:
         self.under_way += 1
 
     def leave(self) -> None:
-        """Gives a place back."""
+        """Ends a request that `enter` admitted."""
         self.under_way -= 1
 
     def begin(self, client: str) -> None:
-        """As `enter`, for a request that is still to arrive; one client may have half of all places in this way."""
+        """Like `enter`, for a request that has yet to arrive; one client may have half of all such requests."""
         most, calls = max(1, self.limits.concurrent // 2), self._calls.get(client, 0)
         if calls >= most:
             raise self._refusal(503, f"{most} requests of this address are under way already; wait for one", pause=1)
@@ -133,14 +133,14 @@ class Gate:
         self._calls[client] = calls + 1
 
     def end(self, client: str) -> None:
-        """Gives the place of a request that was begun back."""
+        """Ends a request that `begin` admitted."""
         self.leave()
         self._calls[client] -= 1
         if not self._calls[client]:
             del self._calls[client]
 
     def take_bytes(self, client: str, size: int) -> None:
-        """Takes room for more bytes of a request, which `give_bytes_back` gives back; refuses where there is none."""
+        """Reserves memory for bytes of a request, until `give_bytes_back`; refuses if there is not enough."""
         most, own = self.limits.total_bytes, self._bytes.get(client, 0) + size
         if own > most // 2 or sum(self._bytes.values()) + size > most:
             raise self._refusal(
@@ -149,13 +149,13 @@ class Gate:
         self._bytes[client] = own
 
     def give_bytes_back(self, client: str, size: int) -> None:
-        """Gives the room of a request that is over back."""
+        """Frees memory that `take_bytes` reserved."""
         self._bytes[client] -= size
         if not self._bytes[client]:
             del self._bytes[client]
 
     def _count(self, client: str, rate: float) -> None:
-        """Up to a second's worth may come at once."""
+        """Token bucket: up to the requests of one second may come at once."""
         now, most = self._clock(), max(1.0, rate)
         left, since = self._rates.pop(client, (most, now))
         left = min(most, left + (now - since) * rate)
@@ -166,19 +166,19 @@ class Gate:
             pause = max(1, round((1.0 - left) / rate))
             raise self._refusal(429, f"more than {rate:g} requests a second; try again in {pause} s", pause=pause)
 
-    def _refusal(self, status: int, message: str, pause: int | None = None) -> Refused:
+    def _refusal(self, status: int, message: str, pause: int | None = None) -> RequestRefused:
         self.refused += 1
-        return Refused(status, message, pause)
+        return RequestRefused(status, message, pause)
 
 
-class Room:
-    """What one request has in memory; ends with its block."""
+class RequestMemory:
+    """The memory of one request, reserved as it grows and freed at the end of the block."""
 
     def __init__(self, gate: Gate, client: str) -> None:
         self._gate, self._client = gate, client
         self._taken = 0
 
-    def __enter__(self) -> Room:
+    def __enter__(self) -> RequestMemory:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -187,7 +187,7 @@ class Room:
             self._taken = 0
 
     def grow(self, size: int) -> None:
-        """Makes room for a request of `size` bytes so far; refuses where there is none."""
+        """Reserves memory for a request of `size` bytes so far; refuses it if there is not enough."""
         more = size - SHORT - self._taken
         if more > 0:
             self._gate.take_bytes(self._client, more)

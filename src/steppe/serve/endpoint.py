@@ -1,4 +1,4 @@
-"""An endpoint: the one place where a question becomes an answer and feedback a receipt."""
+"""An endpoint: answers questions with a graph of policies and takes rewards for them."""
 
 from __future__ import annotations
 
@@ -16,90 +16,99 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import UserError
-from steppe.serve.acting import PIECE, act
-from steppe.serve.ledger._base import Arms, Decision, Difference, Ended, Ledger, Named, OpenEpisode, Outcome, Reward
+from steppe.serve.ledger._base import (
+    Arms,
+    Decision,
+    EpisodeEnd,
+    Ledger,
+    NamedRequest,
+    OpenEpisode,
+    Reward,
+    RewardOutcome,
+)
 from steppe.serve.ledger.journal import Journals
-from steppe.serve.ledger.writer import Writer
-from steppe.serve.messages import checking, reading
+from steppe.serve.ledger.writer import LedgerWriter
+from steppe.serve.messages import signature, validation
 from steppe.serve.messages.exchange import (
-    Answer,
+    EndpointStanding,
     Feedback,
     Metadata,
     NotFound,
+    PolicyAnswer,
     Question,
     Receipt,
-    Standing,
     Unavailable,
 )
-from steppe.serve.routing.episodes import Episode, OpenEpisodes
-from steppe.serve.routing.graph import Graph, Leaf, Node
-from steppe.serve.versions import Version
+from steppe.serve.policy_runner import ROWS_AT_ONCE, PolicyRunner, is_greedy
+from steppe.serve.routing.episodes import OpenEpisodes, RoutedEpisode
+from steppe.serve.routing.graph import Node, PolicyGraph
 from steppe.specs.loading.suggestions import did_you_mean
 
 log = logging.getLogger("steppe.serve")
 
 FEEDBACK_SECONDS = 20.0
-"""How long a reward may take to be on the disk."""
+"""Longest wait until a reward is on disk."""
 SHARING_SECONDS = 1.0
-"""How long a question or a reward waits for what other replicas know of its episode."""
+"""Longest wait for what other replicas know of a question's or a reward's episode."""
 LOOK_SECONDS = 0.05
-"""How often it looks again."""
+"""Time between two looks at the ledger during that wait."""
 EXPIRY_SECONDS = 5.0
-"""How often silent episodes are looked for."""
+"""How often silent episodes are searched for."""
 PRUNE_SECONDS = 60.0
-"""How often what need not be kept any longer is looked for."""
+"""How often decisions that need not be kept any longer are searched for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What an endpoint keeps in memory, and how often it looks around."""
+class EndpointLimits:
+    """Limits of an endpoint's memory, and the intervals of its background tasks."""
 
     episodes: int = 10_000
-    """Open episodes; where there are more, those silent for longest expire."""
+    """Most open episodes; beyond that, the episodes silent for longest expire."""
     idle_seconds: float = 3600.0
-    """How long an episode may be silent."""
+    """An episode that is silent for longer expires."""
     queue: int = 100_000
-    """Decisions that wait for the ledger; what is more is counted and dropped."""
+    """Most records that wait for the ledger; further decisions are dropped and counted."""
     watch_seconds: float | None = None
-    """How often newer policies are looked for; never without it."""
+    """How often to look for newer policies; None: never."""
     rows: int = 10_000
-    """Observations in one question: while it is answered, all others wait."""
+    """Most observations in one question: while it is answered, all others wait."""
     episode_bytes: int = 256_000_000
-    """What open episodes remember all together; where it is more, those silent for longest expire."""
+    """Most memory of all open episodes together; beyond that, the episodes silent for longest expire."""
     keep_days: float | None = None
-    """For how long a decision is kept after it is over, with its rewards; for ever without it."""
+    """Days for which a finished decision and its rewards are kept; None: for ever."""
 
 
 class Endpoint:
-    """A served graph of policies; `answer` is for the thread of the event loop in which `start` was called.
+    """Serves a graph of policies.
 
-    Errors: UserError (and its NotFound) is the asker's mistake, Unavailable passes.
+    All methods belong to the thread of the event loop in which `start` was called. Mistakes of the client raise
+    UserError (or its subclass NotFound); Unavailable means that the same may work later.
     """
 
     def __init__(
         self,
         name: str,
-        graph: Graph,
+        graph: PolicyGraph,
         ledger: Ledger,
-        limits: Limits | None = None,
+        limits: EndpointLimits | None = None,
         *,
         seed: int | None = None,
         journals: Journals | None = None,
     ) -> None:
         self.name = name
         self.graph = graph
-        self.limits = limits or Limits()
+        self.limits = limits or EndpointLimits()
         self.is_shared = ledger.is_shared
-        """Whether other replicas use the same ledger: then `await ask(question)` takes the place of `answer`."""
+        """Whether other replicas use the same ledger; if so, call `await ask(question)` instead of `answer`."""
         self.notices: list[str] = []
-        """What happened to policies since the start, the newest last; the last hundred."""
+        """The last hundred changes of policies since the start, newest last."""
         self._ledger, self._journals = ledger, journals
-        self._writer: Writer | None = None
+        self._writer: LedgerWriter | None = None
         self._episodes = OpenEpisodes(self.limits.episodes, self.limits.idle_seconds, self.limits.episode_bytes)
         self._draw = random.Random(seed).random
-        self._rng = np.random.default_rng(seed)
-        self._form = reading.form_of(graph)
-        # Keys must differ from those of other replicas and of earlier lives.
+        self._signature = signature.signature_of(graph)
+        self._runner = PolicyRunner(self._signature, seed)
+        # Keys must differ from those of other replicas and of earlier processes.
         self._prefix = secrets.token_hex(6)
         self._numbers = itertools.count(1)
         self._arms: dict[Any, Any] = {}
@@ -107,15 +116,15 @@ class Endpoint:
         self._is_unloaded = False
 
     async def start(self, address: str = "") -> None:
-        """Opens the ledger and, where asked for, begins to watch for newer policies.
+        """Opens the ledger and starts the background tasks.
 
-        `address` is where questions will come to: another server that wants the same ledger is told so.
+        `address` is where questions will come to; a second server that wants the same ledger is told this address.
         """
         arms, episodes = await asyncio.to_thread(self._open_ledger, address)
         self._learn(arms)
         for episode in episodes:
             self._restore(episode)
-        self._writer = Writer(self._ledger, self.limits.queue, self._learn, self._journals)
+        self._writer = LedgerWriter(self._ledger, self.limits.queue, self._learn, self._journals)
         self._tasks = [asyncio.create_task(self._expire())]
         if self.limits.watch_seconds is not None:
             self._tasks.append(asyncio.create_task(self._watch(self.limits.watch_seconds)))
@@ -123,7 +132,7 @@ class Endpoint:
             self._tasks.append(asyncio.create_task(self._prune(self.limits.keep_days)))
 
     async def close(self) -> None:
-        """Writes down what is queued and closes the ledger."""
+        """Writes what is queued and closes the ledger."""
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -135,55 +144,55 @@ class Endpoint:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it answers questions: it has been started, and neither closed nor unloaded."""
+        """Whether it answers questions: it was started, and neither closed nor unloaded."""
         return self._writer is not None and not self._is_unloaded
 
     def unload(self, model: str) -> None:
-        """Answers no more questions until `load`; rewards still count. Only the whole endpoint can be unloaded."""
+        """Refuses questions until `load`; rewards still count. Only the whole endpoint can be unloaded."""
         if self._node(model) is not self.graph.root:
             raise UserError(f'"{model}" is a part of "{self.name}" and cannot be unloaded by itself')
         self._is_unloaded = True
 
     def load(self, model: str) -> None:
-        """Answers questions again."""
+        """Answers questions again after `unload`."""
         if self._node(model) is self.graph.root:
             self._is_unloaded = False
 
     def models(self) -> tuple[str, ...]:
-        """The names that can be asked for: the endpoint's own first, then the nodes of its graph."""
+        """The names that a question can ask for: the endpoint's own first, then the nodes of its graph."""
         return tuple(dict.fromkeys([self.name, *self.graph.nodes]))
 
     def metadata(self, model: str | None = None, version: str | None = None) -> Metadata:
-        """What a client must know of the endpoint, or of one node of its graph, before it asks."""
+        """Inputs, outputs and versions of the endpoint, or of one node of its graph."""
         node = self._node(model)
         if version is not None:
-            checking.leaf_with_versions(node).versions.get(version)
-        return reading.metadata(model or self.name, node, version, self._form, self.is_ready)
+            validation.leaf_with_versions(node).versions.get(version)
+        return signature.metadata(model or self.name, node, version, self._signature, self.is_ready)
 
     def check(self, observations: Any, model: str | None = None) -> np.ndarray:
-        """[B, ...] in the policies' type, of an array or nested lists [B, ...] or one observation.
+        """Checks observations and returns them as [B, ...] in the policies' type.
 
-        UserError for a wrong shape or type, too many rows, NaN, infinity or a choice that does not exist.
+        They may be an array or nested lists, [B, ...] or one observation. Raises UserError for a wrong shape or type,
+        too many rows, NaN, infinity or a choice that does not exist.
         """
-        return self._form.check(observations, self.limits.rows)
+        return self._signature.check(observations, self.limits.rows)
 
-    def answer(self, question: Question) -> Answer:
-        """What to do; never touches the disk. The same question again (its answer was lost) has the same answer."""
+    def answer(self, question: Question) -> PolicyAnswer:
+        """Answers one question without touching the disk; a repeated question gets the same answer again."""
         if (before := self._episodes.answered(question)) is not None:
             return before
         episode = self._episode_for(question)
-        version = episode.version
-        actions, outputs = self._act(question, episode, episode.path.leaf, version)
+        actions, outputs = self._runner.run(question, episode, episode.path.leaf, episode.version)
         return self._record(question, episode, actions, outputs)
 
-    def answers(self, questions: Sequence[Question]) -> list[Answer | Exception]:
-        """Several at once, each by itself but with one forward pass for all that go to the same policy."""
-        results: list[Answer | Exception | None] = [None] * len(questions)
-        groups: dict[tuple[int, bool], list[tuple[int, Episode]]] = {}
+    def answers(self, questions: Sequence[Question]) -> list[PolicyAnswer | Exception]:
+        """Answers several questions, with one forward pass for all that go to the same policy."""
+        results: list[PolicyAnswer | Exception | None] = [None] * len(questions)
+        groups: dict[tuple[int, bool], list[tuple[int, RoutedEpisode]]] = {}
         alone, sequences = [], set()
         for index, question in enumerate(questions):
             if question.sequence_id is not None and question.sequence_id in sequences:
-                # What came before it in its episode has not been answered yet.
+                # The question before it in its episode has not been answered yet.
                 alone.append(index)
                 continue
             sequences.add(question.sequence_id)
@@ -195,22 +204,16 @@ class Endpoint:
             except UserError as error:
                 results[index] = error
                 continue
-            if episode.version.is_recurrent or len(question.observations) > PIECE:
+            if episode.version.is_recurrent or len(question.observations) > ROWS_AT_ONCE:
                 alone.append(index)
             else:
-                greedy = _greedy(question, episode.path.leaf)
-                groups.setdefault((id(episode.version), greedy), []).append((index, episode))
+                key = (id(episode.version), is_greedy(question, episode.path.leaf))
+                groups.setdefault(key, []).append((index, episode))
         for (_, greedy), members in groups.items():
-            together = np.concatenate([questions[index].observations for index, _ in members])
-            wants_outputs = any(questions[index].outputs for index, _ in members)
-            policy = members[0][1].version.policy
-            actions, outputs, _ = act(policy, together, {}, greedy, self._rng, wants_outputs)
-            start = 0
-            for index, episode in members:
-                question, end = questions[index], start + len(questions[index].observations)
-                wanted = outputs[start:end] if outputs is not None and question.outputs else None
-                results[index] = self._record(question, episode, actions[start:end], wanted)
-                start = end
+            together = [questions[index] for index, _ in members]
+            ran = self._runner.run_together(together, members[0][1].version, greedy)
+            for (index, episode), (actions, outputs) in zip(members, ran, strict=True):
+                results[index] = self._record(questions[index], episode, actions, outputs)
         for index in alone:
             try:
                 results[index] = self.answer(questions[index])
@@ -218,18 +221,18 @@ class Endpoint:
                 results[index] = error
         return results  # type: ignore[return-value]
 
-    async def ask(self, question: Question) -> Answer:
-        """`answer`, but for an episode that another replica may have begun; the same where the ledger is not shared."""
+    async def ask(self, question: Question) -> PolicyAnswer:
+        """Like `answer`, but also finds episodes that another replica began."""
         sequence = question.sequence_id
         if not self.is_shared or sequence is None or (not question.sequence_start and self._episodes.get(sequence)):
             return self.answer(question)
         writer = self._writing()
-        # Without a ledger this replica goes on by itself.
+        # If the ledger is away, this replica goes on alone.
         if not question.sequence_start:
             with contextlib.suppress(Unavailable, TimeoutError):
                 async with asyncio.timeout(SHARING_SECONDS):
                     found = await writer.find_episode(sequence)
-                # Another question of this episode may have been first.
+                # Another question of this episode may have come first.
                 if found is not None and self._episodes.get(sequence) is None:
                     self._restore(found)
         answer = self.answer(question)
@@ -239,8 +242,8 @@ class Endpoint:
         return answer
 
     async def feedback(self, feedback: Feedback) -> Receipt:
-        """Returns when the reward is on the disk; NotFound for an unknown id, Unavailable without a ledger."""
-        reward = checking.reward_of(feedback, self._episodes)
+        """Returns once the reward is on disk; raises NotFound for an unknown id, Unavailable without a ledger."""
+        reward = validation.reward_of(feedback, self._episodes)
         try:
             async with asyncio.timeout(FEEDBACK_SECONDS):
                 outcome = await self._rewarded(reward)
@@ -251,15 +254,15 @@ class Endpoint:
         route = tuple(step for step in outcome.steps if step[1])
         return Receipt(outcome.applied, outcome.key, outcome.policy, route, outcome.total)
 
-    def standing(self) -> Standing:
-        """For the page and the metrics."""
+    def standing(self) -> EndpointStanding:
+        """The current state, for the page and the metrics."""
         writer = self._writer
-        return Standing(
+        return EndpointStanding(
             name=self.name,
-            routers=tuple(reading.router_standing(choice) for choice in self.graph.choices),
-            policies=tuple(reading.policy_standing(leaf, self._arms) for leaf in self.graph.leaves),
+            routers=tuple(signature.router_standing(choice) for choice in self.graph.choices),
+            policies=tuple(signature.policy_standing(leaf, self._arms) for leaf in self.graph.leaves),
             shadows=tuple(
-                reading.shadow_standing(shadow, leaf, self._arms)
+                signature.shadow_standing(shadow, leaf, self._arms)
                 for shadow in self.graph.shadows
                 for leaf in shadow.shadows
             ),
@@ -271,7 +274,7 @@ class Endpoint:
         )
 
     async def reload(self) -> list[str]:
-        """Looks for newer policies; sentences that say what is new, or why it could not be taken into service."""
+        """Looks for newer policies; returns a sentence for each change or problem."""
         sentences = [await asyncio.to_thread(leaf.versions.refresh) for leaf in self.graph.leaves]
         news = [sentence for sentence in sentences if sentence is not None]
         for sentence in news:
@@ -280,16 +283,16 @@ class Endpoint:
         return news
 
     async def pin(self, policy: str, version: str | None) -> None:
-        """Puts one version of a policy into service until further notice; None goes back to the newest."""
-        leaf = checking.leaf_with_versions(self._node(policy))
+        """Puts one version of a policy into service until further notice; None returns to the newest."""
+        leaf = validation.leaf_with_versions(self._node(policy))
         await asyncio.to_thread(leaf.versions.pin, version)
 
     async def settle(self) -> None:
-        """Returns when everything that was decided so far is on the disk."""
+        """Returns once every decision so far is on disk."""
         await self._writing().settle()
 
     def _open_ledger(self, address: str) -> tuple[Arms, list[OpenEpisode]]:
-        """What the ledger holds, once it is this endpoint's alone or may be shared."""
+        """Opens and locks the ledger, replays the journals of killed processes, and reads arms and open episodes."""
         ledger = self._ledger
         ledger.open()
         try:
@@ -302,7 +305,7 @@ class Endpoint:
             ledger.release()
             raise
 
-    def _writing(self) -> Writer:
+    def _writing(self) -> LedgerWriter:
         if self._writer is None:
             raise Unavailable("the endpoint is not running; ask again when it is")
         return self._writer
@@ -316,76 +319,52 @@ class Endpoint:
             raise NotFound(f'there is no model "{model}" here{way_out}')
         return node
 
-    def _episode_for(self, question: Question) -> Episode:
-        """The question's open episode, or a new one that is not open yet."""
+    def _episode_for(self, question: Question) -> RoutedEpisode:
+        """The open episode of the question, or a new one that is not open yet."""
         if self._is_unloaded:
             raise Unavailable(f'"{self.name}" is unloaded; load it to ask it')
         sequence = question.sequence_id
-        checking.check_id(question.id, "id")
+        validation.check_id(question.id, "id")
         node = self._node(question.model)
         if sequence is not None:
-            checking.check_id(sequence, "sequence_id")
+            validation.check_id(sequence, "sequence_id")
             episode = self._episodes.get(sequence)
             if episode is not None and not question.sequence_start:
-                checking.check_same(question, episode, node)
+                validation.check_same(question, episode, node)
                 return episode
         elif question.sequence_start or question.sequence_end:
             raise UserError("sequence_start and sequence_end speak of an episode; send its sequence_id too")
         path, propensity = self.graph.choose(node, self._draw)
         version = path.leaf.versions.current
         if question.version is not None:
-            version = checking.leaf_with_versions(node).versions.get(question.version)
-        return Episode(f"{self._prefix}-{next(self._numbers):x}", sequence, path, version, propensity)
+            version = validation.leaf_with_versions(node).versions.get(question.version)
+        return RoutedEpisode(f"{self._prefix}-{next(self._numbers):x}", sequence, path, version, propensity)
 
-    def _act(
-        self, question: Question, episode: Episode, leaf: Leaf, version: Version
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """(actions [B, ...], the head's outputs [B, outputs] where they are wanted)."""
-        observations, policy, greedy = question.observations, version.policy, _greedy(question, leaf)
-        if not version.is_recurrent:
-            return act(policy, observations, {}, greedy, self._rng, question.outputs)[:2]
-        if episode.rows not in (0, len(observations)):
-            raise UserError(
-                f'episode "{episode.sequence}" has {episode.rows} observations in each question, not '
-                f"{len(observations)}; a recurrent policy remembers each row"
-            )
-        state = episode.states.get(leaf.name)
-        if state is None:
-            state = policy.initial_state((len(observations),))
-        actions, outputs, after = act(policy, observations, state, greedy, self._rng, question.outputs)
-        episode.states[leaf.name] = after
-        return actions, outputs
-
-    def _record(self, question: Question, episode: Episode, actions: np.ndarray, outputs: np.ndarray | None) -> Answer:
-        """Puts down what was answered, for the ledger and for the episode's next question."""
+    def _record(
+        self, question: Question, episode: RoutedEpisode, actions: np.ndarray, outputs: np.ndarray | None
+    ) -> PolicyAnswer:
+        """Records the answer for the ledger and for the next question of the episode."""
         path, writer, sequence = episode.path, self._writing(), episode.sequence
         if episode.requests == 0:
             if sequence is not None and (before := self._episodes.get(sequence)) not in (None, episode):
                 self._end(before, "ended")
-            writer.put(
-                Decision(
-                    episode.key,
-                    sequence,
-                    time.time(),
-                    path.leaf.name,
-                    episode.version.name,
-                    episode.propensity,
-                    path.steps,
-                    path.is_routed,
-                )
-            )
+            chosen = (path.leaf.name, episode.version.name, episode.propensity, path.steps, path.is_routed)
+            writer.put(Decision(episode.key, sequence, time.time(), *chosen))
             name = episode.key
         else:
             name = f"{episode.key}.{episode.label}{episode.requests}"
             writer.put(path.steps)
         if question.id is not None:
             name = question.id
-            writer.put(Named(name, episode.key))
+            writer.put(NamedRequest(name, episode.key))
         if path.shadows:
-            self._compare(question, episode, actions)
+            for difference in self._runner.compare(question, episode, actions):
+                writer.put(difference)
         episode.requests += 1
         episode.rows = len(actions)
-        answer = Answer(name, actions, path.route, path.leaf.name, episode.version.name, episode.propensity, outputs)
+        answer = PolicyAnswer(
+            name, actions, path.route, path.leaf.name, episode.version.name, episode.propensity, outputs
+        )
         if sequence is not None:
             if question.sequence_end:
                 self._end(episode, "ended")
@@ -395,24 +374,13 @@ class Endpoint:
                     self._end(gone, "expired")
         return answer
 
-    def _end(self, episode: Episode, how: str) -> None:
+    def _end(self, episode: RoutedEpisode, how: str) -> None:
         assert episode.sequence is not None
         self._episodes.close(episode.sequence, episode.key)
-        self._writing().put(Ended(episode.key, time.time(), how))
+        self._writing().put(EpisodeEnd(episode.key, time.time(), how))
 
-    def _compare(self, question: Question, episode: Episode, actions: np.ndarray) -> None:
-        """Asks the policies in the shadow, and puts down how far they are from what was answered."""
-        for step, leaf in episode.path.shadows:
-            try:
-                others, _ = self._act(question, episode, leaf, leaf.versions.current)
-                value = self._form.difference(actions, others)
-            except Exception:
-                # Whatever a policy in the shadow does, the answer stands.
-                value = None
-            self._writing().put(Difference(step, value))
-
-    async def _rewarded(self, reward: Reward) -> Outcome:
-        """What became of a reward; what it is for may still be on its way from another replica to the ledger."""
+    async def _rewarded(self, reward: Reward) -> RewardOutcome:
+        """Adds a reward; its decision may still be on the way from another replica to the ledger."""
         patience_ends = time.monotonic() + (SHARING_SECONDS if self.is_shared else 0.0)
         while True:
             try:
@@ -427,7 +395,7 @@ class Endpoint:
         self.graph.learn(arms)
 
     def _restore(self, found: OpenEpisode) -> None:
-        """Goes on with an episode that was begun before the start, or by another replica."""
+        """Continues an episode that was begun before the start or by another replica."""
         path = self.graph.find(found.policy, found.steps)
         if path is None:
             return
@@ -436,7 +404,7 @@ class Endpoint:
         except NotFound:
             version = path.leaf.versions.current
         label = f"{self._prefix}-{next(self._numbers):x}-"
-        episode = Episode(found.key, found.sequence, path, version, found.propensity, label, requests=1)
+        episode = RoutedEpisode(found.key, found.sequence, path, version, found.propensity, label, requests=1)
         self._episodes.touch(episode)
 
     async def _expire(self) -> None:
@@ -447,7 +415,7 @@ class Endpoint:
 
     async def _prune(self, days: float) -> None:
         while True:
-            # While the ledger is away nothing can be forgotten either; the next time will do.
+            # While the ledger is away nothing can be forgotten; the next attempt will do.
             with contextlib.suppress(Unavailable):
                 while await self._writing().prune(time.time() - 86_400 * days):
                     pass
@@ -459,9 +427,5 @@ class Endpoint:
             try:
                 await self.reload()
             except Exception:
-                # Whatever stands in a folder, what is in service stays there, and the next look may find better.
+                # The version in service stays, whatever the folder contains; the next look may find a better one.
                 log.exception("looking for newer policies failed")
-
-
-def _greedy(question: Question, leaf: Leaf) -> bool:
-    return leaf.deterministic if question.deterministic is None else question.deterministic

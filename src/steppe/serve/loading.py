@@ -1,4 +1,4 @@
-"""From a file, a folder or an experiment's name to an endpoint."""
+"""Makes an endpoint of a graph's file, a policy's folder or an experiment's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from steppe.errors import UserError
 from steppe.experiments.project import find_experiment
 from steppe.policies.policy_folder import DESCRIPTION_FILE, TENSORS_FILE
-from steppe.serve.endpoint import Endpoint, Limits
+from steppe.serve.endpoint import Endpoint, EndpointLimits
 from steppe.serve.ledger import make_ledger
 from steppe.serve.ledger.journal import Journals
 from steppe.serve.routing.graph import build
@@ -21,7 +21,7 @@ from steppe.specs.loading.files import SUFFIXES, find_project
 from steppe.specs.serving import GraphSpec, ModelSpec, check_name, load_graph
 
 FOLDER = "serving"
-"""Where endpoints keep what they know, in a project or in the current folder."""
+"""The folder for the state of all endpoints, in a project or in the current folder."""
 LEDGER_FILE = "ledger.sqlite"
 POLICIES, JOURNAL = "policies", "journal"
 
@@ -33,16 +33,15 @@ def load_endpoint(
     folder: Path | str | None = None,
     ledger: str | Path | None = None,
     start: Path | str | None = None,
-    limits: Limits | None = None,
+    limits: EndpointLimits | None = None,
     seed: int | None = None,
     allow_modules: str | Iterable[str] = (),
 ) -> Endpoint:
     """The endpoint of a graph: a GraphSpec, a graph's file, a policy or run folder, or an experiment's name.
 
-    `folder` is where it keeps what it knows, serving/<name> by default; `ledger` is another file, or a postgresql://
-    URL that several replicas share.
-    Names and paths are looked up from `start`; those in a file from there too, if not beside the file.
-    `allow_modules` are the Python modules that policies may import for their layers; none without it.
+    `folder` holds its state, serving/<name> by default; `ledger` is another file, or a postgresql:// URL that several
+    replicas share. Names and paths are relative to `start`; those in a file are first looked up beside the file.
+    Policies may import the Python modules `allow_modules` for their layers, and no others.
     """
     here = Path.cwd() if start is None else Path(start).absolute()
     spec, beside = _spec(graph, here)
@@ -54,20 +53,20 @@ def load_endpoint(
         built = build(spec, _loader(folder, places, AllowedModules.of(allow_modules)))
         place = str(ledger or folder / LEDGER_FILE)
         made = make_ledger(place, name)
-        # Beside a project that is moved its ledger is moved too.
+        # A relative label, so that a project can be moved with its ledger.
         label = place.rpartition("@")[2] if "://" in place else os.path.relpath(place, folder)
         journals = Journals(folder / JOURNAL, name, label)
         return Endpoint(name, built, made, limits, seed=seed, journals=journals)
 
 
 def serving_folder(name: str, start: Path) -> Path:
-    """Where an endpoint of that name keeps what it knows."""
+    """The folder with the state of the endpoint of that name."""
     check_name(name)
     return (find_project(start) or start) / FOLDER / name
 
 
 def find_policy(name: str, folders: list[Path]) -> Path:
-    """The policy folder that a name or a path means, seen from several folders."""
+    """The policy folder for a name or a path, looked up from several folders."""
     for start in folders:
         path = (start / Path(name).expanduser()).absolute()
         path = path.parent if path.name in (TENSORS_FILE, DESCRIPTION_FILE) else path
@@ -81,7 +80,7 @@ def find_policy(name: str, folders: list[Path]) -> Path:
 
 
 def _spec(graph: GraphSpec | str | Path, start: Path) -> tuple[GraphSpec, Path | None]:
-    """(the graph, the folder of the file it stands in)."""
+    """(graph, folder of its file)."""
     if isinstance(graph, GraphSpec):
         return graph, None
     path = Path(graph)
@@ -93,7 +92,7 @@ def _spec(graph: GraphSpec | str | Path, start: Path) -> tuple[GraphSpec, Path |
 
 @contextlib.contextmanager
 def _leaving_nothing(folder: Path) -> Iterator[None]:
-    """Removes the copies of policies, and the folders, that were made for a graph which is then refused."""
+    """Removes copies of policies and folders that were made for a graph which is then refused."""
     made = [path for path in (folder / POLICIES, folder, folder.parent) if not path.exists()]
     before = set((folder / POLICIES).glob("*/*"))
     names = set((folder / POLICIES).glob("*"))
@@ -103,7 +102,7 @@ def _leaving_nothing(folder: Path) -> Iterator[None]:
         for copy in set((folder / POLICIES).glob("*/*")) - before:
             shutil.rmtree(copy, ignore_errors=True)
         for path in [*(set((folder / POLICIES).glob("*")) - names), *made]:
-            # What another endpoint has put there meanwhile stays.
+            # Files that another endpoint has put there meanwhile stay.
             with contextlib.suppress(OSError):
                 path.rmdir()
         raise

@@ -1,7 +1,8 @@
-"""What each policy would have brought on all of the traffic, from a ledger: estimates by inverse propensity.
+"""Off-policy estimates from a ledger: each policy's mean return if it had got all of the traffic.
 
-An episode that went to a policy with probability p stands for 1 / p episodes (Horvitz and Thompson 1952). Dividing by
-the sum of these weights instead of the number of episodes gives up a little bias for much less variance (Hajek 1971).
+Inverse propensity scoring: an episode that went to a policy with probability p stands for 1 / p episodes (Horvitz and
+Thompson 1952). Dividing by the sum of these weights instead of the number of episodes adds a little bias and removes
+much variance (Hajek 1971).
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from steppe.serve.ledger._base import Ledger, Logged
+from steppe.serve.ledger._base import Ledger, LoggedDecision
 
 ENOUGH = 10
-"""How many returns of a policy a verdict needs: of fewer, the spread is not known."""
+"""Fewest returns of a policy for a verdict; with fewer the spread is unknown."""
 DECIDED = 0.95
-"""How sure a verdict must be of the best policy."""
+"""Confidence that a verdict needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and where the truth probably lies; of too few decisions the ends are None."""
+    """An estimate and its confidence interval; the ends are None if there are too few decisions."""
 
     value: float
     low: float | None
@@ -30,59 +31,59 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class PolicyEstimate:
-    """One policy, or one version of it."""
+    """The estimates for one policy, or for one version of it."""
 
     policy: str
     version: str | None
     """None for all versions together."""
     decisions: int
-    """How many episodes, and requests without one, it got."""
+    """Episodes, and requests without an episode, that it got."""
     rewarded: int
-    """How many of them are over and had a reward: only they count below."""
+    """Those that are over and rewarded; only they count below."""
     mean: float | None
-    """Of the returns it had, whatever traffic it was given."""
+    """Mean of the observed returns."""
     inverse_propensity: Interval | None
-    """The mean return if all traffic had gone to it."""
+    """Mean return if it had got all of the traffic, by inverse propensity."""
     self_normalised: Interval | None
-    """The same, by the sum of the weights."""
+    """The same, divided by the sum of the weights."""
     effective: float
-    """How many evenly weighted returns these are worth (Kish 1965)."""
+    """Effective sample size of the weighted returns (Kish 1965)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All policies of an endpoint, the best estimate first."""
+    """All policies of an endpoint, best estimate first."""
 
     policies: tuple[PolicyEstimate, ...]
     versions: tuple[PolicyEstimate, ...]
-    """The same for each version; only those policies that had several."""
+    """The estimates for each version of those policies that had several."""
     decisions: int
     rewarded: int
     mean: float | None
-    """Of all returns, as the traffic was."""
+    """Mean return of the traffic as it was."""
     notices: tuple[str, ...]
-    """What makes the figures doubtful."""
+    """Reasons to doubt the figures."""
     verdict: str | None
-    """A sentence: which policy is best, and how sure that is; None with fewer than two policies."""
+    """One sentence on which policy is best and how sure that is; None with fewer than two policies."""
 
 
 def compare(ledger: Ledger, confidence: float = 0.95) -> Comparison:
-    """Estimates from everything that an open ledger holds; requests that named a policy themselves are left out."""
+    """Estimates from all decisions of an open ledger, but for requests that named a policy themselves."""
     return estimate(ledger.decisions(), confidence)
 
 
-def estimate(decisions: Iterable[Logged], confidence: float = 0.95) -> Comparison:
+def estimate(decisions: Iterable[LoggedDecision], confidence: float = 0.95) -> Comparison:
     """Estimates with intervals of that confidence, in one pass over the decisions."""
-    policies: dict[str, _Sums] = {}
-    versions: dict[tuple[str, str], _Sums] = {}
-    everything = _Sums()
+    policies: dict[str, _WeightedSums] = {}
+    versions: dict[tuple[str, str], _WeightedSums] = {}
+    everything = _WeightedSums()
     for logged in decisions:
         if not logged.is_routed:
             continue
         for sums in (
             everything,
-            policies.setdefault(logged.policy, _Sums()),
-            versions.setdefault((logged.policy, logged.version), _Sums()),
+            policies.setdefault(logged.policy, _WeightedSums()),
+            versions.setdefault((logged.policy, logged.version), _WeightedSums()),
         ):
             sums.add(logged)
     reach = NormalDist().inv_cdf(0.5 + confidence / 2)
@@ -105,8 +106,8 @@ def estimate(decisions: Iterable[Logged], confidence: float = 0.95) -> Compariso
 
 
 @dataclass(slots=True)
-class _Sums:
-    """What is added up over decisions: weights w = 1 / propensity and returns r."""
+class _WeightedSums:
+    """Sums over decisions, of weights w = 1 / propensity and returns r."""
 
     decisions: int = 0
     rewarded: int = 0
@@ -114,7 +115,7 @@ class _Sums:
     greatest_propensity: float = 0.0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("r", "w", "ww", "wr", "wwr", "wwrr"), 0.0))
 
-    def add(self, logged: Logged) -> None:
+    def add(self, logged: LoggedDecision) -> None:
         self.decisions += 1
         self.least_propensity = min(self.least_propensity, logged.propensity)
         self.greatest_propensity = max(self.greatest_propensity, logged.propensity)
@@ -131,8 +132,8 @@ class _Sums:
         return self.sums["r"] / self.rewarded if self.rewarded else None
 
 
-def _estimate(policy: str, version: str | None, sums: _Sums, total: int, reach: float) -> PolicyEstimate:
-    """The estimates of one policy, out of `total` decisions that were rewarded."""
+def _estimate(policy: str, version: str | None, sums: _WeightedSums, total: int, reach: float) -> PolicyEstimate:
+    """The estimates for one policy, out of `total` rewarded decisions of all policies."""
     if not sums.rewarded:
         return PolicyEstimate(policy, version, sums.decisions, 0, None, None, None, 0.0)
     s = sums.sums
@@ -162,14 +163,14 @@ def _interval(value: float, error: float | None, reach: float) -> Interval:
 
 
 def _rank(estimate: PolicyEstimate) -> tuple[float, int]:
-    """The best estimate first; of equal ones that which is known from more returns."""
+    """Sorts the best estimate first, and of equal ones the one with more returns."""
     value = estimate.self_normalised.value if estimate.self_normalised is not None else -math.inf
-    # Sums of weights leave differences in the last digits.
+    # Rounded, since sums of weights differ in their last digits.
     return -float(f"{value:.9g}"), -estimate.rewarded
 
 
 def _verdict(ranked: list[PolicyEstimate], reach: float) -> str | None:
-    """Whether the first policy is better than the second: of two normal estimates, as the intervals are."""
+    """Whether the first policy is better than the second, if both estimates are normally distributed."""
     known = [each for each in ranked if each.self_normalised is not None]
     if len(known) < 2:
         return None
@@ -201,11 +202,11 @@ def _verdict(ranked: list[PolicyEstimate], reach: float) -> str | None:
 
 
 def _half(interval: Interval) -> float:
-    """Half the width of an interval of several returns."""
+    """Half the width of an interval."""
     return 0.0 if interval.high is None else interval.high - interval.value
 
 
-def _notices(policies: dict[str, _Sums], everything: _Sums) -> Iterable[str]:
+def _notices(policies: dict[str, _WeightedSums], everything: _WeightedSums) -> Iterable[str]:
     if not everything.decisions:
         yield "nothing has been decided yet; ask the endpoint, and send it feedback"
     elif not everything.rewarded:

@@ -1,4 +1,4 @@
-"""Runs an endpoint: HTTP and gRPC in one event loop, until a signal; requests under way are answered first."""
+"""Runs an endpoint over HTTP and gRPC in one event loop, until a signal; requests in progress are answered first."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,44 +21,44 @@ from steppe.net.credentials import server_tls
 from steppe.net.local_tokens import token_for
 from steppe.net.sockets import is_loopback, listen
 from steppe.serve.admission import Gate, TrafficLimits
-from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
+from steppe.serve.question_batches import Batcher
 
 if TYPE_CHECKING:
-    from steppe.serve.http.observing import AccessLog, Observer
+    from steppe.serve.http.request_metrics import Observer
 
 LINGER_SECONDS = 0.3
-"""After a signal, for how long requests still come in on open connections before those that are idle are closed."""
+"""Seconds after a signal in which open connections may still send requests, before idle ones are closed."""
 BACKLOG = 2048
-"""How many connections may wait to be taken."""
+"""Most connections that wait to be accepted."""
 OTHER_FILES = 256
-"""How many files and sockets beside connections a server may need at once."""
+"""Files and sockets, other than connections, that a server may need at once."""
 SWITCH_SECONDS = 1e-4
-"""How long the ledger's thread may keep the interpreter when a request waits for it. The event loop hands it over
-between any two requests, so that Python's own 5 ms would be added to each of them while rewards are written."""
+"""How long the ledger's thread may keep the interpreter while a request waits. The event loop gives it up between any
+two requests, so Python's default of 5 ms would be added to each of them while rewards are written."""
 
 
 @dataclass(frozen=True)
-class Listening:
-    """Where an endpoint listens and whom it lets in."""
+class ServerConfig:
+    """Address, token, TLS and limits of a server."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    """0 takes any that is free."""
+    """0 takes any free port."""
     grpc_port: int | None = None
     """None: no gRPC."""
     token: str | None = field(default=None, repr=False)
     tls_cert: Path | None = None
     tls_key: Path | None = None
     access_log: Path | str | None = None
-    """One line of JSON for each request; `-` is standard output."""
+    """A file with one line of JSON for each request; `-` is standard output."""
     limits: TrafficLimits = field(default_factory=TrafficLimits)
 
 
-class Server:
-    """Listens from its making on; `run` answers until a signal, or until `stop` is called from another thread."""
+class EndpointServer:
+    """Listens as soon as it is made; `run` answers until a signal, or until `stop` is called from another thread."""
 
-    def __init__(self, endpoint: Endpoint, listening: Listening, version: str = "unknown") -> None:
+    def __init__(self, endpoint: Endpoint, listening: ServerConfig, version: str = "unknown") -> None:
         _check_packages()
         _check_access(listening)
         limits = _within_open_files(listening.limits, 1 if listening.grpc_port is None else 2)
@@ -72,7 +73,7 @@ class Server:
             raise
         self._listening = listening if self._local_token is None else replace(listening, token=self._local_token.token)
         self.grpc_port: int | None = None
-        """Where gRPC really listens, once `run` is ready."""
+        """The real port of gRPC, once `run` is ready."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
         self._http: Any = None
@@ -80,7 +81,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Where HTTP really listens."""
+        """The real port of HTTP."""
         return int(self._socket.getsockname()[1])
 
     @property
@@ -96,11 +97,11 @@ class Server:
 
     @property
     def token_file(self) -> Path | None:
-        """Where the token is that it made for itself, if it did."""
+        """The file of the token that the server made for itself, if it did."""
         return None if self._local_token is None else self._local_token.files[0]
 
-    def run(self, on_ready: Callable[[Server], None] | None = None) -> None:
-        """Answers until it is told to end; `on_ready` is called when the first request can come."""
+    def run(self, on_ready: Callable[[EndpointServer], None] | None = None) -> None:
+        """Answers until it is told to stop; `on_ready` is called before the first request."""
         import uvloop
 
         patience = sys.getswitchinterval()
@@ -115,22 +116,22 @@ class Server:
                 self._local_token.remove()
 
     def stop(self) -> None:
-        """Ends it as a signal does; may be called from another thread, and again."""
+        """Stops the server as a signal does; may be called from any thread, repeatedly."""
         loop, ending = self._loop, self._ending
         if loop is not None and ending is not None:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(ending.set)
 
-    async def _run(self, on_ready: Callable[[Server], None] | None) -> None:
-        from steppe.serve.http.app import App
-        from steppe.serve.http.observing import AccessLog, Observer
+    async def _run(self, on_ready: Callable[[EndpointServer], None] | None) -> None:
+        from steppe.serve.http.app import HttpApp
+        from steppe.serve.http.request_metrics import AccessLog, Observer
 
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         listening, endpoint = self._listening, self._endpoint
         gate, batcher = Gate(listening.limits, listening.token), Batcher(endpoint)
         access_log = None if listening.access_log is None else AccessLog(listening.access_log)
         self._observer = observer = Observer(access_log)
-        app = App(endpoint, gate, batcher, observer, self._version, listening.host)
+        app = HttpApp(endpoint, gate, batcher, observer, self._version, listening.host)
         try:
             await endpoint.start(self.url)
             try:
@@ -139,10 +140,11 @@ class Server:
             finally:
                 await endpoint.close()
         finally:
-            _close(access_log)
+            if access_log is not None:
+                access_log.close()
 
-    async def _serve(self, app: Any, gate: Gate, rpc: Any, on_ready: Callable[[Server], None] | None) -> None:
-        """From the first request to the last."""
+    async def _serve(self, app: Any, gate: Gate, rpc: Any, on_ready: Callable[[EndpointServer], None] | None) -> None:
+        """Answers from the first request to the last."""
         assert self._ending is not None
         self._http = http = _http_server(app, self._listening.limits, self._tls)
         serving = asyncio.create_task(http.serve(sockets=[self._socket]))
@@ -150,7 +152,7 @@ class Server:
         try:
             with _signals(self._signal):
                 await http.ready.wait()
-                # What is there now stays: a collector that goes through it again and again would hold requests up.
+                # Objects made so far stay: collecting them again and again would delay requests.
                 gc.collect()
                 gc.freeze()
                 if on_ready is not None:
@@ -168,7 +170,7 @@ class Server:
             watching.cancel()
 
     def _signal(self) -> None:
-        """The first ends it once requests under way are answered, the second at once."""
+        """The first signal stops the server after the requests in progress, the second at once."""
         assert self._ending is not None
         if self._ending.is_set():
             self._http.should_exit = self._http.force_exit = True
@@ -178,7 +180,7 @@ class Server:
         listening = self._listening
         if listening.grpc_port is None:
             return None
-        from steppe.serve.grpc.server import start
+        from steppe.serve.grpc.grpc_server import start
 
         server, self.grpc_port = await start(self._endpoint, gate, batcher, observer, listening, self._version)
         if self._local_token is not None:
@@ -188,15 +190,13 @@ class Server:
 
 def _check_packages() -> None:
     try:
-        import httptools  # noqa: F401
-        import orjson  # noqa: F401
-        import uvicorn  # noqa: F401
-        import uvloop  # noqa: F401
+        for name in ("httptools", "orjson", "uvicorn", "uvloop"):
+            import_module(name)
     except ImportError as error:
         raise MissingExtra("serving", "serve") from error
 
 
-def _check_access(listening: Listening) -> None:
+def _check_access(listening: ServerConfig) -> None:
     if listening.token is None and not is_loopback(listening.host):
         raise UserError(
             f"whoever reaches {listening.host} could ask this endpoint and reward it; give a token by --token-file or "
@@ -205,9 +205,9 @@ def _check_access(listening: Listening) -> None:
 
 
 def _within_open_files(limits: TrafficLimits, ports: int) -> TrafficLimits:
-    """The limits with no more connections than this process may open files for; what it may is raised if it can be.
+    """The limits with no more connections than this process may open files for; raises that number if it can.
 
-    Where files run out no connection can be taken at all, and nobody is cut off to make room.
+    Without free files no connection could be accepted, and none would be cut off to make room.
     """
     needed = limits.connections * ports + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -224,7 +224,7 @@ def _http_server(app: Any, limits: TrafficLimits, tls: Any) -> Any:
     from steppe.serve.http.connections import IDLE_SECONDS, connection_class
 
     class HttpServer(uvicorn.Server):
-        """uvicorn without its signals, which are ours, and with a word when it is ready."""
+        """uvicorn without its own signal handlers, and with an event for being ready."""
 
         def __init__(self, config: uvicorn.Config) -> None:
             super().__init__(config)
@@ -232,11 +232,11 @@ def _http_server(app: Any, limits: TrafficLimits, tls: Any) -> Any:
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
-            """Leaves them alone."""
+            """Leaves signals alone."""
             yield
 
         async def startup(self, sockets: Any = None) -> None:
-            """Says so when connections are taken."""
+            """Sets `ready` once connections are accepted."""
             await super().startup(sockets)
             self.ready.set()
 
@@ -261,7 +261,7 @@ def _http_server(app: Any, limits: TrafficLimits, tls: Any) -> Any:
 
 @contextlib.contextmanager
 def _signals(handler: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C go to the handler, where this is the main thread, to which alone they can."""
+    """Sends SIGTERM and Ctrl-C to the handler, if this is the main thread, the only one that gets signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -287,16 +287,11 @@ async def _watch(http: Any, limits: TrafficLimits) -> None:
 
 
 async def _linger(http: Any) -> None:
-    """Answers what comes in on open connections, each of which is told to close, for a moment."""
+    """Goes on answering for a moment; each open connection is told to close."""
     loop = asyncio.get_running_loop()
     end = loop.time() + LINGER_SECONDS
     while http.server_state.connections and loop.time() < end:
         await asyncio.sleep(0.02)
-
-
-def _close(access_log: AccessLog | None) -> None:
-    if access_log is not None:
-        access_log.close()
 
 
 def _shown(host: str) -> str:

@@ -1,4 +1,4 @@
-"""The versions of one policy: which is in service, which are kept, and whether there is a newer one."""
+"""The versions of one policy: the one in service, the ones kept, and the look for newer ones."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from steppe.files.tensors import checksum
 from steppe.policies.policy import Policy, load_policy
 from steppe.policies.policy_folder import TENSORS_FILE
 from steppe.serve.messages.exchange import NotFound
-from steppe.serve.routing.fitting import difference
+from steppe.serve.routing.compatibility import difference
 from steppe.specs.allowed_modules import NO_MODULES, AllowedModules
 from steppe.specs.loading.files import shown_path
 from steppe.specs.loading.suggestions import did_you_mean
 
 KEPT = 5
-"""How many versions of a policy can be asked for or pinned."""
+"""How many versions of a policy are kept, to be asked for or pinned."""
 PIN_FILE = "pinned"
 
 
@@ -32,13 +32,13 @@ class Version:
     """One policy as it was saved at one time."""
 
     name: str
-    """Its timestep and the beginning of its checksum, such as 50000-9f31c0aa."""
+    """Its timestep and the start of its checksum, such as 50000-9f31c0aa."""
     policy: Policy
     is_recurrent: bool
 
 
 class Versions:
-    """The policy of one folder, and copies of what it was before; `current` is replaced as a whole, in any thread."""
+    """The policy in one folder and its earlier versions; `current` may be read from any thread."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class Versions:
         pinned: str | None = None,
         allowed: AllowedModules = NO_MODULES,
     ) -> None:
-        """Loads the newest, and what `archive` keeps; UserError where there is nothing to serve.
+        """Loads the newest version and those in `archive`; UserError if there is nothing to serve.
 
-        `pinned` puts one version into service, whatever was pinned before. `allowed` are the Python modules that a
-        policy may import for its layers.
+        `pinned` puts one version into service, whatever was pinned before. Policies may import the Python modules in
+        `allowed` for their layers.
         """
         self.name = name
         self.problem: str | None = None
-        """Why the newest file could not be taken into service."""
+        """Why the newest file is not in service."""
         self._folder = folder
         self._archive = archive
         self._allowed = allowed
@@ -77,11 +77,11 @@ class Versions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that can be asked for or pinned, the newest last."""
+        """The versions that can be asked for or pinned, newest last."""
         return tuple(self._versions)
 
     def get(self, name: str) -> Version:
-        """The version of that name."""
+        """The version of that name; NotFound if there is none."""
         version = self._versions.get(name)
         if version is None:
             way_out = did_you_mean(name, self._versions) or f"; there are {', '.join(self._versions)}"
@@ -89,14 +89,14 @@ class Versions:
         return version
 
     def refresh(self) -> str | None:
-        """Takes a newer policy into service, if there is one; a sentence says what was new, or what is wrong."""
+        """Puts a newer policy into service if there is one; returns a sentence on what is new or wrong."""
         with self._lock:
             try:
                 if self._signature() == self._seen:
                     return None
                 newest = self._take_newest()
             except BaseException as error:
-                # A layer of an allowed module may raise anything, SystemExit too, and must not end the endpoint. The
+                # A layer of an allowed module may raise anything, even SystemExit, and must not end the endpoint. The
                 # user's own Ctrl-C comes to the main thread only.
                 if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                     raise
@@ -116,7 +116,7 @@ class Versions:
             return f'policy "{self.name}" is now served at version {newest}'
 
     def pin(self, name: str | None) -> None:
-        """Puts one version into service until further notice, also after a restart; None goes back to the newest."""
+        """Puts one version into service until further notice, also after a restart; None returns to the newest."""
         with self._lock:
             version = self.get(name or self._newest)
             if self._archive is not None:
@@ -126,14 +126,14 @@ class Versions:
             self.pinned, self.current = name, version
 
     def _take_newest(self) -> str:
-        """Loads and checks the policy in the folder; its version's name."""
+        """Loads and checks the policy in the folder; returns its version's name."""
         signature = self._signature()
-        # Seen even if it cannot be used: once is often enough to say so.
+        # Remembered even if the file is unusable, so that a problem is reported once.
         self._seen = signature
         version = _checked(load_policy(self._folder, allow_modules=self._allowed))
         self._check_fit(version)
         known = self._versions.get(version.name)
-        # A new mapping, since others may be looking at this one; a version that comes back is the newest again.
+        # A new dict, since other threads may read the old one; a version that comes back becomes the newest again.
         others = {name: each for name, each in self._versions.items() if name != version.name}
         self._versions = others | {version.name: known or version}
         if known is None and self._archive is not None:
@@ -141,12 +141,12 @@ class Versions:
         return version.name
 
     def _check_fit(self, version: Version) -> None:
-        """Clients have been told what to send and what comes back: a newer version may not change that."""
+        """Refuses a version with other observations or actions: clients have been told what to send."""
         if not self._versions:
             return
         before = next(reversed(self._versions.values())).policy.description
         if version.policy.description.timestep == 0 < before.timestep:
-            # A run that is started anew saves its policy before it has learned anything.
+            # A run that starts anew saves its policy before it has learned anything.
             raise UserError(f"version {version.name} has not been trained yet")
         if (what := difference(before, version.policy.description)) is not None:
             raise UserError(
@@ -162,7 +162,7 @@ class Versions:
                 shutil.rmtree(self._archive / name, ignore_errors=True)
 
     def _archived(self) -> list[Version]:
-        """What the archive keeps, the oldest first; a damaged copy is as good as none."""
+        """The versions in the archive, oldest first; damaged copies are skipped."""
         if self._archive is None or not self._archive.is_dir():
             return []
         files = [folder / TENSORS_FILE for folder in self._archive.iterdir() if (folder / TENSORS_FILE).is_file()]
@@ -180,20 +180,20 @@ class Versions:
         return None
 
     def _signature(self) -> tuple[int, ...]:
-        """What changes when the file does."""
+        """Changes whenever the file does."""
         found = (self._folder / TENSORS_FILE).stat()
         return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _reason(error: BaseException) -> str:
-    """Why a policy cannot be read; the system's own words name the whole path twice."""
+    """Why a policy cannot be read, without the whole path that the system's message repeats."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot read {shown_path(Path(error.filename))}: {(error.strerror or str(error)).lower()}"
     return str(error) if isinstance(error, SteppeError | OSError) else f"{type(error).__name__}: {error}"
 
 
 def _checked(policy: Policy) -> Version:
-    """The version that a policy is, once it has been seen to act."""
+    """The version of a policy, after a first forward pass."""
     description = policy.description
     text = json.dumps(description.to_json(), sort_keys=True)
     name = f"{description.timestep}-{checksum(text, policy.tensors)[:8]}"

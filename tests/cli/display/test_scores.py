@@ -5,14 +5,14 @@ from rich.console import Console
 
 from steppe.cli.display import live
 from steppe.cli.display.scores import Display, Lines, Panel, display, latency, route_table
-from steppe.serve.play.scores import Episode, Scores
+from steppe.serve.play.route_scores import PlayedEpisode, PlayScores
 
 
 @pytest.fixture
-def played() -> Scores:
-    scores = Scores(4)
+def played() -> PlayScores:
+    scores = PlayScores(4)
     for route, score in (("router=0", 12.0), ("router=1", 500.0), ("router=1", 400.0)):
-        scores.add(Episode(0, score, int(score), route, f"p{route[-1]}", "7", 0.5, (0.0012,)))
+        scores.add(PlayedEpisode(0, score, int(score), route, f"p{route[-1]}", "7", 0.5, (0.0012,)))
     return scores
 
 
@@ -23,19 +23,19 @@ def text_of(renderable: object, width: int = 160) -> str:
         return console.export_text()
 
 
-def test_the_table_has_a_row_for_each_route(played: Scores) -> None:
+def test_the_table_has_a_row_for_each_route(played: PlayScores) -> None:
     lines = text_of(route_table(played)).splitlines()
     assert lines[1].split() == ["router=0", "p0", "7", "1", "33%", "12.0", "12.0", "12.0"]
     assert lines[2].split() == ["router=1", "p1", "7", "2", "67%", "450.0", "450.0", "500.0"]
 
 
 def test_a_pipe_gets_a_line_now_and_then(
-    played: Scores, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    played: PlayScores, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter(range(0, 1000, 100))
     monkeypatch.setattr(live.time, "monotonic", lambda: next(now))
     with Lines("CartPole-v1 through http://x") as lines:
-        lines.update(Scores(4))
+        lines.update(PlayScores(4))
         lines.update(played)
         lines.announce("it is away")
     first, second, third = capsys.readouterr().out.splitlines()
@@ -46,7 +46,7 @@ def test_a_pipe_gets_a_line_now_and_then(
     assert third == "note: it is away"
 
 
-def test_a_terminal_gets_a_panel_with_the_last_notes(played: Scores) -> None:
+def test_a_terminal_gets_a_panel_with_the_last_notes(played: PlayScores) -> None:
     panel = Panel("CartPole-v1")
     assert "waiting for the first answer" in text_of(panel.render())
     panel.update(played)
@@ -59,7 +59,7 @@ def test_a_terminal_gets_a_panel_with_the_last_notes(played: Scores) -> None:
     assert "note 1" not in text
 
 
-def test_quiet_shows_only_what_must_be_known(played: Scores, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_shows_only_what_must_be_known(played: PlayScores, capsys: pytest.CaptureFixture[str]) -> None:
     with display("x", quiet=True) as shows:
         assert type(shows) is Display
         shows.update(played)

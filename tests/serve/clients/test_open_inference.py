@@ -10,8 +10,8 @@ import pytest
 from scripted_http import Heard, answering
 
 from steppe.errors import UserError
-from steppe.serve.clients import Access, EndpointFault
-from steppe.serve.clients.open_inference import HEADER_LENGTH, OpenInference, read_route
+from steppe.serve.clients import EndpointAccess, EndpointFault
+from steppe.serve.clients.open_inference import HEADER_LENGTH, OpenInferenceClient, read_route
 from steppe.serve.messages.exchange import Feedback, Question
 
 METADATA = {
@@ -59,12 +59,12 @@ def server() -> Server:
 
 
 @contextlib.contextmanager
-def client_of(server: Server, model: str | None = None) -> Iterator[OpenInference]:
-    with answering(server) as url, contextlib.closing(OpenInference(Access(url, model=model))) as client:
+def client_of(server: Server, model: str | None = None) -> Iterator[OpenInferenceClient]:
+    with answering(server) as url, contextlib.closing(OpenInferenceClient(EndpointAccess(url, model=model))) as client:
         yield client
 
 
-def test_a_model_is_asked_for_what_it_is(server: Server) -> None:
+def test_describe_reads_the_models_metadata(server: Server) -> None:
     with client_of(server) as client:
         described = client.describe()
     assert (described.server, described.model, described.shape, described.datatype) == (
@@ -77,14 +77,14 @@ def test_a_model_is_asked_for_what_it_is(server: Server) -> None:
     assert not described.takes_feedback
 
 
-def test_steppes_own_takes_feedback_and_its_first_model_is_the_endpoint() -> None:
+def test_steppes_own_server_takes_feedback_and_lists_the_endpoint_first() -> None:
     with client_of(Server("steppe", ("whole", "a", "b"))) as client:
         described = client.describe()
     assert (described.model, described.applies_once, described.takes_feedback) == ("whole", True, True)
 
 
 @pytest.mark.parametrize(("models", "words"), [(("a", "b"), "has the models a, b"), ((), "does not say which")])
-def test_among_several_models_one_must_be_chosen(models: tuple[str, ...], words: str) -> None:
+def test_one_of_several_models_must_be_chosen(models: tuple[str, ...], words: str) -> None:
     with (
         client_of(Server(models=models)) as client,
         pytest.raises(UserError, match=f"{words}.*; choose one by --model"),
@@ -92,7 +92,7 @@ def test_among_several_models_one_must_be_chosen(models: tuple[str, ...], words:
         client.describe()
 
 
-def test_a_question_goes_out_in_the_protocols_words(server: Server) -> None:
+def test_a_question_is_sent_in_the_protocols_format(server: Server) -> None:
     question = Question(
         np.array([[1, 2, 3, 4]], np.float32), id="q", sequence_id="e", sequence_start=True, deterministic=False
     )
@@ -117,14 +117,14 @@ def test_a_question_without_an_episode_has_no_parameters(server: Server) -> None
     assert "parameters" not in server.heard[-1].data
 
 
-def test_who_answered_is_read_from_the_parameters(server: Server) -> None:
+def test_route_and_policy_are_read_from_the_parameters(server: Server) -> None:
     server.reply["parameters"] = {"route": "router=1/inner=0", "policy": "good", "propensity": 0.95}
     with client_of(server) as client:
         answer = client.answer(Question(np.zeros((1, 4), np.float32)))
     assert (answer.route, answer.policy, answer.propensity) == ((("router", 1), ("inner", 0)), "good", 0.95)
 
 
-def test_large_observations_go_as_bytes_where_the_server_takes_them(server: Server) -> None:
+def test_large_observations_are_sent_as_bytes_if_the_server_takes_them(server: Server) -> None:
     server.extensions = ["binary_tensor_data"]
     server.metadata = METADATA | {"inputs": [{"name": "obs", "datatype": "UINT8", "shape": [-1, 16, 16]}]}
     pictures = np.arange(256, dtype=np.uint8).reshape(1, 16, 16)
@@ -138,14 +138,14 @@ def test_large_observations_go_as_bytes_where_the_server_takes_them(server: Serv
     assert request.body[length:] == pictures.tobytes()
 
 
-def test_large_observations_go_as_numbers_to_any_other_server(server: Server) -> None:
+def test_large_observations_are_sent_as_numbers_to_other_servers(server: Server) -> None:
     server.metadata = METADATA | {"inputs": [{"name": "obs", "datatype": "UINT8", "shape": [-1, 16, 16]}]}
     with client_of(server) as client:
         client.answer(Question(np.zeros((1, 16, 16), np.uint8)))
     assert server.heard[-1].data["inputs"][0]["data"] == [0] * 256
 
 
-def test_feedback_has_the_words_that_say_something(server: Server) -> None:
+def test_feedback_has_only_the_fields_that_are_set(server: Server) -> None:
     with client_of(server) as client:
         client.feedback(Feedback(0.5, None, "e", True, "e-return"))
     assert server.heard[-1].path == "/v2/models/walker/feedback"
@@ -168,7 +168,7 @@ def test_feedback_has_the_words_that_say_something(server: Server) -> None:
         [{"name": "action", "datatype": "INT64", "shape": [2], "data": [1, 0]}],
     ],
 )
-def test_an_answer_that_cannot_be_used_is_the_endpoints_fault(server: Server, outputs: Any) -> None:
+def test_an_unusable_answer_is_an_endpoint_fault(server: Server, outputs: Any) -> None:
     server.reply["outputs"] = outputs
     with client_of(server) as client, pytest.raises(EndpointFault):
         client.answer(Question(np.zeros((1, 4), np.float32)))
@@ -200,5 +200,5 @@ def test_metadata_that_fits_no_policy_is_refused(server: Server, change: dict[st
         ("a=b=2/c=1", (("a=b", 2), ("c", 1))),
     ],
 )
-def test_routes_are_read(text: Any, route: tuple[tuple[str, int], ...]) -> None:
+def test_routes_are_parsed(text: Any, route: tuple[tuple[str, int], ...]) -> None:
     assert read_route(text) == route

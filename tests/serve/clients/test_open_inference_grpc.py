@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from steppe.errors import UserError
-from steppe.serve.clients import Access, Away, EndpointFault, EpisodeLost
+from steppe.serve.clients import EndpointAccess, EndpointAway, EndpointFault, EpisodeLost
 from steppe.serve.messages.exchange import Feedback, Question
 
 grpc = pytest.importorskip("grpc", reason="the extra serve is not installed")
 
-from steppe.serve.clients.open_inference_grpc import OpenInferenceGrpc  # noqa: E402
+from steppe.serve.clients.open_inference_grpc import OpenInferenceGrpcClient  # noqa: E402
 from steppe.serve.grpc import messages  # noqa: E402
 
 QUESTION = Question(np.array([[1, 2, 3, 4]], np.float32), id="q", sequence_id="e", sequence_start=True)
 
 
 class Scripted:
-    """A gRPC server whose methods answer what the test says; what it heard."""
+    """A gRPC server with scripted methods, and the messages that it received."""
 
     def __init__(self, server_name: str = "other") -> None:
         self.heard: list[tuple[str, Any, dict[str, str]]] = []
@@ -50,7 +50,7 @@ class Scripted:
 
 
 @contextlib.contextmanager
-def client_of(scripted: Scripted, **access: Any) -> Iterator[OpenInferenceGrpc]:
+def client_of(scripted: Scripted, **access: Any) -> Iterator[OpenInferenceGrpcClient]:
     server = grpc.server(futures.ThreadPoolExecutor(2))
     for service in (messages.INFERENCE, messages.FEEDBACK):
         handlers = {
@@ -63,13 +63,13 @@ def client_of(scripted: Scripted, **access: Any) -> Iterator[OpenInferenceGrpc]:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with contextlib.closing(OpenInferenceGrpc(Access(f"127.0.0.1:{port}", **access))) as client:
+        with contextlib.closing(OpenInferenceGrpcClient(EndpointAccess(f"127.0.0.1:{port}", **access))) as client:
             yield client
     finally:
         server.stop(None).wait()
 
 
-def test_a_question_goes_out_as_bytes_and_its_answer_is_understood() -> None:
+def test_a_question_is_sent_as_bytes_and_its_answer_is_read() -> None:
     scripted = Scripted()
     scripted.answers["ModelInfer"].parameters["route"].string_param = "router=2"
     scripted.answers["ModelInfer"].parameters["propensity"].double_param = 0.9
@@ -96,7 +96,7 @@ def test_answers_may_come_as_numbers() -> None:
         np.testing.assert_array_equal(client.answer(QUESTION).actions, [0])
 
 
-def test_only_steppes_own_need_not_be_told_the_model() -> None:
+def test_only_steppes_own_server_needs_no_model_name() -> None:
     with client_of(Scripted()) as client, pytest.raises(UserError, match="choose one by --model"):
         client.describe()
     with client_of(Scripted("steppe")) as client:
@@ -104,7 +104,7 @@ def test_only_steppes_own_need_not_be_told_the_model() -> None:
     assert (described.model, described.applies_once, described.takes_feedback) == ("walker", True, True)
 
 
-def test_feedback_is_sent_to_a_service_of_its_own() -> None:
+def test_feedback_goes_to_a_service_of_its_own() -> None:
     scripted = Scripted("steppe")
     with client_of(scripted) as client:
         client.feedback(Feedback(0.5, None, "e", True, "e-return", truth=[1]))
@@ -116,9 +116,9 @@ def test_feedback_is_sent_to_a_service_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("code", "kind", "sentence"),
     [
-        ("UNAVAILABLE", Away, "because"),
-        ("RESOURCE_EXHAUSTED", Away, "because"),
-        ("DEADLINE_EXCEEDED", Away, "because"),
+        ("UNAVAILABLE", EndpointAway, "because"),
+        ("RESOURCE_EXHAUSTED", EndpointAway, "because"),
+        ("DEADLINE_EXCEEDED", EndpointAway, "because"),
         ("UNAUTHENTICATED", UserError, "does not let us in .because.; give its token by --token-file"),
         ("NOT_FOUND", UserError, "no such model or method .because.; check --url"),
         ("UNIMPLEMENTED", UserError, "no such model or method"),
@@ -126,26 +126,29 @@ def test_feedback_is_sent_to_a_service_of_its_own() -> None:
         ("INTERNAL", EndpointFault, "had a fault of its own .INTERNAL.: because"),
     ],
 )
-def test_a_refusal_is_told_for_what_it_is(code: str, kind: type[Exception], sentence: str) -> None:
+def test_each_refusal_raises_its_own_error(code: str, kind: type[Exception], sentence: str) -> None:
     scripted = Scripted()
     scripted.refusals["ModelInfer"] = (getattr(grpc.StatusCode, code), "because")
     with client_of(scripted, model="walker") as client, pytest.raises(kind, match=sentence):
         client.answer(QUESTION)
 
 
-def test_feedback_for_something_unknown_is_an_episode_lost() -> None:
+def test_feedback_for_an_unknown_episode_raises_episode_lost() -> None:
     scripted = Scripted("steppe")
     scripted.refusals["SendFeedback"] = (grpc.StatusCode.NOT_FOUND, "no such episode")
     with client_of(scripted) as client, pytest.raises(EpisodeLost, match="no such episode"):
         client.feedback(Feedback(0.5, None, "e", True, "e-return"))
 
 
-def test_nobody_there_is_away() -> None:
-    with contextlib.closing(OpenInferenceGrpc(Access("127.0.0.1:1", model="x"))) as client, pytest.raises(Away):
+def test_a_refused_connection_means_away() -> None:
+    with (
+        contextlib.closing(OpenInferenceGrpcClient(EndpointAccess("127.0.0.1:1", model="x"))) as client,
+        pytest.raises(EndpointAway),
+    ):
         client.describe()
 
 
-def test_an_answer_that_cannot_be_used_is_the_endpoints_fault() -> None:
+def test_an_unusable_answer_is_an_endpoint_fault() -> None:
     scripted = Scripted()
     scripted.answers["ModelInfer"].raw_output_contents[0] = b"abc"
     with client_of(scripted, model="walker") as client:

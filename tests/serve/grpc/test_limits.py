@@ -1,4 +1,4 @@
-"""What strangers, and clients with the token, can cost a gRPC port."""
+"""The memory and calls that clients with and without the token can take from a gRPC port."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from steppe.serve.grpc import messages, wire
 TOKEN = "a-token-of-enough-letters"
 SHOWN = (("authorization", f"Bearer {TOKEN}"),)
 EMPTY_INPUTS = b"\x2a\x00" * 7_900_000
-"""15.8 MB that were 700 MB once they were parsed."""
+"""15.8 MB that take 700 MB once they are parsed."""
 MOST_GROWTH = 150
-"""MB: the message four times over, as bytes of gRPC's and of Python's."""
+"""Allowed memory in MB: four copies of the message, as bytes in gRPC and in Python."""
 INFER = f"/{messages.INFERENCE}/ModelInfer"
 LIVE = f"/{messages.INFERENCE}/ServerLive"
 
@@ -39,7 +39,7 @@ def served(tmp_path_factory):
 
 @contextlib.contextmanager
 def channel_to(served):
-    # The limits that are tested are the server's.
+    # The server's limits are under test, not the client's.
     with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}", [("grpc.max_send_message_length", -1)]) as channel:
         yield channel
 
@@ -75,13 +75,13 @@ def test_memory_stays_bounded_whatever_is_sent(served, metadata, code):
         assert codes == {code}
 
 
-def test_a_strangers_message_is_not_even_received(served):
+def test_a_message_without_a_token_is_not_even_received(served):
     with served.growing_less_than(12):
         for _ in range(8):
             assert outcome(served, EMPTY_INPUTS)[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_probes_ignore_what_they_are_sent(served):
+def test_probes_ignore_their_messages(served):
     with served.growing_less_than(12):
         for data in (b"", b"\xff" * 100, EMPTY_INPUTS):
             assert outcome(served, data, path=LIVE)[0] is grpc.StatusCode.OK
@@ -145,7 +145,7 @@ def nested_lists(depth):
         pytest.param(REWARD, nested(1, nested(3, nested(3, b"\x0a\x00" * 3_000_000))), id="values of a request"),
     ],
 )
-def test_messages_of_seldons_dialect_are_counted_too(served, path, data):
+def test_messages_of_the_seldon_dialect_are_counted_too(served, path, data):
     with served.growing_less_than(40):
         code, words = outcome(served, data, SHOWN, path)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -155,12 +155,12 @@ def test_messages_of_seldons_dialect_are_counted_too(served, path, data):
             assert outcome(served, data, path=path)[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_a_large_tensor_of_seldons_dialect_is_answered(served):
+def test_a_large_tensor_of_the_seldon_dialect_is_answered(served):
     message = messages.SeldonMessage(data={"tensor": {"shape": [8000, 4], "values": [0.5] * 32_000}})
     assert outcome(served, message.SerializeToString(), SHOWN, PREDICT)[0] is grpc.StatusCode.OK
 
 
-def test_garbage_is_refused_in_one_sentence(served):
+def test_invalid_bytes_are_refused_in_one_sentence(served):
     rng = np.random.default_rng(1)
     for size in (1, 7, 100, 5000, 200_000):
         for _ in range(5):
@@ -171,13 +171,13 @@ def test_garbage_is_refused_in_one_sentence(served):
             ) or "fields" in words
 
 
-def test_a_message_that_unpacks_to_a_huge_one_is_refused(served):
+def test_a_compressed_bomb_is_refused(served):
     with served.growing_less_than(MOST_GROWTH):
         code, _ = outcome(served, b"\0" * 200_000_000, SHOWN, compression=grpc.Compression.Gzip)
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_large_honest_messages_are_answered(served):
+def test_large_valid_messages_are_answered(served):
     rows = np.zeros((8000, 4), "<f4")
     raw = messages.ModelInferRequest(
         model_name="pole",
@@ -208,7 +208,7 @@ def test_metadata_has_a_limit(served):
 
 @pytest.fixture
 def small(tmp_path):
-    """Room for four calls, and two seconds for each to arrive."""
+    """A server with room for four calls, each of which must arrive within two seconds."""
     limits = TrafficLimits(concurrent=4, request_seconds=2.0)
     with serving(one_policy(tmp_path), tmp_path, limits, grpc_port=0) as served:
         yield served
@@ -216,7 +216,7 @@ def small(tmp_path):
 
 @contextlib.contextmanager
 def no_messages():
-    """An iterator over messages that do not come until the end."""
+    """An iterator over messages that wait until the end of the test."""
     over = threading.Event()
 
     def wait():
@@ -242,7 +242,7 @@ def test_one_address_cannot_take_all_calls(small):
             "this address has no more calls",
         )
         assert "this address" in calls[1]
-        # By HTTP, which takes no place for longer than an answer takes, there is room.
+        # HTTP takes a place only for as long as an answer takes.
         assert small.infer().status == 200
     wait_until(
         lambda: outcome(small, question().SerializeToString())[0] is grpc.StatusCode.OK,
@@ -250,7 +250,7 @@ def test_one_address_cannot_take_all_calls(small):
     )
 
 
-def test_a_message_that_does_not_arrive_is_not_waited_for(small):
+def test_a_message_that_does_not_arrive_times_out(small):
     with channel_to(small) as channel, no_messages() as wait:
         with pytest.raises(grpc.RpcError) as caught:
             channel.stream_unary(INFER)(wait(), timeout=SECONDS)
@@ -274,7 +274,7 @@ def test_connections_have_a_limit(tmp_path):
             for sock in sockets:
                 sock.settimeout(0.1)
                 with contextlib.suppress(TimeoutError):
-                    # A server greets with its settings.
+                    # A server's greeting has its settings.
                     count += sock.recv(1000) == b""
             return count
 

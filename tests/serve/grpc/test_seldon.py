@@ -1,4 +1,4 @@
-"""Seldon's gRPC services: with messages made here, and with the unmodified seldon-core client."""
+"""The Seldon gRPC services, called with messages made here and with the unmodified seldon-core client."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def refused(code, words=""):
 
 
 @pytest.mark.parametrize("service", [messages.SELDON, messages.SELDON_MODEL])
-def test_an_answer_has_the_action_the_route_and_who_answered(call, service):
+def test_an_answer_has_action_route_and_policy(call, service):
     answer = call("Predict", prediction(puid=f"mine-{service}", deterministic=True, colour="blue"), service)
     assert list(answer.data.tensor.values) == EXPECTED
     assert list(answer.data.tensor.shape) == [2, 1]
@@ -139,7 +139,7 @@ def test_an_episode_keeps_its_route_in_both_protocols(served, call):
     assert len(routes) == 1
 
 
-def test_a_fractional_reward_counts_once_and_as_it_is(served, call):
+def test_a_fractional_reward_counts_once_and_exactly(served, call):
     asked = prediction(puid="rewarded")
     answer = call("Predict", asked)
     feedback = messages.SeldonFeedback(request=asked, response=answer, reward=0.25, truth=prediction())
@@ -149,7 +149,7 @@ def test_a_fractional_reward_counts_once_and_as_it_is(served, call):
     assert (again["applied"], again["episode_return"]) == (False, 0.25)
 
 
-def test_mistakes_are_told_in_one_sentence(call):
+def test_errors_are_one_sentence(call):
     text = messages.SeldonMessage(strData="left")
     nan = prediction(mark=float("nan"))
     for request, words in (
@@ -172,7 +172,7 @@ def test_mistakes_are_told_in_one_sentence(call):
         call("SendFeedback", messages.SeldonFeedback(reward=1.0))
 
 
-def test_a_token_is_taken_from_where_clients_of_the_dialect_put_it(tmp_path):
+def test_the_token_is_found_where_clients_of_the_dialect_put_it(tmp_path):
     with (
         serving(one_policy(tmp_path), tmp_path, grpc_port=0, token=TOKEN) as served,
         grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel,
@@ -184,7 +184,7 @@ def test_a_token_is_taken_from_where_clients_of_the_dialect_put_it(tmp_path):
                 called(channel, messages.SELDON, "Predict", prediction(), metadata)
 
 
-def test_seldon_cores_client_works(served):
+def test_the_seldon_core_client_works(served):
     said = foreign.run("seldon_core", CLIENT, f"127.0.0.1:{served.grpc_port}", ROWS)
     assert said["actions"] == [EXPECTED] * 4
     assert said["model"] == EXPECTED
@@ -192,7 +192,7 @@ def test_seldon_cores_client_works(served):
     assert said["routes"][2] == said["routes"][3]
 
 
-def test_the_old_cart_pole_clients_calls_work(tmp_path):
+def test_the_old_cart_pole_client_works(tmp_path):
     with serving(router(tmp_path), tmp_path, grpc_port=0, token=TOKEN) as served:
         places = [f"127.0.0.1:{port}" for port in (served.port, served.grpc_port)]
         said = foreign.run("seldon_core", OLD_CLIENT, *places, TOKEN, ROWS)

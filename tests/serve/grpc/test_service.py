@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import runpy
+from pathlib import Path
 
 import foreign
 import grpc
@@ -104,7 +106,7 @@ def refused(code, words=""):
     assert words in caught.value.details()
 
 
-def test_the_answer_is_the_policys_own(client):
+def test_the_answer_is_the_policys_action(client):
     expected = POLICY.act(ROWS).tolist()
     typed = client.infer()
     assert list(typed.outputs[0].contents.int_contents) == expected
@@ -129,7 +131,7 @@ def test_health_metadata_and_parameters(client):
     assert 0 < answer.parameters["propensity"].double_param <= 1
 
 
-def test_an_episode_stays_on_its_route_and_feedback_counts_once(client):
+def test_an_episode_keeps_its_route_and_feedback_counts_once(client):
     words = {"sequence_id": {"string_param": "e1"}}
     assert len({client.infer(parameters=words).parameters["route"].string_param for _ in range(30)}) == 1
     id = client.infer(id="rewarded").id
@@ -143,7 +145,7 @@ def test_an_episode_stays_on_its_route_and_feedback_counts_once(client):
         client("SendFeedback", id=id, reward=float("nan"))
 
 
-def test_mistakes_are_told_in_one_sentence(client):
+def test_errors_are_one_sentence(client):
     for fields, words in (
         ({"name": "obs"}, 'there is no input "obs"'),
         ({"datatype": "BYTES"}, "raw_input_contents"),
@@ -169,7 +171,7 @@ def test_mistakes_are_told_in_one_sentence(client):
     assert client.infer().outputs
 
 
-def test_token_rate_and_size_are_those_of_http(tmp_path, monkeypatch):
+def test_token_rate_and_size_limits_are_those_of_http(tmp_path, monkeypatch):
     let_no_time_pass(monkeypatch)
     limits = TrafficLimits(rate=5.0, body_bytes=4000)
     with (
@@ -189,7 +191,7 @@ def test_token_rate_and_size_are_those_of_http(tmp_path, monkeypatch):
                 client.infer(metadata=shown)
 
 
-def test_tritons_client_works(tmp_path):
+def test_the_triton_client_works(tmp_path):
     with serving(router(tmp_path), tmp_path, grpc_port=0) as served:
         said = foreign.run("tritonclient", TRITON, f"127.0.0.1:{served.grpc_port}", ROWS.tolist())
     assert said["live"] is said["ready"] is said["model"] is True
@@ -207,14 +209,14 @@ def test_tritons_client_works(tmp_path):
     assert said["error"][0] == "StatusCode.NOT_FOUND"
 
 
-def test_the_compiled_messages_are_those_of_the_proto_files(tmp_path):
+def test_the_compiled_messages_match_the_proto_files(tmp_path):
     pytest.importorskip("grpc_tools")
     from google.protobuf import descriptor_pb2
 
-    from steppe.serve.grpc.compile import DESCRIPTORS, compile_protos
+    script = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "compile_protos.py"))
 
     def read(path):
         return descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes())
 
-    assert read(compile_protos(tmp_path / "new.pb")) == read(DESCRIPTORS)
+    assert read(script["compile_protos"](tmp_path / "new.pb")) == read(script["DESCRIPTORS"])
     assert json.dumps(sorted(each.name for each in messages.methods(messages.INFERENCE)))

@@ -1,4 +1,4 @@
-"""One endpoint for all tests that only ask it."""
+"""Endpoints shared by all tests that only ask them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from steppe.serve.admission import TrafficLimits, is_local_name
 TOKEN = "a-token-of-enough-letters"
 
 
-def test_unknown_paths_and_wrong_methods_say_what_to_do(one):
+def test_unknown_paths_and_wrong_methods_say_what_to_use(one):
     assert "/openapi.json" in one.get("/v3/nothing").json["error"]
     for method, path in (("GET", "/v2/models/pole/infer"), ("DELETE", "/v2/models/pole"), ("POST", "/metrics")):
         reply = one.ask(method, path)
@@ -21,7 +21,7 @@ def test_unknown_paths_and_wrong_methods_say_what_to_do(one):
     assert one.ask("HEAD", "/v2/health/live").status == 200
 
 
-def test_a_long_body_is_refused_and_a_short_one_after_it_is_not(tmp_path):
+def test_a_long_body_is_refused_and_the_connection_can_be_used_again(tmp_path):
     with serving(one_policy(tmp_path), tmp_path, TrafficLimits(body_bytes=1000)) as served:
         for size in (1001, 3000, 70_000, 3_000_000):
             reply = served.post("/v2/models/pole/infer", b" " * size) if size < 5000 else refused(served, size)
@@ -30,7 +30,7 @@ def test_a_long_body_is_refused_and_a_short_one_after_it_is_not(tmp_path):
 
 
 def refused(served, size):
-    """A body that the server does not want to read to its end: the answer may come before all is sent."""
+    """Sends a body that the server does not read to its end: the answer may come before all is sent."""
     with socket.create_connection(("127.0.0.1", served.port)) as sock:
         sock.sendall(
             f"POST /v2/models/pole/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode()
@@ -39,7 +39,7 @@ def refused(served, size):
     return type("Reply", (), {"status": status})
 
 
-def test_a_chunked_body_is_counted_as_it_comes(tmp_path):
+def test_a_chunked_body_is_limited_as_it_arrives(tmp_path):
     with serving(one_policy(tmp_path), tmp_path, TrafficLimits(body_bytes=1000)) as served:
         with socket.create_connection(("127.0.0.1", served.port)) as sock:
             sock.sendall(
@@ -56,7 +56,7 @@ def test_a_chunked_body_is_counted_as_it_comes(tmp_path):
             assert b" 200 " in sock.recv(4096)
 
 
-def test_a_small_request_that_unpacks_to_a_huge_one_is_refused(one):
+def test_a_compressed_bomb_is_refused(one):
     import zlib
 
     packed = zlib.compress(b" " * (17 << 20), 9)
@@ -64,7 +64,7 @@ def test_a_small_request_that_unpacks_to_a_huge_one_is_refused(one):
     assert one.post("/v2/models/pole/infer", packed, Content_Encoding="deflate").status == 413
 
 
-def test_a_token_is_needed_for_all_but_probes_and_the_page(tmp_path):
+def test_all_but_probes_and_the_page_need_the_token(tmp_path):
     with serving(one_policy(tmp_path), tmp_path, token=TOKEN) as served:
         asked = [("GET", "/v2"), ("GET", "/standing"), ("GET", "/metrics"), ("GET", "/openapi.json")]
         asked += [("POST", "/v2/models/pole/infer"), ("POST", "/api/v1.0/predictions")]
@@ -83,7 +83,7 @@ def test_a_token_is_needed_for_all_but_probes_and_the_page(tmp_path):
         assert TOKEN not in served.get("/standing", Authorization=f"Bearer {TOKEN}").body.decode()
 
 
-def test_pages_of_other_sites_cannot_ask(one):
+def test_pages_of_other_sites_are_refused(one):
     own = f"http://127.0.0.1:{one.port}"
     assert one.post("/v2/models/pole/infer", question(), Origin="http://evil.example").status == 403
     assert one.post("/v2/models/pole/infer", question(), Origin=own).status == 200
@@ -96,7 +96,7 @@ def ask_raw(served, head, body=b""):
         return int(sock.recv(4096).split()[1])
 
 
-def test_without_a_token_only_names_of_this_machine_are_answered_to(one):
+def test_without_a_token_only_names_of_this_machine_are_accepted(one):
     body, port = json.dumps(question()).encode(), one.port
     for host in ("localhost", "127.0.0.1", "127.9.9.9", "[::1]", "LocalHost", "steppe.localhost", "localhost."):
         for own in (host, f"{host}:{port}", f"{host}:1"):
@@ -123,7 +123,7 @@ def test_without_a_token_only_names_of_this_machine_are_answered_to(one):
         assert ask_raw(one, f"GET {path} HTTP/1.1\r\nHost: {evil}".encode()) == 200
 
 
-def test_the_host_of_a_request_cannot_be_said_twice(one):
+def test_a_request_with_two_host_headers_is_refused(one):
     for line, status in (
         ("GET /standing HTTP/1.0\r\nX: y", 200),
         ("GET /standing HTTP/1.1\r\nX: y", 200),
@@ -138,7 +138,7 @@ def test_the_host_of_a_request_cannot_be_said_twice(one):
         assert ask_raw(one, line.encode()) == status, line
 
 
-def test_a_known_head_is_no_way_round_the_host(one):
+def test_a_known_head_does_not_bypass_the_host_check(one):
     body = json.dumps(question()).encode()
     ask = b"POST /v2/models/pole/infer HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n\r\n%s"
     with socket.create_connection(("127.0.0.1", one.port), timeout=30) as sock:
@@ -147,7 +147,7 @@ def test_a_known_head_is_no_way_round_the_host(one):
             assert sock.recv(4096).split()[1] == status
 
 
-def test_with_a_token_any_name_will_do_and_a_given_host_without(tmp_path):
+def test_a_token_allows_any_host_and_a_configured_host_needs_none(tmp_path):
     with serving(one_policy(tmp_path), tmp_path, token=TOKEN) as served:
         for name in ("serving.example", "10.0.0.7:8000"):
             assert served.get("/standing", Host=name, Authorization=TOKEN).status == 200
@@ -156,7 +156,7 @@ def test_with_a_token_any_name_will_do_and_a_given_host_without(tmp_path):
     assert not is_local_name(b"my-machine.evil", "my-machine")
 
 
-def test_who_asks_too_often_is_told_when_to_come_back(tmp_path, monkeypatch):
+def test_too_many_requests_a_second_are_told_when_to_retry(tmp_path, monkeypatch):
     let_no_time_pass(monkeypatch)
     with serving(one_policy(tmp_path), tmp_path, TrafficLimits(rate=5.0)) as served:
         replies = [served.infer() for _ in range(30)]
@@ -167,7 +167,7 @@ def test_who_asks_too_often_is_told_when_to_come_back(tmp_path, monkeypatch):
         assert served.get("/v2/health/ready").status == 200
 
 
-def test_more_requests_than_there_may_be_are_refused(tmp_path):
+def test_requests_beyond_the_limit_are_refused(tmp_path):
     limits = TrafficLimits(concurrent=1)
     with serving(one_policy(tmp_path), tmp_path, limits) as served:
         head = b"POST /v2/models/pole/feedback HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
@@ -185,7 +185,7 @@ def test_more_requests_than_there_may_be_are_refused(tmp_path):
         assert served.infer().status == 200
 
 
-def test_a_fault_of_the_endpoint_is_told_without_its_inside(tmp_path, monkeypatch):
+def test_an_internal_error_does_not_reveal_details(tmp_path, monkeypatch):
     from steppe.serve.endpoint import Endpoint
 
     with serving(one_policy(tmp_path), tmp_path) as served:
@@ -207,7 +207,7 @@ def test_a_fault_of_the_endpoint_is_told_without_its_inside(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("pieces", [1, 7])
-def test_requests_on_one_connection_are_answered_in_turn(one, pieces):
+def test_requests_on_one_connection_are_answered_in_order(one, pieces):
     body = json.dumps(question()).encode()
     ask = b"POST /v2/models/pole/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     live = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -226,7 +226,7 @@ def test_requests_on_one_connection_are_answered_in_turn(one, pieces):
     assert kinds == [True, False, True, True, False]
 
 
-def test_many_clients_at_once_all_get_their_own_answer(one):
+def test_many_concurrent_clients_get_their_own_answers(one):
     results = {}
 
     def ask(number):

@@ -16,7 +16,7 @@ from processes import wait_until
 from served import let_no_time_pass, one_policy, serving
 from uvicorn.server import ServerState
 
-from steppe.serve import batching
+from steppe.serve import question_batches
 from steppe.serve.admission import TrafficLimits
 from steppe.serve.http.connections import LONGEST_HEAD, MOST_HEADS, connection_class
 
@@ -29,7 +29,7 @@ def hasty(tmp_path):
 
 
 def still_answers(hasty):
-    """Waits until somebody has an answer; on a busy machine even this question may not arrive in time."""
+    """Waits until the endpoint answers; on a busy machine even this question may not arrive in time."""
 
     def is_answered():
         try:
@@ -50,7 +50,7 @@ def still_answers(hasty):
         b"POST /v2/models/pole/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n\r\n{",
     ],
 )
-def test_a_request_that_does_not_arrive_is_not_waited_for(hasty, start):
+def test_an_incomplete_request_times_out(hasty, start):
     with socket.create_connection(("127.0.0.1", hasty.port), timeout=20) as sock:
         sock.sendall(start)
         answer = sock.recv(4096)
@@ -60,14 +60,14 @@ def test_a_request_that_does_not_arrive_is_not_waited_for(hasty, start):
     still_answers(hasty)
 
 
-def test_a_client_that_never_reads_is_hung_up_on(hasty):
+def test_a_client_that_never_reads_is_disconnected(hasty):
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(20)
         sock.connect(("127.0.0.1", hasty.port))
         for _ in range(200):
             sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        # Readable at once, but what the server never got rid of is lost with the connection.
+        # Readable at once, but data that the server could not send is lost with the connection.
         with pytest.raises(ConnectionResetError):
             wait_for_reset(sock)
     still_answers(hasty)
@@ -76,7 +76,7 @@ def test_a_client_that_never_reads_is_hung_up_on(hasty):
 
 
 @pytest.mark.parametrize("loops", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_client_that_never_takes_its_last_answer_is_hung_up_on(loops):
+def test_a_client_that_never_reads_its_last_answer_is_disconnected(loops):
     async def check():
         loop, connections = asyncio.get_running_loop(), []
         kind = connection_class(None, TrafficLimits(request_seconds=5.0))
@@ -102,7 +102,7 @@ def test_a_client_that_never_takes_its_last_answer_is_hung_up_on(loops):
             received = await loop.sock_recv(sock, 1 << 16)
             while connection.transport.get_write_buffer_size() == connection._left:
                 received += await loop.sock_recv(sock, 1 << 16)
-            # It took a part of the answer, so that its time begins anew.
+            # It read a part of the answer, so its time starts anew.
             connection.check(begun + 6.0)
             assert connection.open_connections._addresses
             connection.check(begun + 10.0)
@@ -118,7 +118,7 @@ def test_a_client_that_never_takes_its_last_answer_is_hung_up_on(loops):
 
 
 def wait_for_reset(sock):
-    """Sends a byte now and then until the other side is gone; reads nothing."""
+    """Sends a byte now and then until the other side has closed; reads nothing."""
     while True:
         try:
             sock.send(b" ", socket.MSG_DONTWAIT)
@@ -129,7 +129,7 @@ def wait_for_reset(sock):
         select.select([], [], [], 0.05)
 
 
-def test_more_requests_than_anybody_reads_are_hung_up_on(one):
+def test_a_client_that_sends_without_reading_is_disconnected(one):
     with socket.create_connection(("127.0.0.1", one.port), timeout=20) as sock, contextlib.suppress(ConnectionError):
         sock.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5000)
         received = b"".join(iter(lambda: sock.recv(65536), b""))
@@ -151,7 +151,7 @@ def test_endless_headers_are_refused(one):
 
 @pytest.mark.parametrize("filler", [b"X: " + b"y" * 100_000 + b"\r\n", b"X: 12345678\r\n" * 8000], ids=["long", "many"])
 @pytest.mark.parametrize("first", [b"GET /standing", b"POST /v2/models/pole/infer"])
-def test_a_long_head_that_comes_in_one_piece_is_refused(one, first, filler):
+def test_a_long_head_in_one_piece_is_refused(one, first, filler):
     body = question("q").partition(b"\r\n\r\n")[2]
     head = b"%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % (first, len(body))
     for _ in range(5):
@@ -160,12 +160,12 @@ def test_a_long_head_that_comes_in_one_piece_is_refused(one, first, filler):
             with contextlib.suppress(ConnectionError):
                 sock.sendall(head + filler + b"\r\n" + body)
                 received = sock.recv(4096)
-            # Where it came in several pieces the sender may not hear why.
+            # If it arrives in several pieces the sender may not read the answer.
             assert not received or received.startswith(b"HTTP/1.1 431")
     assert one.infer().status == 200
 
 
-def test_a_long_body_behind_a_short_head_is_no_long_head(one):
+def test_a_long_body_does_not_count_as_a_long_head(one):
     data = json.loads(question("q").partition(b"\r\n\r\n")[2]) | {"padding": "y" * 200_000}
     assert one.post("/v2/models/pole/infer", data).status == 200
 
@@ -190,7 +190,7 @@ def test_many_pipelined_requests_are_answered_or_refused(one, count, caplog):
     assert caplog.records == []
 
 
-def test_gathering_that_begins_between_head_and_body_is_no_mistake_of_the_client(tmp_path, monkeypatch, caplog):
+def test_batches_that_start_between_head_and_body_do_not_fail_the_request(tmp_path, monkeypatch, caplog):
     seldon = json.dumps({"data": {"ndarray": [[0.1, 0.2, 0.3, 0.4]]}}).encode()
     head = b"POST /api/v1.0/predictions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(seldon)
     requests = [question("q00"), head + seldon]
@@ -203,11 +203,11 @@ def test_gathering_that_begins_between_head_and_body_is_no_mistake_of_the_client
             sockets.append((sock, request))
         for sock, request in sockets:
             sock.sendall(request[:-5])
-        # Answered on the same loop after all of them, so that their heads were heard of.
+        # Answered after all of them on the same loop, so their heads have arrived.
         assert served.infer().status == 200
         with monkeypatch.context() as gathering:
-            gathering.setattr(batching, "DEAR", 0.0)
-            gathering.setattr(batching, "WORTH", float("inf"))
+            gathering.setattr(question_batches, "DEAR", 0.0)
+            gathering.setattr(question_batches, "WORTH", float("inf"))
             for sock, request in sockets:
                 sock.sendall(request[-5:])
                 assert status(sock) == 200
@@ -222,7 +222,7 @@ def test_gathering_that_begins_between_head_and_body_is_no_mistake_of_the_client
 
 
 def status(sock):
-    """Of one answer, which is read to its end."""
+    """The body of one answer, read to its end."""
     received = b""
     while b"\r\n\r\n" not in received:
         received += sock.recv(1)
@@ -232,7 +232,7 @@ def status(sock):
 
 
 @pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02\x00\x01", b"GET\r\n\r\n", b"GET * HTTP/1.1\r\n\r\n", b"\0" * 100])
-def test_what_is_not_http_is_refused(one, sent):
+def test_invalid_http_is_refused(one, sent):
     with socket.create_connection(("127.0.0.1", one.port), timeout=20) as sock:
         sock.sendall(sent)
         assert sock.recv(4096).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 404 "))
@@ -246,7 +246,7 @@ def question(name, path="/v2/models/pole/infer"):
 
 
 def answers(sock, count):
-    """(status, id) of so many responses, in their order."""
+    """(status, id) of that many responses, in order."""
     stream, found = sock.makefile("rb"), []
     for _ in range(count):
         status = int(stream.readline().split()[1])
@@ -256,7 +256,7 @@ def answers(sock, count):
 
 
 def in_pieces(sock, data, rng):
-    """Sends data so that it arrives in pieces, cut anywhere."""
+    """Sends data in pieces, cut at random places."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     cuts = sorted(rng.sample(range(1, len(data)), rng.randrange(6)))
     for start, end in itertools.pairwise([0, *cuts, len(data)]):
@@ -265,7 +265,7 @@ def in_pieces(sock, data, rng):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_however_requests_are_cut_each_has_its_answer(one, seed):
+def test_requests_are_answered_however_they_are_cut(one, seed):
     rng = random.Random(seed)
     with socket.create_connection(("127.0.0.1", one.port), timeout=20) as sock:
         # From here on the connection knows the head of such questions.
@@ -285,13 +285,13 @@ def test_however_requests_are_cut_each_has_its_answer(one, seed):
         assert answers(sock, len(expected)) == expected
 
 
-def test_a_known_head_in_the_middle_of_a_request_is_no_request(one):
+def test_a_known_head_inside_a_body_is_not_a_request(one):
     known = question("q00")
     with socket.create_connection(("127.0.0.1", one.port), timeout=20) as sock:
         for _ in range(2):
             sock.sendall(known)
             assert answers(sock, 1) == [(200, "q00")]
-        # What is a body to the parser must not be a question to the short cut, wherever it is cut.
+        # The fast path must not take a body for a question, wherever it is cut.
         head = b"POST /v2/models/pole/feedback HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(known)
         sock.sendall(known + head)
         time.sleep(0.05)
@@ -308,7 +308,7 @@ def test_more_heads_than_are_remembered_are_all_answered(one):
             assert answers(sock, 1) == [(200, "q" * length)]
 
 
-def test_a_known_head_is_no_way_round_the_limits(tmp_path, monkeypatch):
+def test_a_known_head_does_not_bypass_the_limits(tmp_path, monkeypatch):
     let_no_time_pass(monkeypatch)
     with serving(one_policy(tmp_path), tmp_path, TrafficLimits(rate=2)) as served:
         with socket.create_connection(("127.0.0.1", served.port), timeout=20) as sock:

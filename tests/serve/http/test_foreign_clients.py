@@ -1,4 +1,4 @@
-"""Unmodified clients of both protocols work against the endpoint."""
+"""Unmodified clients of both protocols work with the endpoint."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ print(json.dumps(said))
 """
 
 
-def test_tritons_client_works(tmp_path):
+def test_the_triton_client_works(tmp_path):
     with serving(router(tmp_path), tmp_path) as served:
         said = foreign.run("tritonclient", TRITON, f"127.0.0.1:{served.port}", ROWS)
     rows = np.array(ROWS, np.float32)
@@ -99,7 +99,7 @@ def test_tritons_client_works(tmp_path):
     assert said["error"] == 'there is no input "obs"; the input is "observation"'
 
 
-def test_seldons_client_works(tmp_path):
+def test_the_seldon_client_works(tmp_path):
     with serving(router(tmp_path), tmp_path) as served:
         said = foreign.run("seldon_core", SELDON, f"127.0.0.1:{served.port}", ROWS)
     expected = POLICY.act(np.array(ROWS, np.float32)).tolist()

@@ -1,4 +1,4 @@
-"""POST /oauth/token: whoever shows the endpoint's token as the client's secret gets it back as an access token."""
+"""POST /oauth/token returns the endpoint's token to clients that send it as their secret."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_the_secret_becomes_the_access_token(guarded):
     ],
     ids=["nothing", "another secret", "the token as the name", "bearer", "no base64", "no colon", "another header"],
 )
-def test_nobody_else_gets_it(guarded, headers):
+def test_a_wrong_secret_gets_no_token(guarded, headers):
     reply = guarded.post("/oauth/token", FORM, **headers)
     assert (reply.status, reply.json["error"]) == (401, "invalid_client")
     assert reply.headers["www-authenticate"] == "Basic"
     assert TOKEN not in reply.body.decode()
 
 
-def test_a_secret_opens_nothing_else(guarded):
+def test_a_secret_works_for_no_other_path(guarded):
     assert guarded.get("/v2", Authorization=basic(TOKEN)).status == 401
 
 
@@ -67,7 +67,7 @@ def test_only_client_credentials_are_granted(guarded):
     assert guarded.get("/oauth/token", **shown).status == 405
 
 
-def test_an_endpoint_without_a_token_hands_out_one_that_is_not_looked_at(one):
+def test_an_endpoint_without_a_token_issues_one_that_is_not_checked(one):
     reply = one.post("/oauth/token", FORM, Authorization=basic("whatever"))
     assert reply.json["access_token"] == "none-needed"
     assert one.post("/oauth/token", FORM, Host="evil.example").status == 403

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a question is its asker's mistake: 4xx with one sentence, never 500."""
+"""Every malformed question gets a 4xx status with one sentence, never 500."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_an_odd_question_is_the_askers_mistake(one, name):
+def test_a_malformed_question_is_a_client_error(one, name):
     path, body = QUESTIONS[name]
     reply = one.post(path, body)
     assert 400 <= reply.status < 500, reply.body
@@ -79,7 +79,7 @@ def test_an_odd_question_is_the_askers_mistake(one, name):
 
 @pytest.mark.parametrize("shape", [[0, 1 << 40, 1 << 40], [-1, 4], [1 << 40, 4], [1] * 70, None, "x", [[1], 4], [0, 4]])
 @pytest.mark.parametrize("size", [0, 16, -1, 1 << 40, None, "16"])
-def test_an_odd_question_in_bytes_is_the_askers_mistake(one, shape, size):
+def test_a_malformed_binary_question_is_a_client_error(one, shape, size):
     odd = {"name": "observation", "shape": shape, "datatype": "FP32", "parameters": {"binary_data_size": size}}
     head = json.dumps({"inputs": [odd]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}

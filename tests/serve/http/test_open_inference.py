@@ -21,7 +21,7 @@ def action_of(reply):
     return reply.json["outputs"][0]["data"]
 
 
-def test_the_answer_is_the_policys_own(one):
+def test_the_answer_is_the_policys_action(one):
     rows = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
     together = one.infer(data=rows.ravel().tolist(), shape=(16, 4))
     assert action_of(together) == POLICY.act(rows).tolist()
@@ -34,14 +34,14 @@ def test_the_answer_is_the_policys_own(one):
     assert [action_of(one.infer(data=row.tolist()))[0] for row in rows] == POLICY.act(rows).tolist()
 
 
-def test_nested_lists_and_other_number_types_are_understood(one):
+def test_nested_lists_and_other_number_types_are_accepted(one):
     expected = POLICY.act(np.array([[1, 0, 2, 3]], np.float32)).tolist()
     assert action_of(one.infer(data=[[1, 0, 2, 3]])) == expected
     for datatype in ("FP64", "INT32", "UINT8", "INT64"):
         assert action_of(one.infer(data=[1, 0, 2, 3], tensor={"datatype": datatype})) == expected
 
 
-def test_the_answer_says_who_gave_it(two):
+def test_the_answer_names_its_policy(two):
     reply = two.infer(id="mine").json
     assert reply["id"] == "mine"
     assert reply["model_name"] == "pole"
@@ -51,18 +51,18 @@ def test_the_answer_says_who_gave_it(two):
     assert reply["model_version"]
 
 
-def test_a_route_is_written_in_one_way(two):
+def test_a_route_is_written_as_text(two):
     answer = two.infer(id="routed").json
     receipt = two.post("/v2/models/pole/feedback", {"id": "routed", "reward": 1.0}).json
     assert receipt["route"] == answer["parameters"]["route"]
     assert receipt["route"] in ("pole=0", "pole=1")
 
 
-def test_an_id_is_made_where_none_is_given(one):
+def test_a_missing_id_is_made_by_the_endpoint(one):
     assert one.infer().json["id"] != one.infer().json["id"]
 
 
-def test_an_episode_stays_on_its_route(two):
+def test_an_episode_keeps_its_route(two):
     routes = {two.infer(parameters={"sequence_id": "e1"}).json["parameters"]["route"] for _ in range(30)}
     assert len(routes) == 1
     numbered = {two.infer(parameters={"sequence_id": 17}).json["parameters"]["route"] for _ in range(30)}
@@ -94,7 +94,7 @@ def test_health_and_metadata(one):
     assert [each["name"] for each in one.post("/v2/repository/index", {}).json] == ["pole"]
 
 
-def test_the_heads_outputs_are_given_when_they_are_asked_for(one):
+def test_the_heads_outputs_are_returned_on_request(one):
     reply = one.infer(outputs=[{"name": "outputs"}, {"name": "action"}]).json
     assert [each["name"] for each in reply["outputs"]] == ["outputs", "action"]
     expected = POLICY.outputs(np.array([ROW], np.float32)).ravel()
@@ -102,7 +102,7 @@ def test_the_heads_outputs_are_given_when_they_are_asked_for(one):
 
 
 @pytest.mark.parametrize("more", [{}, {"outputs": []}, {"id": "mine"}, {"parameters": {"deterministic": True}}])
-def test_all_outputs_are_given_if_none_is_named(one, more):
+def test_all_outputs_are_returned_if_none_is_named(one, more):
     action, outputs = one.infer(**more).json["outputs"]
     expected = POLICY.outputs(np.array([ROW], np.float32))
     assert (action["name"], outputs["name"], outputs["shape"]) == ("action", "outputs", [1, 3])
@@ -118,14 +118,14 @@ def test_a_policy_without_a_head_has_one_output(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["classification", "shared_memory_region"])
-def test_what_an_output_cannot_be_is_refused(one, name):
+def test_unsupported_parameters_of_outputs_are_refused(one, name):
     reply = one.infer(outputs=[{"name": "outputs", "parameters": {name: 2}}])
     assert reply.status == 400
     assert f'"{name}"' in reply.json["error"]
     assert "leave it out" in reply.json["error"]
 
 
-def test_an_endpoint_is_unloaded_and_loaded_again(tmp_path):
+def test_an_endpoint_can_be_unloaded_and_loaded_again(tmp_path):
     with serving(router(tmp_path), tmp_path) as served:
         asked = served.infer(id="before")
         refused = served.post("/v2/repository/models/a/unload", {})
@@ -150,7 +150,7 @@ def test_an_endpoint_is_unloaded_and_loaded_again(tmp_path):
         assert served.infer().status == served.get("/v2/health/ready").status == 200
 
 
-def test_tensors_go_as_bytes_both_ways(one):
+def test_tensors_can_be_bytes_in_both_directions(one):
     rows = np.random.default_rng(1).normal(size=(3, 4)).astype("<f4")
     tensor = {"name": "observation", "shape": [3, 4], "datatype": "FP32", "parameters": {"binary_data_size": 48}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
@@ -186,7 +186,7 @@ def test_bytes_that_do_not_fit_are_refused(one, length, size, rest, words):
     assert words in reply.json["error"]
 
 
-def test_compressed_requests_are_understood(one):
+def test_compressed_requests_are_accepted(one):
     body = json.dumps(question()).encode()
     for encoding, packed in (("gzip", gzip.compress(body)), ("deflate", zlib.compress(body))):
         assert one.post("/v2/models/pole/infer", packed, Content_Encoding=encoding).status == 200
@@ -239,7 +239,7 @@ def test_compressed_requests_are_understood(one):
         (question(tensor={"parameters": {"binary_data_size": 16}}), "Inference-Header-Content-Length"),
     ],
 )
-def test_a_mistake_is_told_in_one_sentence(one, body, words):
+def test_errors_are_one_sentence(one, body, words):
     reply = one.post("/v2/models/pole/infer", body)
     assert reply.status == 400, reply.body
     assert words in reply.json["error"]
@@ -247,7 +247,7 @@ def test_a_mistake_is_told_in_one_sentence(one, body, words):
     assert one.infer().status == 200
 
 
-def test_feedback_is_counted_once_and_any_real_reward_counts(two):
+def test_feedback_counts_once_and_rewards_may_be_any_number(two):
     id = two.infer(id="rewarded").json["id"]
     first = two.post("/v2/models/pole/feedback", {"id": id, "reward": 0.9}).json
     assert first["applied"] is True
@@ -271,13 +271,13 @@ def test_feedback_is_counted_once_and_any_real_reward_counts(two):
         (b"", 400),
     ],
 )
-def test_feedback_that_cannot_be_is_refused(two, body, status):
+def test_invalid_feedback_is_refused(two, body, status):
     reply = two.post("/v2/models/pole/feedback", body)
     assert reply.status == status, reply.body
     assert reply.json["error"]
 
 
-def test_feedback_for_a_model_that_does_not_exist_is_not_found(two):
+def test_feedback_for_an_unknown_model_is_not_found(two):
     assert two.post("/v2/models/nobody/feedback", {"id": "x", "reward": 1}).status == 404
 
 

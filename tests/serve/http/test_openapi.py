@@ -11,7 +11,7 @@ PROGRAM = Path(sys.executable).with_name("schemathesis")
 TOKEN = "a-token-of-enough-letters"
 
 
-def test_the_document_names_what_is_served(two):
+def test_the_document_names_the_served_models(two):
     document = two.get("/openapi.json").json
     infer = document["paths"]["/v2/models/{model}/infer"]
     assert infer["parameters"][0]["schema"]["enum"] == ["pole", "a", "b"]
@@ -20,7 +20,7 @@ def test_the_document_names_what_is_served(two):
     assert "security" not in document
 
 
-def test_every_path_of_the_document_leads_somewhere(two):
+def test_every_path_of_the_document_exists(two):
     for path, methods in two.get("/openapi.json").json["paths"].items():
         version = two.get("/v2/models/b").json["versions"][-1]
         real = path.replace("{model}", "b").replace("{version}", version)
@@ -29,14 +29,14 @@ def test_every_path_of_the_document_leads_somewhere(two):
 
 
 @pytest.mark.timeout(900)
-def test_schemathesis_finds_nothing_wrong(tmp_path):
+def test_schemathesis_finds_no_errors(tmp_path):
     if not PROGRAM.exists():
         pytest.skip("schemathesis is not installed; pip install schemathesis")
     shown = {"Authorization": f"Bearer {TOKEN}"}
     with serving(router(tmp_path), tmp_path, token=TOKEN) as served:
-        # What a schema cannot say: a shape must fit its numbers, and an id must have been answered.
+        # A schema cannot say that a shape must fit its numbers, or that an id must have been answered.
         words = ["run", f"{served.url}/openapi.json", "--exclude-checks", "positive_data_acceptance"]
-        # What an endpoint is asked once it is unloaded is answered 503, as it should be.
+        # An unloaded endpoint rightly answers 503.
         words += ["--exclude-path-regex", "/unload$"]
         words += ["--max-examples", "20", "--phases", "examples,coverage,fuzzing", "--seed", "1", "--no-color"]
         words += [

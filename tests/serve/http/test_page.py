@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium; a
 
 
 def browse(url, tmp_path, *words):
-    """What the page has become after its scripts ran for a few seconds of its own time."""
+    """The page after its scripts have run for a few seconds of virtual time."""
     flags = ["headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "virtual-time-budget=6000"]
     flags += [f"user-data-dir={tmp_path / 'browser'}", "window-size=1100,1000"]
     command = [str(BROWSER), *(f"--{flag}" for flag in flags), *words, url]
@@ -49,7 +49,7 @@ def test_the_page_shows_routes_traffic_and_rewards(tmp_path):
 LONG = "CartPole-v1-ppo-with-tuned-lr-first"
 
 
-def test_a_long_name_of_a_branch_is_on_one_line(tmp_path):
+def test_a_long_branch_name_stays_on_one_line(tmp_path):
     numbers = {"requests": 123456, "feedback": 1200, "mean_reward": 467.25}
     branch = {"name": LONG, "share": 0.5, "probability": 0.45, "decisions": 1234, "is_best": True, **numbers}
     policy = {"name": LONG, "version": "294912-3fa2bc91", "pinned": False, "problem": "", **numbers}

@@ -28,7 +28,7 @@ def test_an_ndarray_is_answered_with_an_ndarray(one):
     assert one.post("/api/v1.0/predictions", {"data": {"ndarray": ROWS}}).json["data"]["ndarray"] == expected
 
 
-def test_meta_carries_puid_routing_and_tags(two):
+def test_meta_has_puid_routing_and_tags(two):
     meta = two.post(PREDICT, tensor(puid="p1", tags={"mine": 1})).json["meta"]
     assert meta["puid"] == "p1"
     assert meta["tags"]["mine"] == 1
@@ -36,13 +36,13 @@ def test_meta_carries_puid_routing_and_tags(two):
     assert 0 < meta["tags"]["propensity"] <= 1
 
 
-def test_an_episode_in_the_tags_stays_on_its_route(two):
+def test_an_episode_named_in_the_tags_keeps_its_route(two):
     tags = {"sequence_id": "s1"}
     assert len({two.post(PREDICT, tensor(tags=tags)).json["meta"]["routing"]["pole"] for _ in range(30)}) == 1
     assert len({two.post(PREDICT, tensor()).json["meta"]["routing"]["pole"] for _ in range(60)}) == 2
 
 
-def test_feedback_rewards_the_answer_that_comes_with_it(two):
+def test_feedback_rewards_the_answer_that_it_carries(two):
     request = tensor()
     response = two.post(PREDICT, request).json
     message = {"request": request, "response": response, "reward": 0.9}
@@ -53,12 +53,12 @@ def test_feedback_rewards_the_answer_that_comes_with_it(two):
     assert two.post("/api/v1.0/feedback", message).json["meta"]["tags"]["applied"] is False
 
 
-def test_a_reward_that_is_left_out_is_zero(two):
+def test_a_missing_reward_is_zero(two):
     response = two.post(PREDICT, tensor()).json
     assert two.post("/api/v1.0/feedback", {"response": response}).status == 200
 
 
-def test_a_gateways_path_is_understood(one):
+def test_the_paths_of_seldons_gateways_work(one):
     for prefix in ("/seldon/cartpole", "/seldon/default/cartpole"):
         assert one.post(f"{prefix}{PREDICT}", tensor()).status == 200
     assert one.post("/seldon/a/b/c/d/api/v1.0/predictions", tensor()).status == 404
@@ -88,7 +88,7 @@ def test_a_gateways_path_is_understood(one):
         ("/api/v1.0/nothing", {}, 404),
     ],
 )
-def test_a_mistake_is_told_in_the_dialects_words(two, path, body, status):
+def test_errors_have_the_dialects_format(two, path, body, status):
     reply = two.post(path, body)
     assert reply.status == status, reply.body
     said = reply.json["status"]

@@ -1,4 +1,4 @@
-"""Clients that hold connections without asking anything, and what others notice of them."""
+"""Clients that hold connections without sending requests do not disturb others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = {"Authorization": f"Bearer {TOKEN}"}
 
 @contextlib.contextmanager
 def silent(port, count, *addresses):
-    """So many connections of each address, on which nothing is sent."""
+    """Opens that many connections from each address, and sends nothing."""
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30, source_address=(address, 0)))
@@ -33,7 +33,7 @@ def silent(port, count, *addresses):
 
 
 def open_ones(sockets):
-    """How many the server has not closed."""
+    """How many of them the server has not closed."""
     count = 0
     for sock in sockets:
         readable, _, _ = select.select([sock], [], [], 0)
@@ -42,7 +42,7 @@ def open_ones(sockets):
 
 
 class Honest:
-    """A client that keeps its connection."""
+    """A client with a persistent connection."""
 
     def __init__(self, port, address="127.0.0.1", headers=SHOWN):
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30, source_address=(address, 0))
@@ -55,7 +55,7 @@ class Honest:
         return response.status
 
     def feedback(self):
-        """By the common way."""
+        """Sends a question that takes the ASGI path."""
         self._connection.request("POST", "/v2/models/pole/feedback", "{}", self._headers)
         response = self._connection.getresponse()
         response.read()
@@ -66,7 +66,7 @@ class Honest:
 
 
 @pytest.mark.parametrize("first", [Honest.infer, Honest.feedback])
-def test_silent_strangers_lock_nobody_out(tmp_path, first, caplog):
+def test_silent_connections_lock_nobody_out(tmp_path, first, caplog):
     limits = TrafficLimits(connections=32, connections_per_address=24)
     with serving(one_policy(tmp_path), tmp_path, limits, token=TOKEN) as served, contextlib.ExitStack() as stack:
         before = Honest(served.port)
@@ -74,7 +74,7 @@ def test_silent_strangers_lock_nobody_out(tmp_path, first, caplog):
         assert first(before) in (200, 400)
         sockets = stack.enter_context(silent(served.port, 100, "127.0.0.2"))
         sockets += stack.enter_context(silent(served.port, 20, *(f"127.0.0.{last}" for last in range(3, 9))))
-        # One that was there, and ones that come now, from an address of their own and from the strangers'.
+        # An earlier client, and new ones from an address of their own and from the silent clients' addresses.
         assert before.infer() == 200
         for address in ("127.0.0.1", "127.0.0.2", "127.0.0.9"):
             client = Honest(served.port, address)
@@ -90,7 +90,7 @@ def test_silent_strangers_lock_nobody_out(tmp_path, first, caplog):
 def test_one_address_cannot_hold_all_connections(tmp_path):
     limits = TrafficLimits(connections=32)
     with serving(one_policy(tmp_path), tmp_path, limits) as served, contextlib.ExitStack() as stack:
-        # An eighth of all; they were let in, so that none of them is cut off for the next.
+        # An eighth of all; their requests were admitted, so none of them is cut off for the next.
         for _ in range(4):
             client = Honest(served.port, "127.0.0.2")
             stack.callback(client.close)
@@ -107,7 +107,7 @@ def test_one_address_cannot_hold_all_connections(tmp_path):
 
 
 def whole_reply(sock):
-    """One reply with its body, however many pieces it comes in."""
+    """One reply with its body, in however many pieces it arrives."""
     reply = b""
     while (length := re.search(rb"(?is)content-length: *(\d+).*?\r\n\r\n", reply)) is None or (
         len(reply) < length.end() + int(length[1])
@@ -126,7 +126,7 @@ def is_answered(client):
         return False
 
 
-def test_a_wrong_token_and_a_probe_make_nobody_known(tmp_path):
+def test_a_wrong_token_or_a_probe_does_not_prove_a_connection(tmp_path):
     limits = TrafficLimits(connections=16)
     with (
         serving(one_policy(tmp_path), tmp_path, limits, token=TOKEN) as served,
@@ -141,7 +141,7 @@ def test_a_wrong_token_and_a_probe_make_nobody_known(tmp_path):
                 assert b"no request came on this one" in whole_reply(sock)
 
 
-def test_strangers_cannot_use_up_the_files_of_a_process(tmp_path):
+def test_silent_connections_cannot_use_up_the_files_of_a_process(tmp_path):
     """With far fewer files than connections are allowed by default."""
     state = tmp_path / "state"
     starting = ["prlimit", f"--nofile={OTHER_FILES + 64}", "--"]
@@ -165,7 +165,7 @@ class Cuttable:
         self.is_cut = True
 
 
-def test_places_are_given_back_and_lines_are_rated(caplog):
+def test_closed_connections_make_room_and_log_lines_are_rate_limited(caplog):
     now = [0.0]
     connections = OpenConnections(TrafficLimits(connections=4, connections_per_address=3), clock=lambda: now[0])
     opened = []
@@ -173,7 +173,7 @@ def test_places_are_given_back_and_lines_are_rated(caplog):
         opened.append(Cuttable())
         assert connections.add(opened[-1], f"10.0.0.{number % 2}") is None
         connections.remove(opened[-1]) if number < 900 else None
-    # Two strangers may stay: the last ones.
+    # Two silent connections may stay: the last ones.
     assert [each.is_cut for each in opened[900:]] == [True] * 98 + [False] * 2
     assert len(caplog.records) == 1
     now[0] = LOG_SECONDS

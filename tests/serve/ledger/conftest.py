@@ -1,4 +1,4 @@
-"""One PostgreSQL for all tests of ledgers, where it is installed."""
+"""One PostgreSQL server for all tests of ledgers, if it is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every ledger must do, whatever it is kept in."""
+"""The conformance suite of ledgers: every back end passes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ import pytest
 from steppe.errors import UserError
 from steppe.serve.ledger import _base as base
 from steppe.serve.ledger import make_ledger
-from steppe.serve.ledger._base import Batch, Decision, Difference, Ended, LedgerAway, Named, Reward, line_of
+from steppe.serve.ledger._base import (
+    Decision,
+    EpisodeEnd,
+    LedgerAway,
+    LedgerBatch,
+    NamedRequest,
+    Reward,
+    ShadowDifference,
+    line_of,
+)
 from steppe.serve.messages.exchange import NotFound
 
 STEPS = (("top", "a"), ("a", ""))
@@ -30,7 +39,7 @@ def place(request, tmp_path):
 
 @pytest.fixture
 def reopen(place):
-    """Opens the same ledger again and again, as after a restart."""
+    """Opens the same ledger again, as after a restart."""
     name, opened = f"endpoint-{next(NUMBERS)}", []
 
     def open_one():
@@ -58,7 +67,7 @@ def reward(value, **fields):
 
 
 def batch_with(writer="", number=0, decisions=(), named=(), **parts):
-    batch = Batch(writer, number, **parts)
+    batch = LedgerBatch(writer, number, **parts)
     for index, each in enumerate(decisions):
         batch.decide(each, line_of(index, each, orjson.dumps))
     for index, each in enumerate(named):
@@ -70,7 +79,7 @@ def write(ledger, **parts):
     return ledger.write(batch_with(**parts))
 
 
-def test_a_request_s_reward_teaches_every_arm_on_its_way_at_once(ledger, reopen):
+def test_the_reward_of_a_request_teaches_every_arm_on_its_path_at_once(ledger, reopen):
     written = write(ledger, decisions=[decision("k1")], rewards=[reward(0.9, request="k1")])
     (outcome,) = written.outcomes
     assert outcome == (True, "k1", None, "a", STEPS, 0.9)
@@ -79,7 +88,7 @@ def test_a_request_s_reward_teaches_every_arm_on_its_way_at_once(ledger, reopen)
             assert (arms[step].chosen, arms[step].count, arms[step].mean) == (1, 1, 0.9)
 
 
-def test_any_real_reward_is_kept_as_it_is(ledger):
+def test_any_finite_reward_is_kept_exactly(ledger):
     values = [0.9, -3.25, 1e-300, 1e100, 0.1 + 0.2]
     keys = [f"k{index}" for index in range(len(values))]
     rewards = [reward(value, request=key) for value, key in zip(values, keys, strict=True)]
@@ -88,7 +97,7 @@ def test_any_real_reward_is_kept_as_it_is(ledger):
     assert [logged.total for logged in ledger.decisions()] == values
 
 
-def test_a_repetition_is_applied_once_in_one_batch_and_in_the_next(ledger, reopen):
+def test_a_repeated_reward_counts_once_within_and_across_batches(ledger, reopen):
     again = reward(2.0, request="k1")
     first = write(ledger, decisions=[decision("k1")], rewards=[again, again])
     assert [outcome.applied for outcome in first.outcomes] == [True, False]
@@ -98,7 +107,7 @@ def test_a_repetition_is_applied_once_in_one_batch_and_in_the_next(ledger, reope
     assert (second.arms["a", ""].count, second.arms["a", ""].mean) == (1, 2.0)
 
 
-def test_a_feedback_id_tells_rewards_of_one_request_apart(ledger):
+def test_feedback_ids_distinguish_rewards_of_one_request(ledger):
     rewards = [reward(1.0, request="k1", feedback_id=name) for name in ("x", "y", "x")]
     written = write(ledger, decisions=[decision("k1")], rewards=rewards)
     assert [outcome.applied for outcome in written.outcomes] == [True, True, False]
@@ -121,14 +130,14 @@ def test_an_episode_teaches_its_return_when_it_ends(ledger):
 
 
 @pytest.mark.parametrize("how", ["ended", "expired"])
-def test_an_episode_that_ends_otherwise_teaches_what_it_had(ledger, how):
+def test_an_episode_that_ends_without_a_last_reward_teaches_what_it_had(ledger, how):
     write(ledger, decisions=[decision("k", "e")], rewards=[reward(4.0, sequence="e")])
-    arms = write(ledger, ended=[Ended("k", 3.0, how)]).arms
+    arms = write(ledger, ended=[EpisodeEnd("k", 3.0, how)]).arms
     assert (arms["a", ""].count, arms["a", ""].mean) == (1, 4.0)
 
 
-def test_an_episode_without_any_reward_teaches_nothing(ledger):
-    arms = write(ledger, decisions=[decision("k", "e")], ended=[Ended("k", 3.0, "ended")]).arms
+def test_an_episode_without_rewards_teaches_nothing(ledger):
+    arms = write(ledger, decisions=[decision("k", "e")], ended=[EpisodeEnd("k", 3.0, "ended")]).arms
     assert (arms["a", ""].chosen, arms["a", ""].count) == (1, 0)
 
 
@@ -140,8 +149,8 @@ def test_a_late_reward_corrects_what_was_learned(ledger):
     assert (arm.count, arm.mean, arm.squares) == (2, 8.0, pytest.approx(8.0))
 
 
-def test_a_request_is_found_by_the_name_its_sender_gave_the_newest_first(ledger):
-    named = [Named("mine", "k1"), Named("mine", "k2")]
+def test_a_request_is_found_by_its_name_the_newest_first(ledger):
+    named = [NamedRequest("mine", "k1"), NamedRequest("mine", "k2")]
     written = write(
         ledger,
         decisions=[decision("k1"), decision("k2", steps=OTHER)],
@@ -151,14 +160,14 @@ def test_a_request_is_found_by_the_name_its_sender_gave_the_newest_first(ledger)
     assert written.outcomes[0].key == "k2"
 
 
-def test_a_request_inside_an_episode_is_found_by_the_name_it_was_given(ledger):
+def test_a_named_request_inside_an_episode_is_found(ledger):
     rewards = [reward(1.0, request="k.5"), reward(1.0, request="k.6", sequence="e"), reward(1.0, request="k.5")]
     written = write(ledger, decisions=[decision("k", "e")], rewards=rewards)
     assert [outcome.applied for outcome in written.outcomes] == [True, True, False]
     assert written.outcomes[1].total == 2.0
 
 
-def test_what_was_never_decided_is_not_found_and_stops_nothing_else(ledger):
+def test_an_unknown_decision_is_not_found_and_stops_nothing_else(ledger):
     rewards = [reward(1.0, request="none"), reward(1.0, sequence="none"), reward(1.0, key="none", sequence="none")]
     written = write(ledger, decisions=[decision("k")], rewards=[*rewards, reward(1.0, request="k")])
     assert [type(outcome) for outcome in written.outcomes[:3]] == [NotFound] * 3
@@ -172,8 +181,8 @@ def test_a_request_of_another_episode_is_refused(ledger):
     assert "not part of episode" in str(written.outcomes[0])
 
 
-def test_an_episode_s_name_belongs_to_the_newest(ledger):
-    write(ledger, decisions=[decision("k1", "e")], ended=[Ended("k1", 2.0, "ended")])
+def test_an_episodes_name_belongs_to_the_newest(ledger):
+    write(ledger, decisions=[decision("k1", "e")], ended=[EpisodeEnd("k1", 2.0, "ended")])
     written = write(ledger, decisions=[decision("k2", "e")], rewards=[reward(1.0, sequence="e")])
     assert written.outcomes[0].key == "k2"
     assert ledger.find_episode("e").key == "k2"
@@ -181,7 +190,7 @@ def test_an_episode_s_name_belongs_to_the_newest(ledger):
 
 def test_open_episodes_are_found_after_a_restart(ledger, reopen):
     write(ledger, decisions=[decision(f"k{index}", f"e{index}", propensity=0.25) for index in range(5)])
-    write(ledger, decisions=[decision("single")], ended=[Ended("k4", 2.0, "ended")])
+    write(ledger, decisions=[decision("single")], ended=[EpisodeEnd("k4", 2.0, "ended")])
     again = reopen()
     assert [episode.sequence for episode in again.open_episodes(3)] == ["e1", "e2", "e3"]
     assert again.find_episode("e0") == ("k0", "e0", "a", "1-abc", 0.25, STEPS, True)
@@ -190,13 +199,13 @@ def test_open_episodes_are_found_after_a_restart(ledger, reopen):
 
 
 def test_requests_and_differences_are_counted(ledger):
-    differences = [Difference(("shadow", "c"), 0.5), Difference(("shadow", "c"), None)]
+    differences = [ShadowDifference(("shadow", "c"), 0.5), ShadowDifference(("shadow", "c"), None)]
     arms = write(ledger, requests={STEPS: 3, OTHER: 2}, differences=differences).arms
     assert [arms[step].requests for step in (("top", "a"), ("a", ""), ("b", ""))] == [3, 3, 2]
     assert (arms["shadow", "c"].requests, arms["shadow", "c"].count, arms["shadow", "c"].mean) == (2, 1, 0.5)
 
 
-def test_everything_decided_can_be_read_again_in_order(ledger):
+def test_all_decisions_can_be_read_in_order(ledger):
     write(ledger, decisions=[decision(f"k{index}", propensity=1 / (index + 1)) for index in range(20)])
     write(ledger, decisions=[decision("e", "e")], rewards=[reward(1.0, request="k3"), reward(1.0, sequence="e")])
     logged = list(ledger.decisions())
@@ -215,7 +224,7 @@ def test_a_batch_may_be_large(ledger):
     assert written.arms["a", ""].count == number
 
 
-def test_names_may_hold_any_text(ledger):
+def test_names_may_contain_any_text(ledger):
     for name in ("", "'; DROP TABLE steppe_arms; --", "naïve — 猫", "a" * 200, "%s ? %(x)s {y}"):
         key = f"key {name}"
         truth = json.dumps({"x": name})
@@ -241,22 +250,22 @@ def test_endpoints_do_not_see_each_other(ledger, place):
     other.close()
 
 
-def test_decisions_that_several_statements_read_are_written_as_they_are_and_in_order(ledger, monkeypatch):
+def test_decisions_read_by_several_statements_are_written_unchanged_and_in_order(ledger, monkeypatch):
     monkeypatch.setattr(base, "PIECE_BYTES", 300)
     names = ["plain", 'quo"te', "back\\slash", "comma],[", "Größe", "🎮", "it's", "%s", "?", None] * 3
     made = [
         Decision(f"k{index}", name, 1e9 / (index + 1), "a", "1-abc", 1 / (index + 1), STEPS, bool(index % 2))
         for index, name in enumerate(names)
     ]
-    batch = batch_with("me", 1, decisions=made, named=[Named(f"r{each.key}", each.key) for each in made])
+    batch = batch_with("me", 1, decisions=made, named=[NamedRequest(f"r{each.key}", each.key) for each in made])
     assert len(batch.decisions.pieces) > 5
     ledger.write(batch)
     columns = "key, sequence, made, policy, version, propensity, steps, is_routed, ended"
-    with ledger._answering() as cursor:
+    with ledger._cursor() as cursor:
         statement = f"SELECT {columns} FROM steppe_decisions WHERE endpoint = ? ORDER BY number"
-        rows = ledger._rows(cursor, statement, (ledger.endpoint,))
+        rows = cursor.rows(statement)
         statement = "SELECT request, key FROM steppe_requests WHERE endpoint = ? ORDER BY number"
-        requests = ledger._rows(cursor, statement, (ledger.endpoint,))
+        requests = cursor.rows(statement)
     assert [row[:6] for row in rows] == [each[:6] for each in made]
     assert [json.loads(row[6]) for row in rows] == [[list(step) for step in STEPS]] * len(made)
     assert [row[7] for row in rows] == [int(each.is_routed) for each in made]
@@ -264,15 +273,15 @@ def test_decisions_that_several_statements_read_are_written_as_they_are_and_in_o
     assert [tuple(row) for row in requests] == [(f"r{each.key}", each.key) for each in made]
 
 
-def test_two_writers_at_once_lose_and_repeat_nothing(ledger, reopen):
-    """The same rewards from both, as when a client sends again to another replica."""
+def test_two_concurrent_writers_lose_and_repeat_nothing(ledger, reopen):
+    """Both write the same rewards, as when a client sends again to another replica."""
     write(ledger, decisions=[decision(f"k{index}") for index in range(60)])
     applied = []
 
     def send(own):
         for index in range(60):
             while True:
-                # Whom the other one leaves no gap for so long that it gives up writes again, as an endpoint does.
+                # A writer that waited too long for the other one tries again, as an endpoint does.
                 with contextlib.suppress(LedgerAway):
                     (outcome,) = write(own, requests={STEPS: 1}, rewards=[reward(1.0, request=f"k{index}")]).outcomes
                     break
@@ -288,40 +297,40 @@ def test_two_writers_at_once_lose_and_repeat_nothing(ledger, reopen):
     assert (arm.count, arm.mean, arm.requests) == (60, 1.0, 120)
 
 
-def test_a_batch_that_was_written_though_nobody_was_told_is_not_written_again(ledger):
+def test_a_batch_that_was_written_without_confirmation_is_not_written_again(ledger):
     batch = batch_with(
-        "me", 7, decisions=[decision("k")], requests={STEPS: 3}, differences=[Difference(("s", "c"), 1.0)]
+        "me", 7, decisions=[decision("k")], requests={STEPS: 3}, differences=[ShadowDifference(("s", "c"), 1.0)]
     )
     ledger.write(batch)
     written = ledger.write(batch)
     assert [arm.chosen for step, arm in written.arms.items() if step in STEPS] == [1, 1]
     assert (written.arms["a", ""].requests, written.arms["s", "c"].count) == (3, 1)
     assert len(list(ledger.decisions())) == 1
-    again = ledger.write(Batch("me", 7, rewards=[reward(1.0, request="k")]))
+    again = ledger.write(LedgerBatch("me", 7, rewards=[reward(1.0, request="k")]))
     assert again.outcomes[0].applied
-    assert ledger.write(Batch("me", 8, requests={STEPS: 1})).arms["a", ""].requests == 4
-    assert ledger.write(Batch("you", 7, requests={STEPS: 1})).arms["a", ""].requests == 5
+    assert ledger.write(LedgerBatch("me", 8, requests={STEPS: 1})).arms["a", ""].requests == 4
+    assert ledger.write(LedgerBatch("you", 7, requests={STEPS: 1})).arms["a", ""].requests == 5
 
 
 def rows_of(ledger):
-    """How many rows each table has for this endpoint."""
-    with ledger._answering() as cursor:
+    """The number of rows in each table for this endpoint."""
+    with ledger._cursor() as cursor:
         statement = "SELECT COUNT(*) FROM steppe_{} WHERE endpoint = ?"
         tables = ("decisions", "requests", "rewards")
-        return tuple(ledger._rows(cursor, statement.format(table), (ledger.endpoint,))[0][0] for table in tables)
+        return tuple(cursor.rows(statement.format(table))[0][0] for table in tables)
 
 
-def test_what_was_over_before_a_time_is_forgotten_and_what_it_taught_is_not(ledger, reopen):
+def test_prune_forgets_old_decisions_but_not_what_they_taught(ledger, reopen):
     old = [decision("k1"), decision("k2", "e2")]
     new = [decision("k3")._replace(made=50.0), decision("k4", "e4")._replace(made=2.0)]
-    named = [Named("mine", "k1"), Named("other", "k2"), Named("newer", "k3")]
+    named = [NamedRequest("mine", "k1"), NamedRequest("other", "k2"), NamedRequest("newer", "k3")]
     rewards = [
         reward(1.0, request="mine"),
         reward(3.0, sequence="e2", feedback_id="a"),
         reward(4.0, sequence="e2", feedback_id="b", is_end=True),
         reward(6.0, request="k3"),
     ]
-    write(ledger, decisions=[*old, *new], named=named, rewards=rewards, ended=[Ended("k4", 40.0, "ended")])
+    write(ledger, decisions=[*old, *new], named=named, rewards=rewards, ended=[EpisodeEnd("k4", 40.0, "ended")])
     before = ledger.arms()
     assert ledger.prune(30.0, 100.0) == 2
     assert ledger.prune(30.0, 100.0) == 0
@@ -334,7 +343,7 @@ def test_what_was_over_before_a_time_is_forgotten_and_what_it_taught_is_not(ledg
     assert written.arms == before
 
 
-def test_an_episode_that_never_ended_is_taken_to_be_over_before_it_is_forgotten(ledger):
+def test_prune_ends_an_open_episode_before_it_forgets_it(ledger):
     young = decision("k2", "e2")._replace(made=50.0)
     write(ledger, decisions=[decision("k1", "e1"), young], rewards=[reward(4.0, sequence="e1")])
     assert ledger.prune(30.0, 100.0) == 1
@@ -348,7 +357,7 @@ def test_an_episode_that_never_ended_is_taken_to_be_over_before_it_is_forgotten(
     assert rows_of(ledger) == (1, 0, 0)
 
 
-def test_much_is_forgotten_in_several_goes_between_which_others_write(ledger, reopen):
+def test_prune_forgets_in_portions_between_which_others_write(ledger, reopen):
     number, goes, other = 1700, 0, reopen()
     rewards = [reward(1.0, request=f"k{index}") for index in range(number)]
     write(ledger, decisions=[decision(f"k{index}") for index in range(number)], rewards=rewards)
@@ -360,29 +369,29 @@ def test_much_is_forgotten_in_several_goes_between_which_others_write(ledger, re
     assert (other.arms()["a", ""].count, other.arms()["a", ""].chosen) == (number, number + goes)
 
 
-def test_an_endpoint_forgets_nothing_of_another(ledger, place):
+def test_prune_forgets_nothing_of_another_endpoint(ledger, place):
     other = make_ledger(place, f"other-{next(NUMBERS)}")
     other.open()
     try:
         for each in (ledger, other):
-            write(each, decisions=[decision("k")], named=[Named("r", "k")], rewards=[reward(1.0, request="r")])
+            write(each, decisions=[decision("k")], named=[NamedRequest("r", "k")], rewards=[reward(1.0, request="r")])
         assert ledger.prune(30.0, 100.0) == 1
         assert (rows_of(ledger), rows_of(other)) == ((0, 0, 0), (1, 1, 1))
     finally:
         other.close()
 
 
-def test_a_made_up_request_of_a_known_decision_is_not_found(ledger):
+def test_an_invented_request_of_a_known_decision_is_not_found(ledger):
     written = write(ledger, decisions=[decision("k")], rewards=[reward(1.0, request="k.1")])
     assert isinstance(written.outcomes[0], NotFound)
 
 
 def test_a_ledger_of_a_newer_steppe_is_refused(ledger, reopen):
-    with ledger._answering() as cursor:
+    with ledger._cursor() as cursor:
         cursor.execute("UPDATE steppe_about SET value = 2")
     try:
         with pytest.raises(UserError, match=r"version 2 of its tables .* upgrade Steppe"):
             reopen()
     finally:
-        with ledger._answering() as cursor:
+        with ledger._cursor() as cursor:
             cursor.execute("UPDATE steppe_about SET value = 1")

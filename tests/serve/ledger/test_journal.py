@@ -1,4 +1,4 @@
-"""What was answered is known after kill -9, and counts once."""
+"""Answers given before kill -9 are known afterwards, and count once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from served_graphs import serving
 from steppe.serve import Feedback
 from steppe.serve.ledger import journal as journal_module
 from steppe.serve.ledger import make_ledger
-from steppe.serve.ledger._base import Decision, Difference, Ended, Named, batch_of, line_of
+from steppe.serve.ledger._base import Decision, EpisodeEnd, NamedRequest, ShadowDifference, batch_of, line_of
 from steppe.serve.ledger.journal import Journals
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -27,7 +27,7 @@ GRAPH = {"kind": "router", "name": "best", "branches": ["p0", "p1"]}
 @pytest.mark.parametrize(
     "rounds", [pytest.param(1, id="once"), pytest.param(20, id="many times", marks=pytest.mark.faults)]
 )
-def test_rewards_for_all_that_was_answered_before_a_kill_are_accepted(tmp_path, rounds):
+def test_answers_given_before_a_kill_can_be_rewarded_afterwards(tmp_path, rounds):
     rng = random.Random(3)
     graph = router(tmp_path)
     unrewarded: list[dict[str, str]] = []
@@ -59,16 +59,16 @@ def test_rewards_for_all_that_was_answered_before_a_kill_are_accepted(tmp_path, 
 
 
 def records():
-    """One of each kind: an episode, a named request of it, its end, a request by itself, and a shadow's difference."""
+    """One record of each kind: an episode, a named request of it, its end, a single request, a shadow's difference."""
     steps = (("best", "p0"), ("p0", ""))
     return [
         Decision("k1", "e1", 1.5e9, "p0", "7-a", 0.5, steps, True),
-        Named("mine", "k1"),
+        NamedRequest("mine", "k1"),
         steps,
-        Ended("k1", 1.5e9, "ended"),
+        EpisodeEnd("k1", 1.5e9, "ended"),
         Decision("k2", None, 1.5e9, "p0", "7-a", 0.25, steps, False),
-        Difference(("shadow", "p1"), 0.5),
-        Difference(("shadow", "p1"), None),
+        ShadowDifference(("shadow", "p1"), 0.5),
+        ShadowDifference(("shadow", "p1"), None),
     ]
 
 
@@ -86,19 +86,19 @@ def ledger(tmp_path):
 
 
 def add(journal, some):
-    """Keeps records in a journal, numbered from 1."""
+    """Writes records, numbered from 1, into a journal."""
     for number, record in enumerate(some, 1):
         journal.add(number, line_of(number, record, orjson.dumps))
 
 
 def abandoned(journals, number=0):
-    """A journal of all records as a killed process leaves it: the ledger has the first `number` of them."""
+    """Leaves a journal of all records as a killed process would; the ledger has the first `number` of them."""
     made = journals.begin("w")
     add(made, records())
     made.close(number)
 
 
-def test_records_come_back_as_they_were(journals, tmp_path):
+def test_records_are_read_back_unchanged(journals, tmp_path):
     abandoned(journals)
     (file,) = (tmp_path / "journal").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -121,7 +121,7 @@ def test_each_record_is_written_once_wherever_the_process_was_killed(journals, l
     assert journals.replay(ledger) == 0
 
 
-def test_a_line_that_was_cut_off_is_left_out(journals, ledger, tmp_path):
+def test_a_line_that_was_cut_off_is_skipped(journals, ledger, tmp_path):
     abandoned(journals)
     (file,) = (tmp_path / "journal").iterdir()
     lines = file.read_bytes().splitlines(keepends=True)
@@ -140,7 +140,7 @@ def test_a_damaged_journal_is_set_aside_and_the_endpoint_starts(journals, ledger
     assert journals.replay(ledger) == 0
 
 
-def test_journals_of_others_are_left_alone(journals, ledger, tmp_path):
+def test_journals_of_other_endpoints_are_left_alone(journals, ledger, tmp_path):
     abandoned(Journals(tmp_path / "journal", "other", "ledger.sqlite"))
     living = Journals(tmp_path / "journal", "best", "ledger.sqlite").begin("x")
     add(living, records()[:1])
@@ -150,7 +150,7 @@ def test_journals_of_others_are_left_alone(journals, ledger, tmp_path):
     assert journals.replay(ledger) == 1
 
 
-def test_files_are_deleted_when_the_ledger_has_all_of_them(journals, tmp_path, monkeypatch):
+def test_files_are_deleted_once_the_ledger_has_their_records(journals, tmp_path, monkeypatch):
     monkeypatch.setattr(journal_module, "LONGEST_FILE", 500)
     made, folder = journals.begin("w"), tmp_path / "journal"
     add(made, records() * 5)
@@ -177,7 +177,7 @@ def test_many_files_are_replayed_in_order(journals, ledger, tmp_path, monkeypatc
     assert found.key == "k39"
 
 
-def test_an_answer_does_not_fail_for_a_journal_that_cannot_be_written(tmp_path, caplog):
+def test_an_answer_does_not_fail_if_the_journal_cannot_be_written(tmp_path, caplog):
     async def play() -> None:
         async with serving(tmp_path, GRAPH) as endpoint:
             (tmp_path / "serving" / "journal").write_text("in the way")
@@ -190,7 +190,7 @@ def test_an_answer_does_not_fail_for_a_journal_that_cannot_be_written(tmp_path, 
     assert caplog.text.count("answers cannot be kept in") == 1
 
 
-def test_an_endpoint_that_ends_leaves_no_journal(tmp_path):
+def test_a_closed_endpoint_leaves_no_journal(tmp_path):
     async def play() -> None:
         async with serving(tmp_path, GRAPH) as endpoint:
             endpoint.answer(asked(sequence_id="a"))

@@ -1,4 +1,4 @@
-"""One server at a time has a SQLite ledger."""
+"""A SQLite ledger belongs to one server at a time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from steppe.errors import StorageError, UserError
 from steppe.serve import load_endpoint
 from steppe.serve.ledger import make_ledger
 from steppe.serve.ledger.lock import ServerLock
-from steppe.serve.server import Listening, Server
+from steppe.serve.server import EndpointServer, ServerConfig
 from steppe.specs.serving import GraphSpec
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
 
-def test_a_second_server_is_refused_and_told_who_has_the_ledger(tmp_path):
+def test_a_second_server_is_refused_and_told_who_holds_the_ledger(tmp_path):
     graph = one_policy(tmp_path)
     first = ServedProcess(graph, tmp_path / "state")
     try:
@@ -29,7 +29,7 @@ def test_a_second_server_is_refused_and_told_who_has_the_ledger(tmp_path):
         assert stat.S_IMODE(lock.stat().st_mode) == 0o600
         endpoint = load_endpoint(GraphSpec.model_validate(graph), folder=tmp_path / "state")
         with pytest.raises(UserError) as refused:
-            Server(endpoint, Listening(port=0)).run()
+            EndpointServer(endpoint, ServerConfig(port=0)).run()
         assert re.fullmatch(
             rf"the ledger \S*ledger.sqlite is in use by the server at {first.url} \(process {first.process.pid}\); end "
             "that server first, give this one another --name, or let both share a ledger in PostgreSQL by --database",
@@ -43,7 +43,7 @@ def test_a_second_server_is_refused_and_told_who_has_the_ledger(tmp_path):
         assert first.infer().status == 200
     finally:
         first.close()
-    # The kernel has freed the lock of the server that was killed.
+    # The kernel has freed the lock of the killed server.
     second = ServedProcess(graph, tmp_path / "state")
     try:
         assert second.infer().status == 200
@@ -51,7 +51,7 @@ def test_a_second_server_is_refused_and_told_who_has_the_ledger(tmp_path):
         second.close()
 
 
-def test_an_endpoint_that_is_closed_lets_the_next_one_begin(tmp_path):
+def test_closing_an_endpoint_frees_the_lock(tmp_path):
     async def twice() -> None:
         for _ in range(2):
             async with serving(tmp_path, {"kind": "model", "policy": "p0"}):
@@ -61,7 +61,7 @@ def test_an_endpoint_that_is_closed_lets_the_next_one_begin(tmp_path):
     asyncio.run(twice())
 
 
-def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
+def test_a_link_in_place_of_the_lock_file_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "ledger.sqlite.lock").symlink_to(tmp_path / "precious")
     with pytest.raises(StorageError, match="cannot lock the ledger"):
@@ -70,7 +70,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x", "address": 1}', '{"pid": 1}'])
-def test_a_lock_file_that_says_nothing_is_another_server(tmp_path, text):
+def test_an_empty_lock_file_means_another_server(tmp_path, text):
     held = ServerLock(tmp_path / "ledger.sqlite", "http://127.0.0.1:8000")
     (tmp_path / "ledger.sqlite.lock").write_text(text)
     with pytest.raises(UserError, match="is in use by another server; end"):

@@ -69,12 +69,12 @@ def test_a_file_that_goes_away_and_comes_back_loses_nothing(tmp_path):
     run(check())
 
 
-def test_a_database_that_another_process_holds_refuses_rewards_until_it_is_free(tmp_path, monkeypatch):
+def test_a_database_locked_by_another_process_refuses_rewards_until_it_is_free(tmp_path, monkeypatch):
     async def check():
         async with serving(tmp_path, TWO) as endpoint:
             endpoint._ledger._connection.execute("PRAGMA busy_timeout = 50")
             other = sqlite3.connect(tmp_path / "serving" / "ledger.sqlite", isolation_level=None)
-            # A new connection waits for seconds: long enough for a report, too long for this test.
+            # A new connection waits for seconds: right for a report, too long for this test.
             connect = sqlite3.connect
             monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, **k | {"timeout": 0.05}))
             await away_and_back(endpoint, lambda: other.execute("BEGIN IMMEDIATE"), lambda: other.execute("ROLLBACK"))
@@ -99,7 +99,7 @@ def test_a_server_that_goes_away_and_comes_back_loses_nothing(tmp_path, how):
         server.remove()
 
 
-def test_a_commit_whose_answer_is_lost_is_not_counted_twice(tmp_path, monkeypatch):
+def test_a_commit_without_confirmation_is_not_counted_twice(tmp_path, monkeypatch):
     write, lost = SqliteLedger.write, []
 
     def write_and_lose(self, batch):
@@ -130,7 +130,7 @@ def test_a_commit_whose_answer_is_lost_is_not_counted_twice(tmp_path, monkeypatc
     run(check())
 
 
-def test_the_ledger_is_written_a_few_times_a_second_however_many_answers_there_are(tmp_path, monkeypatch):
+def test_the_ledger_is_written_a_few_times_a_second_under_any_traffic(tmp_path, monkeypatch):
     write, sizes = SqliteLedger.write, []
 
     def note(self, batch):
@@ -144,7 +144,7 @@ def test_the_ledger_is_written_a_few_times_a_second_however_many_answers_there_a
             while time.monotonic() < began + 4 * writer.GATHERING_SECONDS:
                 endpoint.answer(question())
                 answered += 1
-                # As between two requests: the ledger's thread gets its turn.
+                # As between two requests: gives the ledger's thread its turn.
                 await asyncio.sleep(1e-4)
             most = (time.monotonic() - began) / writer.GATHERING_SECONDS + 1
             assert 1 <= len(sizes) <= most
@@ -154,7 +154,7 @@ def test_the_ledger_is_written_a_few_times_a_second_however_many_answers_there_a
     run(check())
 
 
-def test_records_that_came_before_a_round_are_written_in_it_however_many(tmp_path, monkeypatch):
+def test_records_from_before_a_round_are_written_in_it(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "MOST_AT_ONCE", 7)
     monkeypatch.setattr(writer, "GATHERING_SECONDS", 3600.0)
 
@@ -162,7 +162,7 @@ def test_records_that_came_before_a_round_are_written_in_it_however_many(tmp_pat
         async with serving(tmp_path, TWO) as endpoint:
             for number in range(100):
                 endpoint.answer(question(sequence_id=str(number)))
-            # The reward comes after all of them, so it is written when they are.
+            # The reward comes after all of them, so it is written after them.
             assert (await endpoint.feedback(Feedback(1.0, sequence_id="99"))).applied
             assert endpoint.standing().queued == 0
             assert len(endpoint._ledger.open_episodes(1000)) == 100
@@ -170,7 +170,7 @@ def test_records_that_came_before_a_round_are_written_in_it_however_many(tmp_pat
     run(check())
 
 
-def test_a_server_that_falls_silent_refuses_rewards_and_delays_no_answer(tmp_path, postgres, monkeypatch):
+def test_a_silent_server_refuses_rewards_and_delays_no_answer(tmp_path, postgres, monkeypatch):
     monkeypatch.setattr(writer, "SILENT_SECONDS", 0.2)
     monkeypatch.setattr(endpoint_module, "SHARING_SECONDS", 0.1)
 
@@ -195,7 +195,7 @@ def test_a_server_that_falls_silent_refuses_rewards_and_delays_no_answer(tmp_pat
     run(check())
 
 
-def test_what_waits_for_a_lost_ledger_is_bounded_and_what_is_dropped_is_counted(tmp_path):
+def test_the_queue_for_a_lost_ledger_is_bounded_and_dropped_records_are_counted(tmp_path):
     async def check():
         async with serving(tmp_path, TWO, limits={"queue": 100}) as endpoint:
             (tmp_path / "serving" / "ledger.sqlite").rename(tmp_path / "elsewhere.sqlite")
@@ -210,7 +210,7 @@ def test_what_waits_for_a_lost_ledger_is_bounded_and_what_is_dropped_is_counted(
     run(check())
 
 
-def test_what_need_not_be_kept_is_forgotten_while_it_serves(tmp_path, monkeypatch):
+def test_old_decisions_are_forgotten_while_the_endpoint_serves(tmp_path, monkeypatch):
     monkeypatch.setattr(endpoint_module, "PRUNE_SECONDS", 0.01)
 
     async def main():
@@ -245,13 +245,13 @@ def test_pruning_waits_for_a_ledger_that_is_away(tmp_path, monkeypatch):
             reader = make_ledger(file, endpoint.name)
             await until(lambda: not list(reader.decisions()))
             reader.close()
-            # On a busy machine all may have been forgotten before the ledger went.
+            # On a busy machine all may have been forgotten before the ledger went away.
             await until(lambda: endpoint.standing().ledger_problem is None)
 
     run(main())
 
 
-def test_a_reward_that_comes_while_a_write_fails_is_refused_at_once(tmp_path, monkeypatch):
+def test_a_reward_that_comes_during_a_failing_write_is_refused_at_once(tmp_path, monkeypatch):
     write, begun, may_fail = SqliteLedger.write, threading.Event(), threading.Event()
 
     def write_and_fail(self, batch):
@@ -269,7 +269,7 @@ def test_a_reward_that_comes_while_a_write_fails_is_refused_at_once(tmp_path, mo
             waiting = asyncio.create_task(endpoint.feedback(Feedback(1.0, id=answer.id)))
             await until(lambda: endpoint.standing().queued == 2)
             may_fail.set()
-            # The endpoint itself waits for the ledger far longer before it gives up, with another sentence.
+            # The endpoint itself waits for the ledger much longer, and gives up with another sentence.
             with pytest.raises(Unavailable, match="away; rewards are refused until it can"):
                 await waiting
             await until(lambda: endpoint.standing().ledger_problem is None)
@@ -344,7 +344,7 @@ def test_replicas_share_arms_and_episodes(tmp_path, postgres, monkeypatch):
     run(check())
 
 
-def test_a_reward_may_reach_another_replica_before_the_decision_is_written_down(tmp_path, postgres, monkeypatch):
+def test_a_reward_may_reach_another_replica_before_the_decision_is_written(tmp_path, postgres, monkeypatch):
     monkeypatch.setattr(endpoint_module, "SHARING_SECONDS", SECONDS)
     graph = {"kind": "router", "name": "best", "branches": ["p0", "p1"]}
     name = {"name": "early", "ledger": postgres.url}
@@ -361,7 +361,7 @@ def test_a_reward_may_reach_another_replica_before_the_decision_is_written_down(
     run(check())
 
 
-def test_a_ledger_in_postgresql_without_its_package_names_the_extra(monkeypatch):
+def test_a_postgresql_ledger_without_its_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MissingExtra, match=r'pip install "steppe\[postgres\]"'):
         make_ledger("postgresql://somewhere/x", "e")

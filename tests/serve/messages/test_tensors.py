@@ -18,7 +18,7 @@ def test_numbers_and_bytes_mean_the_same_in_every_type(word):
     assert word_of(array.dtype) == word
 
 
-def test_a_small_observation_is_read_as_the_long_way_reads_it():
+def test_the_fast_path_for_small_observations_agrees_with_the_general_one():
     rng = np.random.default_rng(0)
     for size in (1, 2, 4, 17, 64):
         values = rng.normal(size=size).tolist()
@@ -48,11 +48,11 @@ def test_a_small_observation_is_read_as_the_long_way_reads_it():
         (None, None, None),
     ],
 )
-def test_whatever_is_unusual_goes_the_long_way(values, shape, word):
+def test_unusual_observations_take_the_general_path(values, shape, word):
     assert one_small(values, shape, word) is None
 
 
-def test_numbers_never_become_others_without_a_word():
+def test_numbers_never_change_silently():
     for values, word in (([1.5], "INT32"), ([256], "UINT8"), ([-1], "UINT32"), (["1"], "FP32"), ([2**70], "INT64")):
         with pytest.raises(UserError, match="can hold"):
             from_numbers(values, [1], word, "x")
@@ -62,7 +62,7 @@ def test_numbers_never_become_others_without_a_word():
     "values",
     [["x" * 100, ""], [[1.0], ["x"]], [[1.0], [2.0, 3.0]], [[1.0], 2.0], [1.0, [2.0]], [None], [{}], [[]], [[[]], []]],
 )
-def test_numpy_never_sees_a_list_that_holds_more_than_numbers(values, monkeypatch):
+def test_numpy_never_sees_a_list_with_anything_but_numbers(values, monkeypatch):
     monkeypatch.setattr(tensors, "as_array", None)
     with pytest.raises(UserError):
         from_numbers(values, [2], "FP32", "x")
@@ -82,7 +82,7 @@ def test_nested_lists_are_read_as_numpy_reads_them():
 @pytest.mark.parametrize(
     "shape", [[0], [0, 1 << 40, 1 << 40], [-1], [1 << 41], [True], [1.0], ["1"], [1] * 17, None, "1"]
 )
-def test_a_wrong_shape_is_the_askers_mistake(shape):
+def test_a_wrong_shape_is_a_client_error(shape):
     for read in (lambda: from_numbers([], shape, "FP32", "x"), lambda: from_bytes(b"", shape, "FP32", "x")):
         with pytest.raises(UserError, match="shape"):
             read()

@@ -17,15 +17,15 @@ from steppe.errors import SteppeError, UserError
 from steppe.policies.policy import Policy, load_policy
 from steppe.runners.play.episodes import EpisodeRules
 from steppe.runners.play.episodes import play as play_here
-from steppe.serve.clients import Access
-from steppe.serve.play.remote_play import Plan, Played, play
-from steppe.serve.play.scores import Scores
+from steppe.serve.clients import EndpointAccess
+from steppe.serve.play.remote_play import PlayPlan, PlayResult, play
+from steppe.serve.play.route_scores import PlayScores
 from steppe.specs.environment import EnvironmentSpec
 from steppe.tracking.metrics import read_metrics
 
 
 class Endpoint:
-    """Says what Steppe's own server says: two branches, taken in turn by episode, and rewards counted once."""
+    """Answers like Steppe's own server: two branches, taken in turn by episode, and rewards counted once."""
 
     def __init__(self, name: str = "steppe", size: int = 4) -> None:
         self.name, self.size = name, size
@@ -79,13 +79,13 @@ def endpoint() -> Endpoint:
     return Endpoint()
 
 
-def run(endpoint: Any, folder: Path, **plan: Any) -> Played:
+def run(endpoint: Any, folder: Path, **plan: Any) -> PlayResult:
     settings = {"environment": EnvironmentSpec(id="CartPole-v1"), "episodes": 6, "max_timesteps": 30, "patience": 20.0}
     with answering(endpoint) as url:
-        return play(Plan(**(settings | plan)), "v2", Access(url, timeout=20), folder)
+        return play(PlayPlan(**(settings | plan)), "v2", EndpointAccess(url, timeout=20), folder)
 
 
-def test_every_episode_is_played_once_and_written_down(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_every_episode_is_played_once_and_recorded(endpoint: Endpoint, tmp_path: Path) -> None:
     played = run(endpoint, tmp_path, runners=3)
     records = read_metrics(tmp_path)
     assert [record["episode"] for record in records] == [1, 2, 3, 4, 5, 6]
@@ -101,13 +101,11 @@ def test_every_episode_is_played_once_and_written_down(endpoint: Endpoint, tmp_p
     assert list((tmp_path / "tensorboard").iterdir())
 
 
-def test_a_limit_beyond_the_environments_own_is_told_before_anything_is_played(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_a_limit_beyond_the_environments_own_is_noted_before_playing(endpoint: Endpoint, tmp_path: Path) -> None:
     told: list[str] = []
     with answering(endpoint) as url:
-        plan = Plan(EnvironmentSpec(id="CartPole-v1"), 1, max_timesteps=7000, patience=20.0)
-        play(plan, "v2", Access(url, timeout=20), tmp_path, tell=told.append)
+        plan = PlayPlan(EnvironmentSpec(id="CartPole-v1"), 1, max_timesteps=7000, patience=20.0)
+        play(plan, "v2", EndpointAccess(url, timeout=20), tmp_path, tell=told.append)
     (sentence,) = told
     assert sentence.startswith("note: max_timesteps_per_episode 7,000 has no effect")
 
@@ -125,7 +123,7 @@ def test_scores_are_kept_by_route(endpoint: Endpoint, tmp_path: Path) -> None:
     json.dumps(summary)
 
 
-def test_questions_name_their_episode_and_its_beginning(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_questions_name_their_episode_and_its_start(endpoint: Endpoint, tmp_path: Path) -> None:
     run(endpoint, tmp_path, runners=2)
     starts = Counter(
         question["parameters"]["sequence_id"]
@@ -139,7 +137,7 @@ def test_questions_name_their_episode_and_its_beginning(endpoint: Endpoint, tmp_
     assert "deterministic" not in endpoint.questions[0]["parameters"]
 
 
-def test_an_episode_is_rewarded_by_its_return(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_an_episode_is_rewarded_with_its_return(endpoint: Endpoint, tmp_path: Path) -> None:
     run(endpoint, tmp_path, runners=2)
     lengths = Counter(question["parameters"]["sequence_id"] for question in endpoint.questions)
     assert {each["sequence_id"]: each["reward"] for each in endpoint.feedback} == lengths
@@ -154,13 +152,13 @@ def test_each_step_can_be_rewarded_instead(endpoint: Endpoint, tmp_path: Path) -
     assert len(endpoint.counted) == len(endpoint.feedback)
 
 
-def test_nothing_need_be_told(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_feedback_can_be_turned_off(endpoint: Endpoint, tmp_path: Path) -> None:
     run(endpoint, tmp_path, feedback="none", deterministic=False, episodes=1)
     assert endpoint.feedback == []
     assert endpoint.questions[0]["parameters"]["deterministic"] is False
 
 
-def test_a_server_that_takes_no_feedback_is_sent_none(tmp_path: Path) -> None:
+def test_a_server_without_feedback_is_sent_none(tmp_path: Path) -> None:
     endpoint = Endpoint("another")
     played = run(endpoint, tmp_path, episodes=2)
     assert endpoint.feedback == []
@@ -175,21 +173,21 @@ def test_the_same_seed_plays_the_same_episodes(tmp_path: Path) -> None:
     assert lengths[0] == lengths[1] != lengths[2]
 
 
-def test_an_endpoint_of_other_observations_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+def test_an_endpoint_with_other_observations_is_refused_before_playing(tmp_path: Path) -> None:
     endpoint = Endpoint(size=6)
     with pytest.raises(UserError, match=r"takes observations of shape \(6,\), but CartPole-v1 shows \(4,\)"):
         run(endpoint, tmp_path)
     assert endpoint.questions == []
 
 
-def test_episodes_need_an_end(tmp_path: Path) -> None:
+def test_episodes_need_a_time_limit(tmp_path: Path) -> None:
     endless = EnvironmentSpec(id="CartPole-v1", settings={"max_episode_steps": -1})
     with pytest.raises(UserError, match="have no end; give one by --max-timesteps-per-episode"):
         run(Endpoint(), tmp_path, environment=endless, max_timesteps=None)
 
 
 class Shaky(Endpoint):
-    """Hangs up after every third question and every second feedback, when it has already counted them."""
+    """Disconnects after every third question and every second feedback, once it has counted them."""
 
     def __call__(self, heard: Heard) -> Any:
         said = super().__call__(heard)
@@ -199,12 +197,12 @@ class Shaky(Endpoint):
         return HANG_UP if broke else said
 
 
-def test_breaks_lose_no_reward_and_count_none_twice(tmp_path: Path) -> None:
+def test_lost_connections_lose_no_reward_and_count_none_twice(tmp_path: Path) -> None:
     endpoint = Shaky()
     told: list[str] = []
     with answering(endpoint) as url:
-        plan = Plan(EnvironmentSpec(id="CartPole-v1"), 4, 2, max_timesteps=30, patience=20.0)
-        played = play(plan, "v2", Access(url), tmp_path, tell=told.append)
+        plan = PlayPlan(EnvironmentSpec(id="CartPole-v1"), 4, 2, max_timesteps=30, patience=20.0)
+        played = play(plan, "v2", EndpointAccess(url), tmp_path, tell=told.append)
     assert played.uncounted == 0
     assert played.tries > 0
     assert len(endpoint.feedback) > len(endpoint.counted) == 4
@@ -213,7 +211,7 @@ def test_breaks_lose_no_reward_and_count_none_twice(tmp_path: Path) -> None:
     assert "is away" in told[0]
 
 
-def test_an_endpoint_that_stays_away_ends_it_with_one_sentence(tmp_path: Path) -> None:
+def test_an_endpoint_that_stays_away_ends_play_with_one_sentence(tmp_path: Path) -> None:
     endpoint, before = Endpoint(), threading.active_count()
 
     def leaving(heard: Heard) -> Any:
@@ -224,7 +222,7 @@ def test_an_endpoint_that_stays_away_ends_it_with_one_sentence(tmp_path: Path) -
     wait_until(lambda: threading.active_count() <= before, "no runner is left")
 
 
-def test_what_goes_wrong_in_one_runner_ends_all(tmp_path: Path) -> None:
+def test_an_error_in_one_runner_ends_all(tmp_path: Path) -> None:
     endpoint = Endpoint()
 
     def refusing(heard: Heard) -> Any:
@@ -234,26 +232,26 @@ def test_what_goes_wrong_in_one_runner_ends_all(tmp_path: Path) -> None:
         run(refusing, tmp_path, runners=3, episodes=50)
 
 
-def test_ctrl_c_keeps_what_was_played_and_tells_nothing_of_the_rest(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_finished_episodes_and_rewards_no_others(endpoint: Endpoint, tmp_path: Path) -> None:
     presses = iter([signal.SIGINT])
 
-    def press(scores: Scores) -> None:
+    def press(scores: PlayScores) -> None:
         if scores.episodes == 3 and (number := next(presses, None)) is not None:
             signal.raise_signal(number)
 
     with answering(endpoint) as url:
-        plan = Plan(EnvironmentSpec(id="CartPole-v1"), 1000, 2, max_timesteps=30)
-        played = play(plan, "v2", Access(url), tmp_path, show=press)
+        plan = PlayPlan(EnvironmentSpec(id="CartPole-v1"), 1000, 2, max_timesteps=30)
+        played = play(plan, "v2", EndpointAccess(url), tmp_path, show=press)
     assert played.was_stopped
     assert 3 <= played.scores.episodes < 1000
     assert len(read_metrics(tmp_path)) == played.scores.episodes
-    # An episode that was over, and only such a one, has been told.
+    # Only episodes that were over have been rewarded.
     assert len(endpoint.feedback) == played.scores.episodes
 
 
 @pytest.mark.learning
 @pytest.mark.timeout(1500)
-def test_a_router_finds_the_trained_policy_and_loses_little_on_the_way(tmp_path: Path) -> None:
+def test_a_router_finds_the_trained_policy_at_little_cost(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="the extra serve is not installed")
     (tmp_path / "here").mkdir()
     shell = Steppe(tmp_path / "here", tmp_path / "outputs")

@@ -1,4 +1,4 @@
-"""Bandits against simulations of their own and against what is proved of them."""
+"""Bandits against simulations and against their proven bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERY = [EpsilonGreedy(), Ucb1(), Thompson()]
 
 
 def play(settings, draw, arms, steps, seed):
-    """(how often each arm was pulled [arms], the arms) after that many pulls with rewards draw(rng, arm)."""
+    """(pulls of each arm [arms], the arms) after that many pulls with rewards draw(rng, arm)."""
     rng = np.random.default_rng(seed)
     known = [Arm() for _ in range(arms)]
     pulls = np.zeros(arms, int)
@@ -52,7 +52,7 @@ def arms_of(*samples):
 
 @pytest.mark.parametrize("settings", EVERY, ids=lambda settings: settings.type)
 @pytest.mark.parametrize("number", [2, 3, 7])
-def test_probabilities_sum_to_one_whatever_was_seen(settings, number):
+def test_probabilities_always_sum_to_one(settings, number):
     rng = np.random.default_rng(number)
     for _ in range(100):
         scale = 10.0 ** rng.integers(-6, 7)
@@ -82,13 +82,13 @@ def test_fractional_rewards_count():
     assert chances.tolist() == pytest.approx([0.1, 0.9])
 
 
-def test_epsilon_greedy_shares_between_equals():
+def test_epsilon_greedy_shares_between_equal_arms():
     chances = probabilities(EpsilonGreedy(epsilon=0.3), arms_of([1.0], [2.0], [2.0]))
     assert chances.tolist() == pytest.approx([0.1, 0.45, 0.45])
 
 
 @pytest.mark.parametrize("settings", EVERY, ids=lambda settings: settings.type)
-def test_an_arm_that_nothing_is_known_of_is_tried_first_but_not_for_ever(settings):
+def test_an_arm_without_rewards_is_tried_first_but_not_for_ever(settings):
     arms = [*arms_of([100.0, 101.0, 100.0]), Arm()]
     assert probabilities(settings, arms)[1] >= 0.9
     arms[1].chosen = settings.patience
@@ -111,7 +111,7 @@ def test_ucb1_stays_below_the_bound_of_its_theorem():
         assert regret(settings, means, coin, steps, seed) < bound
 
 
-def test_thompson_loses_far_less_than_chance_and_grows_slower_than_time():
+def test_thompson_has_much_less_regret_than_chance_and_it_grows_sublinearly():
     means = [0.0, 5.0, 10.0]
     short = np.mean([regret(Thompson(floor=0.0), means, normal, 300, seed) for seed in range(6)])
     long = np.mean([regret(Thompson(floor=0.0), means, normal, 2400, seed) for seed in range(6)])
@@ -120,13 +120,13 @@ def test_thompson_loses_far_less_than_chance_and_grows_slower_than_time():
     assert long < 0.1 * 2400 * 5.0
 
 
-def test_ucb1_finds_the_best_of_real_rewards_of_any_size():
+def test_ucb1_finds_the_best_arm_for_rewards_of_any_size():
     for scale in (1e-3, 1e3):
         pulls, _ = play(Ucb1(), lambda rng, arm, s=scale: s * rng.normal([-1, 0, 1][arm], 0.5), 3, 2000, 5)
         assert pulls[2] > 0.85 * 2000
 
 
-def test_thompson_chooses_as_often_as_independent_draws_are_highest():
+def test_thompson_matches_the_frequency_of_independent_draws():
     arms = arms_of(*(np.random.default_rng(i).normal(i * 0.3, 1.0, 5 + i) for i in range(4)))
     chances = probabilities(Thompson(floor=0.0), arms)
     values = [np.random.default_rng(i).normal(i * 0.3, 1.0, 5 + i) for i in range(4)]
@@ -137,7 +137,7 @@ def test_thompson_chooses_as_often_as_independent_draws_are_highest():
     assert chances == pytest.approx(expected, abs=0.004)
 
 
-def test_thompson_takes_rewards_that_never_vary():
+def test_thompson_accepts_rewards_that_never_vary():
     assert probabilities(Thompson(), arms_of([1.0] * 5, [2.0] * 5))[1] > 0.95
     assert probabilities(Thompson(), arms_of([1.0] * 5, [1.0] * 5)).tolist() == pytest.approx([0.5, 0.5])
     assert probabilities(Ucb1(), arms_of([1.0] * 5, [1.0] * 5)).tolist() == pytest.approx([0.5, 0.5])

@@ -1,18 +1,18 @@
-"""How many episodes are kept, and which go first."""
+"""How many episodes are kept, and which expire first."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from steppe.serve.messages.exchange import Answer, Question
-from steppe.serve.routing.episodes import Episode, OpenEpisodes
+from steppe.serve.messages.exchange import PolicyAnswer, Question
+from steppe.serve.routing.episodes import OpenEpisodes, RoutedEpisode
 
 
 def episode(sequence, key=None):
-    return Episode(key or f"key {sequence}", sequence, None, None, 1.0)
+    return RoutedEpisode(key or f"key {sequence}", sequence, None, None, 1.0)
 
 
-def test_the_one_silent_for_longest_goes_first():
+def test_the_episode_silent_for_longest_expires_first():
     episodes = OpenEpisodes(3, 60.0, 1 << 20)
     a, b, c, d = (episode(name) for name in "abcd")
     for each in (a, b, c):
@@ -22,7 +22,7 @@ def test_the_one_silent_for_longest_goes_first():
     assert (len(episodes), episodes.expired, episodes.get("b")) == (3, 1, None)
 
 
-def test_an_ending_does_not_close_a_later_episode_of_the_same_name():
+def test_an_end_does_not_close_a_later_episode_of_the_same_name():
     episodes = OpenEpisodes(3, 60.0, 1 << 20)
     episodes.touch(episode("a", "old"))
     newer = episode("a", "new")
@@ -33,7 +33,7 @@ def test_an_ending_does_not_close_a_later_episode_of_the_same_name():
     assert len(episodes) == 0
 
 
-def test_only_the_silent_expire():
+def test_only_silent_episodes_expire():
     episodes = OpenEpisodes(3, 60.0, 1 << 20)
     old, new = episode("old"), episode("new")
     episodes.touch(old)
@@ -44,18 +44,18 @@ def test_only_the_silent_expire():
 
 
 def answered(episodes, name, actions):
-    """Counts a question to an episode, which was answered by these actions; those that had to go for it."""
+    """Notes a question of an episode and its answer; returns the episodes that expired to make room."""
     one = episodes.get(name) or episode(name)
     question = Question(np.zeros((len(actions), 4), np.float32), id="x", sequence_id=name)
-    episodes.remember(one, question, Answer("x", actions, (), "p", "v", 1.0))
+    episodes.remember(one, question, PolicyAnswer("x", actions, (), "p", "v", 1.0))
     return [each.sequence for each in episodes.touch(one)]
 
 
-def test_episodes_go_when_what_they_remember_takes_too_many_bytes():
+def test_episodes_expire_if_they_keep_too_many_bytes():
     episodes = OpenEpisodes(10, 60.0, 1000)
     assert answered(episodes, "a", np.zeros(400, np.uint8)) == []
     assert answered(episodes, "b", np.zeros(400, np.uint8)) == []
-    # The last answer takes the place of the one before.
+    # The last answer replaces the one before.
     assert answered(episodes, "a", np.zeros(500, np.uint8)) == []
     assert episodes.bytes == 900
     remembering = episode("c")

@@ -1,4 +1,4 @@
-"""Ways through a graph."""
+"""Paths through a graph."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def learned(mean, count=5):
     return Arm(count, count, count, mean, 0.0, mean, mean)
 
 
-def test_a_branch_that_is_gone_has_no_index():
+def test_a_removed_branch_has_no_index():
     graph = build(GraphSpec.model_validate(NESTED), lambda spec: None)
     names = [branch.name for branch in graph.root.branches]
     assert graph.indexed((("top", names[1]), ("top", "gone"), ("no", "a"))) == (("top", 1), ("top", -1), ("no", -1))
 
 
-def test_propensities_match_how_often_each_way_is_taken():
+def test_propensities_match_the_frequencies_of_paths():
     graph = graph_of(NESTED)
     graph.learn({("top", "a"): learned(1.0), ("top", "half"): learned(3.0), ("top", "compared"): learned(2.0)})
     draw = random.Random(3).random
@@ -56,7 +56,7 @@ def test_propensities_match_how_often_each_way_is_taken():
     assert chisquare([counts[name] for name in names], expected).pvalue > 1e-4
 
 
-def test_a_way_names_every_choice_from_the_root_down():
+def test_a_path_names_every_choice_from_the_root_down():
     graph = graph_of(NESTED)
     path = graph.find("c", (("top", "half"), ("half", "c"), ("c", "")))
     assert path.route == (("top", 1), ("half", 1))
@@ -69,7 +69,7 @@ def test_a_way_names_every_choice_from_the_root_down():
     ]
 
 
-def test_a_part_of_a_graph_can_be_asked_by_itself():
+def test_a_node_of_a_graph_can_be_asked_by_itself():
     graph = graph_of(NESTED)
     path, propensity = graph.choose(graph.nodes["half"], lambda: 0.9)
     assert (path.route, path.is_routed, propensity) == ((("half", 1),), False, 0.75)
@@ -77,13 +77,13 @@ def test_a_part_of_a_graph_can_be_asked_by_itself():
     assert (path.route, path.steps, propensity) == ((), (("c", ""),), 1.0)
 
 
-def test_a_way_that_is_no_longer_there_is_not_found():
+def test_a_path_that_no_longer_exists_is_not_found():
     graph = graph_of(NESTED)
     assert graph.find("c", (("top", "c"), ("c", ""))) is None
     assert graph.find("gone", (("top", "gone"), ("gone", ""))) is None
 
 
-def test_weights_of_nothing_are_never_chosen_and_no_number_falls_beside():
+def test_branches_of_weight_zero_are_never_chosen_and_every_number_has_a_branch():
     graph = graph_of({"kind": "abtest", "branches": ["a", "b", "c"], "weights": [0, 1, 0]})
     for number in (0.0, 0.5, float(np.nextafter(1.0, 0.0))):
         assert graph.choose(graph.root, lambda n=number: n)[0].leaf.name == "b"
@@ -91,7 +91,7 @@ def test_weights_of_nothing_are_never_chosen_and_no_number_falls_beside():
     assert thirds.choose(thirds.root, lambda: float(np.nextafter(1.0, 0.0)))[0].leaf.name == "c"
 
 
-def test_an_ab_test_learns_nothing_but_its_standing():
+def test_an_ab_test_keeps_its_weights():
     graph = graph_of({"kind": "abtest", "branches": ["a", "b"], "weights": [1, 4]})
     graph.learn({("abtest", "a"): learned(100.0), ("abtest", "b"): learned(1.0)})
     assert graph.root.probabilities == [0.2, 0.8]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from steppe.cli.display.console import FittingTable
-    from steppe.serve.play.scores import Scores
+    from steppe.serve.play.route_scores import PlayScores
 
 
 def display(title: str, quiet: bool = False) -> Display:
@@ -23,7 +23,7 @@ def display(title: str, quiet: bool = False) -> Display:
     return Panel(title) if console().is_terminal else Lines(title)
 
 
-def route_table(scores: Scores) -> FittingTable:
+def route_table(scores: PlayScores) -> FittingTable:
     """One row for each route."""
     columns = ("ROUTE", "POLICY", "VERSION", "EPISODES", "SHARE", "MEAN RETURN", "LAST 100", "BEST")
     rows = table(*columns, right=columns[3:], drop=("BEST", "VERSION", "SHARE", "POLICY"))
@@ -49,7 +49,7 @@ class Display:
 
     def __init__(self, title: str) -> None:
         self.title = title
-        self.latest: Scores | None = None
+        self.latest: PlayScores | None = None
 
     def __enter__(self) -> Display:
         return self
@@ -57,7 +57,7 @@ class Display:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def update(self, scores: Scores) -> None:
+    def update(self, scores: PlayScores) -> None:
         """Called after each episode, and now and then."""
         self.latest = scores
 
@@ -89,7 +89,7 @@ class Lines(Display):
         print_line(f"playing {self.title}")
         return self
 
-    def update(self, scores: Scores) -> None:
+    def update(self, scores: PlayScores) -> None:
         """A line if it is time for one."""
         super().update(scores)
         if scores.episodes and self._pace.is_due():

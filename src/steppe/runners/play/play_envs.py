@@ -88,7 +88,7 @@ class CompiledPlayEnvs:
     def close(self) -> None:
         """Nothing to end."""
 
-    def __enter__(self) -> CompiledEnvs:
+    def __enter__(self) -> CompiledPlayEnvs:
         return self
 
     def __exit__(self, *_: object) -> None:

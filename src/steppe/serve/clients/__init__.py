@@ -1,64 +1,50 @@
-"""How `steppe play` talks to an endpoint: any server of the Open Inference Protocol V2, or of the Seldon v1 dialect."""
+"""Clients of endpoints for `steppe play`: any server of the Open Inference Protocol V2 or the Seldon v1 dialect."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 
 from steppe.errors import UserError
-from steppe.serve.clients._base import Access, Away, Client, Described, EndpointFault, EpisodeLost
+from steppe.serve.clients._base import (
+    Client,
+    EndpointAccess,
+    EndpointAway,
+    EndpointFault,
+    EpisodeLost,
+    ModelDescription,
+)
 from steppe.specs.loading.suggestions import did_you_mean
 
 __all__ = [
     "PROTOCOLS",
-    "Access",
-    "Away",
     "Client",
-    "Described",
+    "EndpointAccess",
+    "EndpointAway",
     "EndpointFault",
     "EpisodeLost",
+    "ModelDescription",
     "check_protocol",
     "connect",
 ]
 
+PROTOCOLS = {
+    "v2": ("open_inference", "OpenInferenceClient"),
+    "v2-grpc": ("open_inference_grpc", "OpenInferenceGrpcClient"),
+    "seldon": ("seldon", "SeldonClient"),
+}
+"""Name of a protocol -> (module, class) of its client, imported when it is used."""
 
-def connect(protocol: str, access: Access) -> Client:
+
+def connect(protocol: str, access: EndpointAccess) -> Client:
     """A client for one thread; nothing is sent before the first question."""
     check_protocol(protocol)
-    return PROTOCOLS[protocol](access)
+    module, name = PROTOCOLS[protocol]
+    return getattr(import_module(f"steppe.serve.clients.{module}"), name)(access)
 
 
 def check_protocol(word: str) -> None:
-    """Refuses a word that names no protocol."""
+    """Refuses an unknown protocol."""
     if word not in PROTOCOLS:
-        raise UserError(f'unknown protocol "{word}"{did_you_mean(word, PROTOCOLS)}; it is {_either(PROTOCOLS)}')
-
-
-def _open_inference(access: Access) -> Client:
-    from steppe.serve.clients.open_inference import OpenInference
-
-    return OpenInference(access)
-
-
-def _open_inference_grpc(access: Access) -> Client:
-    from steppe.serve.clients.open_inference_grpc import OpenInferenceGrpc
-
-    return OpenInferenceGrpc(access)
-
-
-def _seldon(access: Access) -> Client:
-    from steppe.serve.clients.seldon import Seldon
-
-    return Seldon(access)
-
-
-def _either(words: dict[str, Callable[[Access], Client]]) -> str:
-    *first, last = words
-    return f"{', '.join(first)} or {last}"
-
-
-PROTOCOLS: dict[str, Callable[[Access], Client]] = {
-    "v2": _open_inference,
-    "v2-grpc": _open_inference_grpc,
-    "seldon": _seldon,
-}
-"""Word -> what makes its client."""
+        *first, last = PROTOCOLS
+        words = f"{', '.join(first)} or {last}"
+        raise UserError(f'unknown protocol "{word}"{did_you_mean(word, PROTOCOLS)}; it is {words}')

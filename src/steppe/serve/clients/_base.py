@@ -1,98 +1,67 @@
-"""What every client of an endpoint does, and how it says that the endpoint is away."""
+"""The interface of clients, the address of an endpoint, and the errors for endpoints that are away."""
 
 from __future__ import annotations
 
 import socket
 import ssl
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from steppe.errors import SteppeError, UserError
-from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 
 SCHEMES = {"http": False, "https": True, "grpc": False, "grpcs": True}
-"""What an address may begin with -> whether it is encrypted."""
+"""Scheme of an address -> whether it is encrypted."""
 
 
-class Away(Exception):
-    """The endpoint cannot answer now and may later; `was_sent`: it may have got the message all the same."""
+class EndpointAway(Exception):
+    """The endpoint cannot answer now but may later; `was_sent`: it may have received the message."""
 
     def __init__(self, reason: str, *, was_sent: bool = False, pause: float | None = None) -> None:
         super().__init__(reason)
         self.was_sent = was_sent
         self.pause = pause
-        """How many seconds the endpoint asks to be left alone."""
+        """Seconds that the endpoint asks to wait."""
 
 
 class EpisodeLost(Exception):
-    """The endpoint does not know this episode any more; a new one can begin."""
+    """The endpoint no longer knows this episode; a new one can begin."""
 
 
 class EndpointFault(SteppeError):
-    """The endpoint answered something that cannot be played with, or had a fault of its own."""
+    """The endpoint had a fault, or its answer cannot be used."""
+
+
+class EndpointAddress(NamedTuple):
+    """The parts of an endpoint's URL."""
+
+    is_encrypted: bool
+    host: str
+    port: int
+    prefix: str
+    """Stands before every path if the endpoint is behind a proxy: "" or "/policies"."""
 
 
 @dataclass(frozen=True)
-class Access:
-    """Where an endpoint is and what it wants to see."""
+class EndpointAccess:
+    """Address and credentials of an endpoint."""
 
     url: str
     token: str | None = field(default=None, repr=False)
     tls_ca: str | None = None
-    """A file of certificates that are trusted in place of the system's."""
+    """A file of certificates to trust instead of the system's."""
     timeout: float = 30.0
-    """How many seconds one answer may take."""
+    """Seconds that one answer may take."""
     model: str | None = None
-    """Which model of the server is asked; None where it has only one."""
+    """The model to ask; None if the server has only one."""
 
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether it is spoken to by TLS."""
-        return SCHEMES[self._split()[0]]
-
-    @property
-    def host(self) -> str:
-        """Its name or number."""
-        return self._split()[1]
-
-    @property
-    def port(self) -> int:
-        """As it is written, or the usual one."""
-        return self._split()[2]
-
-    @property
-    def prefix(self) -> str:
-        """What comes before every path, where the endpoint is behind a proxy: "" or "/policies"."""
-        return self._split()[3]
-
-    def tls(self) -> ssl.SSLContext | None:
-        """What encrypts a connection and checks the endpoint's certificate; None where nothing is encrypted."""
-        if not self.is_encrypted:
-            return None
-        try:
-            return ssl.create_default_context(cafile=self.tls_ca)
-        except (OSError, ssl.SSLError) as error:
-            raise UserError(f"cannot read the certificates in {self.tls_ca}: {reason_of(error)}") from None
-
-    def check_host(self) -> None:
-        """Refuses a name that no machine has: waiting for it would not help. Sends nothing to the endpoint."""
-        try:
-            socket.getaddrinfo(self.host, self.port)
-        except socket.gaierror as error:
-            if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
-                raise self._unknown_host() from None
-        except UnicodeError:
-            raise self._unknown_host() from None
-
-    def _unknown_host(self) -> UserError:
-        shown = self.host[:100]
-        return UserError(f'no machine is known by the name "{shown}"; check the address, such as http://127.0.0.1:8000')
-
-    def _split(self) -> tuple[str, str, int, str]:
-        """(scheme, host, port, prefix)."""
+    @cached_property
+    def address(self) -> EndpointAddress:
+        """The parts of `url`; UserError if it is not the address of an endpoint."""
         wrong = UserError(f'"{self.url}" is no address of an endpoint; write it as http://127.0.0.1:8000')
         url = self.url if "://" in self.url else f"http://{self.url}"
         try:
@@ -102,45 +71,67 @@ class Access:
             raise wrong from None
         if parts.scheme not in SCHEMES or not host or parts.query or parts.fragment or parts.username:
             raise wrong
-        usual = 443 if SCHEMES[parts.scheme] else 80
-        return parts.scheme, host, usual if port is None else port, parts.path.rstrip("/")
+        is_encrypted = SCHEMES[parts.scheme]
+        usual = 443 if is_encrypted else 80
+        return EndpointAddress(is_encrypted, host, usual if port is None else port, parts.path.rstrip("/"))
+
+    def tls(self) -> ssl.SSLContext | None:
+        """The TLS context that checks the endpoint's certificate; None for an address without encryption."""
+        if not self.address.is_encrypted:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.tls_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise UserError(f"cannot read the certificates in {self.tls_ca}: {reason_of(error)}") from None
+
+    def check_host(self) -> None:
+        """Refuses an unknown host name, for which waiting is useless. Sends nothing to the endpoint."""
+        try:
+            socket.getaddrinfo(self.address.host, self.address.port)
+        except (socket.gaierror, UnicodeError) as error:
+            known = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+            if isinstance(error, UnicodeError) or error.errno in known:
+                shown = self.address.host[:100]
+                raise UserError(
+                    f'no machine is known by the name "{shown}"; check the address, such as http://127.0.0.1:8000'
+                ) from None
 
 
 @dataclass(frozen=True)
-class Described:
-    """What a server says of the model that is asked."""
+class ModelDescription:
+    """A server's description of the model."""
 
     server: str
     model: str
     shape: tuple[int, ...] | None
-    """Of one observation; None where the protocol does not say."""
+    """Shape of one observation; None if the protocol does not say."""
     datatype: str | None
-    """Of an observation, as NumPy calls it."""
+    """Type of an observation, in NumPy's terms."""
     applies_once: bool
-    """Whether feedback that comes twice is counted once, so that it may be sent again after a break."""
+    """Whether repeated feedback counts once, so that it may be sent again after a lost connection."""
     takes_feedback: bool = True
     environment: str | None = None
-    """Where it was trained, as its server says."""
+    """The environment of its training, if the server says so."""
 
 
 class Client(Protocol):
-    """One line to one endpoint, for one thread; what cannot be done now is an `Away`."""
+    """One connection to one endpoint, for one thread; raises `EndpointAway` if trying again may help."""
 
-    def describe(self) -> Described:
-        """Asks what is served."""
+    def describe(self) -> ModelDescription:
+        """Asks the server for its description."""
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> PolicyAnswer:
         """The actions for observations [B, ...], and who chose them."""
 
     def feedback(self, feedback: Feedback) -> None:
-        """Tells a reward; when this returns it is counted."""
+        """Sends a reward; returns once it counts."""
 
     def close(self) -> None:
-        """Hangs up; may be called again."""
+        """Closes the connection; may be called again."""
 
 
 def sequence_parameters(question: Question) -> dict[str, Any]:
-    """The words beside the tensors of a question: those that say something."""
+    """The parameters of a question that are set."""
     words: dict[str, Any] = {}
     if question.sequence_id is not None:
         words["sequence_id"] = question.sequence_id
@@ -152,7 +143,7 @@ def sequence_parameters(question: Question) -> dict[str, Any]:
 
 
 def checked_rows(actions: np.ndarray, question: Question) -> np.ndarray:
-    """The actions [B, ...], which must be as many as there were observations."""
+    """The actions [B, ...], checked to be finite and one for each observation."""
     if actions.ndim == 0 or len(actions) != len(question.observations):
         raise EndpointFault(
             f"the endpoint sent actions of shape {actions.shape} for {len(question.observations)} observations"
@@ -163,6 +154,6 @@ def checked_rows(actions: np.ndarray, question: Question) -> np.ndarray:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a connection failed, in the system's words."""
+    """The reason of a failed connection, in the system's words."""
     words = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return words[:1].lower() + words[1:]

@@ -1,4 +1,4 @@
-"""One HTTP connection to an endpoint, kept open between requests and made again when it broke."""
+"""A persistent HTTP connection to an endpoint, which reconnects after a failure."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any, NamedTuple
 
 from steppe.errors import UserError
 from steppe.net.local_tokens import token_of_peer
-from steppe.serve.clients._base import Access, Away, EndpointFault, EpisodeLost, reason_of
+from steppe.serve.clients._base import EndpointAccess, EndpointAway, EndpointFault, EpisodeLost, reason_of
 
 BUSY = {408, 425, 429, 502, 503, 504}
-"""Answers that mean: not now."""
+"""Statuses that mean: not now."""
 UNKNOWN = (404, 410)
-"""Answers that mean: no such thing, or not any more."""
+"""Statuses that mean: no such thing, or no longer."""
 LONGEST_BODY = 1 << 28
 
 
-class Reply(NamedTuple):
-    """What came back: headers have lower-case names."""
+class ReceivedReply(NamedTuple):
+    """A received reply; header names are in lower case."""
 
     status: int
     headers: dict[str, str]
     body: bytes
 
 
-class Connection:
-    """For one thread. What goes wrong is an `Away` where it may go right later, else an error that says what to do."""
+class ClientConnection:
+    """A connection for one thread; a failure that may pass raises `EndpointAway`, others an error with the way out."""
 
-    def __init__(self, access: Access) -> None:
-        self._access, self._prefix = access, access.prefix
+    def __init__(self, access: EndpointAccess) -> None:
+        self._access, self._prefix = access, access.address.prefix
         self._tls = access.tls()
         self._connection: http.client.HTTPConnection | None = None
         self._identity = _bearer(access.token)
@@ -42,7 +42,7 @@ class Connection:
         return self.parsed(self.send(method, path, body, {"Content-Type": "application/json"} if body else {}))
 
     def listed(self, method: str, path: str) -> list[dict[str, Any]]:
-        """Sends nothing and returns the objects of the JSON list that comes back."""
+        """Sends an empty request and returns the objects of the JSON list that comes back."""
         reply = self.send(method, path, b"{}", {"Content-Type": "application/json"})
         try:
             data = json.loads(reply.body)
@@ -51,21 +51,21 @@ class Connection:
         return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
 
     def tell(self, path: str, message: Any) -> None:
-        """Sends feedback; what it is for may be unknown at the endpoint by now, which is an `EpisodeLost`."""
+        """Sends feedback; raises `EpisodeLost` if the endpoint no longer knows what it is for."""
         try:
             self.ask("POST", path, message)
         except _Unknown as error:
             raise EpisodeLost(str(error)) from None
 
-    def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Reply:
-        """Sends one request; a refusal is an error in the endpoint's own words."""
+    def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> ReceivedReply:
+        """Sends one request; a refusal raises an error with the endpoint's own sentence."""
         reply = self._exchange(method, self._prefix + path, body, headers)
         if reply.status < 300:
             return reply
         raise self._refusal(reply, path)
 
-    def parsed(self, reply: Reply) -> dict[str, Any]:
-        """The JSON object of an answer; an empty body is an empty one."""
+    def parsed(self, reply: ReceivedReply) -> dict[str, Any]:
+        """The JSON object of a reply; an empty body counts as an empty object."""
         try:
             data = json.loads(reply.body) if reply.body else {}
         except (ValueError, RecursionError):
@@ -75,24 +75,24 @@ class Connection:
         return data
 
     def close(self) -> None:
-        """Hangs up; the next request connects again."""
+        """Disconnects; the next request connects again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    def _exchange(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Reply:
+    def _exchange(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> ReceivedReply:
         was_sent = False
         try:
             if self._connection is None:
                 self._connection = self._connect()
-            # From here on nobody can say how much of the message arrived.
+            # From here on it is unknown how much of the message arrived.
             was_sent = True
             self._connection.request(method, path, body, self._identity | headers)
             response = self._connection.getresponse()
             data = response.read(LONGEST_BODY)
             if response.will_close:
                 self.close()
-            return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, data)
+            return ReceivedReply(response.status, {name.lower(): value for name, value in response.getheaders()}, data)
         except ssl.SSLCertVerificationError as error:
             self.close()
             raise UserError(
@@ -101,21 +101,21 @@ class Connection:
             ) from None
         except TimeoutError:
             self.close()
-            raise Away(f"no answer within {self._access.timeout:g} s", was_sent=was_sent) from None
+            raise EndpointAway(f"no answer within {self._access.timeout:g} s", was_sent=was_sent) from None
         except http.client.BadStatusLine as error:
             self.close()
-            # One that was cut off is nobody's mistake.
+            # A reply that was cut off is not the user's mistake.
             if isinstance(error, http.client.RemoteDisconnected) or "HTTP/1.1".startswith(str(error).strip()[:8]):
-                raise Away(reason_of(error), was_sent=was_sent) from None
+                raise EndpointAway(reason_of(error), was_sent=was_sent) from None
             raise UserError(
                 f"what answers at {self._access.url} does not speak HTTP; give the endpoint's HTTP port, or --protocol "
                 "v2-grpc for its gRPC port"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise Away(reason_of(error), was_sent=was_sent) from None
+            raise EndpointAway(reason_of(error), was_sent=was_sent) from None
         except BaseException:
-            # Ctrl-C in the middle of an answer: the rest of it must not be taken for the next one.
+            # After Ctrl-C in the middle of an answer, the rest of it must not be read as the next one.
             self.close()
             raise
 
@@ -123,22 +123,22 @@ class Connection:
         access = self._access
         connection: http.client.HTTPConnection
         if self._tls is None:
-            connection = _InOnePiece(access.host, access.port, timeout=access.timeout)
+            connection = _InOnePiece(access.address.host, access.address.port, timeout=access.timeout)
         else:
-            connection = _Encrypted(access.host, access.port, timeout=access.timeout, context=self._tls)
+            connection = _Encrypted(access.address.host, access.address.port, timeout=access.timeout, context=self._tls)
         connection.connect()
-        # One small message each way: waiting to fill a packet would cost 40 ms a step.
+        # Each message fits into one packet: waiting to fill it would cost 40 ms a step.
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if access.token is None:
-            # The endpoint may have been started anew since, with another token.
+            # The endpoint may have restarted with another token.
             self._identity = _bearer(token_of_peer(connection.sock))
         return connection
 
-    def _refusal(self, reply: Reply, path: str) -> Exception:
+    def _refusal(self, reply: ReceivedReply, path: str) -> Exception:
         words, url = _words(reply), self._access.url
         if reply.status in BUSY:
             # The endpoint read the message and says that it did nothing with it.
-            return Away(words, pause=_seconds(reply.headers.get("retry-after")))
+            return EndpointAway(words, pause=_seconds(reply.headers.get("retry-after")))
         if reply.status in (401, 403):
             have = "another token" if self._access.token else "its token"
             return UserError(f"{url} does not let us in ({words}); give {have} by --token-file or STEPPE_SERVE_TOKEN")
@@ -150,12 +150,12 @@ class Connection:
 
 
 class _InOnePiece(http.client.HTTPConnection):
-    """Sends head and body together: in two packets they would wake the other side twice."""
+    """Sends head and body in one packet: two would wake the other side twice."""
 
     _pieces: list[bytes] | None = None
 
     def request(self, *args: Any, **more: Any) -> None:
-        """One request."""
+        """Sends one request."""
         self._pieces = []
         try:
             super().request(*args, **more)
@@ -165,7 +165,7 @@ class _InOnePiece(http.client.HTTPConnection):
         self.send(whole)
 
     def send(self, data: Any) -> None:
-        """Keeps the pieces of a request until all are there."""
+        """Collects the pieces of a request."""
         if self._pieces is None:
             super().send(data)
         else:
@@ -173,7 +173,7 @@ class _InOnePiece(http.client.HTTPConnection):
 
 
 class _Encrypted(_InOnePiece, http.client.HTTPSConnection):
-    """The same inside TLS."""
+    """The same with TLS."""
 
 
 class _Unknown(UserError):
@@ -185,11 +185,11 @@ def _bearer(token: str | None) -> dict[str, str]:
 
 
 def encoded(message: Any) -> bytes:
-    """JSON as it goes over the wire."""
+    """A message as compact JSON."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
-def _words(reply: Reply) -> str:
+def _words(reply: ReceivedReply) -> str:
     """The sentence of a refusal, wherever the endpoint has put it."""
     try:
         data = json.loads(reply.body)

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol V2 by REST: observations as JSON, large ones as bytes after it."""
+"""A client of the Open Inference Protocol V2 by REST: small observations as JSON, large ones as bytes after it."""
 
 from __future__ import annotations
 
@@ -8,40 +8,46 @@ from urllib.parse import quote
 import numpy as np
 
 from steppe.errors import UserError
-from steppe.serve.clients._base import Access, Described, EndpointFault, checked_rows, sequence_parameters
-from steppe.serve.clients.connection import Connection, encoded
-from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.clients._base import (
+    EndpointAccess,
+    EndpointFault,
+    ModelDescription,
+    checked_rows,
+    sequence_parameters,
+)
+from steppe.serve.clients.connection import ClientConnection, encoded
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 from steppe.serve.messages.tensors import DTYPES, from_numbers
 
 BINARY = "binary_tensor_data"
-"""The extension by which tensors are sent as bytes."""
+"""The extension for tensors as bytes."""
 OWN_SERVER = "steppe"
 SMALL = 64
-"""Observations of at most so many numbers are as quick as JSON, which people can read in a log."""
+"""Up to so many numbers JSON is as fast as bytes, and people can read it in a log."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
-class Model(NamedTuple):
-    """What a question must say, and where its answer is."""
+class ModelTensors(NamedTuple):
+    """Names and types of a model's tensors."""
 
     name: str
     input: str
     datatype: str
     action: str
-    """The name of the output that is the action."""
+    """The output with the actions."""
     as_bytes: bool
-    """Whether the server takes tensors as bytes."""
+    """Whether the server accepts tensors as bytes."""
 
 
-class OpenInference:
-    """A client of any V2 server; feedback is understood by Steppe's own."""
+class OpenInferenceClient:
+    """A client of any V2 server; only Steppe's own understands feedback."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: EndpointAccess) -> None:
         self._access = access
-        self._connection = Connection(access)
-        self._model: Model | None = None
+        self._connection = ClientConnection(access)
+        self._model: ModelTensors | None = None
 
-    def describe(self) -> Described:
+    def describe(self) -> ModelDescription:
         """Asks for the server's and the model's metadata."""
         server = self._connection.ask("GET", "/v2")
         is_own = server.get("name") == OWN_SERVER
@@ -53,7 +59,7 @@ class OpenInference:
         datatype = str(DTYPES[self._model.datatype])
         properties = metadata.get("properties")
         environment = properties.get("environment") if isinstance(properties, dict) else None
-        return Described(
+        return ModelDescription(
             str(server.get("name", "")),
             name,
             shape,
@@ -63,30 +69,30 @@ class OpenInference:
             environment=environment if environment and isinstance(environment, str) else None,
         )
 
-    def answer(self, question: Question) -> Answer:
-        """One `infer`."""
+    def answer(self, question: Question) -> PolicyAnswer:
+        """Sends one `infer` request."""
         model = self._described()
         body, headers = request(question, model)
         reply = self._connection.send("POST", f"/v2/models/{quote(model.name, safe='')}/infer", body, headers)
         return answered(self._connection.parsed(reply), question, model)
 
     def feedback(self, feedback: Feedback) -> None:
-        """Steppe's addition to the protocol."""
+        """Sends feedback, which is Steppe's addition to the protocol."""
         path = f"/v2/models/{quote(self._described().name, safe='')}/feedback"
         self._connection.tell(path, feedback_message(feedback))
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         self._connection.close()
 
-    def _described(self) -> Model:
+    def _described(self) -> ModelTensors:
         if self._model is None:
             self.describe()
         assert self._model is not None
         return self._model
 
     def _chosen_model(self, is_own: bool) -> str:
-        """The name of the one model of a server that has one; Steppe's own names the whole endpoint first."""
+        """The name of a server's only model; Steppe's own lists the whole endpoint first."""
         index = self._connection.listed("POST", "/v2/repository/index")
         names = list(dict.fromkeys(str(entry["name"]) for entry in index if "name" in entry))
         if not names or (len(names) > 1 and not is_own):
@@ -95,8 +101,8 @@ class OpenInference:
         return names[0]
 
 
-def request(question: Question, model: Model) -> tuple[bytes, dict[str, str]]:
-    """(body, headers) of an `infer`."""
+def request(question: Question, model: ModelTensors) -> tuple[bytes, dict[str, str]]:
+    """(body, headers) of an `infer` request."""
     observations = np.ascontiguousarray(question.observations, DTYPES[model.datatype])
     tensor: dict[str, Any] = {"name": model.input, "shape": list(observations.shape), "datatype": model.datatype}
     message: dict[str, Any] = {"id": question.id} if question.id is not None else {}
@@ -113,8 +119,8 @@ def request(question: Question, model: Model) -> tuple[bytes, dict[str, str]]:
     return header + observations.tobytes(), headers
 
 
-def answered(data: dict[str, Any], question: Question, model: Model) -> Answer:
-    """The answer in an `infer` response."""
+def answered(data: dict[str, Any], question: Question, model: ModelTensors) -> PolicyAnswer:
+    """Reads the answer of an `infer` response."""
     outputs = data.get("outputs")
     named = {each.get("name"): each for each in outputs if isinstance(each, dict)} if isinstance(outputs, list) else {}
     if model.action not in named:
@@ -132,17 +138,17 @@ def answered(data: dict[str, Any], question: Question, model: Model) -> Answer:
 
 
 def read_tensor(tensor: dict[str, Any], values: str, name: str) -> np.ndarray:
-    """A tensor of an answer; an `EndpointFault` where its parts do not fit together."""
+    """Reads a tensor of an answer; `EndpointFault` if its parts do not fit together."""
     try:
         return from_numbers(tensor.get(values), tensor.get("shape"), tensor.get("datatype", "FP64"), name)
     except UserError as error:
         raise EndpointFault(f"the endpoint sent an answer that cannot be read: {error}") from None
 
 
-def labelled(actions: np.ndarray, id: str, parameters: dict[str, Any], model: str, version: str) -> Answer:
-    """An answer with whatever the endpoint says of who gave it."""
+def labelled(actions: np.ndarray, id: str, parameters: dict[str, Any], model: str, version: str) -> PolicyAnswer:
+    """An answer with the endpoint's account of who gave it."""
     propensity = parameters.get("propensity")
-    return Answer(
+    return PolicyAnswer(
         id=id,
         actions=actions,
         route=read_route(parameters.get("route")),
@@ -154,7 +160,7 @@ def labelled(actions: np.ndarray, id: str, parameters: dict[str, Any], model: st
 
 
 def read_route(text: Any) -> tuple[tuple[str, int], ...]:
-    """The route that is written as `router=1/inner=0`; () where there is none."""
+    """Reads a route such as `router=1/inner=0`; () if there is none."""
     if not isinstance(text, str) or not text:
         return ()
     steps = []
@@ -167,7 +173,7 @@ def read_route(text: Any) -> tuple[tuple[str, int], ...]:
 
 
 def feedback_message(feedback: Feedback) -> dict[str, Any]:
-    """Feedback as JSON: the words that say something."""
+    """Feedback as JSON, with the fields that are set."""
     words = {
         "id": feedback.id,
         "sequence_id": feedback.sequence_id,
@@ -178,19 +184,19 @@ def feedback_message(feedback: Feedback) -> dict[str, Any]:
     return {"reward": feedback.reward} | {name: value for name, value in words.items() if value is not None}
 
 
-def understood(metadata: dict[str, Any], name: str, as_bytes: bool) -> tuple[Model, tuple[int, ...] | None]:
-    """(the model, the shape of one observation) from a model's metadata."""
+def understood(metadata: dict[str, Any], name: str, as_bytes: bool) -> tuple[ModelTensors, tuple[int, ...] | None]:
+    """(tensors of the model, shape of one observation), from a model's metadata."""
     inputs, outputs = metadata.get("inputs"), metadata.get("outputs")
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(outputs, list) or not outputs:
         raise UserError(f'the model "{name}" must have one input, the observation, and an output, the action')
     try:
         seen, datatype, shape = str(inputs[0]["name"]), str(inputs[0]["datatype"]), inputs[0]["shape"]
         names = [str(each["name"]) for each in outputs]
-        # The first number is how many observations are asked about at once.
+        # The first number is the number of observations in a question.
         sizes = tuple(int(size) for size in shape)[1:]
     except (KeyError, TypeError, ValueError):
         raise EndpointFault(f'the metadata of the model "{name}" cannot be understood') from None
     if datatype not in DTYPES:
         raise UserError(f'the model "{name}" takes {datatype}, which no observation is')
     action = next((each for each in names if each in ("action", "actions")), names[0])
-    return Model(name, seen, datatype, action, as_bytes), None if -1 in sizes else sizes
+    return ModelTensors(name, seen, datatype, action, as_bytes), None if -1 in sizes else sizes

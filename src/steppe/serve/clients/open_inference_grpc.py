@@ -1,4 +1,4 @@
-"""The Open Inference Protocol V2 by gRPC: observations as raw bytes."""
+"""A client of the Open Inference Protocol V2 by gRPC: observations as raw bytes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import numpy as np
 from steppe.errors import MissingExtra, UserError
 from steppe.net.local_tokens import my_server
 from steppe.serve.clients._base import (
-    Access,
-    Away,
-    Described,
+    EndpointAccess,
+    EndpointAway,
     EndpointFault,
     EpisodeLost,
+    ModelDescription,
     checked_rows,
     sequence_parameters,
 )
-from steppe.serve.clients.open_inference import OWN_SERVER, Model, labelled, understood
-from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.clients.open_inference import OWN_SERVER, ModelTensors, labelled, understood
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 from steppe.serve.messages.tensors import DTYPES, from_bytes, from_numbers
 
 LONGEST_MESSAGE = 1 << 28
 
 
-class OpenInferenceGrpc:
-    """A client of any V2 server that speaks gRPC; feedback is understood by Steppe's own."""
+class OpenInferenceGrpcClient:
+    """A client of any V2 server that speaks gRPC; only Steppe's own understands feedback."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: EndpointAccess) -> None:
         try:
             import grpc
         except ImportError as error:
@@ -39,16 +39,16 @@ class OpenInferenceGrpc:
         self._access, self._grpc, self._messages = access, grpc, messages
         self._channel: Any = None
         self._calls: dict[str, Any] = {}
-        self._model: Model | None = None
+        self._model: ModelTensors | None = None
         self._token = access.token
 
-    def describe(self) -> Described:
+    def describe(self) -> ModelDescription:
         """Asks for the server's and the model's metadata."""
         server = self._call("ServerMetadata")
         is_own = server.name == OWN_SERVER
         if self._access.model is None and not is_own:
             raise UserError(f"{self._access.url} does not say which models it has; choose one by --model")
-        # Steppe's own takes no name for the whole endpoint's.
+        # For Steppe's own servers an empty name means the whole endpoint.
         metadata = self._call("ModelMetadata", name=self._access.model or "")
         name = self._access.model or metadata.name
         tensors = {
@@ -60,10 +60,10 @@ class OpenInferenceGrpc:
         }
         self._model, shape = understood(tensors, name, as_bytes=True)
         datatype = str(DTYPES[self._model.datatype])
-        return Described(server.name, name, shape, datatype, applies_once=is_own, takes_feedback=is_own)
+        return ModelDescription(server.name, name, shape, datatype, applies_once=is_own, takes_feedback=is_own)
 
-    def answer(self, question: Question) -> Answer:
-        """One `ModelInfer`."""
+    def answer(self, question: Question) -> PolicyAnswer:
+        """Sends one `ModelInfer` request."""
         model = self._described()
         observations = np.ascontiguousarray(question.observations, DTYPES[model.datatype])
         words = sequence_parameters(question)
@@ -83,7 +83,7 @@ class OpenInferenceGrpc:
         return labelled(actions, id, parameters, reply.model_name or model.name, reply.model_version)
 
     def feedback(self, feedback: Feedback) -> None:
-        """Steppe's own service beside the protocol's."""
+        """Sends feedback by Steppe's own service beside the protocol's."""
         self._call(
             "SendFeedback",
             reward=feedback.reward,
@@ -95,19 +95,19 @@ class OpenInferenceGrpc:
         )
 
     def close(self) -> None:
-        """Hangs up; the next request connects again."""
+        """Disconnects; the next request connects again."""
         channel, self._channel = self._channel, None
         self._calls = {}
         if channel is not None:
             channel.close()
 
-    def _described(self) -> Model:
+    def _described(self) -> ModelTensors:
         if self._model is None:
             self.describe()
         assert self._model is not None
         return self._model
 
-    def _action(self, reply: Any, model: Model) -> np.ndarray:
+    def _action(self, reply: Any, model: ModelTensors) -> np.ndarray:
         names = [each.name for each in reply.outputs]
         if model.action not in names:
             raise EndpointFault(f'the endpoint\'s answer has no output "{model.action}"')
@@ -140,24 +140,24 @@ class OpenInferenceGrpc:
 
     def _connect(self) -> None:
         grpc, access = self._grpc, self._access
-        host = access.host
+        host = access.address.host
         if access.token is None:
-            # By its number where that is known: at another number of the same name somebody else may listen.
-            number, self._token = my_server(host, access.port)
-            host = host if access.is_encrypted else number
+            # By its numeric address if it is known: somebody else may listen at another address of the same name.
+            number, self._token = my_server(host, access.address.port)
+            host = host if access.address.is_encrypted else number
         host = f"[{host}]" if ":" in host else host
         options = [
             ("grpc.max_receive_message_length", LONGEST_MESSAGE),
             ("grpc.max_send_message_length", LONGEST_MESSAGE),
-            # Channels to the same address share one connection otherwise, and runners would wait for each other.
+            # Channels to the same address would share one connection, and runners would wait for each other.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
         ]
-        if access.is_encrypted:
+        if access.address.is_encrypted:
             identity = grpc.ssl_channel_credentials(_certificates(access))
-            self._channel = grpc.secure_channel(f"{host}:{access.port}", identity, options)
+            self._channel = grpc.secure_channel(f"{host}:{access.address.port}", identity, options)
         else:
-            self._channel = grpc.insecure_channel(f"{host}:{access.port}", options)
+            self._channel = grpc.insecure_channel(f"{host}:{access.address.port}", options)
         for service in (self._messages.INFERENCE, self._messages.FEEDBACK):
             for each in self._messages.methods(service):
                 call = self._channel.unary_unary(
@@ -171,19 +171,22 @@ class OpenInferenceGrpc:
         code, words, url = error.code(), error.details() or "no reason given", self._access.url
         codes = self._grpc.StatusCode
         if code in (codes.UNAVAILABLE, codes.DEADLINE_EXCEEDED, codes.RESOURCE_EXHAUSTED, codes.CANCELLED):
-            # A channel that has failed waits longer and longer by itself; a new one tries at once.
+            # A failed channel waits longer and longer before it tries again; a new one tries at once.
             self.close()
             if "http1.x server" in words:
                 return UserError(
                     f"what answers at {url} speaks HTTP and not gRPC; give the endpoint's gRPC port (its --grpc-port), "
                     "or --protocol v2"
                 )
-            return Away(words, was_sent=code is not codes.RESOURCE_EXHAUSTED)
+            return EndpointAway(words, was_sent=code is not codes.RESOURCE_EXHAUSTED)
         if code in (codes.UNAUTHENTICATED, codes.PERMISSION_DENIED):
-            if self._access.token is None and my_server(self._access.host, self._access.port)[1] != self._token:
-                # It was started anew, with another token, and the channel has found it by itself.
+            if (
+                self._access.token is None
+                and my_server(self._access.address.host, self._access.address.port)[1] != self._token
+            ):
+                # The endpoint restarted with another token, and the channel has reconnected by itself.
                 self.close()
-                return Away(words)
+                return EndpointAway(words)
             have = "another token" if self._access.token else "its token"
             return UserError(f"{url} does not let us in ({words}); give {have} by --token-file or STEPPE_SERVE_TOKEN")
         if code is codes.NOT_FOUND and method == "SendFeedback":
@@ -200,7 +203,7 @@ def _value(parameter: Any) -> Any:
     return None if chosen is None else getattr(parameter, chosen)
 
 
-def _certificates(access: Access) -> bytes | None:
+def _certificates(access: EndpointAccess) -> bytes | None:
     if access.tls_ca is None:
         return None
     access.tls()  # says what is wrong with the file

@@ -1,8 +1,8 @@
-"""Lets calls in: token, places and sizes are checked before a message is parsed, for the methods of every service.
+"""Admission of gRPC calls: checks token, limits and sizes before a message is parsed.
 
-To the server every method is one that takes a stream, although its clients send one message (on the wire both look the
-same): such a method is called as soon as the metadata is there, so that no message is received, let alone parsed,
-before its token was checked. gRPC's flow control holds the rest of a message back at the sender until it is read.
+Every method is declared as taking a stream, although clients send one message, since both look the same on the wire.
+gRPC calls such a method as soon as the metadata has arrived, so that no message is received, let alone parsed, before
+its token was checked. Flow control holds the rest of a message back at the sender until it is read.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from time import perf_counter
 from typing import Any
 
 from steppe.errors import MissingExtra, UserError
-from steppe.serve.admission import Gate, Refused, Room
-from steppe.serve.batching import Batcher
-from steppe.serve.endpoint import Endpoint
+from steppe.serve.admission import Gate, RequestMemory, RequestRefused
 from steppe.serve.grpc import messages, wire
-from steppe.serve.http.observing import Observer
-from steppe.serve.http.replies import Reply, status_of
-from steppe.serve.messages.exchange import Answer, Question
+from steppe.serve.http.replies import HttpReply, status_of
+from steppe.serve.http.request_metrics import Observer
 
 try:
     import grpc
@@ -37,18 +34,18 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
 }
 PROBES = {"ServerLive", "ServerReady"}
-"""Answered when nothing else is, and to anybody; what they are sent is never read."""
+"""Methods that anybody may call at any time; their messages are never read."""
 TOKEN_KEYS = ("authorization", "x-auth-token", "oauth_token")
-"""Where clients have the token in their metadata: Steppe's own, seldon-core's, and those of Seldon's first gateway."""
+"""Metadata keys of the token: Steppe's own, seldon-core's, and those of Seldon's first gateway."""
 
 Method = Callable[[Any], Awaitable[tuple[Any, str]]]
-"""Takes a message and returns (a message, the policy that answered)."""
+"""Takes a message and returns (message, policy that answered)."""
 
 log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Makes handlers for a gRPC server of methods that need not care who calls them."""
+    """Wraps methods, so that they need not care who calls them."""
 
     def __init__(self, gate: Gate, observer: Observer) -> None:
         self._gate, self._observer = gate, observer
@@ -56,9 +53,9 @@ class Guard:
     def service(
         self, name: str, methods: dict[str, tuple[str, Method]], raw_field: str | None = "raw_input_contents"
     ) -> Any:
-        """The handler of a service: `methods` has (what it is called in metrics, the method) by the method's name.
+        """The gRPC handler of a service; `methods` has (name in metrics, method) by name.
 
-        `raw_field` is where its messages may have large numbers of bytes; None if they have no such field.
+        `raw_field` is the field of its messages for large amounts of bytes; None if there is none.
         """
         return grpc.method_handlers_generic_handler(
             name,
@@ -71,8 +68,8 @@ class Guard:
             },
         )
 
-    def _guarded(self, rpc: messages.Method, operation: str, method: Method, raw_field: str | None) -> Any:
-        """The method behind the gate; what goes wrong becomes a status with one sentence."""
+    def _guarded(self, rpc: messages.GrpcMethod, operation: str, method: Method, raw_field: str | None) -> Any:
+        """The method with admission before it; errors become a status with one sentence."""
         gate, name, known = self._gate, rpc.name, wire.layout(rpc.request.DESCRIPTOR)
 
         async def call(_: Any, context: Any) -> Any:
@@ -84,15 +81,17 @@ class Guard:
                     response, policy = await enter_and_call(context, address)
             except Exception as error:
                 status, words = status_of(error), str(error)
-                self._observer.record(operation, Reply(status, b"", []), perf_counter() - started, address, name)
+                self._observer.record(operation, HttpReply(status, b"", []), perf_counter() - started, address, name)
                 if status == 500:
                     log.error("a call of %s failed", name, exc_info=error)
                     words = "the endpoint had a fault of its own; its log says more"
             else:
-                self._observer.record(operation, Reply(200, b"", [], policy), perf_counter() - started, address, name)
+                self._observer.record(
+                    operation, HttpReply(200, b"", [], policy), perf_counter() - started, address, name
+                )
                 return response
-            # Not where the error is handled: what `abort` raises would keep it, and its traceback the message, until
-            # the next full garbage collection.
+            # Outside of the handler of the error: the exception that `abort` raises would keep the error, its traceback
+            # and the message alive until the next full garbage collection.
             return await context.abort(CODES.get(status, grpc.StatusCode.INTERNAL), words)
 
         async def enter_and_call(context: Any, address: str) -> Any:
@@ -100,7 +99,7 @@ class Guard:
                 gate.check_token(_token(context.invocation_metadata()))
             gate.begin(address)
             try:
-                with Room(gate, address) as room:
+                with RequestMemory(gate, address) as room:
                     data = await self._received(context)
                     room.grow(len(data))
                     return await method(wire.parse(data, rpc.request, known, raw_field))
@@ -110,25 +109,16 @@ class Guard:
         return call
 
     async def _received(self, context: Any) -> bytes:
-        """The call's one message as bytes; it must arrive in time."""
+        """The one message of the call as bytes; it must arrive in time."""
         seconds = self._gate.limits.request_seconds
         try:
             async with asyncio.timeout(seconds):
                 data = await context.read()
         except TimeoutError:
-            raise Refused(408, f"the message did not arrive within {seconds:g} s") from None
+            raise RequestRefused(408, f"the message did not arrive within {seconds:g} s") from None
         if not isinstance(data, bytes):
             raise UserError("the call ended without a message")
         return data
-
-
-async def answered(question: Question, endpoint: Endpoint, batcher: Batcher) -> Answer:
-    """The answer: of this replica and others, together with other questions, or by itself."""
-    if endpoint.is_shared:
-        return await endpoint.ask(question)
-    if batcher.gathers:
-        return await batcher.gathered(question)
-    return batcher.answer(question)
 
 
 def _token(metadata: Any) -> str | None:
@@ -137,5 +127,5 @@ def _token(metadata: Any) -> str | None:
 
 
 def _address(peer: str) -> str:
-    """ipv4:127.0.0.1:40000 without the port."""
+    """The address in a peer such as ipv4:127.0.0.1:40000."""
     return peer.partition(":")[2].rpartition(":")[0] or peer

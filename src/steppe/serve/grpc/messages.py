@@ -1,7 +1,7 @@
-"""The messages and methods of the gRPC services, made from messages.pb as this module is imported.
+"""Messages and methods of the gRPC services, made from messages.pb on import.
 
-No generated code: that would bind Steppe to one generation of protobuf. The pool is Steppe's own, so that another
-client of the same protocol may live in the same process.
+There is no generated code, which would bind Steppe to one generation of protobuf. The pool is Steppe's own, so that
+another client of the same protocol may live in the same process.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ except ImportError as error:
 INFERENCE = "inference.GRPCInferenceService"
 FEEDBACK = "steppe.serving.FeedbackService"
 SELDON, SELDON_MODEL = "seldon.protos.Seldon", "seldon.protos.Model"
-"""The same methods: for clients of a whole deployment, and of one model."""
+"""Two services with the same methods: for clients of a whole deployment, and of one model."""
 
 
-class Method(NamedTuple):
-    """One method of a service: its name, and the classes of what goes in and comes out."""
+class GrpcMethod(NamedTuple):
+    """A method's name and the classes of its request and response."""
 
     name: str
     request: Any
     response: Any
 
 
-def methods(service: str) -> list[Method]:
-    """The methods of a service by its full name, such as INFERENCE."""
+def methods(service: str) -> list[GrpcMethod]:
+    """The methods of a service, by its full name such as INFERENCE."""
     return [
-        Method(each.name, _class(each.input_type.full_name), _class(each.output_type.full_name))
+        GrpcMethod(each.name, _class(each.input_type.full_name), _class(each.output_type.full_name))
         for each in _POOL.FindServiceByName(service).methods
     ]
 

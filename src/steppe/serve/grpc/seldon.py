@@ -8,31 +8,23 @@ from typing import Any
 import numpy as np
 
 from steppe.errors import UserError
-from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.grpc import messages
-from steppe.serve.grpc.guard import Guard, Method, answered
-from steppe.serve.messages.exchange import Answer
-from steppe.serve.messages.seldon_dialect import (
-    answered_tags,
-    feedback_of,
-    from_ndarray,
-    from_tensor,
-    named_table,
-    question_of,
-    receipted_tags,
-)
+from steppe.serve.grpc.guard import Guard, Method
+from steppe.serve.messages import seldon_dialect as dialect
+from steppe.serve.messages.exchange import PolicyAnswer
 from steppe.serve.messages.tensors import MOST_DIMENSIONS
+from steppe.serve.question_batches import Batcher
 
 
-class Seldon:
-    """The methods, which are the same in both services."""
+class SeldonMethods:
+    """The methods, which both services share."""
 
     def __init__(self, endpoint: Endpoint, batcher: Batcher) -> None:
         self._endpoint, self._batcher = endpoint, batcher
 
     def handlers(self, guard: Guard) -> list[Any]:
-        """What a gRPC server is given."""
+        """The handlers for a gRPC server."""
         own: dict[str, tuple[str, Method]] = {
             "Predict": ("infer", self._predict),
             "SendFeedback": ("feedback", self._feedback),
@@ -42,9 +34,11 @@ class Seldon:
     async def _predict(self, request: Any) -> tuple[Any, str]:
         kind = _payload(request)
         given = request.data.tensor if kind == "tensor" else request.data.ndarray
-        observations = self._endpoint.check(_from_tensor(given) if kind == "tensor" else from_ndarray(_items(given)))
+        observations = self._endpoint.check(
+            _from_tensor(given) if kind == "tensor" else dialect.from_ndarray(_items(given))
+        )
         meta = _meta(request)
-        answer = await answered(question_of(meta, observations), self._endpoint, self._batcher)
+        answer = await self._batcher.ask(dialect.question(meta, observations))
         return _response(answer, meta["tags"], kind), answer.policy
 
     async def _feedback(self, request: Any) -> tuple[Any, str]:
@@ -53,15 +47,15 @@ class Seldon:
             message[name] = {"meta": _meta(getattr(request, name))}
         if request.HasField("truth"):
             message["truth"] = _truth(request.truth)
-        receipt = await self._endpoint.feedback(feedback_of(message))
+        receipt = await self._endpoint.feedback(dialect.feedback(message))
         response = messages.SeldonMessage()
         response.meta.puid = receipt.id
-        _set_tags(response.meta, receipted_tags(receipt))
+        _set_tags(response.meta, dialect.receipted_tags(receipt))
         return response, receipt.policy
 
 
 def _payload(request: Any) -> str:
-    """Which of the dialect's payloads has the observations: tensor or ndarray."""
+    """The payload with the observations: "tensor" or "ndarray"."""
     kind = request.WhichOneof("data_oneof")
     kind = request.data.WhichOneof("data_oneof") if kind == "data" else kind
     if kind not in ("tensor", "ndarray"):
@@ -72,11 +66,11 @@ def _payload(request: Any) -> str:
 def _from_tensor(tensor: Any) -> np.ndarray:
     if len(tensor.shape) > MOST_DIMENSIONS:
         raise UserError(f'the shape of "tensor" may have at most {MOST_DIMENSIONS} numbers')
-    return from_tensor(list(tensor.shape), list(tensor.values))
+    return dialect.from_tensor(list(tensor.shape), list(tensor.values))
 
 
 def _meta(message: Any) -> dict[str, Any]:
-    """What a message tells of its request, in plain values."""
+    """The `meta` of a message in plain values."""
     return {"puid": message.meta.puid, "tags": {name: _plain(each) for name, each in message.meta.tags.items()}}
 
 
@@ -100,7 +94,7 @@ def _items(values: Any) -> list[Any]:
 
 
 def _truth(message: Any) -> Any:
-    """The message in JSON, as it would have come by HTTP."""
+    """The message in JSON, as HTTP would carry it."""
     from google.protobuf import json_format
 
     try:
@@ -109,8 +103,8 @@ def _truth(message: Any) -> Any:
         raise UserError('"truth" has a number that JSON cannot hold') from None
 
 
-def _response(answer: Answer, tags: dict[str, Any], kind: str) -> Any:
-    table, names = named_table(answer.actions)
+def _response(answer: PolicyAnswer, tags: dict[str, Any], kind: str) -> Any:
+    table, names = dialect.named_table(answer.actions)
     response = messages.SeldonMessage()
     response.data.names.extend(names)
     if kind == "tensor":
@@ -121,7 +115,7 @@ def _response(answer: Answer, tags: dict[str, Any], kind: str) -> Any:
             _set(response.data.ndarray.values.add(), row)
     meta = response.meta
     meta.puid = answer.id
-    _set_tags(meta, answered_tags(answer, tags))
+    _set_tags(meta, dialect.answered_tags(answer, tags))
     for router, branch in answer.route:
         meta.routing[router] = branch
     meta.requestPath[answer.policy] = answer.version
@@ -134,7 +128,7 @@ def _set_tags(meta: Any, tags: dict[str, Any]) -> None:
 
 
 def _set(target: Any, value: Any) -> None:
-    """Makes a google.protobuf.Value of a JSON value."""
+    """Stores a JSON value in a google.protobuf.Value."""
     match value:
         case None:
             target.null_value = 0

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol V2 by gRPC, and feedback: the same endpoint, token and limits as by HTTP."""
+"""The Open Inference Protocol V2 and feedback by gRPC, with the endpoint, token and limits of HTTP."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import orjson
 
 from steppe.errors import UserError
 from steppe.serve.admission import Gate
-from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.grpc import messages
-from steppe.serve.grpc.guard import Guard, Method, answered
+from steppe.serve.grpc.guard import Guard, Method
 from steppe.serve.http.open_inference import ACTION, EXTENSIONS, OUTPUTS, check_supported, labels, listed, raw
-from steppe.serve.http.replies import flag_field, optional_flag, text_field
-from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
+from steppe.serve.messages.fields import question_of, text_field
 from steppe.serve.messages.tensors import from_bytes, from_numbers, word_of
+from steppe.serve.question_batches import Batcher
 
 CONTENTS = {
     "BOOL": "bool_contents",
@@ -31,20 +31,20 @@ CONTENTS = {
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
 }
-"""Where the numbers of a type are, when they are not sent as bytes."""
+"""The field for numbers of each type that are not sent as bytes."""
 MOST_DIMENSIONS = 64
-"""How many numbers a shape may have."""
+"""Most numbers in a shape."""
 
 
-class Service:
-    """The methods: each takes a message and returns (a message, the policy that answered)."""
+class OpenInferenceMethods:
+    """The methods; each takes a message and returns (message, policy that answered)."""
 
     def __init__(self, endpoint: Endpoint, gate: Gate, batcher: Batcher, version: str) -> None:
         self._endpoint, self._gate, self._batcher = endpoint, gate, batcher
         self._version = version
 
     def handlers(self, guard: Guard) -> list[Any]:
-        """What a gRPC server is given."""
+        """The handlers for a gRPC server."""
         own: dict[str, tuple[str, Method]] = {
             "ServerLive": ("health", self._live),
             "ServerReady": ("health", self._ready),
@@ -103,7 +103,7 @@ class Service:
         metadata = self._endpoint.metadata(model)
         wanted = _wanted(request, [each.name for each in metadata.outputs])
         question = self._question(request, model, metadata.inputs[0].name, OUTPUTS in wanted)
-        answer = await answered(question, self._endpoint, self._batcher)
+        answer = await self._batcher.ask(question)
         as_bytes = bool(request.raw_input_contents)
         return _response(answer, request.model_name or self._endpoint.name, wanted, as_bytes), answer.policy
 
@@ -123,19 +123,11 @@ class Service:
 
     def _question(self, request: Any, model: str | None, expected: str, outputs: bool) -> Question:
         parameters = {name: _value(each) for name, each in request.parameters.items()}
-        sequence = parameters.get("sequence_id")
-        return Question(
-            observations=self._endpoint.check(_tensor(request, expected), model),
-            id=request.id or None,
-            # Clients of this protocol that have no episodes may say so by a zero.
-            sequence_id=None if sequence is None or sequence == 0 else text_field(parameters, "sequence_id"),
-            sequence_start=flag_field(parameters, "sequence_start"),
-            sequence_end=flag_field(parameters, "sequence_end"),
-            deterministic=optional_flag(parameters, "deterministic"),
-            model=model,
-            version=request.model_version or None,
-            outputs=outputs,
-        )
+        if parameters.get("sequence_id") == 0:
+            # Clients of this protocol may send zero if they have no episodes.
+            del parameters["sequence_id"]
+        observations = self._endpoint.check(_tensor(request, expected), model)
+        return question_of(parameters, observations, request.id or None, model, request.model_version or None, outputs)
 
 
 def _tensor(request: Any, expected: str) -> np.ndarray:
@@ -158,7 +150,7 @@ def _tensor(request: Any, expected: str) -> np.ndarray:
 
 
 def _wanted(request: Any, names: list[str]) -> list[str]:
-    """The outputs that are asked for; all if none is named."""
+    """The names of the wanted outputs; all if none is named."""
     for each in request.outputs:
         if each.name not in names:
             raise UserError(f'there is no output "{each.name[:100]}"; there are {", ".join(names)}')
@@ -166,7 +158,7 @@ def _wanted(request: Any, names: list[str]) -> list[str]:
     return [each.name for each in request.outputs] or names
 
 
-def _response(answer: Answer, model: str, wanted: list[str], as_bytes: bool) -> Any:
+def _response(answer: PolicyAnswer, model: str, wanted: list[str], as_bytes: bool) -> Any:
     response = messages.ModelInferResponse(model_name=model, model_version=answer.version, id=answer.id)
     for name, value in labels(answer).items():
         if isinstance(value, str):

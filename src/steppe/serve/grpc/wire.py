@@ -1,7 +1,7 @@
-"""Checks what a protobuf message would cost before it is parsed.
+"""Limits the cost of a protobuf message before it is parsed.
 
-A parsed message takes many times its own size where it is made of many small fields: 16 MB of empty sub-messages become
-700 MB. So the number of fields is counted first, along the wire format, and counting ends at the first one too many.
+A message of many small fields takes many times its own size once parsed: 16 MB of empty sub-messages become 700 MB. So
+the fields are counted first, along the wire format, up to the first one too many.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Any
 from steppe.errors import UserError
 
 SMALL = 1 << 16
-"""Up to so many bytes a message is parsed without counting: at fifty times its size it takes 3 MB."""
+"""Messages of up to so many bytes are parsed without counting: at fifty times their size they take 3 MB."""
 MOST_FIELDS = 1024
-"""How many fields a larger message may have, those of its sub-messages and unknown ones included."""
+"""Most fields of a larger message, including those of sub-messages and unknown ones."""
 MOST_TYPED_BYTES = 4 << 20
-"""How long a message may be without its fields of plain bytes, which are kept as they are: a number that is written in
-one byte becomes eight in memory, and a Python object later."""
+"""Most bytes of a message outside of its fields of plain bytes, which are kept as they are: a number of one byte takes
+eight in memory, and becomes a Python object later."""
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 LONGEST_VARINT = 10
 DEEPEST = 100
-"""How deep sub-messages may be nested, as where protobuf parses them."""
+"""Deepest nesting of sub-messages, as in protobuf's own parser."""
 
 Layout = dict[int, Any]
 """Field number -> the layout of a sub-message, True for plain bytes, False for anything else."""
 
 
 def layout(descriptor: Any, done: dict[str, Layout] | None = None) -> Layout:
-    """The layout of a message type; of one that contains itself, so does its layout."""
+    """The layout of a message type; a recursive type has a recursive layout."""
     done = {} if done is None else done
     if descriptor.full_name not in done:
         found = done[descriptor.full_name] = {}
@@ -38,9 +38,9 @@ def layout(descriptor: Any, done: dict[str, Layout] | None = None) -> Layout:
 
 
 def parse(data: bytes, message: Any, known: Layout, raw_field: str | None = "raw_input_contents") -> Any:
-    """A message of a class whose layout is `known`; UserError if it is malformed or would cost too much.
+    """Parses a message of a class with the layout `known`; UserError if it is malformed or too expensive.
 
-    `raw_field` is the field of plain bytes that errors name as the way out.
+    `raw_field` is the field of plain bytes that errors recommend.
     """
     from google.protobuf.message import DecodeError
 
@@ -62,7 +62,7 @@ class _Count:
         self._way_out = f"send numbers {way}"
         self._fields = 0
         self._plain = 0
-        """How many bytes are in fields of plain bytes."""
+        """Bytes in fields of plain bytes."""
 
     def check(self, known: Layout) -> None:
         self._walk(0, len(self._data), known, 0)
@@ -102,7 +102,7 @@ class _Count:
             raise _malformed()
 
     def _varint(self, at: int, end: int) -> tuple[int, int]:
-        """(the number, where the next one begins)."""
+        """(number, position after it)."""
         value = shift = 0
         for position in range(at, min(end, at + LONGEST_VARINT)):
             byte = self._data[position]

@@ -1,1 +1,1 @@
-"""The endpoint over HTTP: two protocols, observability and a page, as one raw ASGI application."""
+"""The endpoint over HTTP: a raw ASGI application with two protocols, metrics and a page."""

@@ -1,4 +1,4 @@
-"""The endpoint as a raw ASGI application: routing table, token, limits, bodies, errors as JSON."""
+"""The ASGI application: routes, admission, request bodies, errors as JSON."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from steppe.serve.admission import Gate, Refused, Room, is_local_name
-from steppe.serve.batching import Batcher
+from steppe.serve.admission import Gate, RequestMemory, RequestRefused, is_local_name
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.http import openapi, seldon
-from steppe.serve.http.observing import Metrics, Observer, standing
-from steppe.serve.http.open_inference import OpenInference, no_such_path
-from steppe.serve.http.replies import Handler, Headers, Reply, Request, as_json, status_of
+from steppe.serve.http.open_inference import OpenInferenceHandlers, no_such_path
+from steppe.serve.http.replies import Handler, Headers, HttpReply, HttpRequest, as_json, status_of
+from steppe.serve.http.request_metrics import Metrics, Observer, standing
+from steppe.serve.question_batches import Batcher
 
 MOST_KNOWN_PATHS = 1024
-"""How many paths are remembered with what they lead to."""
+"""Most paths whose routes are remembered."""
 MOST_HOSTS = 64
-"""How many Host headers are remembered that may be used."""
+"""Most accepted Host headers that are remembered."""
 ON_ADMISSION = "steppe.on_admission"
-"""Where a request's scope may have a function that is called once all of it came and was let in."""
+"""Key of a request's scope for a function to call once the whole request has arrived and was admitted."""
 OVERLENGTH = 4
-"""A body that is longer than allowed, but not by more than this, is read to its end, so that its sender hears why."""
+"""A body up to this many times the limit is read to its end before it is refused, so that its sender gets the
+answer."""
 PAGE_HEADERS: Headers = [
     (b"content-type", b"text/html; charset=utf-8"),
     (
@@ -42,26 +43,26 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 log = logging.getLogger(__name__)
 
 
-class Route(NamedTuple):
-    """Where a method and a path lead to."""
+class HttpRoute(NamedTuple):
+    """The destination of a method and a path."""
 
     operation: str
-    """What it is called in metrics and logs."""
+    """Its name in metrics and logs."""
     handler: Handler
     is_open: bool = False
-    """Whether it needs neither a token nor a place: probes must be answered when nothing else is."""
+    """Whether it needs neither a token nor admission: probes must be answered even if the endpoint is full."""
     model: str | None = None
     version: str | None = None
     takes_secret: bool = False
-    """Whether the token is shown as a client's secret, by basic authentication."""
+    """Whether the token comes as a client's secret, by basic authentication."""
 
 
-class Disconnected(Exception):
-    """The client hung up before its request was whole."""
+class ClientDisconnected(Exception):
+    """The client disconnected before its request was complete."""
 
 
-class App:
-    """One endpoint under HTTP; runs in one event loop."""
+class HttpApp:
+    """Serves one endpoint by HTTP in one event loop."""
 
     def __init__(
         self,
@@ -72,18 +73,18 @@ class App:
         version: str = "unknown",
         host: str = "127.0.0.1",
     ) -> None:
-        """`host` is what it listens at."""
+        """`host` is the address the server listens at."""
         self._endpoint, self._gate, self._observer = endpoint, gate, observer
         self._host = host
         self._hosts: set[bytes] = set()
-        """Host headers that may be used."""
+        """Accepted Host headers."""
         self._batcher, self._version = batcher, version
         self._page = Path(__file__).with_name("page.html").read_bytes()
         self._metrics: Metrics | None = None
-        self._open_inference = OpenInference(endpoint, batcher, gate, version)
-        self._seldon = seldon.Seldon(endpoint, batcher, gate)
+        self._open_inference = OpenInferenceHandlers(endpoint, batcher, gate, version)
+        self._seldon = seldon.SeldonHandlers(endpoint, batcher, gate)
         self._fixed = self._table()
-        self._known: dict[tuple[str, str], Route] = {}
+        self._known: dict[tuple[str, str], HttpRoute] = {}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -96,7 +97,7 @@ class App:
             route = self._known.get((method, path)) or self._resolve(method, path)
             operation = route.operation
             reply = await self._answer(route, scope, address, receive)
-        except Disconnected:
+        except ClientDisconnected:
             return
         except Exception as error:
             reply = self._failure(error, path)
@@ -107,56 +108,56 @@ class App:
         await send({"type": "http.response.body", "body": reply.body})
         self._observer.record(operation, reply, perf_counter() - started, address, path)
 
-    def quick_route(self, method: bytes, url: str) -> Route | None:
-        """The route of a question that `answer_now` can answer at this moment, None for anything else.
+    def quick_route(self, method: bytes, url: str) -> HttpRoute | None:
+        """The route if `answer_now` can answer such a request at this moment, else None.
 
-        To be asked once the question is whole: what it goes by may change while a body arrives.
+        Ask again once the request is complete: the answer may change while a body arrives.
         """
-        if method != b"POST" or self._gate.is_draining or self._endpoint.is_shared or self._batcher.gathers:
+        if method != b"POST" or self._gate.is_draining or not self._batcher.answers_at_once:
             return None
         route = self._known.get(("POST", url))
         return route if route is not None and route.operation == "infer" else None
 
-    def answer_now(self, route: Route, path: str, headers: Headers, body: bytes, address: str) -> Reply:
-        """The reply to a question that is whole, without a turn of the event loop."""
+    def answer_now(self, route: HttpRoute, path: str, headers: Headers, body: bytes, address: str) -> HttpReply:
+        """Answers a complete request without a turn of the event loop."""
         started = perf_counter()
         try:
             encoding = self._admitted(headers)[1]
             self._gate.enter(address)
             try:
                 body = body if encoding is None else _decompressed(body, encoding, self._gate.limits.body_bytes)
-                reply = route.handler(Request(headers, body, route.model, route.version))
+                reply = route.handler(HttpRequest(headers, body, route.model, route.version))
             finally:
                 self._gate.leave()
-            if not isinstance(reply, Reply):
+            if not isinstance(reply, HttpReply):
                 raise TypeError(f"{route.operation} cannot be answered at once")
         except Exception as error:
             reply = self._failure(error, path)
         self._observer.record(route.operation, reply, perf_counter() - started, address, path)
         return reply
 
-    async def _answer(self, route: Route, scope: dict[str, Any], address: str, receive: Receive) -> Reply:
+    async def _answer(self, route: HttpRoute, scope: dict[str, Any], address: str, receive: Receive) -> HttpReply:
         gate, headers = self._gate, scope["headers"]
         if route.is_open:
-            reply = route.handler(Request(headers, b"", route.model, route.version))
-            return reply if type(reply) is Reply else await reply  # type: ignore[misc]
+            reply = route.handler(HttpRequest(headers, b"", route.model, route.version))
+            return reply if type(reply) is HttpReply else await reply  # type: ignore[misc]
         length, encoding = self._admitted(headers, route.takes_secret)
         gate.enter(address)
         try:
-            with Room(gate, address) as room:
+            with RequestMemory(gate, address) as room:
                 body = await self._body(receive, length, room)
                 if (on_admission := scope.get(ON_ADMISSION)) is not None:
                     on_admission()
                 if encoding is not None:
                     body = _decompressed(body, encoding, gate.limits.body_bytes)
                     room.grow(len(body))
-                reply = route.handler(Request(headers, body, route.model, route.version))
-                return reply if type(reply) is Reply else await reply  # type: ignore[misc]
+                reply = route.handler(HttpRequest(headers, body, route.model, route.version))
+                return reply if type(reply) is HttpReply else await reply  # type: ignore[misc]
         finally:
             gate.leave()
 
     def _admitted(self, headers: Headers, takes_secret: bool = False) -> tuple[bytes | None, bytes | None]:
-        """(the body's length, how it is compressed) of a request that may come in, going by its headers."""
+        """Checks the headers of a request; returns (length of the body, its compression)."""
         token = origin = host = length = encoding = None
         for name, value in headers:
             if name == b"authorization" or (name == b"x-auth-token" and token is None):
@@ -169,27 +170,28 @@ class App:
                 origin = value
             elif name == b"host":
                 if host is not None:
-                    raise Refused(400, "a request may have one Host header only")
+                    raise RequestRefused(400, "a request may have one Host header only")
                 host = value
         if self._gate.needs_token:
             self._gate.check_token(seldon.basic_secret(token) if takes_secret else token)
         elif host is not None and host not in self._hosts:
             self._check_host(host)
         if origin is not None and origin.partition(b"://")[2] != host:
-            raise Refused(403, "a page of another site asked; only programs and the page at / may")
+            raise RequestRefused(403, "a page of another site asked; only programs and the page at / may")
         return length, encoding
 
     def _check_host(self, host: bytes) -> None:
-        """Without a token a page of any site could ask, once the name of that site leads a browser to this machine."""
+        """Refuses foreign names if there is no token: any site could point its name at this machine and let a browser
+        ask."""
         if not is_local_name(host, self._host):
             shown = host[:100].decode("latin-1")
-            raise Refused(
+            raise RequestRefused(
                 403, f'"{shown}" is no name of this machine; ask at http://127.0.0.1, or let the endpoint have a token'
             )
         if len(self._hosts) < MOST_HOSTS:
             self._hosts.add(host)
 
-    async def _body(self, receive: Receive, length: bytes | None, room: Room) -> bytes:
+    async def _body(self, receive: Receive, length: bytes | None, room: RequestMemory) -> bytes:
         most = self._gate.limits.body_bytes
         if length is not None and int(length) > most * OVERLENGTH:
             raise _too_long(most)
@@ -198,11 +200,11 @@ class App:
         while is_more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Disconnected
+                raise ClientDisconnected
             size, is_more = size + len(message["body"]), message["more_body"]
             if size > most * OVERLENGTH:
                 raise _too_long(most)
-            # What is beyond the limit is thrown away as it comes.
+            # Bytes beyond the limit are read and thrown away.
             if size <= most:
                 room.grow(size)
                 pieces.append(message["body"])
@@ -210,35 +212,37 @@ class App:
             raise _too_long(most)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _failure(self, error: Exception, path: str) -> Reply:
+    def _failure(self, error: Exception, path: str) -> HttpReply:
         status, message = status_of(error), str(error)
         if status == 500:
             log.error("a request of %s failed", path[:200], exc_info=error)
             message = "the endpoint had a fault of its own; its log says more"
         reply = as_json(_failure_message(status, message, path), status)
-        if isinstance(error, Refused) and error.pause is not None:
+        if isinstance(error, RequestRefused) and error.pause is not None:
             reply.headers.append((b"retry-after", b"%d" % error.pause))
         if status == 401:
             reply.headers.append((b"www-authenticate", b"Basic" if path == seldon.TOKEN_PATH else b"Bearer"))
         elif status == 413:
             reply.headers.append((b"connection", b"close"))
         elif status == 405:
-            allowed = [each for each in ("GET", "POST") if self._find(each, path) is not None]
-            reply.headers.append((b"allow", ", ".join(allowed).encode()))
+            reply.headers.append((b"allow", ", ".join(self._methods(path)).encode()))
         return reply
 
-    def _resolve(self, method: str, path: str) -> Route:
-        """The route, remembered where it is sure to exist."""
+    def _resolve(self, method: str, path: str) -> HttpRoute:
+        """The route, remembered if it is sure to exist."""
         route = self._find("GET" if method == "HEAD" else method, path)
         if route is None:
-            if known := [each for each in ("GET", "POST") if self._find(each, path) is not None]:
-                raise Refused(405, f"{method} cannot be used here; use {' or '.join(known)}")
+            if known := self._methods(path):
+                raise RequestRefused(405, f"{method} cannot be used here; use {' or '.join(known)}")
             raise no_such_path(path)
         if len(self._known) < MOST_KNOWN_PATHS and (route.model is None or route.model in self._endpoint.models()):
             self._known[method, path] = route
         return route
 
-    def _find(self, method: str, path: str) -> Route | None:
+    def _methods(self, path: str) -> list[str]:
+        return [each for each in ("GET", "POST") if self._find(each, path) is not None]
+
+    def _find(self, method: str, path: str) -> HttpRoute | None:
         fixed = self._fixed.get((method, path))
         if fixed is not None:
             return fixed
@@ -247,20 +251,20 @@ class App:
             return None
         if words[0] == "v2":
             return self._find_model(method, words[1:])
-        # Seldon's gateways put a namespace, and a deployment's name, before the path.
+        # Seldon's gateways put a namespace and a deployment's name before the path.
         if words[0] == "seldon" and "api" in words[2:4]:
             return self._fixed.get((method, "/" + "/".join(words[words.index("api", 2) :])))
         return None
 
-    def _find_model(self, method: str, words: list[str]) -> Route | None:
-        """The words after /v2 of a path with a model's name, and perhaps a version, in it."""
+    def _find_model(self, method: str, words: list[str]) -> HttpRoute | None:
+        """The route for the words after /v2 of a path that names a model, and perhaps a version."""
         protocol = self._open_inference
         version: str | None = None
         match method, words:
             case "POST", ["repository", "models", name, "load"] if name:
-                return Route("load", protocol.load, model=name)
+                return HttpRoute("load", protocol.load, model=name)
             case "POST", ["repository", "models", name, "unload"] if name:
-                return Route("load", protocol.unload, model=name)
+                return HttpRoute("load", protocol.unload, model=name)
             case _, ["models", name, "versions", version, *rest] if name and version:
                 pass
             case _, ["models", name, *rest] if name:
@@ -269,58 +273,58 @@ class App:
                 return None
         match method, rest:
             case "POST", ["infer"]:
-                return Route("infer", protocol.infer, False, name, version)
+                return HttpRoute("infer", protocol.infer, False, name, version)
             case "POST", ["feedback"] if version is None:
-                return Route("feedback", protocol.feedback, False, name)
+                return HttpRoute("feedback", protocol.feedback, False, name)
             case "GET", []:
-                return Route("metadata", protocol.model, False, name, version)
+                return HttpRoute("metadata", protocol.model, False, name, version)
             case "GET", ["ready"]:
-                return Route("health", protocol.model_ready, False, name, version)
+                return HttpRoute("health", protocol.model_ready, False, name, version)
         return None
 
-    def _table(self) -> dict[tuple[str, str], Route]:
+    def _table(self) -> dict[tuple[str, str], HttpRoute]:
         protocol, dialect = self._open_inference, self._seldon
         table = {
-            ("GET", "/"): Route("page", self._show_page, is_open=True),
-            ("GET", "/favicon.ico"): Route("page", _no_icon, is_open=True),
-            ("GET", "/standing"): Route("standing", self._standing),
-            ("GET", "/metrics"): Route("metrics", self._show_metrics),
-            ("GET", "/openapi.json"): Route("openapi", self._openapi),
-            ("GET", "/v2"): Route("metadata", protocol.server),
-            ("GET", "/v2/"): Route("metadata", protocol.server),
-            ("POST", "/v2/repository/index"): Route("metadata", protocol.index),
+            ("GET", "/"): HttpRoute("page", self._show_page, is_open=True),
+            ("GET", "/favicon.ico"): HttpRoute("page", _no_icon, is_open=True),
+            ("GET", "/standing"): HttpRoute("standing", self._standing),
+            ("GET", "/metrics"): HttpRoute("metrics", self._show_metrics),
+            ("GET", "/openapi.json"): HttpRoute("openapi", self._openapi),
+            ("GET", "/v2"): HttpRoute("metadata", protocol.server),
+            ("GET", "/v2/"): HttpRoute("metadata", protocol.server),
+            ("POST", "/v2/repository/index"): HttpRoute("metadata", protocol.index),
         }
         for path in ("/v2/health/live", "/live"):
-            table["GET", path] = Route("health", protocol.live, is_open=True)
+            table["GET", path] = HttpRoute("health", protocol.live, is_open=True)
         for path in ("/v2/health/ready", "/ready"):
-            table["GET", path] = Route("health", protocol.ready, is_open=True)
-        table["GET", "/ping"] = Route("health", dialect.ping, is_open=True)
+            table["GET", path] = HttpRoute("health", protocol.ready, is_open=True)
+        table["GET", "/ping"] = HttpRoute("health", dialect.ping, is_open=True)
         for version in ("v0.1", "v1.0"):
-            table["POST", f"/api/{version}/predictions"] = Route("infer", dialect.predictions)
-            table["POST", f"/api/{version}/feedback"] = Route("feedback", dialect.feedback)
-        table["POST", seldon.TOKEN_PATH] = Route("token", dialect.token, takes_secret=True)
+            table["POST", f"/api/{version}/predictions"] = HttpRoute("infer", dialect.predictions)
+            table["POST", f"/api/{version}/feedback"] = HttpRoute("feedback", dialect.feedback)
+        table["POST", seldon.TOKEN_PATH] = HttpRoute("token", dialect.token, takes_secret=True)
         return table
 
-    def _show_page(self, request: Request) -> Reply:
+    def _show_page(self, request: HttpRequest) -> HttpReply:
         length = (b"content-length", b"%d" % len(self._page))
-        return Reply(200, self._page, [*PAGE_HEADERS, NOT_SNIFFED, length])
+        return HttpReply(200, self._page, [*PAGE_HEADERS, NOT_SNIFFED, length])
 
-    def _standing(self, request: Request) -> Reply:
+    def _standing(self, request: HttpRequest) -> HttpReply:
         return as_json(standing(self._endpoint, self._observer, self._gate))
 
-    def _show_metrics(self, request: Request) -> Reply:
+    def _show_metrics(self, request: HttpRequest) -> HttpReply:
         if self._metrics is None:
             self._metrics = Metrics(self._endpoint, self._observer, self._gate)
         body = self._metrics.text()
         kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-        return Reply(200, body, [kind, (b"content-length", b"%d" % len(body))])
+        return HttpReply(200, body, [kind, (b"content-length", b"%d" % len(body))])
 
-    def _openapi(self, request: Request) -> Reply:
+    def _openapi(self, request: HttpRequest) -> HttpReply:
         return as_json(openapi.document(self._endpoint, self._version, self._gate.needs_token))
 
 
 def _failure_message(status: int, message: str, path: str) -> dict[str, Any]:
-    """An error in the words of the protocol that the path belongs to."""
+    """An error in the format of the path's protocol."""
     if path == seldon.TOKEN_PATH:
         return seldon.token_failure(status, message)
     if path.startswith(("/api/", "/seldon/")):
@@ -328,24 +332,24 @@ def _failure_message(status: int, message: str, path: str) -> dict[str, Any]:
     return {"error": message}
 
 
-def _no_icon(request: Request) -> Reply:
-    return Reply(204, b"", [])
+def _no_icon(request: HttpRequest) -> HttpReply:
+    return HttpReply(204, b"", [])
 
 
-def _too_long(most: int) -> Refused:
-    return Refused(413, f"a request may have at most {most} bytes; send fewer observations at once")
+def _too_long(most: int) -> RequestRefused:
+    return RequestRefused(413, f"a request may have at most {most} bytes; send fewer observations at once")
 
 
 def _decompressed(body: bytes, encoding: bytes, most: int) -> bytes:
     if encoding not in (b"gzip", b"deflate"):
-        raise Refused(415, "a request may be compressed by gzip or deflate only")
+        raise RequestRefused(415, "a request may be compressed by gzip or deflate only")
     inflate = zlib.decompressobj(wbits=47)
     try:
         data = inflate.decompress(body, most + 1)
     except zlib.error:
-        raise Refused(400, f"the request is not compressed by {encoding.decode()} as its header says") from None
+        raise RequestRefused(400, f"the request is not compressed by {encoding.decode()} as its header says") from None
     if len(data) > most:
         raise _too_long(most)
     if not inflate.eof:
-        raise Refused(400, "the compressed request is cut off")
+        raise RequestRefused(400, "the compressed request is cut off")
     return data

@@ -1,4 +1,4 @@
-"""Connections: questions are answered as soon as their last byte is there, and no client is waited for for ever."""
+"""HTTP connections: answers a question as soon as its last byte arrives, and cuts off slow clients."""
 
 from __future__ import annotations
 
@@ -10,81 +10,81 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from steppe.serve.admission import TrafficLimits
-from steppe.serve.http.app import ON_ADMISSION, App, Route
+from steppe.serve.http.app import ON_ADMISSION, HttpApp, HttpRoute
 from steppe.serve.http.open_connections import OpenConnections
-from steppe.serve.http.replies import Headers, Reply
+from steppe.serve.http.replies import Headers, HttpReply
 
 LONGEST_HEAD = 1 << 16
-"""How many bytes the first line and the headers of a request may have."""
+"""Most bytes of the first line and the headers of a request."""
 LONGEST_QUICK = 1 << 16
-"""Up to how many bytes a question may be answered at once; larger ones are read with back-pressure."""
+"""Longest question that is answered at once; longer ones are read with back-pressure."""
 MOST_PIPELINED = 256
-"""How many requests may be sent on one connection before the first of them is answered."""
+"""Most requests on one connection ahead of their answers."""
 MOST_HEADS = 16
-"""How many heads of questions a connection knows again, the last ones; a client's differ in their length at most."""
+"""Most heads of questions that a connection remembers; those of one client differ in their length at most."""
 LONGEST_KNOWN_HEAD = 1 << 10
 MOST_QUICK = 32
-"""How many questions that came in one piece are answered before other connections have their turn."""
+"""Most questions of one piece of data that are answered before other connections have their turn."""
 IDLE_SECONDS = 75.0
-"""How long a connection may be open without a request."""
+"""Seconds that a connection may be open without a request."""
 END_OF_HEAD = b"\r\n\r\n"
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
-class Head(NamedTuple):
-    """What the first line and the headers of a question said."""
+class RequestHead(NamedTuple):
+    """The parsed first line and headers of a question."""
 
-    route: Route
+    route: HttpRoute
     path: str
     headers: Headers
     length: int
-    """Of the body."""
+    """Length of the body."""
 
 
-class Connection(HttpToolsProtocol):
-    """uvicorn's connection; `own_app`, `limits` and `open_connections` are set on a subclass for each server.
+class HttpConnection(HttpToolsProtocol):
+    """uvicorn's connection with a fast path; each server makes a subclass with its `own_app` and limits.
 
-    A question takes a short cut past ASGI: a task, an event and two more turns of the event loop would cost as much as
-    its answer. If its head came before on this connection, byte for byte, it is not even parsed again. Everything else,
-    and whatever is unusual about a request, goes the common way.
+    A question takes a fast path past ASGI: a task, an event and two more turns of the event loop would cost as much as
+    its answer. If the same head, byte for byte, came before on this connection, it is not even parsed again. All other
+    requests, and unusual ones, take the ASGI path.
     """
 
-    own_app: App
+    own_app: HttpApp
     limits: TrafficLimits
     open_connections: OpenConnections
     _since: float | None = None
-    """When the first byte came of a request that is not whole yet."""
+    """Time of the first byte of an incomplete request."""
     _stuck_since: float | None = None
-    """When an answer was first not taken."""
+    """Time since when the client has not read its answer."""
     _closing_since: float | None = None
-    """When the client of a connection that is being closed last took a part of the last answer."""
+    """Time when the client of a closing connection last read a part of the last answer."""
     _left = 0
-    """How many bytes of the last answer it had not taken then."""
+    """Bytes of the last answer that were unread then."""
     _idle_since: float | None = None
-    """When the last question was answered by the short cut; uvicorn itself times what went its own way."""
+    """Time of the last answer on the fast path; uvicorn itself times the ASGI path."""
     _head = 0
-    """How many bytes came of a request whose headers are not complete."""
-    _route: Route | None = None
-    """Of a question on the short cut, until it is answered."""
+    """Bytes of a request whose headers are incomplete."""
+    _route: HttpRoute | None = None
+    """The route of a question on the fast path, until it is answered."""
     _body = b""
     _quick_left = MOST_QUICK
     _is_between = True
-    """Whether nothing of the next request has come yet."""
+    """Whether nothing of the next request has arrived yet."""
     _data = b""
-    """What came last, if the request that is being parsed is the first in it, from its first byte."""
+    """The latest data, if the request being parsed begins with its first byte."""
     _size = 0
-    """Of what came last."""
+    """Length of the latest data."""
     _is_trusted = False
-    """Whether a request was let in."""
+    """Whether a request of this connection was admitted."""
     _is_over = False
-    """Whether nothing more is read, because the client was told why it is hung up on."""
+    """Whether reading has ended, since the client was told why the connection closes."""
     _running: Any = None
-    """The request that is being answered by the common way; `cycle` is the last one that came."""
+    """The request being answered on the ASGI path; `cycle` is the latest request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuses more connections than there may be."""
+        """Accepts the connection, or refuses it if there are too many."""
         super().connection_made(transport)
-        self._heads: dict[bytes, Head] = {}
+        self._heads: dict[bytes, RequestHead] = {}
         self._since = self.loop.time()
         self._address = self.client[0] if self.client else ""
         reason = self.open_connections.add(self, self._address)
@@ -92,13 +92,13 @@ class Connection(HttpToolsProtocol):
             self._hang_up(503, reason)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Gives its place to others."""
+        """Makes room for another connection."""
         self.open_connections.remove(self)
         self._abandon()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Takes what came, and notes whether a request is whole."""
+        """Parses data, and notes whether a request is complete."""
         if self._heads and self._answer_known(data):
             return
         if self._is_over:
@@ -131,7 +131,7 @@ class Connection(HttpToolsProtocol):
         self._is_between = False
 
     def on_headers_complete(self) -> None:
-        """Decides which way a request goes."""
+        """Chooses the path of a request."""
         if self._is_over:
             return
         if self._head + self._size > LONGEST_HEAD and self._head_size() > LONGEST_HEAD:
@@ -152,7 +152,7 @@ class Connection(HttpToolsProtocol):
         self._go_common_way()
 
     def on_body(self, body: bytes) -> None:
-        """Keeps a question's body until it is whole."""
+        """Keeps the body of a question until it is complete."""
         if self._is_over:
             return
         if self._route is None:
@@ -161,7 +161,7 @@ class Connection(HttpToolsProtocol):
             self._body += body
 
     def on_message_complete(self) -> None:
-        """Answers a question."""
+        """Answers a complete question."""
         route, data = self._route, self._data
         self._is_between, self._data = True, b""
         if self._is_over:
@@ -172,28 +172,28 @@ class Connection(HttpToolsProtocol):
         self._route = None
         path = self.url.decode("latin-1")
         if self.own_app.quick_route(b"POST", path) is None:
-            # It was a question for the short cut when its head came, and is none now.
+            # The fast path was open when the head arrived, and is closed now.
             self._go_common_way()
             super().on_body(self._body)
             super().on_message_complete()
             return
         self._quick_left -= 1
-        # Whoever is refused may not fill the memory either.
+        # Refused clients do not get to fill the memory.
         if self._reply(route, path, self.headers, self._body) == HTTPStatus.OK:
             self._trust()
-            self._learn_head(data, Head(route, path, self.headers, len(self._body)))
+            self._learn_head(data, RequestHead(route, path, self.headers, len(self._body)))
 
     def cut(self, message: str) -> None:
-        """Closes a connection on which no request came, to make room."""
+        """Closes a connection without a request, to make room."""
         if self.scheme == "https":
-            # A client that is silent would not say goodbye either.
+            # A silent client would not finish the closing handshake of TLS either.
             self._is_over = True
             self.transport.abort()
         else:
             self._hang_up(503, message)
 
     def check(self, now: float) -> None:
-        """Ends the connection where its client takes too long; called now and then."""
+        """Ends the connection if its client is too slow; called regularly."""
         if self.transport.is_closing():
             self._end_closing(now)
             return
@@ -214,7 +214,7 @@ class Connection(HttpToolsProtocol):
             self._hang_up(408, f"the request did not arrive within {patience:g} s")
 
     def _end_closing(self, now: float) -> None:
-        """Ends a connection that stays open only because its client takes nothing of the last answer."""
+        """Ends a closing connection whose client reads nothing of the last answer."""
         left = self.transport.get_write_buffer_size()
         if self._closing_since is None or left != self._left:
             self._closing_since, self._left = now, left
@@ -222,7 +222,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """uvicorn begins to answer a request by the common way."""
+        """Called by uvicorn when it starts to answer a request on the ASGI path."""
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
@@ -237,7 +237,7 @@ class Connection(HttpToolsProtocol):
             self.open_connections.trust(self)
 
     def _take_host_from_target(self) -> None:
-        """A target such as http://host/path says the host, whatever the Host header says (RFC 9112, 3.2.2)."""
+        """A target such as http://host/path names the host, whatever the Host header says (RFC 9112, 3.2.2)."""
         authority = self.url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].rpartition(b"@")[2]
         self.headers[:] = [each for each in self.headers if each[0] != b"host"] + [(b"host", authority)]
 
@@ -248,13 +248,13 @@ class Connection(HttpToolsProtocol):
         self._hang_up(431, f"the headers of a request may have at most {LONGEST_HEAD} bytes")
 
     def _abandon(self) -> None:
-        """Whoever is still answering writes nothing more."""
+        """Stops an answer in progress from writing more."""
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
 
     def _answer_known(self, data: bytes) -> bool:
-        """Answers one whole question whose head is known; False where it is anything else."""
+        """Answers a complete question whose head is known; returns False for anything else."""
         end = data.find(END_OF_HEAD) + len(END_OF_HEAD)
         head = self._heads.get(data[:end])
         if head is None or len(data) != end + head.length or not self._is_between:
@@ -268,8 +268,8 @@ class Connection(HttpToolsProtocol):
         self._reply(head.route, head.path, head.headers, data[end:])
         return True
 
-    def _learn_head(self, data: bytes, head: Head) -> None:
-        """Keeps the head of a question that is all of `data`."""
+    def _learn_head(self, data: bytes, head: RequestHead) -> None:
+        """Remembers the head of a question that is all of `data`."""
         end = len(data) - head.length
         if (
             len(self._heads) < MOST_HEADS
@@ -277,8 +277,8 @@ class Connection(HttpToolsProtocol):
         ):
             self._heads[data[:end]] = head
 
-    def _reply(self, route: Route, path: str, headers: Headers, body: bytes) -> int:
-        """Answers a question; the status."""
+    def _reply(self, route: HttpRoute, path: str, headers: Headers, body: bytes) -> int:
+        """Answers a question; returns the status."""
         reply = self.own_app.answer_now(route, path, headers, body, self._address)
         self.transport.write(self._response(reply))
         if reply.status == 413:
@@ -294,7 +294,7 @@ class Connection(HttpToolsProtocol):
                 return int(value) <= min(LONGEST_QUICK, self.limits.body_bytes)
         return False
 
-    def _response(self, reply: Reply) -> bytes:
+    def _response(self, reply: HttpReply) -> bytes:
         pieces = [STATUS_LINES[reply.status]]
         for name, value in self.server_state.default_headers:
             pieces += (name, b": ", value, b"\r\n")
@@ -308,7 +308,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         body = orjson.dumps({"error": message})
-        reply = Reply(status, body, [(b"content-length", b"%d" % len(body)), (b"connection", b"close")])
+        reply = HttpReply(status, body, [(b"content-length", b"%d" % len(body)), (b"connection", b"close")])
         running = self._running
         if running is None or not running.response_started or running.response_complete:
             self.transport.write(self._response(reply))
@@ -316,7 +316,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def connection_class(app: App, limits: TrafficLimits) -> Any:
-    """The class of a server's connections."""
+def connection_class(app: HttpApp, limits: TrafficLimits) -> Any:
+    """The connection class of one server."""
     own = {"own_app": app, "limits": limits, "open_connections": OpenConnections(limits)}
-    return type("Connection", (Connection,), own)
+    return type("HttpConnection", (HttpConnection,), own)

@@ -1,7 +1,7 @@
-"""Which connections are open, and who has to go when there are too many.
+"""Counts open connections, and chooses which to cut off when there are too many.
 
-A connection is a stranger's until a whole request came on it that was let in. Strangers share half of all places, and
-where places run out the oldest stranger of the address that holds most of them is cut off, so that whoever opens
+A connection is unproven until a whole request on it was admitted. Unproven connections share half of all places. If
+places run out, the oldest unproven connection of the address with most of them is cut off, so that whoever opens
 thousands of silent connections loses its own.
 """
 
@@ -15,36 +15,36 @@ from typing import Protocol
 from steppe.serve.admission import TrafficLimits
 
 LOG_SECONDS = 10.0
-"""At most one line about connections that were turned away is logged in so many seconds."""
+"""Least seconds between two log lines about refused connections."""
 
 log = logging.getLogger(__name__)
 
 
-class Cut(Protocol):
+class OpenConnection(Protocol):
     """A connection that can be cut off."""
 
     def cut(self, message: str) -> None:
-        """Closes it with one sentence."""
+        """Closes the connection with one sentence."""
 
 
 class OpenConnections:
-    """Counts the connections of one server; used from its event loop."""
+    """The connections of one server; used from its event loop."""
 
     def __init__(self, limits: TrafficLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = limits.connections
         self._most_of_one = limits.most_of_one_address
         self._most_strangers = max(1, limits.connections // 2)
         self._clock = clock
-        self._addresses: dict[Cut, str] = {}
+        self._addresses: dict[OpenConnection, str] = {}
         self._counts: dict[str, int] = {}
-        self._strangers: dict[str, dict[Cut, None]] = {}
-        """Address -> its strangers, the oldest first."""
+        self._strangers: dict[str, dict[OpenConnection, None]] = {}
+        """Address -> its unproven connections, oldest first."""
         self._stranger_count = 0
         self._turned_away = 0
         self._logged = float("-inf")
 
-    def add(self, connection: Cut, address: str) -> str | None:
-        """Takes a new connection; the reason if there is no place for it."""
+    def add(self, connection: OpenConnection, address: str) -> str | None:
+        """Adds a connection; returns the reason if there is no place for it."""
         if self._counts.get(address, 0) >= self._most_of_one:
             if not self._cut_one_of(address):
                 self._note(address)
@@ -60,14 +60,14 @@ class OpenConnections:
         self._stranger_count += 1
         return None
 
-    def trust(self, connection: Cut) -> None:
-        """A request of this connection was let in."""
+    def trust(self, connection: OpenConnection) -> None:
+        """Marks a connection as proven: one of its requests was admitted."""
         address = self._addresses.get(connection)
         if address is not None:
             self._no_stranger(connection, address)
 
-    def remove(self, connection: Cut) -> None:
-        """Forgets a connection that is closed; it may be unknown."""
+    def remove(self, connection: OpenConnection) -> None:
+        """Forgets a closed connection, which may be unknown."""
         address = self._addresses.pop(connection, None)
         if address is None:
             return
@@ -76,7 +76,7 @@ class OpenConnections:
         if not self._counts[address]:
             del self._counts[address]
 
-    def _no_stranger(self, connection: Cut, address: str) -> None:
+    def _no_stranger(self, connection: OpenConnection, address: str) -> None:
         strangers = self._strangers.get(address, {})
         if connection in strangers:
             del strangers[connection]
@@ -85,7 +85,7 @@ class OpenConnections:
                 del self._strangers[address]
 
     def _cut_one(self) -> bool:
-        """Cuts off a stranger of the address that has most of them; False if there is none."""
+        """Cuts off an unproven connection of the address with most of them; False if there is none."""
         if not self._strangers:
             return False
         return self._cut_one_of(max(self._strangers, key=lambda address: len(self._strangers[address])))
@@ -101,7 +101,7 @@ class OpenConnections:
         return True
 
     def _note(self, address: str) -> None:
-        """Counts a connection that was turned away, and says so now and then."""
+        """Counts a refused connection, and logs the count now and then."""
         self._turned_away += 1
         now = self._clock()
         if now - self._logged >= LOG_SECONDS:

@@ -1,7 +1,7 @@
-"""The Open Inference Protocol, version 2, by REST: health, metadata, versions, infer, tensors as JSON or as bytes.
+"""The Open Inference Protocol V2 by REST: health, metadata, versions, inference with tensors as JSON or bytes.
 
-Beside the protocol: parameters of a question (`sequence_id`, `sequence_start`, `sequence_end`, `deterministic`) and of
-an answer (`route`, written as `router=1/inner=0`, `policy`, `propensity`), and `POST /v2/models/NAME/feedback`.
+Additions to the protocol: parameters of a question (`sequence_id`, `sequence_start`, `sequence_end`, `deterministic`)
+and of an answer (`route`, written as `router=1/inner=0`, `policy`, `propensity`), and `POST /v2/models/NAME/feedback`.
 """
 
 from __future__ import annotations
@@ -12,83 +12,81 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from steppe.errors import UserError
-from steppe.serve.admission import Gate, Refused
-from steppe.serve.batching import Batcher
+from steppe.serve.admission import Gate, RequestRefused
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.http import binary_tensors
-from steppe.serve.http.replies import (
-    Reply,
-    Request,
-    as_json,
-    flag_field,
+from steppe.serve.http.replies import HttpReply, HttpRequest, answered, as_json, parsed
+from steppe.serve.messages.exchange import Feedback, Metadata, PolicyAnswer, Question, Receipt
+from steppe.serve.messages.fields import (
+    feedback_of,
     object_field,
     optional_flag,
-    parsed,
+    question_of,
     reward_field,
     text_field,
 )
-from steppe.serve.messages.exchange import Answer, Feedback, Metadata, Question, Receipt
 from steppe.serve.messages.tensors import from_numbers, one_small, word_of
-from steppe.serve.routing.graph import Graph
+from steppe.serve.question_batches import Batcher
+from steppe.serve.routing.graph import PolicyGraph
 
 EXTENSIONS = ["binary_tensor_data", "sequence", "model_repository", "feedback"]
 ACTION, OUTPUTS = "action", "outputs"
-"""The two outputs of a policy: what it does, and what its head computed, if it has a head."""
+"""The outputs of a policy: its actions, and the numbers of its head, if it has one."""
 UNSUPPORTED = {"classification": "class_count", "shared_memory_region": "shared memory"}
-"""Parameters of outputs that belong to extensions which the server does not name, and how clients call them."""
+"""Parameters of unsupported extensions -> the extension's name in clients."""
 
 
-class Form(NamedTuple):
-    """What a model takes and gives."""
+class InferSignature(NamedTuple):
+    """Names, outputs and input size of a model."""
 
     input: str
     outputs: tuple[str, ...]
     all_as_numbers: dict[str, bool]
-    """The outputs of a question that names none -> whether as bytes: not one."""
+    """The default outputs -> False, since they are sent as numbers and not as bytes."""
     is_vector: bool
-    """Whether an observation is `size` numbers, any finite ones."""
+    """Whether an observation is a vector of `size` numbers without bounds to check."""
     size: int
 
 
-class OpenInference:
+class OpenInferenceHandlers:
     """The handlers of /v2."""
 
     def __init__(self, endpoint: Endpoint, batcher: Batcher, gate: Gate, version: str) -> None:
         self._endpoint, self._batcher, self._gate = endpoint, batcher, gate
         self._server = {"name": "steppe", "version": version, "extensions": EXTENSIONS}
-        self._forms: dict[str | None, Form] = {}
-        """Of the models that exist."""
+        self._forms: dict[str | None, InferSignature] = {}
+        """Signatures of the models that exist."""
 
-    def server(self, request: Request) -> Reply:
+    def server(self, request: HttpRequest) -> HttpReply:
         """GET /v2"""
         return as_json(self._server)
 
-    def live(self, request: Request) -> Reply:
+    def live(self, request: HttpRequest) -> HttpReply:
         """GET /v2/health/live"""
         return as_json({"live": True})
 
-    def ready(self, request: Request) -> Reply:
-        """GET /v2/health/ready: not before the endpoint has started, and not once it is ending."""
+    def ready(self, request: HttpRequest) -> HttpReply:
+        """GET /v2/health/ready: true from the start of the endpoint until the server begins to stop."""
         is_ready = self._endpoint.is_ready and not self._gate.is_draining
         return as_json({"ready": is_ready}, 200 if is_ready else 503)
 
-    def model(self, request: Request) -> Reply:
+    def model(self, request: HttpRequest) -> HttpReply:
         """GET /v2/models/NAME"""
         return as_json(described(self._endpoint.metadata(request.model, request.version)))
 
-    def model_ready(self, request: Request) -> Reply:
+    def model_ready(self, request: HttpRequest) -> HttpReply:
         """GET /v2/models/NAME/ready"""
         metadata = self._endpoint.metadata(request.model, request.version)
         is_ready = metadata.ready and not self._gate.is_draining
         return as_json({"name": metadata.name, "ready": is_ready}, 200 if is_ready else 503)
 
-    def index(self, request: Request) -> Reply:
-        """POST /v2/repository/index: what can be asked for, the endpoint itself first."""
+    def index(self, request: HttpRequest) -> HttpReply:
+        """POST /v2/repository/index: the models that can be asked for, the endpoint itself first."""
         wants_ready = optional_flag(parsed(request.body), "ready") if request.body else None
         return as_json(listed(self._endpoint, wants_ready is True))
 
-    async def load(self, request: Request) -> Reply:
-        """POST /v2/repository/models/NAME/load: looks for newer versions, or puts the one in `version` into service."""
+    async def load(self, request: HttpRequest) -> HttpReply:
+        """POST /v2/repository/models/NAME/load: looks for newer versions, or puts `version` into service."""
         given = object_field(parsed(request.body), "parameters") if request.body else {}
         version, model = text_field(given, "version"), request.model or ""
         self._endpoint.load(model)
@@ -97,12 +95,12 @@ class OpenInference:
             return as_json({"news": []})
         return as_json({"news": await self._endpoint.reload()})
 
-    def unload(self, request: Request) -> Reply:
-        """POST /v2/repository/models/NAME/unload: no more answers until it is loaded again; of the whole endpoint."""
+    def unload(self, request: HttpRequest) -> HttpReply:
+        """POST /v2/repository/models/NAME/unload: refuses questions until `load`; for the whole endpoint only."""
         self._endpoint.unload(request.model or "")
         return as_json({})
 
-    def infer(self, request: Request) -> Reply | Awaitable[Reply]:
+    def infer(self, request: HttpRequest) -> HttpReply | Awaitable[HttpReply]:
         """POST /v2/models/NAME/infer"""
         length = request.header(binary_tensors.LENGTH)
         if length is None:
@@ -110,26 +108,19 @@ class OpenInference:
         else:
             message, rest = binary_tensors.split(request.body, length)
         question, wanted = self._read(message, rest, request)
-        if self._endpoint.is_shared or self._batcher.gathers:
-            return self._infer_later(question, wanted)
-        return self._reply(self._batcher.answer(question), question, wanted)
+        return answered(self._batcher, question, lambda answer: self._reply(answer, question, wanted))
 
-    async def feedback(self, request: Request) -> Reply:
+    async def feedback(self, request: HttpRequest) -> HttpReply:
         """POST /v2/models/NAME/feedback"""
         feedback = read_feedback(parsed(request.body))
         self._form_of(request.model)
         receipt = await self._endpoint.feedback(feedback)
         return as_json(receipted(receipt, self._endpoint.graph), label=receipt.policy)
 
-    async def _infer_later(self, question: Question, wanted: dict[str, bool]) -> Reply:
-        if self._endpoint.is_shared:
-            return self._reply(await self._endpoint.ask(question), question, wanted)
-        return self._reply(await self._batcher.gathered(question), question, wanted)
-
     def _read(
-        self, message: dict[str, Any], rest: memoryview | None, request: Request
+        self, message: dict[str, Any], rest: memoryview | None, request: HttpRequest
     ) -> tuple[Question, dict[str, bool]]:
-        """(the question, the names of the outputs it wants -> whether as bytes)."""
+        """(question, wanted outputs -> whether as bytes)."""
         model = request.model
         form = self._forms.get(model) or self._form_of(model)
         inputs = message.get("inputs")
@@ -144,40 +135,32 @@ class OpenInference:
         wanted = _wanted(message, parameters, form.outputs)
         if not parameters:
             return Question(observations, id, model=model, version=request.version, outputs=OUTPUTS in wanted), wanted
-        sequence = parameters.get("sequence_id")
-        question = Question(
-            observations=observations,
-            id=id,
-            # Clients of this protocol that have no episodes may say so by a zero.
-            sequence_id=None if sequence is None or sequence == 0 else text_field(parameters, "sequence_id"),
-            sequence_start=flag_field(parameters, "sequence_start"),
-            sequence_end=flag_field(parameters, "sequence_end"),
-            deterministic=optional_flag(parameters, "deterministic"),
-            model=model,
-            version=request.version,
-            outputs=OUTPUTS in wanted,
-        )
-        return question, wanted
+        if parameters.get("sequence_id") == 0:
+            # Clients of this protocol may send zero if they have no episodes.
+            parameters = parameters | {"sequence_id": None}
+        return question_of(parameters, observations, id, model, request.version, OUTPUTS in wanted), wanted
 
     def _observations(
-        self, tensor: dict[str, Any], rest: memoryview | None, form: Form, model: str | None
+        self, tensor: dict[str, Any], rest: memoryview | None, form: InferSignature, model: str | None
     ) -> np.ndarray:
         if rest is None and form.is_vector and tensor.get("name") == form.input and "parameters" not in tensor:
             quick = one_small(tensor.get("data"), tensor.get("shape"), tensor.get("datatype"))
-            # It is what `check` would make of it.
+            # The result is what `check` would return.
             if quick is not None and quick.shape[1] == form.size:
                 return quick
         return self._endpoint.check(_tensor(tensor, form.input, rest), model)
 
-    def _form_of(self, model: str | None) -> Form:
+    def _form_of(self, model: str | None) -> InferSignature:
         metadata = self._endpoint.metadata(model)
         observation, outputs = metadata.inputs[0], tuple(each.name for each in metadata.outputs)
         is_vector = observation.datatype == "FP32" and len(observation.shape) == 2
-        form = Form(observation.name, outputs, dict.fromkeys(outputs, False), is_vector, observation.shape[-1])
+        form = InferSignature(
+            observation.name, outputs, dict.fromkeys(outputs, False), is_vector, observation.shape[-1]
+        )
         self._forms[model] = form
         return form
 
-    def _reply(self, answer: Answer, question: Question, wanted: dict[str, bool]) -> Reply:
+    def _reply(self, answer: PolicyAnswer, question: Question, wanted: dict[str, bool]) -> HttpReply:
         outputs: list[dict[str, Any]] = []
         blobs: list[bytes] = []
         for name, as_bytes in wanted.items():
@@ -204,7 +187,7 @@ class OpenInference:
 
 
 def listed(endpoint: Endpoint, wants_ready: bool) -> list[dict[str, str]]:
-    """The entries of the repository's index: the endpoint itself first, then the nodes of its graph."""
+    """The repository's index: the endpoint itself first, then the nodes of its graph."""
     models = []
     for name in endpoint.models():
         metadata = endpoint.metadata(name)
@@ -215,7 +198,7 @@ def listed(endpoint: Endpoint, wants_ready: bool) -> list[dict[str, str]]:
 
 
 def described(metadata: Metadata) -> dict[str, Any]:
-    """A model's metadata in the protocol's words, and the rest under "properties"."""
+    """A model's metadata in the protocol's format, with Steppe's own facts under "properties"."""
 
     def tensors(side: Any) -> list[dict[str, Any]]:
         return [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in side]
@@ -230,30 +213,23 @@ def described(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def labels(answer: Answer) -> dict[str, Any]:
-    """Who answered and why, as parameters, which hold no lists."""
+def labels(answer: PolicyAnswer) -> dict[str, Any]:
+    """Route, policy and propensity of an answer, as parameters, which cannot hold lists."""
     return {"route": written(answer.route), "policy": answer.policy, "propensity": answer.propensity}
 
 
 def read_feedback(message: dict[str, Any]) -> Feedback:
-    """A reward of /v2."""
-    return Feedback(
-        reward=reward_field(message),
-        id=text_field(message, "id"),
-        sequence_id=text_field(message, "sequence_id"),
-        sequence_end=flag_field(message, "sequence_end"),
-        feedback_id=text_field(message, "feedback_id"),
-        truth=message.get("truth"),
-    )
+    """Reads a reward sent to /v2."""
+    return feedback_of(message, reward_field(message), text_field(message, "id"), message.get("truth"))
 
 
 def written(route: Iterable[tuple[str, int]]) -> str:
-    """A route as text: the index of the branch that each router on the way took."""
+    """A route as text: the index of the branch at each router on the path."""
     return "/".join([f"{name}={branch}" for name, branch in route])
 
 
-def receipted(receipt: Receipt, graph: Graph) -> dict[str, Any]:
-    """What a client hears of its reward."""
+def receipted(receipt: Receipt, graph: PolicyGraph) -> dict[str, Any]:
+    """A receipt in JSON."""
     return {
         "applied": receipt.applied,
         "id": receipt.id,
@@ -264,7 +240,7 @@ def receipted(receipt: Receipt, graph: Graph) -> dict[str, Any]:
 
 
 def check_supported(parameters: dict[str, Any], output: str) -> None:
-    """Refuses parameters of an output that would change the answer, if they were understood."""
+    """Refuses parameters of an output that belong to unsupported extensions and would change the answer."""
     for name, known_as in UNSUPPORTED.items():
         if parameters.get(name) is not None:
             raise UserError(
@@ -274,7 +250,7 @@ def check_supported(parameters: dict[str, Any], output: str) -> None:
 
 
 def raw(array: np.ndarray) -> bytes:
-    """Its bytes as the protocol has them: little-endian, in row order."""
+    """The array's bytes in the protocol's format: little-endian, in row order."""
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
@@ -291,14 +267,14 @@ def _tensor(tensor: dict[str, Any], expected: str, rest: memoryview | None) -> n
         raise UserError(
             f'"{name}" is sent as bytes; the header Inference-Header-Content-Length must say where they begin'
         )
-    given = binary_tensors.Bytes(rest)
+    given = binary_tensors.BinaryTensors(rest)
     array = given.take(tensor, size, expected)
     given.end()
     return array
 
 
 def _wanted(message: dict[str, Any], parameters: dict[str, Any], names: tuple[str, ...]) -> dict[str, bool]:
-    """The names of the outputs that are asked for, all if none is named -> whether they are to be bytes."""
+    """The wanted outputs, all if none is named -> whether as bytes."""
     as_bytes = optional_flag(parameters, "binary_data_output") is True
     outputs = message.get("outputs")
     if outputs is None or outputs == []:
@@ -318,12 +294,12 @@ def _wanted(message: dict[str, Any], parameters: dict[str, Any], names: tuple[st
 
 
 def _shown(name: Any) -> str:
-    """A name that a client gave, in an error."""
+    """A client's name for a tensor, shortened for an error."""
     if type(name) is not str:
         return "without a name"
     return f'"{name[:100]}"'
 
 
-def no_such_path(path: str) -> Refused:
-    """What is said of anything else."""
-    return Refused(404, f'there is no "{path[:100]}" here; /openapi.json lists what there is')
+def no_such_path(path: str) -> RequestRefused:
+    """The refusal of an unknown path."""
+    return RequestRefused(404, f'there is no "{path[:100]}" here; /openapi.json lists what there is')

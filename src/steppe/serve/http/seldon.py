@@ -1,6 +1,6 @@
 """The Seldon v1 dialect by HTTP: `POST /api/v0.1|v1.0/predictions` and `/feedback`, and `POST /oauth/token`.
 
-Tensors come as `data.tensor` or `data.ndarray`, and go back as they came.
+Tensors come as `data.tensor` or `data.ndarray`, and are returned in the same form.
 """
 
 from __future__ import annotations
@@ -13,19 +13,12 @@ from urllib.parse import parse_qs
 
 from steppe.errors import UserError
 from steppe.serve.admission import Gate
-from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
-from steppe.serve.http.replies import Reply, Request, as_json, object_field, parsed
-from steppe.serve.messages.exchange import Answer, Question
-from steppe.serve.messages.seldon_dialect import (
-    answered_tags,
-    feedback_of,
-    from_ndarray,
-    from_tensor,
-    named_table,
-    question_of,
-    receipted_tags,
-)
+from steppe.serve.http.replies import HttpReply, HttpRequest, answered, as_json, parsed
+from steppe.serve.messages import seldon_dialect as dialect
+from steppe.serve.messages.exchange import PolicyAnswer, Question
+from steppe.serve.messages.fields import object_field
+from steppe.serve.question_batches import Batcher
 
 REASONS = {
     400: "BAD_REQUEST",
@@ -40,26 +33,26 @@ REASONS = {
 }
 TOKEN_PATH = "/oauth/token"
 NO_TOKEN = "none-needed"
-"""What an endpoint without a token hands out: clients ask for one before they ask anything else."""
+"""The token of an endpoint without one, since clients ask for a token first."""
 GRANT = "client_credentials"
 LONGEST_FORM = 4096
-"""How many bytes the form of POST /oauth/token may have."""
+"""Most bytes in the form of POST /oauth/token."""
 
 
-class Seldon:
+class SeldonHandlers:
     """The handlers of /api and /oauth."""
 
     def __init__(self, endpoint: Endpoint, batcher: Batcher, gate: Gate) -> None:
         self._endpoint, self._batcher, self._gate = endpoint, batcher, gate
 
-    def ping(self, request: Request) -> Reply:
+    def ping(self, request: HttpRequest) -> HttpReply:
         """GET /ping"""
-        return Reply(200, b"pong", [(b"content-type", b"text/plain"), (b"content-length", b"4")])
+        return HttpReply(200, b"pong", [(b"content-type", b"text/plain"), (b"content-length", b"4")])
 
-    def token(self, request: Request) -> Reply:
-        """POST /oauth/token (RFC 6749, section 4.4): the secret that was shown is the token that is to be used.
+    def token(self, request: HttpRequest) -> HttpReply:
+        """POST /oauth/token (RFC 6749, section 4.4): returns the client's secret as the token.
 
-        The gate has compared the secret with the endpoint's token before, so nothing is told that was not known.
+        The gate has compared the secret with the endpoint's token before, so this reveals nothing.
         """
         if _grant_type(request) != GRANT:
             wrong = {"error": "unsupported_grant_type", "error_description": f"grant_type must be {GRANT}"}
@@ -71,26 +64,19 @@ class Seldon:
         reply.headers += [(b"cache-control", b"no-store"), (b"pragma", b"no-cache")]
         return reply
 
-    def predictions(self, request: Request) -> Reply | Awaitable[Reply]:
+    def predictions(self, request: HttpRequest) -> HttpReply | Awaitable[HttpReply]:
         """POST /api/v1.0/predictions"""
         message = parsed(request.body)
         question, tags, is_tensor = self._read(message)
-        if self._endpoint.is_shared or self._batcher.gathers:
-            return self._predict_later(question, tags, is_tensor)
-        return _reply(self._batcher.answer(question), tags, is_tensor)
+        return answered(self._batcher, question, lambda answer: _reply(answer, tags, is_tensor))
 
-    async def feedback(self, request: Request) -> Reply:
+    async def feedback(self, request: HttpRequest) -> HttpReply:
         """POST /api/v1.0/feedback: {request, response, reward, truth}."""
-        receipt = await self._endpoint.feedback(feedback_of(parsed(request.body)))
-        return as_json({"meta": {"puid": receipt.id, "tags": receipted_tags(receipt)}}, label=receipt.policy)
-
-    async def _predict_later(self, question: Question, tags: dict[str, Any], is_tensor: bool) -> Reply:
-        if self._endpoint.is_shared:
-            return _reply(await self._endpoint.ask(question), tags, is_tensor)
-        return _reply(await self._batcher.gathered(question), tags, is_tensor)
+        receipt = await self._endpoint.feedback(dialect.feedback(parsed(request.body)))
+        return as_json({"meta": {"puid": receipt.id, "tags": dialect.receipted_tags(receipt)}}, label=receipt.policy)
 
     def _read(self, message: dict[str, Any]) -> tuple[Question, dict[str, Any], bool]:
-        """(the question, the tags that came with it, whether it came as a tensor)."""
+        """(question, its tags, whether it came as `tensor`)."""
         data = message.get("data")
         if type(data) is not dict:
             raise UserError('"data" must be an object with "tensor" or "ndarray"; other payloads hold no observation')
@@ -99,21 +85,21 @@ class Seldon:
             raise UserError('"data" must have either "tensor" or "ndarray"')
         if is_tensor:
             tensor = object_field(data, "tensor")
-            given = from_tensor(tensor.get("shape"), tensor.get("values"))
+            given = dialect.from_tensor(tensor.get("shape"), tensor.get("values"))
         else:
-            given = from_ndarray(data["ndarray"])
+            given = dialect.from_ndarray(data["ndarray"])
         meta = object_field(message, "meta")
-        return question_of(meta, self._endpoint.check(given)), object_field(meta, "tags"), is_tensor
+        return dialect.question(meta, self._endpoint.check(given)), object_field(meta, "tags"), is_tensor
 
 
 def failure(status: int, message: str) -> dict[str, Any]:
-    """An error in the dialect's words."""
+    """An error in the dialect's format."""
     reason = REASONS.get(status, "INTERNAL_ERROR")
     return {"status": {"code": status, "info": message, "reason": reason, "status": "FAILURE"}}
 
 
 def token_failure(status: int, message: str) -> dict[str, Any]:
-    """An error of POST /oauth/token in the words of RFC 6749, section 5.2."""
+    """An error of POST /oauth/token in the format of RFC 6749, section 5.2."""
     if status == 401:
         words = "show the endpoint's token as the client's secret, by basic authentication; its name may be any"
         return {"error": "invalid_client", "error_description": words}
@@ -121,7 +107,7 @@ def token_failure(status: int, message: str) -> dict[str, Any]:
 
 
 def basic_secret(authorization: bytes | None) -> bytes | None:
-    """The password of HTTP's basic authentication: the secret of the client, whatever it calls itself."""
+    """The password of HTTP basic authentication, which is the client's secret; the user name may be any."""
     scheme, _, encoded = (authorization or b"").strip().partition(b" ")
     if scheme.lower() != b"basic":
         return None
@@ -132,8 +118,8 @@ def basic_secret(authorization: bytes | None) -> bytes | None:
     return secret if colon else None
 
 
-def _grant_type(request: Request) -> str:
-    """What the form asks for; without a word the only grant there is, since some clients have it in the address."""
+def _grant_type(request: HttpRequest) -> str:
+    """The form's grant type; the only supported one if it is missing, since some clients put it into the address."""
     if len(request.body) > LONGEST_FORM:
         raise UserError(f"the form may have at most {LONGEST_FORM} bytes")
     try:
@@ -143,8 +129,8 @@ def _grant_type(request: Request) -> str:
     return fields.get("grant_type", [GRANT])[0]
 
 
-def _reply(answer: Answer, tags: dict[str, Any], is_tensor: bool) -> Reply:
-    table, names = named_table(answer.actions)
+def _reply(answer: PolicyAnswer, tags: dict[str, Any], is_tensor: bool) -> HttpReply:
+    table, names = dialect.named_table(answer.actions)
     data: dict[str, Any] = {"names": names}
     if is_tensor:
         data["tensor"] = {"shape": table.shape, "values": table.ravel().tolist()}
@@ -152,7 +138,7 @@ def _reply(answer: Answer, tags: dict[str, Any], is_tensor: bool) -> Reply:
         data["ndarray"] = table.tolist()
     meta = {
         "puid": answer.id,
-        "tags": answered_tags(answer, tags),
+        "tags": dialect.answered_tags(answer, tags),
         "routing": dict(answer.route),
         "requestPath": {answer.policy: answer.version},
         "metrics": [],

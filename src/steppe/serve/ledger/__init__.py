@@ -1,4 +1,4 @@
-"""Durable decisions, rewards and arms: one interface, a back end for each database."""
+"""The ledger: durable decisions, rewards and arms, with a back end for each database."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Ledger", "LedgerAway", "make_ledger"]
 
 
 def make_ledger(place: str | Path, endpoint: str) -> Ledger:
-    """The ledger of an endpoint: in PostgreSQL by a postgresql:// URL, else in the SQLite file of that path."""
+    """The ledger of an endpoint: in PostgreSQL for a postgresql:// URL, else in the SQLite file of that path."""
     text = str(place)
     if text.startswith(("postgresql://", "postgres://")):
         from steppe.serve.ledger.postgres import PostgresLedger

@@ -1,6 +1,6 @@
-"""What a ledger keeps: every decision, every reward once, and what the arms learned from them.
+"""The interface of a ledger, which keeps every decision, every reward once, and the statistics of the arms.
 
-One thread writes, in batches that are on the disk as a whole or not at all.
+One thread writes, in batches that are stored as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -16,60 +16,60 @@ from steppe.serve.messages.exchange import Unavailable
 from steppe.serve.routing.bandits import Arm
 
 PIECE_BYTES = 1 << 19
-"""How long the lines may be that one statement reads. They are copied while it holds the interpreter, but around each
-statement the interpreter changes hands several times, which costs answers more."""
+"""Longest JSON that one statement reads. The database copies it while it holds the interpreter, but around each
+statement the interpreter changes hands several times, which delays answers more."""
 
 Step = tuple[str, str]
-"""(a node's name, the name of the branch that was taken there); a policy's own step has no branch: (name, "")."""
+"""(a node's name, the name of the branch taken there); a policy's own step has no branch: (name, "")."""
 Arms = dict[Step, Arm]
 
 
 class LedgerAway(Unavailable):
-    """The database does not answer; what was to be written is not."""
+    """The database does not answer; nothing was written."""
 
 
 class Decision(NamedTuple):
-    """A route that was chosen, for an episode or for a request without one."""
+    """A route that was chosen for an episode, or for a request without one."""
 
     key: str
-    """Its own name, never used before."""
+    """A unique name."""
     sequence: str | None
     made: float
-    """When, in seconds since 1970."""
+    """Seconds since 1970."""
     policy: str
     version: str
     propensity: float
     steps: tuple[Step, ...]
     is_routed: bool
-    """Whether the whole graph was asked, and not a part of it by name."""
+    """Whether the whole graph was asked, and not one of its nodes by name."""
 
 
-class Named(NamedTuple):
-    """A request that its sender gave a name to."""
+class NamedRequest(NamedTuple):
+    """A request with an id of its sender."""
 
     request: str
     key: str
     """The decision it belongs to."""
 
 
-class Ended(NamedTuple):
-    """An episode that is over, apart from rewards that come late."""
+class EpisodeEnd(NamedTuple):
+    """The end of an episode; rewards may still come late."""
 
     key: str
     made: float
     how: str
-    """ended or expired."""
+    """"ended" or "expired"."""
 
 
-class Difference(NamedTuple):
-    """How far the answer of a policy in the shadow was from the one that was given; None where it had none."""
+class ShadowDifference(NamedTuple):
+    """How far a shadow policy's actions were from the answer; None if it failed."""
 
     step: Step
     value: float | None
 
 
 class Reward(NamedTuple):
-    """What is to be added to a decision's return, found by its key, its request or its episode."""
+    """A reward to add to a decision's return; the decision is found by its key, its request or its episode."""
 
     reward: float
     made: float
@@ -81,8 +81,8 @@ class Reward(NamedTuple):
     truth: str | None = None
 
 
-class Outcome(NamedTuple):
-    """What became of a reward."""
+class RewardOutcome(NamedTuple):
+    """The result of a reward."""
 
     applied: bool
     key: str
@@ -93,17 +93,24 @@ class Outcome(NamedTuple):
     """The decision's return so far."""
 
 
-Record = Decision | Named | Ended | Difference | tuple[Step, ...]
-"""What an answer leaves; the last one says only on which way a request was answered."""
-_KINDS: dict[type, str] = {Decision: "decision", Named: "named", Ended: "ended", Difference: "difference"}
-_ANSWERED = "answered"
-"""The kind of a record that only says on which way a request was answered."""
+Record = Decision | NamedRequest | EpisodeEnd | ShadowDifference | tuple[Step, ...]
+"""A record of an answer; the last type only tells the path of a request that needs no other record."""
+RECORDS: dict[str, type[Decision | NamedRequest | EpisodeEnd | ShadowDifference]] = {
+    "decision": Decision,
+    "named": NamedRequest,
+    "ended": EpisodeEnd,
+    "difference": ShadowDifference,
+}
+"""Kind in a journal -> record type."""
+_KINDS = {record: kind for kind, record in RECORDS.items()}
+ANSWERED = "answered"
+"""The kind of a record that only tells the path of a request."""
 FIRST_FIELD = 2
-"""Where the fields of a record begin in its line."""
+"""Position of a record's first field in its line."""
 
 
-class Lines:
-    """Many records of one kind, each as the array that `line_of` made of it: the database reads them by itself."""
+class JsonLines:
+    """Many records of one kind as JSON, which the database reads by itself."""
 
     __slots__ = ("pieces",)
 
@@ -112,8 +119,11 @@ class Lines:
         """JSON arrays of lines, each without its closing bracket."""
 
     def add(self, line: bytes) -> None:
-        """Copies one more line: to keep the object that orjson returned would take ten times as long, since orjson
-        reserves more bytes than it needs and memory is slow to take back the rest of each."""
+        """Appends a line.
+
+        Copies it: keeping the object that orjson returned would take ten times as long, since orjson reserves more
+        bytes than it needs, and freeing the rest of each is slow.
+        """
         if not self.pieces or len(self.pieces[-1]) > PIECE_BYTES:
             self.pieces.append(bytearray(b"["))
         else:
@@ -122,59 +132,59 @@ class Lines:
 
 
 @dataclass(slots=True)
-class Batch:
-    """What is written together.
+class LedgerBatch:
+    """Records that are written together.
 
-    It is made record by record as answers are given, so that nothing is left to do for each of thousands of records
-    when it is written: the thread that writes would hold the interpreter meanwhile, and answers would wait for it.
+    It grows record by record as answers are given, so that nothing is left to do for thousands of records when it is
+    written: the writing thread would hold the interpreter, and answers would wait.
     """
 
     writer: str = ""
-    """Who writes it, in this life."""
+    """The writer's name, which is new in each process."""
     number: int = 0
-    """How many records its writer had with this batch: what was written already, though nobody was told, is not
-    written again."""
+    """Number of the writer's last record in this batch; a batch that was written before, though its writer never heard
+    of it, is recognised by this number."""
     size: int = 0
-    """How many records it has."""
-    decisions: Lines = field(default_factory=Lines)
+    """Number of records."""
+    decisions: JsonLines = field(default_factory=JsonLines)
     chosen: dict[tuple[Step, ...], int] = field(default_factory=dict)
-    """How many of the decisions were for each way."""
-    named: Lines = field(default_factory=Lines)
+    """Decisions for each path."""
+    named: JsonLines = field(default_factory=JsonLines)
     requests: dict[tuple[Step, ...], int] = field(default_factory=dict)
-    """How many requests were answered on which way."""
-    differences: list[Difference] = field(default_factory=list)
-    ended: list[Ended] = field(default_factory=list)
+    """Requests answered on each path."""
+    differences: list[ShadowDifference] = field(default_factory=list)
+    ended: list[EpisodeEnd] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
 
     def add(self, number: int, record: Record, line: bytes) -> None:
-        """Takes the next record of the writer, which has that number, and its line."""
+        """Adds the writer's next record, with its number and its line."""
         self.number = number
         self.size += 1
         if isinstance(record, Decision):
             self.decide(record, line)
             self.requests[record.steps] = self.requests.get(record.steps, 0) + 1
-        elif isinstance(record, Named):
+        elif isinstance(record, NamedRequest):
             self.named.add(line)
-        elif isinstance(record, Ended):
+        elif isinstance(record, EpisodeEnd):
             self.ended.append(record)
-        elif isinstance(record, Difference):
+        elif isinstance(record, ShadowDifference):
             self.differences.append(record)
         else:
             self.requests[record] = self.requests.get(record, 0) + 1
 
     def decide(self, decision: Decision, line: bytes) -> None:
-        """Takes a decision without counting a request."""
+        """Adds a decision without counting a request."""
         self.decisions.add(line)
         self.chosen[decision.steps] = self.chosen.get(decision.steps, 0) + 1
 
 
-class Written(NamedTuple):
-    """What a batch came to."""
+class BatchResult(NamedTuple):
+    """The result of writing a batch."""
 
-    outcomes: list[Outcome | UserError]
-    """One for each reward: UserError where there is no such decision."""
+    outcomes: list[RewardOutcome | UserError]
+    """One for each reward; UserError if there is no such decision."""
     arms: Arms
-    """All arms as they now are."""
+    """The current statistics of all arms."""
 
 
 class OpenEpisode(NamedTuple):
@@ -189,8 +199,8 @@ class OpenEpisode(NamedTuple):
     is_routed: bool
 
 
-class Logged(NamedTuple):
-    """A decision and what came of it, for comparisons off-line."""
+class LoggedDecision(NamedTuple):
+    """A decision and its rewards, for off-policy comparisons."""
 
     policy: str
     version: str
@@ -198,9 +208,9 @@ class Logged(NamedTuple):
     is_routed: bool
     is_over: bool
     feedback: int
-    """How many rewards it got."""
+    """Number of rewards."""
     total: float
-    """Their sum."""
+    """Sum of rewards."""
 
 
 class Ledger(ABC):
@@ -211,68 +221,69 @@ class Ledger(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Connects, and makes the tables where there are none; LedgerAway where there is no database."""
+        """Connects, and makes the tables if there are none; LedgerAway if there is no database."""
 
     @abstractmethod
     def hold(self, address: str) -> None:
-        """Keeps it for one server, which listens at an address, until `release`; UserError if another one has it.
+        """Locks it for the server at an address, until `release`; UserError if another server has it.
 
-        A ledger that may be shared is not kept from anybody.
+        A shared ledger is never locked.
         """
 
     @abstractmethod
     def release(self) -> None:
-        """Lets another server have it; may be called again."""
+        """Unlocks it; may be called again."""
 
     @abstractmethod
     def close(self) -> None:
-        """Disconnects; whatever is asked next connects again."""
+        """Disconnects; the next call connects again."""
 
     @abstractmethod
-    def write(self, batch: Batch) -> Written:
-        """Writes all of it, or nothing: LedgerAway. If the database fell silent at the very end, who knows.
+    def write(self, batch: LedgerBatch) -> BatchResult:
+        """Writes the whole batch, or raises LedgerAway. If the connection is lost during the commit, either is
+        possible.
 
-        A batch with the number of one that was written is only looked through for rewards, of which each counts once.
+        Of a batch whose number was written before only the rewards are looked at, each of which counts once.
         """
 
     @abstractmethod
     def written_by(self, writer: str) -> int:
-        """How many records of a writer are in it, as the number of its last batch says; 0 for an unknown one."""
+        """Number of the last record of a writer that was written; 0 for an unknown writer."""
 
     @abstractmethod
     def prune(self, before: float, now: float) -> int:
-        """Forgets decisions that were over before a time, with their rewards; how many, and 0 when none is left.
+        """Forgets finished decisions from before a time, with their rewards; returns how many, 0 if none is left.
 
-        At most so many at once that nobody who writes waits for long. Arms keep what they learned. An episode that
-        was begun before that time and never ended is taken to be over `now`.
+        Each call forgets a few, so that no writer waits for long. Arms keep what they learned. An episode that began
+        before that time and never ended is ended at `now`.
         """
 
     @abstractmethod
     def arms(self) -> Arms:
-        """All arms as they now are."""
+        """The current statistics of all arms."""
 
     @abstractmethod
     def open_episodes(self, limit: int) -> list[OpenEpisode]:
-        """The newest episodes that have not ended, the oldest first."""
+        """The newest episodes that have not ended, oldest first."""
 
     @abstractmethod
     def find_episode(self, sequence: str) -> OpenEpisode | None:
         """The newest episode of that name, if it has not ended."""
 
     @abstractmethod
-    def decisions(self) -> Iterator[Logged]:
-        """Everything that was ever decided, in order."""
+    def decisions(self) -> Iterator[LoggedDecision]:
+        """Every decision ever made, in order."""
 
 
 def line_of(number: int, record: Record, dumps: Callable[[Any], bytes]) -> bytes:
-    """A record as JSON in one line: [its number, its kind, its fields]."""
-    kind = _KINDS.get(type(record))
-    return dumps((number, _ANSWERED, record) if kind is None else (number, kind, *record))
+    """A record as one line of JSON: [number, kind, fields]."""
+    kind = _KINDS.get(type(record))  # type: ignore[arg-type]
+    return dumps((number, ANSWERED, record) if kind is None else (number, kind, *record))
 
 
-def batch_of(records: list[tuple[int, Record]], writer: str) -> Batch:
-    """What a writer had numbered, to be written together."""
-    batch = Batch(writer)
+def batch_of(records: list[tuple[int, Record]], writer: str) -> LedgerBatch:
+    """A batch of a writer's numbered records."""
+    batch = LedgerBatch(writer)
     for number, record in records:
         batch.add(number, record, line_of(number, record, lambda values: json.dumps(values).encode()))
     return batch

@@ -1,8 +1,8 @@
-"""What was answered since the ledger was last written: kept in files that outlive a process which is killed.
+"""A journal of answers that are not in the ledger yet, which survives a killed process.
 
-The ledger writes decisions a few times a second, since each writing holds requests up. Until then every record is
-also a line of a journal: one call that copies it to the kernel, which keeps it whatever becomes of the process. The
-next start writes into the ledger what its predecessor could not.
+The ledger is written a few times a second, since each write delays requests. Until then every record is also a line of
+a journal file: one system call copies it to the kernel, which keeps it whatever happens to the process. The next start
+writes into the ledger what the killed process could not.
 """
 
 from __future__ import annotations
@@ -19,21 +19,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steppe.files.durable import storing
-from steppe.serve.ledger._base import Decision, Difference, Ended, Ledger, LedgerAway, Named, Record, batch_of
+from steppe.serve.ledger._base import (
+    ANSWERED,
+    RECORDS,
+    Decision,
+    Ledger,
+    LedgerAway,
+    Record,
+    ShadowDifference,
+    batch_of,
+)
 
 log = logging.getLogger("steppe.serve")
 
 FORMAT = 1
 LONGEST_FILE = 4 << 20
-"""When a file has so many bytes the next one is begun; each is deleted when all of it is in the ledger."""
+"""Bytes after which a new file begins; a file is deleted once all of it is in the ledger."""
 RETRY_SECONDS = 1.0
-"""How long after a failure the next file is begun."""
+"""Seconds after a failure until a new file begins."""
 MOST_AT_ONCE = 5000
 ENDING, REFUSED = ".journal", ".refused"
 
 
 class _File(NamedTuple):
-    """One file of a journal; its lock is held as long as its descriptor is open."""
+    """One file of a journal; its lock is held as long as the descriptor is open."""
 
     path: Path
     descriptor: int
@@ -45,10 +54,10 @@ class _File(NamedTuple):
 
 
 class Journals:
-    """The journals of one endpoint: that of the process which answers, and those of processes that were killed."""
+    """The journals of one endpoint: of this process, and of processes that were killed."""
 
     def __init__(self, folder: Path, endpoint: str, ledger: str) -> None:
-        """`ledger` tells which database they belong to: what was answered is written into no other."""
+        """`ledger` names the database they belong to, so that records are replayed into no other."""
         self._folder = folder
         self._head = json.dumps([FORMAT, endpoint, ledger]).encode() + b"\n"
 
@@ -57,7 +66,7 @@ class Journals:
         return Journal(self._folder, writer, self._head)
 
     def replay(self, ledger: Ledger) -> int:
-        """Writes into the ledger what killed processes had answered and not written; how many records that were."""
+        """Writes the records of killed processes into the ledger; returns how many."""
         total = 0
         for writer, files in self._abandoned().items():
             try:
@@ -67,7 +76,7 @@ class Journals:
                     os.close(file.descriptor)
                 raise
             except Exception:
-                # Whatever stands in a damaged file, the endpoint starts; the file is kept for people to look at.
+                # The endpoint must start even with a damaged file, which is kept for people to look at.
                 log.exception("the journal %s%s cannot be written into the ledger", files[0].path, REFUSED)
                 for file in files:
                     file.path.rename(file.path.with_name(file.path.name + REFUSED))
@@ -78,7 +87,7 @@ class Journals:
         return total
 
     def _abandoned(self) -> dict[str, list[_File]]:
-        """Writer -> its files, the oldest first, of processes that no longer hold them; they are locked now."""
+        """Writer -> its files, oldest first, whose process has ended; locks them."""
         found: dict[str, list[_File]] = {}
         paths = sorted(self._folder.glob(f"*-*{ENDING}"), key=lambda path: (len(path.name), path.name))
         for path in paths:
@@ -99,21 +108,21 @@ class Journals:
 
 
 class Journal:
-    """The records of one writer; `add` is for the thread of the event loop and never fails."""
+    """The records of one writer; `add` belongs to the thread of the event loop and never fails."""
 
     def __init__(self, folder: Path, writer: str, head: bytes) -> None:
         self._folder, self._writer, self._head = folder, writer, head
         self._count = self._size = self._files = 0
         self._file: _File | None = None
         self._full: deque[tuple[int, _File]] = deque()
-        """(the number of its last record, the file) of those that nothing is added to any more."""
+        """(number of its last record, file) of each full file."""
         self._problem: str | None = None
         self._retry = 0.0
         self.missing = 0
-        """How many records could not be kept here."""
+        """Number of records that could not be kept."""
 
     def add(self, number: int, line: bytes) -> None:
-        """Keeps the next record, which has that number, as `line_of` made it."""
+        """Keeps the next record, with its number, as the line that `line_of` made."""
         self._count = number
         try:
             line += b"\n"
@@ -125,16 +134,16 @@ class Journal:
             if written < len(line):
                 raise OSError("the disk took only a part of a record")
         except Exception as error:
-            # An answer must not wait for a disk, nor fail because of one.
+            # An answer must neither wait for the disk nor fail because of it.
             self._fail(error)
 
     def written(self, number: int) -> None:
-        """Deletes files whose records, up to that number, are all in the ledger; called by the ledger's thread."""
+        """Deletes files whose records up to that number are all in the ledger; called by the ledger's thread."""
         while self._full and self._full[0][0] <= number:
             self._full.popleft()[1].delete()
 
     def close(self, number: int) -> None:
-        """Deletes everything if all records are in the ledger; else the next start finds them."""
+        """Deletes everything if all records are in the ledger; otherwise the next start finds them."""
         self.written(number)
         file, self._file = self._file, None
         if file is not None and self._count <= number:
@@ -154,7 +163,7 @@ class Journal:
         with storing(self._folder):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / f"{self._writer}-{self._files:x}{ENDING}"
-        # Under its name only when it is locked, or a process that starts now could take it for abandoned.
+        # Renamed only when it is locked: a process that starts now could take it for abandoned.
         temporary = path.with_name(f".{path.name}")
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         descriptor = os.open(temporary, flags, 0o600)
@@ -177,7 +186,7 @@ class Journal:
         if self._problem is None:
             log.error("answers cannot be kept in %s until the ledger has them: %s", self._folder, error)
             self._problem = str(error)
-        # A part of a line may be there: the next record goes into a file of its own.
+        # The file may end with a part of a line: the next record goes into another file.
         if self._file is not None:
             self._full.append((self._count, self._file))
             self._file = None
@@ -185,7 +194,7 @@ class Journal:
 
 
 def _write(ledger: Ledger, writer: str, lines: list[tuple[int, Record]]) -> int:
-    """Writes the records that the ledger does not have yet; how many."""
+    """Writes the records that the ledger does not have yet; returns how many."""
     done = ledger.written_by(writer)
     rest = [(number, record) for number, record in lines if number > done]
     for start in range(0, len(rest), MOST_AT_ONCE):
@@ -195,32 +204,27 @@ def _write(ledger: Ledger, writer: str, lines: list[tuple[int, Record]]) -> int:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Record]]:
-    """(number, record) of each line; one that was cut off, as its process was killed or the disk full, is no answer."""
+    """(number, record) of each line; a line that was cut off by a kill or a full disk is skipped."""
     for line in path.read_bytes().splitlines()[1:]:
         try:
             number, kind, *values = json.loads(line)
             record = _record(kind, values)
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             log.warning("a record in %s cannot be read and is left out", path)
             continue
         yield int(number), record
 
 
 def _record(kind: str, values: list[Any]) -> Record:
-    match kind:
-        case "decision":
-            decision = Decision(*values)
-            return decision._replace(steps=_steps(decision.steps), is_routed=bool(decision.is_routed))
-        case "named":
-            return Named(*values)
-        case "ended":
-            return Ended(*values)
-        case "difference":
-            (node, branch), value = values
-            return Difference((str(node), str(branch)), value)
-        case "answered":
-            return _steps(*values)
-    raise ValueError(kind)
+    if kind == ANSWERED:
+        return _steps(*values)
+    record = RECORDS[kind](*values)
+    if isinstance(record, Decision):
+        return record._replace(steps=_steps(record.steps), is_routed=bool(record.is_routed))
+    if isinstance(record, ShadowDifference):
+        node, branch = record.step
+        return record._replace(step=(str(node), str(branch)))
+    return record
 
 
 def _steps(values: Any) -> tuple[tuple[str, str], ...]:

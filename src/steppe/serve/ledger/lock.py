@@ -1,4 +1,4 @@
-"""Keeps a file for one server at a time, by a lock that the kernel frees however the server ends."""
+"""Locks a ledger's file for one server; the kernel frees the lock however the server ends."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ LONGEST = 2000
 
 
 class ServerLock:
-    """Held from its making until `release`; says in its file who holds it."""
+    """A lock held from its making until `release`; its file names the holder."""
 
     def __init__(self, ledger: Path, address: str) -> None:
-        """Takes the lock beside a ledger; UserError, which names the server that has it, if it is taken."""
+        """Takes the lock beside a ledger; raises a UserError that names the server which holds it."""
         path = ledger.with_name(f"{ledger.name}.lock")
         try:
-            # Whoever can open it can hold it, hence the mode; whoever can write to the folder could put a link there.
+            # Mode 0600, since whoever can open the file can hold the lock; O_NOFOLLOW, since others may write to the
+            # folder.
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise StorageError(f"cannot lock the ledger {shown_path(ledger)}: {error.strerror or error}") from None
@@ -40,14 +41,14 @@ class ServerLock:
         os.pwrite(self._descriptor, json.dumps({"pid": os.getpid(), "address": address}).encode(), 0)
 
     def release(self) -> None:
-        """Lets the next server have it; the file stays, since another may be waiting at it."""
+        """Frees the lock; the file stays, since another server may be waiting for it."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def _holder(descriptor: int) -> str:
-    """Who wrote the lock file; it may be just about to."""
+    """The holder as written in the lock file, which may be incomplete."""
     try:
         data = json.loads(os.pread(descriptor, LONGEST, 0))
         pid, address = int(data["pid"]), str(data["address"])

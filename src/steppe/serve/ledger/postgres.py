@@ -8,16 +8,20 @@ from urllib.parse import urlsplit
 
 from steppe.errors import MissingExtra, UserError
 from steppe.serve.ledger._base import LedgerAway
-from steppe.serve.ledger.tables import SqlLedger
+from steppe.serve.ledger.sql_cursor import Dialect, SqlCursor
+from steppe.serve.ledger.sql_ledger import SqlLedger
 
 
 class PostgresLedger(SqlLedger):
-    """PostgreSQL by URL."""
+    """A ledger in PostgreSQL, by URL."""
 
     is_shared = True
-    number = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
-    mark = "%s"
-    lines = "json_array_elements((convert_from(%s, 'UTF8') || ']')::json) AS lines (value)"
+    dialect = Dialect(
+        number="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+        mark="%s",
+        lines="json_array_elements((convert_from(?, 'UTF8') || ']')::json) AS lines (value)",
+        field="(value ->> {index})::{type}",
+    )
 
     def __init__(self, url: str, endpoint: str) -> None:
         super().__init__(endpoint)
@@ -31,17 +35,17 @@ class PostgresLedger(SqlLedger):
             psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
             raise UserError(f"the ledger's URL cannot be understood: {' '.join(str(error).split())}") from None
-        # The rest of the URL may hold a password.
+        # The rest of the URL may contain a password.
         self._shown = urlsplit(url).hostname or "this machine"
 
     def hold(self, address: str) -> None:
-        """Any number of replicas write into it."""
+        """Does nothing: any number of replicas write into it."""
 
     def release(self) -> None:
-        """Nothing was held."""
+        """Does nothing: nothing was locked."""
 
     def _connect(self) -> Any:
-        # A database that no longer answers must be found out in seconds, since rewards wait for it.
+        # A database that stopped answering must be noticed within seconds, since rewards wait for it.
         return self._psycopg.connect(
             self._url,
             autocommit=True,
@@ -54,13 +58,10 @@ class PostgresLedger(SqlLedger):
             application_name="steppe serve",
         )
 
-    def _begin(self, cursor: Any) -> None:
+    def _begin(self, cursor: SqlCursor) -> None:
         cursor.execute("BEGIN")
-        # Replicas write one after the other: what one reads of an arm nobody changes until it has written it back.
-        cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", (7_837_706, _signed(zlib.crc32(self.endpoint.encode()))))
-
-    def _field(self, index: int, sql_type: str) -> str:
-        return f"(value ->> {index})::{sql_type}"
+        # Replicas write one after the other, so nobody changes an arm between its reading and its writing.
+        cursor.execute("SELECT pg_advisory_xact_lock(?, ?)", (7_837_706, _signed(zlib.crc32(self.endpoint.encode()))))
 
     def _away(self, error: Exception) -> LedgerAway | None:
         errors = self._psycopg

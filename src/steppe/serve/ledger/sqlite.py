@@ -1,4 +1,4 @@
-"""A ledger in a file."""
+"""A ledger in a SQLite file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from urllib.parse import quote
 from steppe.files.durable import storing
 from steppe.serve.ledger._base import LedgerAway
 from steppe.serve.ledger.lock import ServerLock
-from steppe.serve.ledger.tables import SqlLedger
+from steppe.serve.ledger.sql_cursor import Dialect, SqlCursor
+from steppe.serve.ledger.sql_ledger import SqlLedger
 
 
 class SqliteLedger(SqlLedger):
-    """SQLite, with a write-ahead log so that a report can be made while an endpoint writes."""
+    """SQLite with a write-ahead log, so that a report can be made while an endpoint writes."""
 
-    number = "INTEGER PRIMARY KEY AUTOINCREMENT"
-    lines = "json_each(CAST(? AS TEXT) || ']')"
+    dialect = Dialect(
+        number="INTEGER PRIMARY KEY AUTOINCREMENT",
+        mark="?",
+        lines="json_each(CAST(? AS TEXT) || ']')",
+        field="json_extract(value, '$[{index}]')",
+    )
 
     def __init__(self, path: Path | str, endpoint: str) -> None:
         super().__init__(endpoint)
@@ -28,25 +33,25 @@ class SqliteLedger(SqlLedger):
         self._lock: ServerLock | None = None
 
     def open(self) -> None:
-        """Opens the file, and makes it where there is none."""
+        """Opens the file, and makes it if there is none."""
         with storing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         super().open()
         self._is_made = True
 
     def hold(self, address: str) -> None:
-        """Two servers would each count and choose by themselves, so one file is one server's."""
+        """Locks the file: two servers would each count and choose by themselves."""
         if self._lock is None:
             self._lock = ServerLock(self.path, address)
 
     def release(self) -> None:
-        """Lets another server have it; may be called again."""
+        """Unlocks the file; may be called again."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
 
     def _connect(self) -> Any:
-        # A file that was there and is gone must come back, not begin anew: its rewards were promised to be kept.
+        # A file that has disappeared must not be made anew: its rewards were promised to be kept.
         mode = "rw" if self._is_made else "rwc"
         connection = sqlite3.connect(
             f"file:{quote(str(self.path))}?mode={mode}",
@@ -57,7 +62,7 @@ class SqliteLedger(SqlLedger):
         )
         try:
             connection.execute("PRAGMA journal_mode = WAL")
-            # In a write-ahead log the default would promise a reward that a power cut can still take away.
+            # With a write-ahead log the default could lose a confirmed reward in a power cut.
             connection.execute("PRAGMA synchronous = FULL")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
@@ -66,14 +71,11 @@ class SqliteLedger(SqlLedger):
         self._file = self._identity()
         return connection
 
-    def _begin(self, cursor: Any) -> None:
+    def _begin(self, cursor: SqlCursor) -> None:
         if self._file is None or self._identity() != self._file:
-            # What is written into a file that was moved or deleted would be found by no one.
+            # Nobody would find what is written into a file that was moved or deleted.
             raise sqlite3.OperationalError("its file was moved or deleted; put it back")
         cursor.execute("BEGIN IMMEDIATE")
-
-    def _field(self, index: int, sql_type: str) -> str:
-        return f"json_extract(value, '$[{index}]')"
 
     def _away(self, error: Exception) -> LedgerAway | None:
         if isinstance(error, (sqlite3.OperationalError, sqlite3.DatabaseError)) and not isinstance(

@@ -1,4 +1,4 @@
-"""The one thread that writes into a ledger: everything in order, and many commits as one."""
+"""The one thread that writes into a ledger, in order, with many records in one commit."""
 
 from __future__ import annotations
 
@@ -12,50 +12,60 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from steppe.serve.ledger._base import Arms, Batch, Ledger, LedgerAway, OpenEpisode, Outcome, Record, Reward, line_of
+from steppe.serve.ledger._base import (
+    Arms,
+    Ledger,
+    LedgerAway,
+    LedgerBatch,
+    OpenEpisode,
+    Record,
+    Reward,
+    RewardOutcome,
+    line_of,
+)
 from steppe.serve.ledger.journal import MOST_AT_ONCE, Journals
 from steppe.serve.messages.exchange import Unavailable
 
 log = logging.getLogger("steppe.serve")
 
 GATHERING_SECONDS = 0.25
-"""How long a decision waits for others before it is written; a reward does not wait. Each writing takes the interpreter
-from the event loop a few dozen times, so that few and large ones hold fewer requests up."""
+"""How long a decision waits for others before it is written; a reward does not wait. Each write takes the interpreter
+from the event loop a few dozen times, so a few large writes delay fewer requests."""
 REFRESH_SECONDS = 0.5
-"""How often a replica looks at what others have learned."""
+"""How often a replica reads what others have learned."""
 CLOSE_SECONDS = 20.0
-"""How long the last records may take."""
+"""Longest wait for the last records."""
 SILENT_SECONDS = 5.0
-"""How long a write may take before new rewards are refused."""
+"""Duration of a write after which new rewards are refused."""
 _PAUSES = (0.1, 0.2, 0.5, 1.0)
-"""Between attempts to reach a database that is away, in seconds."""
+"""Seconds between attempts to reach a database that is away."""
 
 
-class _Wish(NamedTuple):
-    """What somebody waits for."""
+class _PendingRequest(NamedTuple):
+    """A caller that waits for the ledger."""
 
-    what: Reward | str | float | None
-    """A reward to be written, an episode's name to be looked up, a time before which all may be forgotten, or nothing
-    but that all before it is written."""
+    what: Reward | Callable[[Ledger], Any]
+    """A reward to write with the batch, or a query to run after the batch is written."""
     future: asyncio.Future[Any]
 
 
 @dataclass(slots=True)
-class _Round:
-    """What is written at once, and the wishes that wait for it."""
+class _PendingBatch:
+    """A batch and the callers that wait for it."""
 
-    batch: Batch
-    wishes: list[_Wish] = field(default_factory=list)
+    batch: LedgerBatch
+    wishes: list[_PendingRequest] = field(default_factory=list)
 
 
-class Writer:
-    """Takes records at once and writes them soon; while the ledger is away it keeps so many of them, and no rewards."""
+class LedgerWriter:
+    """Takes records at once and writes them soon; keeps a limited number of them while the ledger is away, but no
+    rewards."""
 
     def __init__(
         self, ledger: Ledger, limit: int, learned: Callable[[Arms], None], journals: Journals | None = None
     ) -> None:
         self.dropped = 0
-        """Records that there was no room for."""
+        """Records for which there was no room."""
         import orjson
 
         self._dumps = orjson.dumps
@@ -64,14 +74,14 @@ class Writer:
         self._learned = learned
         self._name = secrets.token_hex(8)
         self._number = self._written = 0
-        """How many records there were, and the number of the last one that is in the ledger."""
+        """Number of the latest record, and of the last one in the ledger."""
         self._journal = None if journals is None else journals.begin(self._name)
         self._lock = threading.Lock()
-        """Held for a moment by whoever changes the next three."""
-        self._rounds = deque([_Round(Batch(self._name))])
-        """The last one is being gathered."""
-        self._kept: _Round | None = None
-        """What is being written; after a failure the same is tried again."""
+        """Guards the next three attributes."""
+        self._rounds = deque([_PendingBatch(LedgerBatch(self._name))])
+        """The last one is still growing."""
+        self._kept: _PendingBatch | None = None
+        """The batch being written; after a failure the same one is tried again."""
         self._queued = 0
         self._is_awake = threading.Event()
         self._is_closing = False
@@ -93,11 +103,11 @@ class Writer:
 
     @property
     def queued(self) -> int:
-        """How many records are not on the disk yet."""
+        """How many records are not on disk yet."""
         return self._queued
 
     def put(self, record: Record) -> None:
-        """Has a record written soon."""
+        """Queues a record."""
         if self._queued >= self._limit:
             self.dropped += 1
             return
@@ -109,32 +119,32 @@ class Writer:
         if self._journal is not None:
             self._journal.add(number, line)
 
-    async def reward(self, reward: Reward) -> Outcome:
-        """Returns when a reward is on the disk."""
+    async def reward(self, reward: Reward) -> RewardOutcome:
+        """Returns once a reward is on disk."""
         return await self._wish(reward)
 
     async def find_episode(self, sequence: str) -> OpenEpisode | None:
         """An episode that another replica may have begun."""
-        return await self._wish(sequence)
+        return await self._wish(lambda ledger: ledger.find_episode(sequence))
 
     async def settle(self) -> None:
-        """Returns when everything that was put before is on the disk."""
-        await self._wish(None)
+        """Returns once every earlier record is on disk."""
+        await self._wish(lambda ledger: None)
 
     async def prune(self, before: float) -> int:
-        """Forgets some of what was over before a time; how many decisions, and 0 when none is left."""
-        return await self._wish(before)
+        """Forgets some decisions from before a time; returns how many, 0 if none is left."""
+        return await self._wish(lambda ledger: ledger.prune(before, time.time()))
 
     async def close(self) -> None:
-        """Writes the rest, once more even if the ledger is away, and ends the thread."""
+        """Writes the rest, with one last attempt if the ledger is away, and ends the thread."""
         self._is_closing = True
         self._is_awake.set()
         await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
         if self._thread.is_alive():
-            # It is a daemon, so that it cannot keep the process alive.
+            # A daemon thread cannot keep the process alive.
             log.error("the ledger does not answer; %d records may never be written down", self.queued)
 
-    async def _wish(self, what: Reward | str | float | None) -> Any:
+    async def _wish(self, what: Reward | Callable[[Ledger], Any]) -> Any:
         if self._is_closing:
             raise Unavailable("the endpoint is closing; ask again when it is back")
         if (problem := self.problem) is not None:
@@ -143,16 +153,16 @@ class Writer:
             raise Unavailable("more rewards wait than can be written; send them again later")
         future: asyncio.Future[Any] = self._loop.create_future()
         with self._lock:
-            self._gathering().wishes.append(_Wish(what, future))
+            self._gathering().wishes.append(_PendingRequest(what, future))
             self._queued += 1
         self._is_awake.set()
         return await future
 
-    def _gathering(self) -> _Round:
-        """Where the next record or wish goes."""
+    def _gathering(self) -> _PendingBatch:
+        """The batch for the next record or request."""
         last = self._rounds[-1]
         if last.batch.size + len(last.wishes) >= MOST_AT_ONCE:
-            self._rounds.append(last := _Round(Batch(self._name)))
+            self._rounds.append(last := _PendingBatch(LedgerBatch(self._name)))
         return last
 
     def _run(self) -> None:
@@ -161,7 +171,7 @@ class Writer:
             self._is_awake.wait(GATHERING_SECONDS if not failures else _PAUSES[min(failures, len(_PAUSES)) - 1])
             is_last = self._is_closing
             self._is_awake.clear()
-            # What comes meanwhile gathers until the next time: where answers never pause there would be no end.
+            # Records that arrive meanwhile wait for the next round: under constant traffic there would be no end.
             left, done = len(self._rounds) + (self._kept is not None), True
             while done and (left > 0 or (is_last and self._queued)):
                 done, left = self._round(), left - 1
@@ -171,7 +181,7 @@ class Writer:
                 return
 
     def _give_up(self) -> None:
-        """Closes the ledger, whatever could not be written."""
+        """Closes the ledger and refuses what could not be written."""
         wishes, lost = self._take_wishes(), self._queued
         if lost:
             if self._journal is not None and not self._journal.missing:
@@ -185,7 +195,7 @@ class Writer:
         self._ledger.close()
 
     def _round(self) -> bool:
-        """Writes one batch; False when the ledger is away."""
+        """Writes one batch; False if the ledger is away."""
         taken = self._take()
         batch, wishes = taken.batch, [wish for wish in taken.wishes if not wish.future.done()]
         must_refresh = self._problem is not None or (
@@ -202,14 +212,13 @@ class Writer:
             if self._problem is None:
                 log.error("%s; rewards are refused until it can", error)
             self._problem = f"{error}; rewards are refused until it can"
-            # Those that came while the attempt to write was under way are refused too: nothing takes them out of the
-            # queue before the ledger is back. Seen here and not when the event loop comes to it: by then the ledger
-            # may be back for whoever asks.
+            # Requests that arrived during the attempt are refused too, since nothing else takes them out of the queue
+            # before the ledger is back. Refused here and not in the event loop: by then the ledger may be back.
             wishes = self._take_wishes()
             self._answer(wishes, [Unavailable(self._problem)] * len(wishes), None)
             return False
         except Exception as error:
-            # Nothing known can bring this about; one batch that cannot be written must not stop all that follow.
+            # No known cause; a batch that cannot be written must not block the following ones.
             log.exception("the ledger refused %d records", batch.size)
             self.dropped += batch.size
             results, arms = [Unavailable(f"the ledger refused this: {error}")] * len(wishes), None
@@ -227,23 +236,23 @@ class Writer:
         self._answer(wishes, results, arms)
         return True
 
-    def _take(self) -> _Round:
-        """What is written next: after a failure the same records and nothing else, for they may have been written."""
+    def _take(self) -> _PendingBatch:
+        """The next batch to write; after a failure the same one, since it may have been written."""
         with self._lock:
             if self._kept is None:
                 self._kept = self._rounds.popleft()
                 if not self._rounds:
-                    self._rounds.append(_Round(Batch(self._name)))
+                    self._rounds.append(_PendingBatch(LedgerBatch(self._name)))
             return self._kept
 
-    def _done(self, taken: _Round) -> None:
-        """Nothing of it has to be written any more."""
+    def _done(self, taken: _PendingBatch) -> None:
+        """Forgets a batch that needs no more writing."""
         with self._lock:
             self._kept = None
             self._queued -= taken.batch.size + len(taken.wishes)
 
-    def _take_wishes(self) -> list[_Wish]:
-        """All wishes, which nobody will look at any more."""
+    def _take_wishes(self) -> list[_PendingRequest]:
+        """Takes all requests out of the queue."""
         with self._lock:
             rounds = [*([] if self._kept is None else [self._kept]), *self._rounds]
             wishes = [wish for each in rounds for wish in each.wishes]
@@ -252,29 +261,19 @@ class Writer:
             self._queued -= len(wishes)
         return wishes
 
-    def _write(self, batch: Batch, wishes: list[_Wish]) -> tuple[list[Any], Arms]:
+    def _write(self, batch: LedgerBatch, wishes: list[_PendingRequest]) -> tuple[list[Any], Arms]:
         batch.rewards = [wish.what for wish in wishes if isinstance(wish.what, Reward)]
         written = self._ledger.write(batch)
         outcomes = iter(written.outcomes)
-        results: list[Any] = []
-        for wish in wishes:
-            match wish.what:
-                case Reward():
-                    results.append(next(outcomes))
-                case str():
-                    results.append(self._ledger.find_episode(wish.what))
-                case float():
-                    results.append(self._ledger.prune(wish.what, time.time()))
-                case None:
-                    results.append(None)
+        results = [next(outcomes) if isinstance(wish.what, Reward) else wish.what(self._ledger) for wish in wishes]
         return results, written.arms
 
-    def _answer(self, wishes: list[_Wish], results: list[Any], arms: Arms | None) -> None:
+    def _answer(self, wishes: list[_PendingRequest], results: list[Any], arms: Arms | None) -> None:
         def answer() -> None:
             if arms is not None:
                 self._learned(arms)
             for wish, result in zip(wishes, results, strict=True):
-                # Whoever asked may have given up meanwhile.
+                # The caller may have given up meanwhile.
                 if not wish.future.done():
                     (wish.future.set_exception if isinstance(result, Exception) else wish.future.set_result)(result)
 

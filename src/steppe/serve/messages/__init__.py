@@ -1,1 +1,1 @@
-"""What goes into an endpoint and comes out of it, whatever the protocol."""
+"""Questions, answers and feedback, and how each protocol writes them."""

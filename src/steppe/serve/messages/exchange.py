@@ -1,4 +1,4 @@
-"""What goes into an endpoint and what comes out of it, the same for every protocol."""
+"""The data types that go into an endpoint and come out of it, the same for every protocol."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from steppe.errors import SteppeError, UserError
 
 
 class NotFound(UserError):
-    """The model, version, request or episode that was named is not known here: HTTP 404."""
+    """The model, version, request or episode of that name does not exist here: HTTP 404."""
 
 
 class Unavailable(SteppeError):
-    """It cannot be done now and may be tried again later: HTTP 503."""
+    """The endpoint cannot do this now; the same may work later: HTTP 503."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +25,24 @@ class Question:
     observations: np.ndarray
     """[B, ...] in the policy's type and shape."""
     id: str | None = None
-    """The request's own name (Seldon: puid); the endpoint makes one where there is none."""
+    """The client's name for the request (Seldon: puid); the endpoint makes one if it is missing."""
     sequence_id: str | None = None
-    """The episode: its route is decided once, and a recurrent policy's state is kept for it."""
+    """The client's name for the episode. Its route is chosen once, and a recurrent policy's state is kept for it."""
     sequence_start: bool = False
     sequence_end: bool = False
     deterministic: bool | None = None
-    """Whether the best action is taken instead of a drawn one; None leaves that to the endpoint."""
+    """Whether to take the best action instead of drawing one; None: as the endpoint is configured."""
     model: str | None = None
-    """The endpoint's own name, or that of one node of its graph, which is then asked past the routers above it."""
+    """The endpoint's own name, or that of one node of its graph, which is then asked without the routers above it."""
     version: str | None = None
-    """The one version of a policy that is asked; None is the version in service."""
+    """The version of a policy to ask; None: the version in service."""
     outputs: bool = False
-    """Whether the head's outputs (logits, means or values) are wanted too."""
+    """Whether to return the head's outputs (logits, means or values) too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a policy does, and why it was this policy."""
+class PolicyAnswer:
+    """The actions of a policy, and how this policy was chosen."""
 
     id: str
     actions: np.ndarray
@@ -52,9 +52,9 @@ class Answer:
     policy: str
     version: str
     propensity: float
-    """The probability with which this route was chosen when it was chosen."""
+    """The probability of this route at the time it was chosen."""
     outputs: np.ndarray | None = None
-    """[B, outputs], where they were asked for."""
+    """[B, outputs] if the question asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +66,26 @@ class Feedback:
     id: str | None = None
     sequence_id: str | None = None
     sequence_end: bool = False
-    """Whether the episode is over with this."""
+    """Whether the episode is over with this reward."""
     feedback_id: str | None = None
-    """What tells a repetition from another reward; without it a request, or a whole episode, is rewarded once."""
+    """Distinguishes another reward from a repeated one; without it a request, or a whole episode, is rewarded once."""
     truth: Any = None
-    """What would have been right, in plain JSON values; kept for people."""
+    """The right answer, in plain JSON values; kept for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A reward that is on the disk."""
+    """Confirms that a reward is on disk."""
 
     applied: bool
-    """False for a repetition, which changes nothing."""
+    """False for a repeated reward, which changes nothing."""
     id: str
-    """The decision that was rewarded: what its request or its episode's first request was called by the endpoint."""
+    """The rewarded decision: the endpoint's name for its request or for the first request of its episode."""
     policy: str
     route: tuple[tuple[str, str], ...]
     """(router's name, its branch's name) from the root downwards."""
     episode_return: float
-    """All rewards of this request or episode so far."""
+    """Sum of all rewards of this request or episode so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,66 +94,66 @@ class Tensor:
 
     name: str
     datatype: str
-    """As the Open Inference Protocol calls it: FP32, INT32, UINT8 ..."""
+    """In the Open Inference Protocol's terms: FP32, INT32, UINT8 ..."""
     shape: tuple[int, ...]
-    """-1 is any number of rows."""
+    """-1 means any number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What a client must know of a model before it asks."""
+    """The description of a model that a client needs before it asks."""
 
     name: str
     versions: tuple[str, ...]
-    """The newest last; of a graph of several policies, its own names for them: ()."""
+    """Newest last; () for a graph of several policies."""
     platform: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     ready: bool
     properties: dict[str, Any]
-    """The rest, in plain JSON values: kind, policies, environment, observation and action space, whether recurrent."""
+    """Other facts in plain JSON values: kind, policies, environment, spaces, whether recurrent."""
 
 
 @dataclass(frozen=True, slots=True)
 class BranchStanding:
-    """One branch of a router, or one policy by itself."""
+    """Traffic and rewards of one branch of a router, or of one policy by itself."""
 
     name: str
     requests: int
     share: float
-    """Of its router's requests, 0 .. 1."""
+    """Share of its router's requests, 0 .. 1."""
     decisions: int
-    """How many episodes, and requests without one, were sent here."""
+    """Episodes, and requests without an episode, that were sent here."""
     feedback: int
-    """How many of them have been rewarded and are over."""
+    """Those that are over and rewarded."""
     mean_reward: float | None
-    """The mean return of those."""
+    """Mean return of those."""
     probability: float
-    """With which the next episode is sent here, 0 .. 1."""
+    """Probability that the next episode is sent here, 0 .. 1."""
     is_best: bool
     """Whether no other branch of this router has a higher mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterStanding:
-    """One node of the graph that chooses."""
+    """The branches of one router or A/B test."""
 
     name: str
     kind: str
-    """abtest or router."""
+    """"abtest" or "router"."""
     bandit: str | None
     branches: tuple[BranchStanding, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowStanding:
-    """A policy that is asked and whose answers are thrown away."""
+    """A policy that is asked but whose answers are not used."""
 
     name: str
     policy: str
     requests: int
     mean_difference: float | None
-    """From the answers that were given: the share of other choices, or the mean distance of numbers."""
+    """Difference from the answers that were given: the share of other choices, or the mean distance of numbers."""
     failed: int
 
 
@@ -163,20 +163,20 @@ class PolicyStanding:
 
     name: str
     version: str
-    """In service."""
+    """The version in service."""
     pinned: bool
     versions: tuple[str, ...]
-    """Those that can be asked for or pinned, the newest last."""
+    """The versions that can be asked for or pinned, newest last."""
     problem: str | None
-    """Why the newest file could not be taken into service."""
+    """Why the newest file is not in service."""
     requests: int
     feedback: int
     mean_reward: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How an endpoint stands, for its page and its metrics."""
+class EndpointStanding:
+    """The current state of an endpoint, for its page and its metrics."""
 
     name: str
     routers: tuple[RouterStanding, ...]
@@ -184,10 +184,10 @@ class Standing:
     shadows: tuple[ShadowStanding, ...]
     open_episodes: int
     expired_episodes: int
-    """Since the start: the oldest, for want of room or after a long silence."""
+    """Episodes that expired since the start, for lack of room or after a long silence."""
     queued: int
-    """What is not on the disk yet."""
+    """Records that are not on disk yet."""
     dropped: int
-    """Decisions that were never written down, because the ledger was away for too long."""
+    """Decisions that were never written, since the ledger was away for too long."""
     ledger_problem: str | None
     """Why rewards are refused at the moment."""

@@ -1,4 +1,4 @@
-"""Tensors as the Open Inference Protocol writes them: by REST and by gRPC, as numbers and as bytes."""
+"""Tensors of the Open Inference Protocol, as numbers and as bytes, by REST and by gRPC."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ DTYPES = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-"""The protocol's words for types; its bytes are little-endian."""
+"""The protocol's names of types; its bytes are little-endian."""
 _SAME = {"INT64": ("longlong",), "UINT64": ("ulonglong",)}
-"""NumPy's other names for the same."""
+"""NumPy's other names for the same types."""
 WORDS = {np.dtype(word).char: name for name, dtype in DTYPES.items() for word in (dtype, *_SAME.get(name, ()))}
 MOST_DIMENSIONS = 16
-"""What NumPy takes is more, but no observation has so many."""
+"""NumPy allows more, but no observation needs them."""
 FEW = 64
-"""Up to so many numbers Python itself looks at, which takes less time than asking NumPy."""
+"""Up to so many numbers, plain Python is faster than NumPy."""
 LARGEST = 3e38
-"""What float32 can hold, and a little less."""
+"""A little less than the largest float32."""
 _NUMBERS = {float, int}
 _LEAVES = {float, int, bool}
 _KINDS = {"b": "iufb", "i": "iu", "u": "iu", "f": "iuf"}
-"""Which kinds of numbers are taken for a type of this kind; the others would become something else without a word."""
+"""Kinds of numbers accepted for a type of each kind; others would change their value silently."""
 
 
 def from_numbers(values: Any, shape: Any, datatype: Any, name: str) -> np.ndarray:
-    """The tensor of a list of numbers, flat or nested, in the shape and type that are given beside it."""
+    """Makes a tensor of a list of numbers, flat or nested, in the given shape and type."""
     dtype, sizes = dtype_of(datatype, name), shape_of(shape, name)
     what = f'the data of "{name}"'
     numbers, _ = flattened(values, what, f"numbers that {datatype} can hold")
@@ -56,8 +56,8 @@ def from_numbers(values: Any, shape: Any, datatype: Any, name: str) -> np.ndarra
 def flattened(values: Any, what: str, wanted: str = "numbers") -> tuple[list[Any], tuple[int, ...]]:
     """(the numbers of a list in row order, the list's own shape); UserError if it holds anything but numbers.
 
-    NumPy must not see a list before that: one long text among a million short ones makes every item as wide as the
-    longest, and a list of uneven lists becomes an array of Python objects.
+    NumPy must not see the list before: one long text among a million short ones would make every item as wide as the
+    longest, and lists of uneven length would become an array of Python objects.
     """
     if type(values) is not list:
         raise UserError(f"{what} must be a list of numbers")
@@ -75,8 +75,8 @@ def flattened(values: Any, what: str, wanted: str = "numbers") -> tuple[list[Any
 
 
 def as_array(numbers: list[Any], what: str) -> np.ndarray:
-    """An array of a flat list in which `flattened` found nothing but numbers."""
-    # With one float among them they are floats; NumPy need not look at all of them first.
+    """Makes an array of the numbers that `flattened` returned."""
+    # If the first number is a float, NumPy need not look at all of them to choose a type.
     dtype = np.float64 if numbers and type(numbers[0]) is float else None
     try:
         return np.array(numbers, dtype)
@@ -85,10 +85,10 @@ def as_array(numbers: list[Any], what: str) -> np.ndarray:
 
 
 def one_small(values: Any, shape: Any, datatype: Any) -> np.ndarray | None:
-    """One observation [1, n] of a few numbers that float32 can hold, all finite; None for whatever else it is.
+    """A single small observation [1, n] of finite float32 numbers; None for anything else.
 
-    The way of nearly all questions, with one call of NumPy: the first of each kind after a pause takes many times as
-    long as it does in a loop.
+    The fast path of nearly all questions: one NumPy call, since the first call of each NumPy function after a pause is
+    many times slower than in a loop.
     """
     if (
         datatype == "FP32"
@@ -103,7 +103,7 @@ def one_small(values: Any, shape: Any, datatype: Any) -> np.ndarray | None:
 
 
 def from_bytes(data: bytes | memoryview, shape: Any, datatype: Any, name: str) -> np.ndarray:
-    """The tensor of raw bytes, in row order; shares their memory."""
+    """Makes a tensor of raw bytes in row order, sharing their memory."""
     dtype, sizes = dtype_of(datatype, name), shape_of(shape, name)
     expected = math.prod(sizes) * dtype.itemsize
     if len(data) != expected:
@@ -112,7 +112,7 @@ def from_bytes(data: bytes | memoryview, shape: Any, datatype: Any, name: str) -
 
 
 def dtype_of(datatype: Any, name: str) -> np.dtype:
-    """NumPy's type for the protocol's word."""
+    """NumPy's type for the protocol's name."""
     dtype = DTYPES.get(datatype) if isinstance(datatype, str) else None
     if dtype is None:
         raise UserError(f'the datatype of "{name}" must be one of {", ".join(DTYPES)}')
@@ -120,7 +120,7 @@ def dtype_of(datatype: Any, name: str) -> np.dtype:
 
 
 def word_of(dtype: np.dtype) -> str:
-    """The protocol's word for NumPy's type."""
+    """The protocol's name for NumPy's type."""
     return WORDS[dtype.char]
 
 
@@ -139,7 +139,7 @@ def shape_of(shape: Any, name: str) -> tuple[int, ...]:
 
 def _types(values: list[Any]) -> set[type]:
     types = list(map(type, values))
-    # Nearly always they are all floats, and counting is quicker than a set.
+    # Nearly always all are floats, and counting is faster than making a set.
     return {float} if types.count(float) == len(types) else set(types)
 
 
@@ -147,7 +147,7 @@ def _as(array: np.ndarray, dtype: np.dtype, datatype: str, name: str) -> np.ndar
     if array.size and array.dtype.kind not in _KINDS[dtype.kind]:
         raise UserError(f'the data of "{name}" must be numbers that {datatype} can hold')
     if dtype.kind == "f":
-        # What is too large becomes infinite, which is refused as NaN is where the observation is checked.
+        # Too large a number becomes infinite, which the check of observations refuses.
         with np.errstate(over="ignore"):
             return array.astype(dtype)
     whole = array.astype(dtype)

@@ -1,4 +1,4 @@
-"""Plays environments through an endpoint: one thread and one connection for each runner, feedback as the game goes."""
+"""Plays environments through an endpoint, with one thread and one connection for each runner."""
 
 from __future__ import annotations
 
@@ -24,87 +24,89 @@ from steppe.envs.registry import only_runs_compiled
 from steppe.errors import UserError
 from steppe.files.durable import storing
 from steppe.runners.play.play_envs import CompiledPlayEnvs, GymnasiumPlayEnvs
-from steppe.serve.clients import Access, Described, connect
-from steppe.serve.clients.patience import Patience, Patient, Stopped
-from steppe.serve.messages.exchange import Answer, Feedback, Question
-from steppe.serve.play.scores import Episode, Scores
+from steppe.serve.clients import EndpointAccess, ModelDescription, connect
+from steppe.serve.clients.retries import EndpointRetries, PlayStopped, RetryingClient
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
+from steppe.serve.play.route_scores import PlayedEpisode, PlayScores
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box
 from steppe.tracking.metrics import MetricsWriter
 
 FeedbackMode = Literal["episode", "step", "none"]
 SHOW_SECONDS = 0.2
-"""How often the display hears that time goes by, at least."""
+"""Longest time between two updates of the display."""
 JOIN_SECONDS = 10.0
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
-"""Variables of which one is set where there is a screen, or where somebody does without."""
+"""At least one of these variables is set if there is a screen, or if the user does without."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is played, and how."""
+class PlayPlan:
+    """What to play, and how."""
 
     environment: EnvironmentSpec
     episodes: int
     runners: int = 1
     feedback: FeedbackMode = "episode"
-    """One reward when an episode is over, its return; or each as it comes."""
+    """"episode" sends each episode's return as one reward, "step" each reward as it comes."""
     deterministic: bool | None = None
-    """Whether the best action is asked for, or a drawn one; None: as the endpoint thinks best."""
+    """Whether to ask for the best action instead of a drawn one; None: as the endpoint is configured."""
     seed: int = 0
     max_timesteps: int | None = None
     patience: float = 60.0
-    """For how many seconds an endpoint that is away is tried again."""
+    """Seconds for which an endpoint that is away is tried again."""
     render: bool = False
-    """Whether the first runner's environment is shown in a window."""
+    """Whether to show the first runner's environment in a window."""
 
 
 @dataclass(frozen=True)
-class Played:
-    """How it ended."""
+class PlayResult:
+    """The result of `play`."""
 
-    scores: Scores
-    described: Described
+    scores: PlayScores
+    described: ModelDescription
     was_stopped: bool
     """Whether Ctrl-C ended it before all episodes were played."""
     tries: int
     """How often something was sent again because the endpoint was away."""
     uncounted: int
-    """How many rewards may be lost: they could not be sent again, or the endpoint no longer knew what they are for."""
+    """Rewards that may be lost: not sent again, or for an episode that the endpoint has forgotten."""
 
 
-def describe(protocol: str, access: Access, patience: float, tell: Callable[[str], None]) -> Described:
-    """What an endpoint says of itself; waits for it where it is away."""
-    waiting = Patience(access, patience, threading.Event(), tell)
-    with contextlib.closing(Patient(connect(protocol, access), waiting)) as client:
+def describe(protocol: str, access: EndpointAccess, patience: float, tell: Callable[[str], None]) -> ModelDescription:
+    """The endpoint's description; waits if it is away."""
+    waiting = EndpointRetries(access, patience, threading.Event(), tell)
+    with contextlib.closing(RetryingClient(connect(protocol, access), waiting)) as client:
         return client.describe()
 
 
 def play(
-    plan: Plan,
+    plan: PlayPlan,
     protocol: str,
-    access: Access,
+    access: EndpointAccess,
     folder: Path,
-    show: Callable[[Scores], None] = lambda scores: None,
+    show: Callable[[PlayScores], None] = lambda scores: None,
     tell: Callable[[str], None] = lambda sentence: None,
-) -> Played:
-    """Plays all episodes, or those that are over before Ctrl-C; a record of each goes to metrics.jsonl in `folder`."""
+) -> PlayResult:
+    """Plays all episodes, or until Ctrl-C; writes a record of each to metrics.jsonl in `folder`."""
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    crew = _Crew(plan, protocol, access, tell)
+    crew = _RunnerPool(plan, protocol, access, tell)
     with MetricsWriter(folder) as metrics:
-        # Later it would have to share the processor with the runners, and nothing would be shown meanwhile.
-        scores = _play(crew, metrics, Scores(plan.episodes), show)
-    return Played(scores, crew.described, scores.episodes < plan.episodes, crew.patience.tries, crew.uncounted)
+        # Drawn before the runners start, since they would take the processor from the display.
+        scores = _play(crew, metrics, PlayScores(plan.episodes), show)
+    return PlayResult(scores, crew.described, scores.episodes < plan.episodes, crew.patience.tries, crew.uncounted)
 
 
-def _play(crew: _Crew, metrics: MetricsWriter, scores: Scores, show: Callable[[Scores], None]) -> Scores:
-    """The scores, once the last runner has ended."""
+def _play(
+    crew: _RunnerPool, metrics: MetricsWriter, scores: PlayScores, show: Callable[[PlayScores], None]
+) -> PlayScores:
+    """Plays until the last runner has ended."""
     with crew, _heeding_ctrl_c(crew.stop):
         for event in crew.events():
-            if isinstance(event, Episode):
+            if isinstance(event, PlayedEpisode):
                 metrics.write(scores.add(event))
-            elif isinstance(event, _Abandoned):
+            elif isinstance(event, _AbandonedEpisode):
                 scores.abandoned += 1
             show(scores)
     return scores
@@ -112,7 +114,7 @@ def _play(crew: _Crew, metrics: MetricsWriter, scores: Scores, show: Callable[[S
 
 @contextlib.contextmanager
 def _heeding_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C calls `stop`, so that nothing is cut off that is being written; the second is as usual."""
+    """The first Ctrl-C calls `stop`, so that no write is cut off; the second acts as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -128,21 +130,21 @@ def _heeding_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before or signal.default_int_handler)
 
 
-class _Abandoned:
+class _AbandonedEpisode:
     """An episode that could not be played to its end."""
 
 
-class _Crew:
-    """The runners: threads that take the next episode as soon as they are through with one."""
+class _RunnerPool:
+    """Threads, each of which takes the next episode as soon as it has finished one."""
 
-    def __init__(self, plan: Plan, protocol: str, access: Access, tell: Callable[[str], None]) -> None:
+    def __init__(self, plan: PlayPlan, protocol: str, access: EndpointAccess, tell: Callable[[str], None]) -> None:
         self._plan, self._protocol, self._access = plan, protocol, access
         self._stop = threading.Event()
         self._events: queue.Queue[Any] = queue.Queue()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._tell = tell
-        self.patience = Patience(access, plan.patience, self._stop, tell)
+        self.patience = EndpointRetries(access, plan.patience, self._stop, tell)
         self.uncounted = 0
         self.described = self._look()
         self._threads = [
@@ -150,7 +152,7 @@ class _Crew:
             for i in range(min(plan.runners, plan.episodes))
         ]
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> _RunnerPool:
         for thread in self._threads:
             thread.start()
         return self
@@ -162,15 +164,15 @@ class _Crew:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
-        """Ends all runners after the answer they wait for; `events` still has what they did until then."""
+        """Stops all runners after the answer they wait for; `events` still yields their earlier episodes."""
         self._stop.set()
 
     def events(self) -> Iterator[Any]:
-        """Episodes as they end, and None now and then; ends when the last runner does, raises what went wrong."""
+        """Yields episodes as they end, and None now and then; raises the error of a runner."""
         running, deadline = len(self._threads), float("inf")
         while running and time.monotonic() < deadline:
             if self._stop.is_set():
-                # One that waits for an answer that does not come is not waited for in turn.
+                # A runner that waits for an answer is not waited for much longer.
                 deadline = min(deadline, time.monotonic() + JOIN_SECONDS)
             try:
                 event = self._events.get(timeout=SHOW_SECONDS)
@@ -184,11 +186,11 @@ class _Crew:
             else:
                 yield event
 
-    def _look(self) -> Described:
-        """Finds out, before anything is played, whether this endpoint and this environment fit together."""
+    def _look(self) -> ModelDescription:
+        """Checks, before anything is played, that endpoint and environment fit together."""
         if self._plan.render:
             _check_window(self._plan.environment)
-        with contextlib.closing(Patient(connect(self._protocol, self._access), self.patience)) as client:
+        with contextlib.closing(RetryingClient(connect(self._protocol, self._access), self.patience)) as client:
             described = client.describe()
         with _environment(self._plan) as env:
             for sentence in env.notices:
@@ -206,17 +208,17 @@ class _Crew:
         return described
 
     def _run(self, number: int) -> None:
-        """A runner's life."""
-        client = Patient(connect(self._protocol, self._access), self.patience)
+        """Plays episodes until all are played."""
+        client = RetryingClient(connect(self._protocol, self._access), self.patience)
         try:
             runner = _Runner(self._plan, number, client, self.described)
             with runner.env:
                 while not self._stop.is_set() and next(self._numbers) < self._plan.episodes:
                     while (episode := runner.episode(self._stop)) is None:
-                        self._events.put(_Abandoned())
+                        self._events.put(_AbandonedEpisode())
                     self._events.put(episode)
             self._events.put(None)
-        except Stopped:
+        except PlayStopped:
             self._events.put(None)
         except BaseException as error:
             self._events.put(error)
@@ -229,21 +231,21 @@ class _Crew:
 class _Runner:
     """One environment and one connection."""
 
-    def __init__(self, plan: Plan, number: int, client: Patient, described: Described) -> None:
+    def __init__(self, plan: PlayPlan, number: int, client: RetryingClient, described: ModelDescription) -> None:
         self._plan, self._number, self._client = plan, number, client
         self._feedback: FeedbackMode = plan.feedback if described.takes_feedback else "none"
         self.env = _environment(plan, is_shown=plan.render and number == 0)
-        # Neighbouring seeds would give the second environment of one runner to the next.
+        # Mixed, since neighbouring seeds would give one runner's second environment to the next runner.
         seed = int(np.random.SeedSequence([plan.seed, number]).generate_state(1)[0])
         self._observations = self.env.reset(seed)
 
-    def episode(self, stop: threading.Event) -> Episode | None:
-        """Plays one to its end; None where it was cut, and its reward is then told to nobody."""
+    def episode(self, stop: threading.Event) -> PlayedEpisode | None:
+        """Plays one episode; None if the environment cut it off, whose reward is then sent to nobody."""
         sequence, score, length = uuid.uuid4().hex, 0.0, 0
         latencies: list[float] = []
         while True:
             if stop.is_set():
-                raise Stopped
+                raise PlayStopped
             question = Question(
                 self._observations,
                 id=f"{sequence}-{length}",
@@ -266,8 +268,8 @@ class _Runner:
             if is_over:
                 return self._ended(answer, score, length, latencies)
 
-    def _actions(self, answer: Answer) -> np.ndarray:
-        """Actions [1, ...] as the environment takes them; choices are whole numbers, however they were sent."""
+    def _actions(self, answer: PolicyAnswer) -> np.ndarray:
+        """The actions [1, ...] as the environment takes them; choices become whole numbers."""
         space, actions = self.env.action_space, answer.actions
         if actions.size != math.prod(space.shape):
             raise UserError(
@@ -279,7 +281,9 @@ class _Runner:
             return actions
         return np.rint(actions).astype(space.dtype)
 
-    def _tell(self, answer: Answer, sequence: str, reward: float, score: float, is_over: bool, length: int) -> None:
+    def _tell(
+        self, answer: PolicyAnswer, sequence: str, reward: float, score: float, is_over: bool, length: int
+    ) -> None:
         if self._feedback == "step":
             feedback = Feedback(reward, answer.id, sequence, is_over, f"{sequence}-{length}")
         elif self._feedback == "episode" and is_over:
@@ -288,15 +292,15 @@ class _Runner:
             return
         self._client.feedback(feedback)
 
-    def _ended(self, answer: Answer, score: float, length: int, latencies: list[float]) -> Episode:
+    def _ended(self, answer: PolicyAnswer, score: float, length: int, latencies: list[float]) -> PlayedEpisode:
         route = "/".join(f"{name}={branch}" for name, branch in answer.route)
         propensity = answer.propensity if np.isfinite(answer.propensity) else None
         labels = (route or answer.policy, answer.policy, answer.version, propensity)
-        return Episode(self._number, score, length, *labels, tuple(latencies))
+        return PlayedEpisode(self._number, score, length, *labels, tuple(latencies))
 
 
 def _check_window(environment: EnvironmentSpec) -> None:
-    """Says what keeps an environment from being shown here: without a screen, MuJoCo's window would end the process."""
+    """Refuses environments that cannot be shown here: without a screen, MuJoCo's window would end the process."""
     if only_runs_compiled(environment):
         raise UserError(f'environment "{environment.id}" only runs compiled and has no window; leave out --render')
     if sys.platform.startswith("linux") and not any(os.environ.get(variable) for variable in SCREENS):
@@ -306,8 +310,8 @@ def _check_window(environment: EnvironmentSpec) -> None:
         )
 
 
-def _environment(plan: Plan, *, is_shown: bool = False) -> GymnasiumPlayEnvs | CompiledPlayEnvs:
-    """Gymnasium's, where there is one: a single compiled one is no faster."""
+def _environment(plan: PlayPlan, *, is_shown: bool = False) -> GymnasiumPlayEnvs | CompiledPlayEnvs:
+    """The environment in gymnasium if it exists there: a single compiled one is no faster."""
     if is_shown:
         return GymnasiumPlayEnvs(plan.environment, plan.max_timesteps, render_mode="human")
     return (CompiledPlayEnvs if only_runs_compiled(plan.environment) else GymnasiumPlayEnvs)(

@@ -1,1 +1,1 @@
-"""Which policy answers: graphs, bandits, open episodes."""
+"""The choice of the policy that answers: graphs, bandits, open episodes."""

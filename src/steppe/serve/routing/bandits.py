@@ -1,6 +1,6 @@
-"""Which branch to choose: pure functions from what is known of the arms to the probability of each.
+"""Bandit algorithms: pure functions from the statistics of the arms to the probability of each arm.
 
-A router draws from these probabilities, so they are its propensities, exactly.
+A router draws from these probabilities, so they are exactly its propensities.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -17,23 +16,23 @@ from steppe.specs.serving import EpsilonGreedy, Thompson, Ucb1
 
 @dataclass(slots=True)
 class Arm:
-    """What is known of one branch; the mean and the squares as in Welford 1962."""
+    """The statistics of one branch; mean and squares by Welford's algorithm (1962)."""
 
     chosen: int = 0
-    """How many episodes, and requests without one, were sent here."""
+    """Episodes, and requests without an episode, that were sent here."""
     requests: int = 0
-    """How many requests were answered here."""
+    """Requests that were answered here."""
     count: int = 0
-    """How many of the chosen ones have been rewarded and are over."""
+    """Chosen ones that are over and rewarded."""
     mean: float = 0.0
-    """Of their returns."""
+    """Mean of their returns."""
     squares: float = 0.0
-    """The sum of their squared distances from the mean."""
+    """Sum of their squared distances from the mean."""
     lowest: float = math.inf
     highest: float = -math.inf
 
     def learn(self, value: float) -> None:
-        """Takes in one more return."""
+        """Adds one return."""
         self.count += 1
         before = value - self.mean
         self.mean += before / self.count
@@ -41,7 +40,7 @@ class Arm:
         self._stretch(value)
 
     def correct(self, old: float, new: float) -> None:
-        """Takes in that a return it has learned was another one: a reward came late."""
+        """Replaces a return that was added before: a reward came late."""
         before = self.mean
         self.mean += (new - old) / self.count
         self.squares = max(0.0, self.squares + (new - old) * (new - self.mean + old - before))
@@ -52,16 +51,11 @@ class Arm:
         self.highest = max(self.highest, value)
 
 
-class Settings(Protocol):
-    """What every bandit can be told."""
-
-    @property
-    def patience(self) -> int:
-        """How often a branch is tried first although no reward came back from it."""
+Bandit = EpsilonGreedy | Ucb1 | Thompson
 
 
-def probabilities(settings: EpsilonGreedy | Ucb1 | Thompson, arms: Sequence[Arm]) -> np.ndarray:
-    """The probability [arms] of each."""
+def probabilities(settings: Bandit, arms: Sequence[Arm]) -> np.ndarray:
+    """The probability [arms] of each arm."""
     match settings:
         case EpsilonGreedy():
             return epsilon_greedy(settings, arms)
@@ -72,7 +66,7 @@ def probabilities(settings: EpsilonGreedy | Ucb1 | Thompson, arms: Sequence[Arm]
 
 
 def epsilon_greedy(settings: EpsilonGreedy, arms: Sequence[Arm]) -> np.ndarray:
-    """Epsilon is spread over all arms [arms], the rest over the best."""
+    """Epsilon is spread over all arms [arms], the rest goes to the arm with the highest mean."""
     best = _untried(settings, arms)
     if best is None:
         best = _highest([arm.mean if arm.count else -math.inf for arm in arms])
@@ -93,9 +87,10 @@ def ucb1(settings: Ucb1, arms: Sequence[Arm]) -> np.ndarray:
 
 
 def thompson(settings: Thompson, arms: Sequence[Arm]) -> np.ndarray:
-    """The probability [arms] that an arm's mean is the highest, each mean normal around what was seen of it.
+    """The probability [arms] that an arm's mean is the highest, with a normal posterior for each mean.
 
-    Every arm's variance leans on that of all rewards with the weight of one reward: few rewards alone say too little.
+    Each arm's variance is pooled with that of all rewards, which has the weight of one reward: few rewards alone say
+    too little.
     """
     best = _untried(settings, arms)
     if best is None:
@@ -108,15 +103,15 @@ def thompson(settings: Thompson, arms: Sequence[Arm]) -> np.ndarray:
     return _with_floor(best, settings.floor)
 
 
-def _untried(settings: Settings, arms: Sequence[Arm]) -> np.ndarray | None:
-    """All to the arms that nothing is known of, or None when there are none, or none that are worth waiting for."""
+def _untried(settings: Bandit, arms: Sequence[Arm]) -> np.ndarray | None:
+    """Spreads all probability over arms without a reward; None if there are none, or they were tried often enough."""
     untried = np.array([arm.count == 0 and arm.chosen < settings.patience for arm in arms], float)
     number = untried.sum()
     return untried / number if number else None
 
 
 def _highest(values: Sequence[float]) -> np.ndarray:
-    """All to the highest value [arms], shared where several are."""
+    """Gives all probability to the highest value [arms], shared between equal ones."""
     top = max(values)
     best = np.array([value == top for value in values], float)
     return best / best.sum()
@@ -130,11 +125,12 @@ _GRID = np.linspace(-6.0, 6.0, 49)
 
 
 def _chance_to_be_highest(means: np.ndarray, deviations: np.ndarray) -> np.ndarray:
-    """P(arm j is the highest) [arms] of independent normals: the integral of density j times all others below."""
+    """P(arm j is the highest) [arms] of independent normals: the integral of j's density times P(all others are
+    lower)."""
     scale = deviations.max()
     if not scale > 0.0:
         return _highest(means.tolist())
-    # A deviation of nothing at all is a step that no grid can see.
+    # A zero deviation would be a step that no grid can resolve.
     deviations = np.maximum(deviations, 1e-9 * scale)
     # Each arm's own grid, where its density lies: [arm j, point].
     points = means[:, None] + deviations[:, None] * _GRID

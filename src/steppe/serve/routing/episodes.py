@@ -1,4 +1,4 @@
-"""Open episodes: which route each took, and what a recurrent policy remembers of it."""
+"""Open episodes: the route of each, and the state of recurrent policies."""
 
 from __future__ import annotations
 
@@ -8,60 +8,59 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from steppe.policies.forward import State
-from steppe.serve.messages.exchange import Answer, Question
-from steppe.serve.routing.graph import Path
+from steppe.serve.messages.exchange import PolicyAnswer, Question
+from steppe.serve.routing.graph import GraphPath
 from steppe.serve.versions import Version
 
 SMALL_BASE = 1 << 12
-"""Up to so many bytes of other answers may be kept together with one."""
+"""Largest array, in bytes, of which a kept answer may be a view."""
 
 
 @dataclass(slots=True, eq=False)
-class Episode:
+class RoutedEpisode:
     """One open episode, or one request without an episode."""
 
     key: str
-    """The decision's own name."""
+    """The name of its decision in the ledger."""
     sequence: str | None
-    path: Path
+    path: GraphPath
     version: Version
     propensity: float
     label: str = ""
-    """What stands before the numbers of its requests, where an earlier life or another replica gave some too."""
+    """Prefix of its requests' numbers if an earlier process or another replica numbered some too."""
     requests: int = 0
     rows: int = 0
-    """How many observations each of its questions has; 0 before the first."""
+    """Observations in each of its questions; 0 before the first."""
     states: dict[str, State] = field(default_factory=dict)
-    """What recurrent policies remember, by policy: the one that answers and those in its shadow."""
-    last: tuple[tuple[Any, ...], Answer] | None = None
-    """What tells its last question from others, and the answer; None where that had no id."""
+    """State of recurrent policies by name: of the policy that answers and of its shadows."""
+    last: tuple[tuple[Any, ...], PolicyAnswer] | None = None
+    """(fingerprint of the last question, its answer); None if the question had no id."""
     touched: float = 0.0
     size: int = 0
-    """How many bytes `states` and `last` took when it was touched last."""
+    """Bytes of `states` and `last` at the last `touch`."""
 
 
 class OpenEpisodes:
-    """A bounded number of them, by sequence_id, with a bounded memory; if there is no room, the one silent for longest
-    goes."""
+    """Open episodes by sequence_id, bounded in number and memory; the one silent for longest makes room."""
 
     def __init__(self, limit: int, idle_seconds: float, most_bytes: int) -> None:
         self.expired = 0
-        """How many went for want of room or after a long silence."""
+        """Episodes that expired for lack of room or after a long silence."""
         self.bytes = 0
-        """What all of them remember of states and answers."""
+        """Bytes of all states and answers."""
         self._limit, self._most_bytes = limit, most_bytes
         self._idle_seconds = idle_seconds
-        self._episodes: OrderedDict[str, Episode] = OrderedDict()
+        self._episodes: OrderedDict[str, RoutedEpisode] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._episodes)
 
-    def get(self, sequence: str) -> Episode | None:
+    def get(self, sequence: str) -> RoutedEpisode | None:
         """The open episode of that name."""
         return self._episodes.get(sequence)
 
-    def answered(self, question: Question) -> Answer | None:
-        """The answer to the last question of its episode, if it is asked again: it was lost on the way."""
+    def answered(self, question: Question) -> PolicyAnswer | None:
+        """The answer to the last question of the episode if the same question comes again."""
         if question.id is None or question.sequence_id is None:
             return None
         episode = self._episodes.get(question.sequence_id)
@@ -72,12 +71,12 @@ class OpenEpisodes:
         self.touch(episode)
         return episode.last[1]
 
-    def remember(self, episode: Episode, question: Question, answer: Answer) -> None:
-        """Keeps what was answered last, for whoever asks again."""
+    def remember(self, episode: RoutedEpisode, question: Question, answer: PolicyAnswer) -> None:
+        """Keeps the last answer, in case its question comes again."""
         episode.last = None if question.id is None else (_mark(question), _by_itself(answer))
 
-    def touch(self, episode: Episode) -> list[Episode]:
-        """Counts a question to an episode, opening it where it is new; those that had to go for it."""
+    def touch(self, episode: RoutedEpisode) -> list[RoutedEpisode]:
+        """Notes a question of an episode, opening it if it is new; returns the episodes that expired to make room."""
         assert episode.sequence is not None
         episode.touched = time.monotonic()
         before = self._episodes.get(episode.sequence)
@@ -87,36 +86,36 @@ class OpenEpisodes:
         self._episodes[episode.sequence] = episode
         self._episodes.move_to_end(episode.sequence)
         gone = []
-        # The last one stays, however much it remembers: a question's rows are limited too.
+        # The newest episode stays, however large: a question's rows are limited too.
         while len(self._episodes) > self._limit or (self.bytes > self._most_bytes and len(self._episodes) > 1):
             gone.append(self._forget_first())
         self.expired += len(gone)
         return gone
 
-    def close(self, sequence: str, key: str) -> Episode | None:
-        """Forgets that episode, unless its name belongs to another one by now."""
+    def close(self, sequence: str, key: str) -> RoutedEpisode | None:
+        """Forgets the episode, unless its name belongs to another one by now."""
         episode = self._episodes.get(sequence)
         if episode is None or episode.key != key:
             return None
         self.bytes -= episode.size
         return self._episodes.pop(sequence)
 
-    def expire(self) -> list[Episode]:
-        """Forgets those that have been silent for too long."""
+    def expire(self) -> list[RoutedEpisode]:
+        """Forgets and returns episodes that have been silent for too long."""
         earliest, gone = time.monotonic() - self._idle_seconds, []
         while self._episodes and next(iter(self._episodes.values())).touched < earliest:
             gone.append(self._forget_first())
         self.expired += len(gone)
         return gone
 
-    def _forget_first(self) -> Episode:
+    def _forget_first(self) -> RoutedEpisode:
         episode = self._episodes.popitem(last=False)[1]
         self.bytes -= episode.size
         return episode
 
 
-def _size(episode: Episode) -> int:
-    """How many bytes the arrays take that an episode remembers."""
+def _size(episode: RoutedEpisode) -> int:
+    """Bytes of the arrays that an episode keeps."""
     size = 0
     for state in episode.states.values():
         size += sum([each.nbytes for each in state.values()])
@@ -126,8 +125,8 @@ def _size(episode: Episode) -> int:
     return size
 
 
-def _by_itself(answer: Answer) -> Answer:
-    """The answer without the others that were computed in the same batch, of which its arrays may be parts."""
+def _by_itself(answer: PolicyAnswer) -> PolicyAnswer:
+    """The answer without the arrays of the whole batch, of which its own may be views."""
     arrays = [each for each in (answer.actions, answer.outputs) if each is not None]
     if all(each.base is None or each.base.nbytes <= SMALL_BASE for each in arrays):
         return answer
@@ -136,8 +135,8 @@ def _by_itself(answer: Answer) -> Answer:
 
 
 def _mark(question: Question) -> tuple[Any, ...]:
-    """What tells a question from others; some clients give each the same id, so that alone is not enough."""
-    # The hash of pictures, since thousands of episodes may be open.
+    """A fingerprint of a question; its id alone is not enough, as some clients give all the same."""
+    # A hash instead of the observations, since thousands of episodes may be open.
     observations = question.observations
     return (
         question.id,

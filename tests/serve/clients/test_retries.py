@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from steppe.errors import UserError
-from steppe.serve.clients import Access, Away, Described, EndpointFault, EpisodeLost
-from steppe.serve.clients import patience as module
-from steppe.serve.clients.patience import Patience, Patient, Stopped
-from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.clients import EndpointAccess, EndpointAway, EndpointFault, EpisodeLost, ModelDescription
+from steppe.serve.clients import retries as module
+from steppe.serve.clients.retries import EndpointRetries, PlayStopped, RetryingClient
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 
 QUESTION = Question(np.zeros((1, 4), np.float32), id="q")
-ANSWER = Answer("q", np.zeros(1), (), "p", "1", 1.0)
+ANSWER = PolicyAnswer("q", np.zeros(1), (), "p", "1", 1.0)
 
 
 class Scripted:
-    """A client whose calls end one after the other as the script says."""
+    """A client whose calls end as the script says, one after the other."""
 
     def __init__(self, *script: Any, applies_once: bool = True) -> None:
         self._script: Iterator[Any] = iter(script)
@@ -26,10 +26,10 @@ class Scripted:
         self.told: list[Feedback] = []
         self.is_closed = False
 
-    def describe(self) -> Described:
-        return Described("x", "m", (4,), "float32", self._applies_once)
+    def describe(self) -> ModelDescription:
+        return ModelDescription("x", "m", (4,), "float32", self._applies_once)
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> PolicyAnswer:
         return self._next()
 
     def feedback(self, feedback: Feedback) -> None:
@@ -52,14 +52,16 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST_PAUSE", 0.002)
 
 
-def patient(client: Scripted, seconds: float = 30.0) -> tuple[Patient, list[str], threading.Event]:
+def patient(client: Scripted, seconds: float = 30.0) -> tuple[RetryingClient, list[str], threading.Event]:
     said: list[str] = []
     stop = threading.Event()
-    return Patient(client, Patience(Access("http://x:1"), seconds, stop, said.append)), said, stop
+    return RetryingClient(client, EndpointRetries(EndpointAccess("http://x:1"), seconds, stop, said.append)), said, stop
 
 
-def test_an_endpoint_that_comes_back_is_heard_of_twice() -> None:
-    waiting, said, _ = patient(Scripted(Away("connection refused"), Away("connection refused"), ANSWER, ANSWER))
+def test_an_absence_and_its_end_are_reported_once_each() -> None:
+    waiting, said, _ = patient(
+        Scripted(EndpointAway("connection refused"), EndpointAway("connection refused"), ANSWER, ANSWER)
+    )
     assert waiting.answer(QUESTION) is ANSWER
     assert waiting.answer(QUESTION) is ANSWER
     assert said[0] == "the endpoint at http://x:1 is away (connection refused); trying again for up to 30 s"
@@ -67,21 +69,21 @@ def test_an_endpoint_that_comes_back_is_heard_of_twice() -> None:
     assert len(said) == 2
 
 
-def test_patience_has_an_end() -> None:
-    waiting, _, _ = patient(Scripted(*[Away("connection refused")] * 10_000), seconds=0.02)
+def test_retries_end_after_their_time() -> None:
+    waiting, _, _ = patient(Scripted(*[EndpointAway("connection refused")] * 10_000), seconds=0.02)
     with pytest.raises(EndpointFault, match=r"was away for 0\.02 s \(connection refused\); start it with"):
         waiting.answer(QUESTION)
 
 
-def test_without_patience_one_try_is_all() -> None:
-    waiting, _, _ = patient(Scripted(Away("no"), ANSWER), seconds=0)
+def test_no_patience_means_one_try() -> None:
+    waiting, _, _ = patient(Scripted(EndpointAway("no"), ANSWER), seconds=0)
     with pytest.raises(EndpointFault):
         waiting.answer(QUESTION)
 
 
 def test_a_pause_that_the_endpoint_asks_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    waiting, _, stop = patient(Scripted(Away("busy", pause=2.0), ANSWER))
+    waiting, _, stop = patient(Scripted(EndpointAway("busy", pause=2.0), ANSWER))
     monkeypatch.setattr(stop, "wait", lambda seconds: pauses.append(seconds))
     waiting.answer(QUESTION)
     assert 1.0 <= pauses[0] <= 2.0
@@ -94,23 +96,23 @@ def test_a_mistake_is_not_repeated() -> None:
     assert said == []
 
 
-def test_who_is_asked_to_stop_does_not_wait_on() -> None:
-    waiting, _, stop = patient(Scripted(*[Away("connection refused")] * 10))
+def test_a_stopped_player_does_not_wait_on() -> None:
+    waiting, _, stop = patient(Scripted(*[EndpointAway("connection refused")] * 10))
     stop.set()
-    with pytest.raises(Stopped):
+    with pytest.raises(PlayStopped):
         waiting.answer(QUESTION)
 
 
-def test_feedback_is_sent_again_under_the_same_name_where_it_counts_once() -> None:
-    client = Scripted(Away("broke", was_sent=True), Away("refused"), None)
+def test_feedback_is_repeated_under_the_same_id_if_it_counts_once() -> None:
+    client = Scripted(EndpointAway("broke", was_sent=True), EndpointAway("refused"), None)
     waiting, _, _ = patient(client)
     waiting.feedback(Feedback(1.0, None, "e", True, "e-return"))
     assert [each.feedback_id for each in client.told] == ["e-return"] * 3
     assert waiting.uncounted == 0
 
 
-def test_feedback_that_may_have_arrived_is_not_sent_again_where_it_would_count_twice() -> None:
-    client = Scripted(Away("refused"), Away("broke", was_sent=True), None, applies_once=False)
+def test_feedback_that_may_have_arrived_is_not_repeated_if_it_would_count_twice() -> None:
+    client = Scripted(EndpointAway("refused"), EndpointAway("broke", was_sent=True), None, applies_once=False)
     waiting, _, _ = patient(client)
     waiting.feedback(Feedback(1.0, None, "e", True, "e-return"))
     assert len(client.told) == 2
@@ -123,7 +125,7 @@ def test_feedback_for_a_forgotten_episode_is_counted_as_lost() -> None:
     assert waiting.uncounted == 1
 
 
-def test_hanging_up_reaches_the_client() -> None:
+def test_closing_closes_the_client() -> None:
     client = Scripted()
     waiting, _, _ = patient(client)
     waiting.close()

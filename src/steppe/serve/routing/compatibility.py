@@ -1,4 +1,4 @@
-"""Whether policies can stand in for each other: what they are shown and what they do must be the same."""
+"""Whether two policies are interchangeable: their observations and actions must be the same."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from steppe.policies.description import PolicyDescription
 from steppe.specs.spaces import Box, Discrete, Space
 
 CLOSE = 1e-5
-"""Bounds that differ by less, relative to their size, differ in how they are written."""
+"""Relative difference of bounds that is due to rounding only."""
 
 
 def difference(one: PolicyDescription, other: PolicyDescription) -> str | None:
-    """What two policies do not have in common, "observations" or "actions"; None where nothing.
+    """Which spaces of two policies differ, "observations" or "actions"; None if they are interchangeable.
 
-    Bounds of observations are for people, those of actions say what an action means; neither needs the same digits.
+    Bounds of observations do not matter, those of actions define what an action means, up to rounding.
     """
     if _form(one.shown) != _form(other.shown):
         return "observations"
@@ -25,7 +25,7 @@ def difference(one: PolicyDescription, other: PolicyDescription) -> str | None:
 
 
 def _form(space: Space) -> Any:
-    """All but the bounds; only bytes are another type on the way into a policy."""
+    """A space without its bounds; of the types only uint8 matters, which policies read differently."""
     match space:
         case Box():
             parts = tuple((part.name, part.start, _form(part.space)) for part in space.parts)

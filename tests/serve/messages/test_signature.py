@@ -1,4 +1,4 @@
-"""What an endpoint says about itself, and which observations it takes."""
+"""The endpoint's account of itself, and the observations that it accepts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TWO = {"kind": "abtest", "name": "split", "branches": ["p0", "p1"]}
         (np.zeros((0, 4)), "there are no observations"),
     ],
 )
-def test_wrong_observations_are_named(tmp_path, observations, sentence):
+def test_invalid_observations_are_explained(tmp_path, observations, sentence):
     endpoint = make_endpoint(tmp_path, "p0")
     with pytest.raises(UserError, match=sentence):
         endpoint.check(observations)
@@ -44,7 +44,7 @@ def test_a_question_has_a_limited_number_of_rows(tmp_path):
         endpoint.check(np.zeros((4, 4)))
 
 
-def test_observations_are_read_in_the_policy_s_type(tmp_path):
+def test_observations_are_cast_to_the_policys_type(tmp_path):
     endpoint = make_endpoint(tmp_path, "p0")
     for given in ([1, 2, 3, 4], [[1, 2, 3, 4]], np.array([1, 2, 3, 4]), np.array([[1, 2, 3, 4]], ">f8")):
         found = endpoint.check(given)
@@ -61,7 +61,7 @@ def test_observations_are_read_in_the_policy_s_type(tmp_path):
         (Box((2,), dtype="uint8"), [[0, 255]], [[0, 256]]),
     ],
 )
-def test_choices_and_bytes_must_exist(tmp_path, space, good, bad):
+def test_choices_and_bytes_must_be_in_range(tmp_path, space, good, bad):
     save_constant(tmp_path / "p0", 1, observation=space)
     endpoint = make_endpoint(tmp_path, "p0")
     assert endpoint.check(good).tolist() == good
@@ -99,7 +99,7 @@ def test_policies_of_different_environments_are_refused(tmp_path):
         make_endpoint(tmp_path, TWO)
 
 
-def test_policies_of_one_environment_that_was_written_down_by_two_programs_share_a_graph(tmp_path):
+def test_policies_with_rounding_differences_in_their_bounds_share_a_graph(tmp_path):
     for name, id in (("p0", "compiled"), ("p1", "gymnasium")):
         save_constant(tmp_path / name, 0, observation=cart_pole(id), space=Discrete(2))
     assert make_endpoint(tmp_path, TWO).metadata().properties["policies"] == ["p0", "p1"]

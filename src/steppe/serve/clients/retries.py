@@ -1,4 +1,4 @@
-"""Tries again while an endpoint is away, and never tells a reward twice to one that would count it twice."""
+"""Retries while an endpoint is away, and never repeats a reward that would then count twice."""
 
 from __future__ import annotations
 
@@ -8,24 +8,35 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from steppe.serve.clients._base import Access, Away, Client, Described, EndpointFault, EpisodeLost
-from steppe.serve.messages.exchange import Answer, Feedback, Question
+from steppe.serve.clients._base import (
+    Client,
+    EndpointAccess,
+    EndpointAway,
+    EndpointFault,
+    EpisodeLost,
+    ModelDescription,
+)
+from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between two tries: doubled each time."""
+"""Seconds between two tries, doubled each time."""
 
 Value = TypeVar("Value")
 
 
-class Stopped(Exception):
-    """Whoever plays has been asked to stop while the endpoint was away."""
+class PlayStopped(Exception):
+    """The player was asked to stop while the endpoint was away."""
 
 
-class Patience:
-    """How long an endpoint may be away, for all who play through it; says once that it is, and once that it is back."""
+class EndpointRetries:
+    """Retries for all clients of one endpoint; reports once that it is away, and once that it is back."""
 
     def __init__(
-        self, access: Access, seconds: float, stop: threading.Event, tell: Callable[[str], None] = lambda sentence: None
+        self,
+        access: EndpointAccess,
+        seconds: float,
+        stop: threading.Event,
+        tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._url, self._seconds, self._stop, self._tell = access.url, seconds, stop, tell
         self._lock = threading.Lock()
@@ -33,13 +44,15 @@ class Patience:
         self.tries = 0
         """How often something was sent again."""
 
-    def during(self, attempt: Callable[[], Value], may_repeat: Callable[[Away], bool] = lambda away: True) -> Value:
-        """What `attempt` returns at last; the `Away` itself where that may not be repeated."""
+    def during(
+        self, attempt: Callable[[], Value], may_repeat: Callable[[EndpointAway], bool] = lambda away: True
+    ) -> Value:
+        """Calls `attempt` until it succeeds; raises its `EndpointAway` if it must not be repeated."""
         pause, deadline = FIRST_PAUSE, 0.0
         while True:
             try:
                 value = attempt()
-            except Away as away:
+            except EndpointAway as away:
                 self._note(away)
                 deadline = deadline or time.monotonic() + self._seconds
                 if not may_repeat(away):
@@ -48,9 +61,9 @@ class Patience:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise self._gave_up(away) from None
-                # Many may wait for one endpoint: they should not come all at once.
+                # Random pauses, so that clients do not all come back at once.
                 if self._stop.wait(min(left, wanted * random.uniform(0.5, 1.0))):
-                    raise Stopped from None
+                    raise PlayStopped from None
                 with self._lock:
                     self.tries += 1
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -59,7 +72,7 @@ class Patience:
                     self._note(None)
                 return value
 
-    def _note(self, away: Away | None) -> None:
+    def _note(self, away: EndpointAway | None) -> None:
         with self._lock:
             if away is not None and self._since is None:
                 self._since = time.monotonic()
@@ -68,42 +81,42 @@ class Patience:
                 self._tell(f"the endpoint at {self._url} is back after {time.monotonic() - self._since:.1f} s")
                 self._since = None
 
-    def _gave_up(self, away: Away) -> EndpointFault:
+    def _gave_up(self, away: EndpointAway) -> EndpointFault:
         return EndpointFault(
             f"the endpoint at {self._url} was away for {self._seconds:g} s ({away}); start it with: steppe serve, or "
             "give another --url or more --patience"
         )
 
 
-class Patient:
-    """A client that waits for its endpoint."""
+class RetryingClient:
+    """A client that waits while its endpoint is away."""
 
-    def __init__(self, client: Client, patience: Patience) -> None:
+    def __init__(self, client: Client, patience: EndpointRetries) -> None:
         self._client, self._patience = client, patience
-        self._described: Described | None = None
+        self._described: ModelDescription | None = None
         self.uncounted = 0
-        """How many rewards may be lost: not sent again, or for something that the endpoint has forgotten."""
+        """Rewards that may be lost: not sent again, or for an episode that the endpoint has forgotten."""
 
-    def describe(self) -> Described:
-        """What is served."""
+    def describe(self) -> ModelDescription:
+        """The server's description, asked for once."""
         if self._described is None:
             self._described = self._patience.during(self._client.describe)
         return self._described
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> PolicyAnswer:
         """The actions for observations [B, ...]."""
         return self._patience.during(lambda: self._client.answer(question))
 
     def feedback(self, feedback: Feedback) -> None:
-        """Tells a reward; where it is open whether it arrived, it is told again only if it then counts once."""
+        """Sends a reward; if it may have arrived, it is repeated only if the endpoint counts it once."""
         applies_once = self.describe().applies_once
         try:
             self._patience.during(
                 lambda: self._client.feedback(feedback), lambda away: applies_once or not away.was_sent
             )
-        except (Away, EpisodeLost):
+        except (EndpointAway, EpisodeLost):
             self.uncounted += 1
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         self._client.close()

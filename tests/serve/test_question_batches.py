@@ -6,24 +6,26 @@ import numpy as np
 import pytest
 
 from steppe.errors import UserError
-from steppe.serve import batching
-from steppe.serve.batching import DEAR, MOST, Batcher
-from steppe.serve.messages.exchange import Answer, Question
+from steppe.serve import question_batches
+from steppe.serve.messages.exchange import PolicyAnswer, Question
+from steppe.serve.question_batches import DEAR, MOST, Batcher
 
 
 class Clock:
-    """Time that passes only while somebody answers, so that other work of the machine decides nothing."""
+    """A clock that advances only during answers, so that other load of the machine does not matter."""
 
     now = 0.0
 
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch):
-    monkeypatch.setattr(batching, "perf_counter", lambda: Clock.now)
+    monkeypatch.setattr(question_batches, "perf_counter", lambda: Clock.now)
 
 
 class Endpoint:
-    """Answers with the observation; refuses what is negative."""
+    """Answers with the observation; refuses negative ones."""
+
+    is_shared = False
 
     def __init__(self, seconds=0.0):
         self.seconds, self.sizes = seconds, []
@@ -32,7 +34,7 @@ class Endpoint:
         Clock.now += self.seconds
         if question.observations[0] < 0:
             raise UserError("negative")
-        return Answer(str(question.id), question.observations, (), "p", "1", 1.0)
+        return PolicyAnswer(str(question.id), question.observations, (), "p", "1", 1.0)
 
     def answers(self, questions):
         self.sizes.append(len(questions))
@@ -60,7 +62,7 @@ def test_questions_of_one_turn_are_answered_together_and_in_order():
     assert endpoint.sizes == [MOST, 10]
 
 
-def test_a_mistake_in_one_question_is_told_to_its_asker_only():
+def test_an_error_in_one_question_reaches_only_its_client():
     async def main():
         batcher = Batcher(Endpoint())
         return await asyncio.gather(*(batcher.gathered(ask(n)) for n in (1, -1, 2)), return_exceptions=True)
@@ -70,7 +72,7 @@ def test_a_mistake_in_one_question_is_told_to_its_asker_only():
     assert isinstance(second, UserError)
 
 
-def test_nobody_waits_for_ever_when_the_endpoint_fails():
+def test_no_question_waits_for_ever_if_the_endpoint_fails():
     async def main():
         batcher = Batcher(Broken())
         return await asyncio.gather(*(batcher.gathered(ask(n)) for n in range(3)), return_exceptions=True)
@@ -82,7 +84,7 @@ def test_nobody_waits_for_ever_when_the_endpoint_fails():
     assert [type(each) for each in asyncio.run(main())] == [RuntimeError] * 3
 
 
-def test_whoever_hangs_up_does_not_disturb_the_others():
+def test_a_cancelled_question_does_not_disturb_the_others():
     async def main():
         batcher = Batcher(Endpoint())
         tasks = [asyncio.create_task(batcher.gathered(ask(n))) for n in range(3)]
@@ -95,7 +97,7 @@ def test_whoever_hangs_up_does_not_disturb_the_others():
     assert isinstance(second, asyncio.CancelledError)
 
 
-def test_a_quick_policy_is_asked_directly_and_a_dear_one_gathers():
+def test_a_fast_policy_is_asked_directly_and_a_slow_one_in_batches():
     quick, dear = Batcher(Endpoint()), Batcher(Endpoint(2 * DEAR))
     for batcher in (quick, dear):
         for number in range(400):
@@ -104,7 +106,7 @@ def test_a_quick_policy_is_asked_directly_and_a_dear_one_gathers():
     assert dear.gathers
 
 
-def test_a_policy_that_is_no_quicker_for_many_is_asked_one_by_one():
+def test_a_policy_without_gain_from_batches_is_asked_singly():
     async def main(endpoint):
         batcher = Batcher(endpoint)
         for number in range(400):
@@ -117,13 +119,16 @@ def test_a_policy_that_is_no_quicker_for_many_is_asked_one_by_one():
     class Quicker(Endpoint):
         def answers(self, questions):
             first, *rest = questions
-            return [self.answer(first), *(Answer(str(each.id), each.observations, (), "p", "1", 1.0) for each in rest)]
+            return [
+                self.answer(first),
+                *(PolicyAnswer(str(each.id), each.observations, (), "p", "1", 1.0) for each in rest),
+            ]
 
     assert not asyncio.run(main(Endpoint(2 * DEAR))).gathers
     assert asyncio.run(main(Quicker(2 * DEAR))).gathers
 
 
-def test_one_long_pause_does_not_make_a_policy_dear():
+def test_one_long_pause_does_not_turn_batches_on():
     endpoint = Endpoint()
     batcher = Batcher(endpoint)
     for number in range(200):
@@ -133,6 +138,6 @@ def test_one_long_pause_does_not_make_a_policy_dear():
     assert not batcher.gathers
 
 
-def test_an_error_of_a_direct_question_is_raised():
+def test_an_error_of_a_single_question_is_raised():
     with pytest.raises(UserError):
         Batcher(Endpoint()).answer(ask(-1))

@@ -1,4 +1,4 @@
-"""What an endpoint says about itself, and how it reads observations."""
+"""The signature of a graph's policies, which checks observations, and the descriptions of its nodes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from steppe.serve.messages.exchange import (
     Tensor,
 )
 from steppe.serve.routing.bandits import Arm
-from steppe.serve.routing.fitting import difference
-from steppe.serve.routing.graph import Choice, Graph, Leaf, Node, Shadow
+from steppe.serve.routing.compatibility import difference
+from steppe.serve.routing.graph import Choice, Leaf, Node, PolicyGraph, Shadow
 from steppe.specs.spaces import Box, Discrete, Space, to_json
 
 PLATFORM = "steppe"
@@ -28,8 +28,8 @@ _DATATYPES = {"float32": "FP32", "float64": "FP64", "float16": "FP16", "bool": "
 _DATATYPES |= {f"{sign}int{bits}": f"{sign}INT{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
 
-class Form:
-    """The form of observations and actions, the same for all policies of a graph."""
+class PolicySignature:
+    """Observation and action spaces, the same for all policies of a graph."""
 
     def __init__(self, observation: Space, action: Space) -> None:
         self.observation = observation
@@ -40,7 +40,8 @@ class Form:
         self._is_float = self.dtype.kind == "f"
 
     def check(self, observations: Any, most_rows: int) -> np.ndarray:
-        """[B, ...] in the policies' type; UserError where that cannot be, or B is larger than `most_rows`."""
+        """Returns observations as [B, ...] in the policies' type; UserError if that is impossible or B >
+        `most_rows`."""
         array = observations if type(observations) is np.ndarray else self._as_array(observations)
         if array.shape[1:] != self._shape or array.ndim != self._dimensions + 1:
             if array.shape != self._shape:
@@ -54,7 +55,7 @@ class Form:
             )
         if array.dtype != self.dtype:
             array = self._cast(array)
-        # The sum is finite only if all are, unless it overflows: nearly always one look is enough.
+        # A finite sum means that all are finite, unless it overflows: one pass is nearly always enough.
         if self._is_float and not np.isfinite(array.sum(dtype=np.float64)) and not np.isfinite(array).all():
             raise UserError("observations must be finite numbers that fit in 32 bits; there is a NaN or an infinity")
         if not self._is_box:
@@ -62,7 +63,7 @@ class Form:
         return array
 
     def difference(self, actions: np.ndarray, others: np.ndarray) -> float:
-        """How far two answers [B, ...] are apart: the share of other choices, or the mean distance of numbers."""
+        """Distance of two answers [B, ...]: the share of other choices, or the mean distance of numbers."""
         if isinstance(self.action, Box):
             return float(np.mean(np.abs(actions.astype(np.float64) - others)))
         return float(np.mean(actions != others))
@@ -93,8 +94,8 @@ class Form:
         return f"{[*self._shape]} or {['batch', *self._shape]}".replace("'", "")
 
 
-def form_of(graph: Graph) -> Form:
-    """What all policies of a graph take and give; UserError where they differ."""
+def signature_of(graph: PolicyGraph) -> PolicySignature:
+    """The common signature of all policies of a graph; UserError if they differ."""
     first, *others = graph.leaves
     known = first.versions.current.policy.description
     for other in others:
@@ -103,12 +104,12 @@ def form_of(graph: Graph) -> Form:
                 f'policies "{first.name}" and "{other.name}" have different {what}; a graph needs policies of the same '
                 "environment"
             )
-    return Form(known.shown, known.action)
+    return PolicySignature(known.shown, known.action)
 
 
-def metadata(name: str, node: Node, version: str | None, form: Form, is_ready: bool) -> Metadata:
-    """What a client must know of a node before it asks."""
-    inner = Graph(node)
+def metadata(name: str, node: Node, version: str | None, form: PolicySignature, is_ready: bool) -> Metadata:
+    """The description of a node that a client needs before it asks."""
+    inner = PolicyGraph(node)
     policies = [leaf.versions.current.policy for leaf in inner.leaves]
     description = policies[0].description
     sizes = {outputs_size(policy.kind, form.action) for policy in policies}
@@ -129,7 +130,7 @@ def metadata(name: str, node: Node, version: str | None, form: Form, is_ready: b
 
 
 def router_standing(choice: Choice) -> RouterStanding:
-    """How the branches of a node stand."""
+    """Traffic and rewards of a router's branches."""
     total, best = sum(arm.requests for arm in choice.arms), choice.best()
     branches = tuple(
         BranchStanding(
@@ -150,7 +151,7 @@ def router_standing(choice: Choice) -> RouterStanding:
 
 
 def policy_standing(leaf: Leaf, arms: Arms) -> PolicyStanding:
-    """How one policy stands."""
+    """Versions, traffic and rewards of one policy."""
     versions, arm = leaf.versions, arms.get((leaf.name, "")) or Arm()
     return PolicyStanding(
         name=leaf.name,
@@ -165,7 +166,7 @@ def policy_standing(leaf: Leaf, arms: Arms) -> PolicyStanding:
 
 
 def shadow_standing(shadow: Shadow, leaf: Leaf, arms: Arms) -> ShadowStanding:
-    """How far a policy in a shadow is from what answers."""
+    """How far a shadow policy is from the policy that answers."""
     arm = arms.get((shadow.name, leaf.name)) or Arm()
     difference = arm.mean if arm.count else None
     return ShadowStanding(shadow.name, leaf.name, arm.requests, difference, arm.requests - arm.count)

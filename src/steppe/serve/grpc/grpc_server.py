@@ -1,4 +1,4 @@
-"""The gRPC server beside the HTTP one, in the same event loop."""
+"""Starts the gRPC server, in the same event loop as the HTTP server."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from typing import TYPE_CHECKING, Any
 
 from steppe.errors import UserError
 from steppe.serve.admission import Gate
-from steppe.serve.batching import Batcher
 from steppe.serve.endpoint import Endpoint
 from steppe.serve.grpc.guard import Guard, grpc
-from steppe.serve.grpc.seldon import Seldon
-from steppe.serve.grpc.service import Service
-from steppe.serve.http.observing import Observer
+from steppe.serve.grpc.seldon import SeldonMethods
+from steppe.serve.grpc.service import OpenInferenceMethods
+from steppe.serve.http.request_metrics import Observer
+from steppe.serve.question_batches import Batcher
 
 if TYPE_CHECKING:
-    from steppe.serve.server import Listening
+    from steppe.serve.server import ServerConfig
 
 MOST_STREAMS = 128
-"""How many calls may be under way on one connection."""
+"""Most calls in progress on one connection."""
 LONGEST_METADATA = 1 << 14
-"""How many bytes the metadata of a call may have."""
+"""Most bytes in the metadata of a call."""
 IDLE_SECONDS = 75
-"""How long a connection may be open without a call, as by HTTP; clients connect again by themselves."""
+"""Seconds that a connection may be open without a call, as by HTTP; clients reconnect by themselves."""
 ROOM_FOR_PROBES = 64
-"""How many calls may be under way beyond those that the gate lets in, so that probes are answered when it is full."""
+"""Calls allowed beyond the limit of the gate, so that probes are answered when it is full."""
 
 
 async def start(
-    endpoint: Endpoint, gate: Gate, batcher: Batcher, observer: Observer, listening: Listening, version: str
+    endpoint: Endpoint, gate: Gate, batcher: Batcher, observer: Observer, listening: ServerConfig, version: str
 ) -> tuple[Any, int]:
-    """(a server that answers, the port it really listens at)."""
+    """Starts a server; returns (server, its real port)."""
     limits = gate.limits
     options = [
         ("grpc.max_receive_message_length", limits.body_bytes),
         ("grpc.max_concurrent_streams", MOST_STREAMS),
         ("grpc.max_metadata_size", LONGEST_METADATA),
         ("grpc.absolute_max_metadata_size", LONGEST_METADATA),
-        # The window of a message that is not read yet stays small.
+        # Keeps the window of a message small that is not read yet.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_allowed_incoming_connections", limits.connections),
         ("grpc.server_handshake_timeout_ms", round(limits.request_seconds * 1000)),
-        # Else two servers could listen at one port, and each would get a part of the questions.
+        # Otherwise two servers could listen at one port, and each would get a part of the questions.
         ("grpc.so_reuseport", 0),
         ("grpc.max_connection_idle_ms", IDLE_SECONDS * 1000),
     ]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.concurrent + ROOM_FOR_PROBES)
     guard = Guard(gate, observer)
-    for service in (Service(endpoint, gate, batcher, version), Seldon(endpoint, batcher)):
+    for service in (OpenInferenceMethods(endpoint, gate, batcher, version), SeldonMethods(endpoint, batcher)):
         server.add_generic_rpc_handlers(service.handlers(guard))
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     where = f"{host}:{listening.grpc_port}"

@@ -1,4 +1,4 @@
-"""What an asker may send: one sentence for everything else."""
+"""Checks of ids, rewards and episodes that clients send."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 from steppe.errors import UserError
 from steppe.serve.ledger._base import Reward
 from steppe.serve.messages.exchange import Feedback, NotFound, Question
-from steppe.serve.routing.episodes import Episode, OpenEpisodes
+from steppe.serve.routing.episodes import OpenEpisodes, RoutedEpisode
 from steppe.serve.routing.graph import Leaf, Node
 
 LONGEST_ID = 200
 LARGEST_REWARD = 1e9
 """A larger one is a mistake or an attack: a single reward of 1e100 would decide a router's choices for ever."""
 LONGEST_TRUTH = 1 << 16
-"""How many characters of JSON the truth of a reward may have; it waits in memory until it is written."""
+"""Most characters of JSON in a reward's "truth", which waits in memory until it is written."""
 MOST_DEPTH = 64
-"""How deep lists and objects that are only passed on may be nested."""
+"""Deepest nesting of lists and objects that are only passed on."""
 
 
 def check_id(value: str | None, what: str) -> None:
-    """Refuses names that a database cannot hold: they must not reach its queue."""
+    """Refuses names that a database cannot hold, before they reach its queue."""
     if value is not None and not (0 < len(value) <= LONGEST_ID and value.isprintable()):
         raise UserError(f"{what} must have 1 to {LONGEST_ID} characters that can be printed")
 
 
-def check_same(question: Question, episode: Episode, node: Node) -> None:
-    """An episode is played to its end by what it was begun with."""
+def check_same(question: Question, episode: RoutedEpisode, node: Node) -> None:
+    """Refuses a question that asks another model or version than its episode began with."""
     if episode.path.start != node.name or question.version not in (None, episode.version.name):
         raise UserError(
             f'episode "{episode.sequence}" was begun with "{episode.path.start}" and is played by '
@@ -39,14 +39,14 @@ def check_same(question: Question, episode: Episode, node: Node) -> None:
 
 
 def leaf_with_versions(node: Node) -> Leaf:
-    """The node itself if it is a policy: only policies have versions."""
+    """The node if it is a policy; NotFound otherwise, since only policies have versions."""
     if not isinstance(node, Leaf):
         raise NotFound(f'"{node.name}" chooses between policies and has no versions; ask for a policy by name')
     return node
 
 
 def reward_of(feedback: Feedback, episodes: OpenEpisodes) -> Reward:
-    """Feedback for the ledger; an open episode's decision need not be looked up there."""
+    """The reward for the ledger; the decision of an open episode is known without a lookup."""
     names = {"id": feedback.id, "sequence_id": feedback.sequence_id, "feedback_id": feedback.feedback_id}
     for what, value in names.items():
         check_id(value, what)

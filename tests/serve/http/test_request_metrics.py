@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import one_policy, router, serving
 
 from steppe.errors import UserError
-from steppe.serve.http.observing import AccessLog
+from steppe.serve.http.request_metrics import AccessLog
 
 
 def samples(served):
@@ -41,7 +41,7 @@ def test_metrics_count_requests_by_route_and_rewards(tmp_path):
     assert "steppe_serve_open_episodes" in {name for name, *_ in values}
 
 
-def test_the_metrics_keep_promtools_rules(two):
+def test_the_metrics_follow_promtools_rules(two):
     two.infer()
     families = list(text_string_to_metric_families(two.get("/metrics").body.decode()))
     own = [family for family in families if family.name.startswith("steppe_")]
@@ -50,7 +50,7 @@ def test_the_metrics_keep_promtools_rules(two):
         assert family.documentation
         assert all(character.islower() or character == "_" for character in family.name)
         names = {sample.name for sample in family.samples}
-        # The endings belong to certain types; the parser has taken them off the name of a counter.
+        # These endings belong to certain types; the parser removes them from the name of a counter.
         if family.type == "counter":
             assert names == {f"{family.name}_total"} or not names
         elif family.type != "histogram":
@@ -70,7 +70,7 @@ def test_every_metric_of_the_dashboard_exists(two):
         word for word in "".join(c if c.isalnum() or c == "_" else " " for c in asked).split() if "steppe_" in word
     }
     assert words
-    # Nothing was rewarded here, so that there is no mean yet.
+    # Nothing was rewarded here, so there is no mean yet.
     assert words - told <= {"steppe_serve_route_mean_reward", "steppe_serve_policy_mean_reward"}
 
 
@@ -89,12 +89,12 @@ def test_the_access_log_has_one_json_object_for_each_request(tmp_path):
     assert "secret" not in log.read_text()
 
 
-def test_an_access_log_that_cannot_be_written_is_an_error_at_once(tmp_path):
+def test_an_access_log_that_cannot_be_written_fails_at_once(tmp_path):
     with pytest.raises(UserError, match="choose another file"):
         AccessLog(tmp_path / "nothing" / "log")
 
 
-def test_how_the_endpoint_stands_is_told_in_plain_values(two):
+def test_the_state_of_the_endpoint_is_plain_values(two):
     two.infer()
     stands = two.get("/standing").json
     assert stands["endpoint"]["routers"][0]["branches"][0]["name"] == "a"

@@ -1,4 +1,4 @@
-"""What a server tells of itself: metrics for Prometheus, a line of JSON for each request, and how it stands."""
+"""Observability of a server: Prometheus metrics, an access log of JSON lines, and its current state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -17,32 +17,33 @@ import orjson
 from steppe.errors import MissingExtra, UserError
 from steppe.serve.admission import Gate
 from steppe.serve.endpoint import Endpoint
-from steppe.serve.http.replies import Reply
+from steppe.serve.http.replies import HttpReply
+from steppe.serve.messages.exchange import BranchStanding, EndpointStanding, PolicyStanding
 
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Seconds: a policy answers in the first few, feedback waits for the disk."""
+"""Bucket bounds in seconds: policies answer within the first few, feedback waits for the disk."""
 RECENT = 4096
-"""How many requests the page's latencies are taken of."""
+"""How many recent requests the page's latencies come from."""
 MOST_LINES = 100_000
-"""How many lines of the access log may wait for the disk."""
+"""Most lines of the access log that wait for the disk."""
 WRITE_SECONDS = 0.2
 _ANSWERED = ("infer", 200)
 
 
 class Observer:
-    """Counts requests; used from one thread, and cheap, since every request comes by."""
+    """Counts requests; used from one thread, and fast, since it sees every request."""
 
     def __init__(self, log: AccessLog | None = None) -> None:
         self.started = time.time()
         self.durations: dict[tuple[str, int], list[float]] = {}
-        """(operation, status) -> how many took at most as long as each of BUCKETS, and longer; last the sum."""
+        """(operation, status) -> a count for each of BUCKETS, a count of longer ones, and the sum of seconds."""
         self.requests: dict[tuple[str, str, int], int] = {}
-        """(operation, policy, status) -> how many."""
+        """(operation, policy, status) -> number of requests."""
         self.recent: deque[float] = deque(maxlen=RECENT)
         self._log = log
 
-    def record(self, operation: str, reply: Reply, seconds: float, client: str, path: str) -> None:
-        """One request that was answered after so many seconds."""
+    def record(self, operation: str, reply: HttpReply, seconds: float, client: str, path: str) -> None:
+        """Counts one request, which took so many seconds."""
         status = reply.status
         counts = self.durations.get((operation, status))
         if counts is None:
@@ -62,7 +63,7 @@ class Observer:
         return sum(count for (operation, _, status), count in self.requests.items() if (operation, status) == _ANSWERED)
 
     def latency(self) -> dict[str, float | None]:
-        """Of the last few thousand answers, in seconds."""
+        """Quantiles of the last few thousand answers, in seconds."""
         ordered = sorted(self.recent)
         return {
             name: ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else None
@@ -71,7 +72,7 @@ class Observer:
 
 
 class AccessLog:
-    """Writes lines from a thread of its own, a few times a second, so that no request waits for the disk."""
+    """Writes the access log from a thread of its own, a few times a second, so that no request waits for the disk."""
 
     def __init__(self, path: Path | str) -> None:
         """`-` is standard output."""
@@ -82,7 +83,7 @@ class AccessLog:
         self._thread.start()
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes the remaining lines."""
         self._ending.set()
         self._thread.join()
         if self._file is not sys.stdout.buffer:
@@ -104,7 +105,7 @@ class AccessLog:
 
 
 def standing(endpoint: Endpoint, observer: Observer, gate: Gate) -> dict[str, Any]:
-    """How the endpoint and its server stand, in plain values."""
+    """The current state of the endpoint and its server, in plain values."""
     answered = sum(count for (operation, _, _), count in observer.requests.items() if operation == "infer")
     return {
         "endpoint": asdict(endpoint.standing()),
@@ -121,8 +122,37 @@ def standing(endpoint: Endpoint, observer: Observer, gate: Gate) -> dict[str, An
     }
 
 
+def _total_reward(branch: BranchStanding) -> float | None:
+    return None if branch.mean_reward is None else branch.mean_reward * branch.feedback
+
+
+ROUTE_METRICS: tuple[tuple[str, str, str, Callable[[BranchStanding], float | None]], ...] = (
+    ("route_requests", "Requests by route", "counter", lambda branch: branch.requests),
+    ("route_decisions", "Episodes and lone requests", "counter", lambda branch: branch.decisions),
+    ("route_feedback", "Decisions that were rewarded", "counter", lambda branch: branch.feedback),
+    ("route_reward", "All rewards by route, added up", "gauge", _total_reward),
+    ("route_mean_reward", "Mean return by route", "gauge", lambda branch: branch.mean_reward),
+    ("route_probability", "Probability that the next episode goes there", "gauge", lambda branch: branch.probability),
+    ("route_best", "1 for the best route of a router, else 0", "gauge", lambda branch: branch.is_best),
+)
+POLICY_METRICS: tuple[tuple[str, str, str, Callable[[PolicyStanding], float | None]], ...] = (
+    ("policy_requests", "Requests by policy", "counter", lambda policy: policy.requests),
+    ("policy_feedback", "Rewards by policy", "counter", lambda policy: policy.feedback),
+    ("policy_mean_reward", "Mean return by policy", "gauge", lambda policy: policy.mean_reward),
+    ("policy_problem", "1 where the newest file could not be taken", "gauge", lambda policy: bool(policy.problem)),
+)
+ENDPOINT_METRICS: tuple[tuple[str, str, str, Callable[[EndpointStanding], float | None]], ...] = (
+    ("open_episodes", "Episodes that are open", "gauge", lambda endpoint: endpoint.open_episodes),
+    ("expired_episodes", "Episodes that were forgotten", "counter", lambda endpoint: endpoint.expired_episodes),
+    ("ledger_queued", "What is not on the disk yet", "gauge", lambda endpoint: endpoint.queued),
+    ("ledger_dropped", "Decisions that were never written", "counter", lambda endpoint: endpoint.dropped),
+    ("ledger_up", "1 while rewards can be written", "gauge", lambda endpoint: endpoint.ledger_problem is None),
+)
+"""(name, documentation, type, value) of each metric; a value of None leaves the sample out."""
+
+
 class Metrics:
-    """Everything that is counted, as Prometheus reads it."""
+    """All metrics, as a collector of Prometheus."""
 
     def __init__(self, endpoint: Endpoint, observer: Observer, gate: Gate) -> None:
         self._endpoint, self._observer, self._gate = endpoint, observer, gate
@@ -141,18 +171,23 @@ class Metrics:
         return generate_latest(self._registry)
 
     def describe(self) -> list[Any]:
-        """Nothing, so that registering asks for nothing."""
+        """Describes nothing, so that registration collects nothing."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Called by the registry."""
+        """All metrics; called by the registry."""
+        stands = self._endpoint.standing()
+        branches = {(router.name, branch.name): branch for router in stands.routers for branch in router.branches}
+        policies = {(policy.name,): policy for policy in stands.policies}
         yield from self._requests()
-        yield from self._routes()
-        yield from self._policies()
-        yield from self._ledger()
+        yield from _families(ROUTE_METRICS, ["router", "branch"], branches)
+        yield from _families(POLICY_METRICS, ["policy"], policies)
+        versions = {(each.name, each.version): 1.0 for each in stands.policies}
+        yield _family("policy_version", "1 for the version in service", "gauge", ["policy", "version"], versions)
+        yield from _families(ENDPOINT_METRICS, [], {(): stands})
 
     def _requests(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client.core import HistogramMetricFamily
 
         seconds = HistogramMetricFamily(
             "steppe_serve_request_duration_seconds",
@@ -166,81 +201,32 @@ class Metrics:
                 buckets.append((bound, so_far))
             seconds.add_metric([operation, str(status)], buckets, sum_value=counts[-1])
         yield seconds
-        requests = CounterMetricFamily(
-            "steppe_serve_requests", "Requests that were answered", labels=["operation", "policy", "status"]
-        )
-        for (operation, policy, status), count in self._observer.requests.items():
-            requests.add_metric([operation, policy, str(status)], count)
-        yield requests
-        yield CounterMetricFamily(
-            "steppe_serve_refused", "Requests refused for their token, rate or number", value=self._gate.refused
-        )
-        yield GaugeMetricFamily(
-            "steppe_serve_requests_under_way", "Requests that wait for their answer", value=self._gate.under_way
-        )
+        requests = {(*key, str(status)): count for (*key, status), count in self._observer.requests.items()}
+        labels = ["operation", "policy", "status"]
+        yield _family("requests", "Requests that were answered", "counter", labels, requests)
+        refused = "Requests refused for their token, rate or number"
+        yield _family("refused", refused, "counter", [], {(): self._gate.refused})
+        under_way = "Requests that wait for their answer"
+        yield _family("requests_under_way", under_way, "gauge", [], {(): self._gate.under_way})
 
-    def _routes(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        names = ["router", "branch"]
-        requests = CounterMetricFamily("steppe_serve_route_requests", "Requests by route", labels=names)
-        decisions = CounterMetricFamily("steppe_serve_route_decisions", "Episodes and lone requests", labels=names)
-        feedback = CounterMetricFamily("steppe_serve_route_feedback", "Decisions that were rewarded", labels=names)
-        rewards = GaugeMetricFamily("steppe_serve_route_reward", "All rewards by route, added up", labels=names)
-        mean = GaugeMetricFamily("steppe_serve_route_mean_reward", "Mean return by route", labels=names)
-        chance = GaugeMetricFamily(
-            "steppe_serve_route_probability", "Probability that the next episode goes there", labels=names
-        )
-        best = GaugeMetricFamily("steppe_serve_route_best", "1 for the best route of a router, else 0", labels=names)
-        for router in self._endpoint.standing().routers:
-            for branch in router.branches:
-                key = [router.name, branch.name]
-                requests.add_metric(key, branch.requests)
-                decisions.add_metric(key, branch.decisions)
-                feedback.add_metric(key, branch.feedback)
-                chance.add_metric(key, branch.probability)
-                best.add_metric(key, float(branch.is_best))
-                if branch.mean_reward is not None:
-                    mean.add_metric(key, branch.mean_reward)
-                    rewards.add_metric(key, branch.mean_reward * branch.feedback)
-        yield from (requests, decisions, feedback, rewards, mean, chance, best)
+def _families(table: Any, labels: list[str], subjects: dict[Any, Any]) -> Iterator[Any]:
+    """The metrics of a table, for subjects by their label values."""
+    for name, documentation, kind, value in table:
+        values = {key: value(subject) for key, subject in subjects.items()}
+        yield _family(name, documentation, kind, labels, values)
 
-    def _policies(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        requests = CounterMetricFamily("steppe_serve_policy_requests", "Requests by policy", labels=["policy"])
-        feedback = CounterMetricFamily("steppe_serve_policy_feedback", "Rewards by policy", labels=["policy"])
-        mean = GaugeMetricFamily("steppe_serve_policy_mean_reward", "Mean return by policy", labels=["policy"])
-        version = GaugeMetricFamily(
-            "steppe_serve_policy_version", "1 for the version in service", labels=["policy", "version"]
-        )
-        problem = GaugeMetricFamily(
-            "steppe_serve_policy_problem", "1 where the newest file could not be taken", labels=["policy"]
-        )
-        for policy in self._endpoint.standing().policies:
-            requests.add_metric([policy.name], policy.requests)
-            feedback.add_metric([policy.name], policy.feedback)
-            version.add_metric([policy.name, policy.version], 1)
-            problem.add_metric([policy.name], float(policy.problem is not None))
-            if policy.mean_reward is not None:
-                mean.add_metric([policy.name], policy.mean_reward)
-        yield from (requests, feedback, mean, version, problem)
+def _family(name: str, documentation: str, kind: str, labels: list[str], values: dict[Any, Any]) -> Any:
+    """One Prometheus metric, with a value for each tuple of label values."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    def _ledger(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        stands = self._endpoint.standing()
-        yield GaugeMetricFamily("steppe_serve_open_episodes", "Episodes that are open", value=stands.open_episodes)
-        yield CounterMetricFamily(
-            "steppe_serve_expired_episodes", "Episodes that were forgotten", value=stands.expired_episodes
-        )
-        yield GaugeMetricFamily("steppe_serve_ledger_queued", "What is not on the disk yet", value=stands.queued)
-        yield CounterMetricFamily(
-            "steppe_serve_ledger_dropped", "Decisions that were never written", value=stands.dropped
-        )
-        yield GaugeMetricFamily(
-            "steppe_serve_ledger_up", "1 while rewards can be written", value=float(stands.ledger_problem is None)
-        )
+    make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+    family = make(f"steppe_serve_{name}", documentation, labels=labels)
+    for key, value in values.items():
+        if value is not None:
+            family.add_metric([*key], float(value))
+    return family
 
 
 def _opened(path: str) -> IO[bytes]:

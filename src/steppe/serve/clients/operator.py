@@ -1,4 +1,4 @@
-"""What an operator asks of a running endpoint: how it stands, which versions it has, which one is in service."""
+"""A client for operators of a running endpoint: its state, its versions, pinning and reloading."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from steppe.errors import SteppeError, UserError
-from steppe.serve.clients._base import Access, Away, EndpointFault
-from steppe.serve.clients.connection import Connection
+from steppe.serve.clients._base import EndpointAccess, EndpointAway, EndpointFault
+from steppe.serve.clients.connection import ClientConnection
 from steppe.specs.loading.suggestions import did_you_mean
 
 Value = TypeVar("Value")
 
 
 class Operator:
-    """Talks to one of Steppe's own endpoints; what cannot be done is an error at once."""
+    """Talks to one of Steppe's own endpoints; failures are errors at once."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: EndpointAccess) -> None:
         self._access = access
-        self._connection = Connection(access)
+        self._connection = ClientConnection(access)
 
     def __enter__(self) -> Operator:
         return self
@@ -35,7 +35,7 @@ class Operator:
         return data
 
     def policy(self, name: str | None) -> dict[str, Any]:
-        """One policy of the endpoint; the only one where none is named."""
+        """One policy of the endpoint; without a name its only one."""
         policies = {each["name"]: each for each in self.standing()["endpoint"]["policies"]}
         if name is None:
             if len(policies) > 1:
@@ -47,7 +47,7 @@ class Operator:
         return policies[name]
 
     def pin(self, policy: dict[str, Any], version: str | None) -> dict[str, Any]:
-        """Puts a version into service until further notice (None: the newest); how the policy stands then."""
+        """Puts a version into service until further notice (None: the newest); returns the state of the policy."""
         known = policy["versions"]
         if version is not None and version not in known:
             way_out = did_you_mean(version, known) or f"; there are {', '.join(known)}"
@@ -56,7 +56,7 @@ class Operator:
         return self.policy(policy["name"])
 
     def reload(self) -> list[str]:
-        """Lets it look for newer policies; what is new."""
+        """Lets the endpoint look for newer policies; returns its sentences on what is new."""
         news = self._load(self.standing()["endpoint"]["name"], {}).get("news")
         return [str(each) for each in news] if isinstance(news, list) else []
 
@@ -67,12 +67,12 @@ class Operator:
     def _now(self, attempt: Callable[[], Value]) -> Value:
         try:
             return attempt()
-        except Away as away:
+        except EndpointAway as away:
             raise SteppeError(f"cannot reach the endpoint at {self._access.url} ({away}); is it running?") from None
 
 
 def version_before(policy: dict[str, Any]) -> str:
-    """The version that was in service before the one that is."""
+    """The version before the one in service."""
     known, current = policy["versions"], policy["version"]
     position = known.index(current) if current in known else 0
     if position == 0:

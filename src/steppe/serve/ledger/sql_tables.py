@@ -1,7 +1,7 @@
-"""Which tables a ledger has."""
+"""The tables of a ledger."""
 
 SCHEMA = 1
-"""Which version of these tables this is."""
+"""Version of these tables."""
 TABLES = (
     "CREATE TABLE IF NOT EXISTS steppe_about (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
     "INSERT INTO steppe_about (name, value) VALUES ('schema', {schema}) ON CONFLICT (name) DO NOTHING",

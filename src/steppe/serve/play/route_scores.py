@@ -1,4 +1,4 @@
-"""What has been played through an endpoint: scores by route, speed, latency."""
+"""Scores of episodes played through an endpoint: by route, with speed and latency."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from typing import Any, NamedTuple
 import numpy as np
 
 WINDOW = 100
-"""How many episodes a mean return is of, once there are so many."""
+"""Number of episodes in a moving mean."""
 LATENCIES = 10_000
-"""How many of the last answers the quantiles are of."""
+"""Number of recent answers in the latency quantiles."""
 
 
-class Episode(NamedTuple):
-    """One whole episode that was played."""
+class PlayedEpisode(NamedTuple):
+    """One complete episode."""
 
     runner: int
     score: float
     length: int
     route: str
-    """As people read it, such as `router=1`; the policy's name where nothing was chosen."""
+    """The route as text, such as `router=1`; the policy's name if nothing was chosen."""
     policy: str
     version: str
     propensity: float | None
     latencies: tuple[float, ...]
-    """Seconds each answer took."""
+    """Seconds of each answer."""
 
 
 @dataclass
-class Route:
+class RouteScores:
     """The scores of one route."""
 
     name: str
     policy: str
     version: str
-    """Of its last episode."""
+    """The version in its last episode."""
     episodes: int = 0
     timesteps: int = 0
     total: float = 0.0
@@ -46,11 +46,11 @@ class Route:
 
     @property
     def mean_return(self) -> float:
-        """Of all its episodes."""
+        """Mean of all its episodes."""
         return self.total / self.episodes
 
-    def add(self, episode: Episode) -> None:
-        """Takes in one more."""
+    def add(self, episode: PlayedEpisode) -> None:
+        """Adds an episode."""
         self.policy, self.version = episode.policy, episode.version
         self.episodes += 1
         self.timesteps += episode.length
@@ -59,7 +59,7 @@ class Route:
         self.recent.append(episode.score)
 
 
-class Scores:
+class PlayScores:
     """The scores of all routes; owned by one thread."""
 
     def __init__(self, wanted: int) -> None:
@@ -67,41 +67,41 @@ class Scores:
         """How many episodes are to be played."""
         self.episodes = self.timesteps = self.abandoned = 0
         self.total = 0.0
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, RouteScores] = {}
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[int] = deque(maxlen=WINDOW)
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
         self._began = time.monotonic()
 
     @property
-    def routes(self) -> list[Route]:
-        """By name."""
+    def routes(self) -> list[RouteScores]:
+        """All routes, by name."""
         return [self._routes[name] for name in sorted(self._routes)]
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     @property
     def mean_return(self) -> float | None:
-        """Of the last 100 episodes."""
+        """Mean of the last 100 episodes."""
         return float(np.mean(self._returns)) if self._returns else None
 
     @property
     def mean_length(self) -> float | None:
-        """Of the last 100 episodes."""
+        """Mean of the last 100 episodes."""
         return float(np.mean(self._lengths)) if self._lengths else None
 
-    def add(self, episode: Episode) -> dict[str, Any]:
-        """Takes in one more; its record for metrics.jsonl."""
+    def add(self, episode: PlayedEpisode) -> dict[str, Any]:
+        """Adds an episode; returns its record for metrics.jsonl."""
         self.episodes += 1
         self.timesteps += episode.length
         self.total += episode.score
         self._returns.append(episode.score)
         self._lengths.append(episode.length)
         self._latencies.extend(episode.latencies)
-        route = self._routes.setdefault(episode.route, Route(episode.route, episode.policy, episode.version))
+        route = self._routes.setdefault(episode.route, RouteScores(episode.route, episode.policy, episode.version))
         route.add(episode)
         return {
             "timestep": self.timesteps,
@@ -120,7 +120,7 @@ class Scores:
         }
 
     def latency(self, quantile: float) -> float | None:
-        """Seconds within which this share of the last answers came."""
+        """The quantile of recent answer times, in seconds."""
         return float(np.quantile(self._latencies, quantile)) if self._latencies else None
 
     def to_json(self) -> dict[str, Any]:

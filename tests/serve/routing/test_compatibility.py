@@ -1,4 +1,4 @@
-"""Which policies can stand in for each other."""
+"""Which policies are interchangeable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from served_graphs import cart_pole
 from policies import describe
 from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.envs.registry import make_compiled
-from steppe.serve.routing.fitting import difference
+from steppe.serve.routing.compatibility import difference
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part, Space
 
@@ -21,7 +21,7 @@ def differing(observation: Space, other: Space, action: Space = FORCE, other_act
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0"])
-def test_compiled_environments_fit_those_of_gymnasium(id: str) -> None:
+def test_compiled_environments_match_those_of_gymnasium(id: str) -> None:
     spec = EnvironmentSpec(id=id)
     compiled = make_compiled(spec)
     with GymnasiumEnvs(spec, 1) as env:
@@ -40,7 +40,7 @@ def test_compiled_environments_fit_those_of_gymnasium(id: str) -> None:
         (Discrete(3), Discrete(3)),
     ],
 )
-def test_bounds_and_widths_of_observations_do_not_matter(one: Space, other: Space) -> None:
+def test_bounds_and_float_types_of_observations_do_not_matter(one: Space, other: Space) -> None:
     assert differing(one, other) is None
 
 
@@ -62,7 +62,7 @@ def test_other_shapes_types_choices_and_parts_differ(one: Space, other: Space) -
     assert differing(Box((4,)), Box((4,)), one, other) == "actions"
 
 
-def test_actions_need_the_same_bounds_but_not_the_same_digits() -> None:
+def test_action_bounds_must_match_up_to_rounding() -> None:
     seen = Box((4,))
     rounded = Box((2,), (-float(np.float32(2.0000001)),), (2.0,))
     assert differing(seen, seen, FORCE, rounded) is None

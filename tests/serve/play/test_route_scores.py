@@ -2,21 +2,21 @@ from __future__ import annotations
 
 import json
 
-from steppe.serve.play.scores import Episode, Scores
+from steppe.serve.play.route_scores import PlayedEpisode, PlayScores
 
 
-def episode(route: str, score: float, version: str = "1") -> Episode:
-    return Episode(0, score, int(score), route, route.upper(), version, 0.5, (0.001, 0.003))
+def episode(route: str, score: float, version: str = "1") -> PlayedEpisode:
+    return PlayedEpisode(0, score, int(score), route, route.upper(), version, 0.5, (0.001, 0.003))
 
 
-def test_before_the_first_episode_there_is_nothing_to_tell() -> None:
-    scores = Scores(10)
+def test_there_are_no_scores_before_the_first_episode() -> None:
+    scores = PlayScores(10)
     assert (scores.mean_return, scores.mean_length, scores.latency(0.5), scores.routes) == (None, None, None, [])
     assert scores.to_json()["mean_return"] is None
 
 
-def test_a_mean_is_of_the_last_hundred_and_of_all_in_the_summary() -> None:
-    scores = Scores(200)
+def test_the_moving_mean_covers_100_episodes_and_the_summary_all() -> None:
+    scores = PlayScores(200)
     for _ in range(100):
         scores.add(episode("a", 10))
     for _ in range(100):
@@ -26,8 +26,8 @@ def test_a_mean_is_of_the_last_hundred_and_of_all_in_the_summary() -> None:
     assert (record["timestep"], record["episode"], record["latency_ms"]) == (3000, 200, 2.0)
 
 
-def test_routes_are_told_by_name_with_their_newest_version() -> None:
-    scores = Scores(3)
+def test_routes_are_listed_by_name_with_their_newest_version() -> None:
+    scores = PlayScores(3)
     scores.add(episode("b", 5))
     scores.add(episode("a", 1, "1"))
     scores.add(episode("a", 3, "2"))
