@@ -41,6 +41,8 @@ def test_contributing_names_every_layer() -> None:
 
 
 def test_the_contract_of_the_layers_knows_every_package() -> None:
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"][0]
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ][0]
     layers = {name.strip() for line in contract["layers"] for name in re.split(r"[|:]", line)}
     assert layers == {f"steppe.{name}" for name in packages() if "." not in name} | {"steppe.errors"}
