@@ -1,18 +1,20 @@
 """64 worker processes of run mode async, a 164-256-256-2 policy, SAC: 4,000 environment steps a second for a minute.
 
-The environment is as trivial as can be (164 numbers observed, 2 done), so that what is measured is everything else:
-acting, sending, remembering and learning, on however many cores there are. Memory is what all processes of the run take
-together (their proportional share of what they share), the learner's replay memory and Ray's own processes included.
+The environment is trivial (164 observed numbers, 2 action numbers), so that the benchmark measures everything else:
+acting, sending, storing and learning, on all cores of the machine. Memory is the sum over all processes of the run,
+including the learner's replay memory and Ray's own processes; each shared page counts once.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,12 @@ import gymnasium
 import numpy as np
 
 from interleave import Verdict, conclude
+from process_tree import descendants, megabytes_of
 
 WORKERS, WARM_UP, SECONDS = 64, 10.0, 60.0
 STEPS_PER_SECOND, GIGABYTES, GROWTH = 4_000, 20.0, 0.02
 QUEUE = 2
-"""Batches that may wait; each worker may have one more in line."""
+"""Batches that may wait in the queue; each worker may hold one more."""
 CASES = {f"{WORKERS} workers, 1 environment each": 1, f"{WORKERS} workers, 4 environments each": 4}
 COLUMNS = {
     "steps_per_second": "steps/s",
@@ -39,7 +42,7 @@ COLUMNS = {
 
 
 class Track(gymnasium.Env):
-    """164 numbers that drift; two that push; an episode lasts 500 timesteps."""
+    """Observes 164 decaying numbers; the action's two numbers are added to the first two; 500 timesteps an episode."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (164,), np.float32)
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -58,27 +61,26 @@ class Track(gymnasium.Env):
 
 
 @dataclass
-class Watch:
-    """Notes how far the run is, what it shows and how much memory it takes, every few seconds."""
+class Recorder:
+    """Records timestep and memory every five seconds and the metrics of every progress report."""
 
     seconds: float
     marks: list[tuple[float, int]] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
-    figures: list[dict[str, float]] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
     ready: float = 0.0
 
-    def see(self, progress: Any) -> None:
+    def record(self, progress: Any) -> None:
         now = time.monotonic()
         if progress.phase != "training" or progress.metrics.get("workers", 0) < WORKERS:
             return
         self.ready = self.ready or now
-        self.figures.append(dict(progress.metrics))
         if now - self.ready < WARM_UP:
-            self.figures.clear()
             return
+        self.metrics.append(dict(progress.metrics))
         if not self.marks or now - self.marks[-1][0] >= 5.0:
             self.marks.append((now, progress.timestep))
-            self.memory.append(gigabytes(os.getpid()))
+            self.memory.append(gigabytes_of_tree(os.getpid()))
 
     @property
     def is_over(self) -> bool:
@@ -133,52 +135,43 @@ def measure(seconds: float, num_envs: int) -> dict[str, Any]:
         "seed": 1,
     }
     spec = load_experiment(None, fields, [], Path.cwd(), options=False)
-    watch = Watch(seconds)
+    recorder = Recorder(seconds)
     with tempfile.TemporaryDirectory() as folder:
         runners.run(
             spec,
             Path(folder),
             resume=False,
-            request=lambda: "stop" if watch.is_over else None,
-            on_progress=watch.see,
+            request=lambda: "stop" if recorder.is_over else None,
+            on_progress=recorder.record,
         )
-    spans = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(watch.marks, watch.marks[1:], strict=False)]
-    (begun, first), (ended, last) = watch.marks[0], watch.marks[-1]
-    half = len(watch.memory) // 2
-    return {
+    marks, memory, metrics = recorder.marks, recorder.memory, recorder.metrics
+    spans = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(marks)]
+    (begun, first), (ended, last) = marks[0], marks[-1]
+    half = len(memory) // 2
+    means = {
+        name: float(np.mean([each[name] for each in metrics]))
+        for name in ("updates_per_second", "policy_lag", "learner_utilisation")
+    }
+    return means | {
         "version": steppe.__version__,
         "steps_per_second": (last - first) / (ended - begun),
         "slowest": min(spans),
-        "updates_per_second": float(np.mean([each["updates_per_second"] for each in watch.figures])),
-        "policy_lag": float(np.mean([each["policy_lag"] for each in watch.figures])),
-        "most_waiting": max(each["waiting"] for each in watch.figures),
-        "dropped": watch.figures[-1]["dropped"],
-        "gigabytes": max(watch.memory),
-        "growth": max(watch.memory[half:]) / max(watch.memory[:half] or watch.memory) - 1.0,
-        "learner_utilisation": float(np.mean([each["learner_utilisation"] for each in watch.figures])),
-        "memory": watch.memory,
+        "most_waiting": max(each["waiting"] for each in metrics),
+        "dropped": metrics[-1]["dropped"],
+        "gigabytes": max(memory),
+        "growth": max(memory[half:]) / max(memory[:half] or memory) - 1.0,
+        "memory": memory,
         "spans": spans,
     }
 
 
-def gigabytes(pid: int) -> float:
-    """What a process and all that it has started take, each page counted once."""
-    total = 0
-    for each in [pid, *descendants(pid)]:
-        try:
-            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 2**20
-
-
-def descendants(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += [int(child), *descendants(int(child))]
-    return found
+def gigabytes_of_tree(root: int) -> float:
+    """Memory of a process and its descendants; each page counts once."""
+    total = 0.0
+    for pid in [root, *descendants(root)]:
+        with contextlib.suppress(OSError):  # it may have just ended
+            total += megabytes_of(pid)
+    return total / 1024
 
 
 if __name__ == "__main__":

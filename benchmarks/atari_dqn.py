@@ -1,8 +1,8 @@
-"""DQN, a batch of 32 every 4 steps on Atari, Nature's network, end to end: at most 1/1.2 of stable-baselines3's CPU
+"""DQN, a batch of 32 every 4 steps on Atari, the Nature network, end to end: at most 1/1.2 of stable-baselines3's CPU
 time with one thread, and ahead of it with one and two threads in wall time.
 
-No checkpoint is written while it is measured, on either side: one with a memory of images is 590 MB, due every ten
-minutes by default, and would be most of a window of so few timesteps.
+Neither side writes a checkpoint inside the measured window: one with a memory of images has 590 MB, is due every ten
+minutes by default, and would take most of so short a window.
 """
 
 from __future__ import annotations

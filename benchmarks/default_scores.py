@@ -1,9 +1,9 @@
-"""The defaults learn: the score of each agent's default settings, on ten seeds that none of them was chosen on.
+"""The defaults learn: the score of each agent's default settings, on ten seeds that were not used to choose them.
 
-Each seed trains from nothing, then the last policy plays 50 fresh episodes. Without arguments every row of
-`default_scores_rows.py` is trained; with an agent and an environment only these. A score that was measured before with
-the same settings is not measured again, so that a run that was interrupted goes on where it was. Scores are no
-measures of time: a busy machine changes none of them.
+Each seed trains from scratch, then the last policy plays 50 fresh episodes. Without arguments every row of
+`default_scores_rows.py` is trained; with an agent and an environment only theirs. A score that was measured before with
+the same settings is not measured again, so an interrupted run continues where it was. Scores do not depend on how busy
+the machine is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from default_scores_rows import ROWS, Row
 
 RESULTS = Path(__file__).parent / "results" / "default_scores.json"
 FRESH_SEEDS = tuple(range(101, 111))
-"""What the tables show. Settings were chosen on seeds below 100."""
+"""The seeds of the tables. Settings were chosen on seeds below 100."""
 EPISODES = 50
 EVALUATION_SEED = 1_000_000
 
@@ -36,7 +36,7 @@ def main() -> int:
     if not rows and arguments.agent and arguments.environment and arguments.timesteps:
         rows = [Row(arguments.agent, arguments.environment, arguments.timesteps)]
     if not rows:
-        sys.exit("error: no row is like that; give an agent, an environment and --timesteps")
+        sys.exit("error: no such row; give an agent, an environment and --timesteps")
     results = Results(arguments.results)
     if arguments.table:
         print(table(results))
@@ -70,7 +70,7 @@ def measure(row: Row, sets: list[str], seeds: tuple[int, ...], results: Results)
 
 
 def score(engine: Any, timesteps: int, seed: int) -> dict[str, float]:
-    """What the policy at the end of the training is worth, greedily and as it was trained."""
+    """Mean returns of the policy at the end of the training: greedy, sampled, and while training."""
     from steppe.runners._base import ChunkLimits
 
     started = time.perf_counter()
@@ -95,7 +95,7 @@ def score(engine: Any, timesteps: int, seed: int) -> dict[str, float]:
 
 
 class Results:
-    """All scores by agent, environment, timesteps and effective settings, in one file."""
+    """One file with all scores, by agent, environment, timesteps and effective settings."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -104,7 +104,7 @@ class Results:
             self._records = json.loads(path.read_text())["records"]
 
     def record(self, row: Row, spec: Any, num_envs: int, sets: list[str]) -> Record:
-        """The record of these settings, which is new where there is none."""
+        """The record of these settings; makes one if there is none."""
         from steppe.agents import agent_class
 
         settings = spec.agent.settings_as(agent_class(spec.agent).Settings).model_dump(mode="json", exclude_none=True)
@@ -126,7 +126,7 @@ class Results:
         return record
 
     def newest(self, row: Row) -> Record | None:
-        """The newest record of a row as it stands there, without further settings."""
+        """The newest record of a row without `--set` of the command line."""
         same = [
             record
             for record in self._records
@@ -136,7 +136,7 @@ class Results:
         return same[-1] if same else None
 
     def write(self) -> None:
-        """At once and whole, so that an interrupted run loses nothing."""
+        """Replaces the file by a rename, so an interrupted run loses nothing."""
         self._path.parent.mkdir(exist_ok=True)
         draft = self._path.with_suffix(".tmp")
         content = {"claim": __doc__, "command": "python benchmarks/default_scores.py", "records": self._records}
@@ -159,7 +159,7 @@ def table(results: Results) -> str:
 
 
 def shown(scores: list[float]) -> str:
-    """The median and the range, with as many digits as they need."""
+    """The median and the range, with two digits if all scores are small."""
     digits = 2 if max(map(abs, scores)) < 10 else 0
     low, middle, high = (f"{value:,.{digits}f}" for value in (min(scores), median(scores), max(scores)))
     return f"{middle} ({low} to {high})"
@@ -171,7 +171,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("environment", nargs="?", help="only this environment")
     parser.add_argument("--timesteps", type=int, help="only rows of this length, or the length of a row of your own")
     parser.add_argument("--seeds", type=_seeds, default=FRESH_SEEDS, help="such as 1-5 or 1,2,3; default: 101-110")
-    parser.add_argument("--set", action="append", default=[], help="a setting that is tried, such as agent.epochs=10")
+    parser.add_argument("--set", action="append", default=[], help="a setting to try, such as agent.epochs=10")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the scores are kept")
     parser.add_argument("--table", action="store_true", help="print the table of the rows measured so far")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""Which agents are trained where by `default_scores.py`, for how long, and what their defaults must reach."""
+"""The rows of `default_scores.py`: agents, environments, lengths of training, and the scores that must be reached."""
 
 from __future__ import annotations
 
@@ -7,36 +7,35 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """An agent with its defaults in an environment, and the bar it is held to."""
+    """An agent with its defaults in an environment, and the bar for its score."""
 
     agent: str
     environment: str
     timesteps: int
     bar: float | None = None
-    """What the median over the seeds must reach."""
+    """The score that the median over the seeds must reach."""
     seeds_of_ten: int | None = None
-    """How many seeds of ten must reach the bar instead."""
+    """If given, so many of ten seeds must reach the bar, instead of the median."""
     sets: tuple[str, ...] = ()
-    """Settings that differ from the defaults, said in the table."""
+    """Settings that differ from the defaults, shown in the table."""
 
     def __str__(self) -> str:
-        """As the progress names it."""
         return f"{self.agent} {self.environment} {self.timesteps:,}"
 
     @property
     def name(self) -> str:
-        """The environment, and what was set."""
+        """The environment and the settings that differ from the defaults."""
         return " ".join([self.environment, *(f"`--set {each}`" for each in self.sets)])
 
     @property
     def bar_shown(self) -> str:
-        """The bar in words."""
+        """The bar as the table shows it."""
         if self.bar is None:
             return ""
         return f"{self.bar:,g}" + (f" in {self.seeds_of_ten} of 10" if self.seeds_of_ten else "")
 
     def judged(self, scores: list[float]) -> str:
-        """Whether these scores reach the bar."""
+        """A sentence about whether these scores reach the bar."""
         if self.bar is None:
             return "no bar"
         reached = sum(score >= self.bar for score in scores)

@@ -9,8 +9,8 @@ from interleave import at_least, conclude, interleave, is_quick
 
 NAME = "Steppe, compiled"
 REJAX = "rejax, 1 thread"
-"""With one thread both peers take the least CPU time; the rows of two threads show what that costs in wall time. No bar
-is held against the JAX loop: decision 81 says why."""
+"""With one thread both peers take the least CPU time; the rows with two threads show their shortest wall time. There is
+no bar against the JAX loop: see decision 81."""
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
 """`steppe train` reaches its first timestep 0.4 s sooner than another source tree; `steppe agents` takes under 0.4 s.
 
-The first timestep counts once its metrics are in metrics.jsonl and in tensorboard/, as every run writes them. By then
-modules are imported, the spec is checked, programs are loaded from a warm compilation cache, the first checkpoint is
-saved, and one rollout is collected and learned from. A column of its own tells the time to the line in metrics.jsonl
-alone. The same Python runs both trees, and SETTINGS spell out what has another default in one of them.
+The first timestep is reached when its metrics are in metrics.jsonl and in tensorboard/, as every run writes them. By
+then modules are imported, the spec is checked, programs are loaded from a warm compilation cache, the first checkpoint
+is saved, and one rollout is collected and learned from. A second pair of columns shows the time to the line in
+metrics.jsonl alone. The same Python runs both trees, and SETTINGS names every setting whose default differs in one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from interleave import Contestant, Run, Runs, Verdict, conclude, interleave
+from interleave import Contestant, Run, Runs, Verdict, conclude, interleave, run_measured, spread
 
 HERE = Path(__file__).parents[1] / "src"
 SETTINGS = {
@@ -40,7 +40,7 @@ COLUMNS = {
 }
 LONGEST_WAIT = 300.0
 EVENT_BYTES = 200
-"""An event file with fewer bytes than this holds its version and no metrics yet."""
+"""An event file with fewer bytes than this holds only the file version and no metrics."""
 
 
 def main() -> int:
@@ -48,8 +48,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one round, to see that everything works")
     parser.add_argument("--against", type=Path, metavar="SRC", help="the src folder of another checkout")
     parser.add_argument("--rounds", type=int, default=10)
-    given = parser.parse_args()
-    trees = {"here": HERE} | ({"there": given.against.resolve()} if given.against else {})
+    arguments = parser.parse_args()
+    trees = {"here": HERE} | ({"there": arguments.against.resolve()} if arguments.against else {})
     with tempfile.TemporaryDirectory() as caches:
         folders = {name: Path(caches, name) for name in trees}
         for name, source in trees.items():
@@ -63,12 +63,12 @@ def main() -> int:
                     Contestant(f"steppe agents, {name}", lambda _, s=source, c=folders[name]: whole_command(s, c)),
                 )
             ],
-            1 if given.quick else given.rounds,
+            1 if arguments.quick else arguments.rounds,
         )
     verdicts = [under("steppe agents, here", runs, 0.4)]
-    if given.against:
+    if arguments.against:
         verdicts += [gain("steppe train", runs, cost, 0.4) for cost in ("seconds", "cpu_seconds")]
-    return conclude(str(__doc__), runs, verdicts, given.quick, columns=COLUMNS, cost=None)
+    return conclude(str(__doc__), runs, verdicts, arguments.quick, columns=COLUMNS, cost=None)
 
 
 def first_timestep(source: Path, cache: Path) -> Run:
@@ -97,44 +97,31 @@ def first_timestep(source: Path, cache: Path) -> Run:
 def whole_command(source: Path, cache: Path) -> Run:
     """Time of `steppe agents` from start to end."""
     with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
-        with subprocess.Popen(
-            command(AGENTS), cwd=folder, env=variables(source, cache), stdout=subprocess.DEVNULL
-        ) as child:
-            _, status, usage = os.wait4(child.pid, 0)
-            child.returncode = os.waitstatus_to_exitcode(status)
-        seconds = time.perf_counter() - started
-    if child.returncode:
-        sys.exit(f"error: this command failed: {' '.join(command(AGENTS))}")
-    cpu_seconds = usage.ru_utime + usage.ru_stime
-    # No metrics: the columns of both are those of the whole command.
-    return {"version": source_version(source), "seconds": seconds, "cpu_seconds": cpu_seconds} | {
-        "line_seconds": seconds,
-        "line_cpu_seconds": cpu_seconds,
-    }
+        run = run_measured(command(AGENTS), folder, variables(source, cache))
+    # It writes no metrics, so both pairs of columns show the whole command.
+    line = {f"line_{cost}": run[cost] for cost in ("seconds", "cpu_seconds")}
+    return {"version": source_version(source)} | run | line
 
 
-def command(words: list[str]) -> list[str]:
-    """Steppe in this Python; which source tree it is of is said by PYTHONPATH."""
-    return [sys.executable, "-m", "steppe", *words]
+def command(arguments: list[str]) -> list[str]:
+    """Steppe in this Python; PYTHONPATH selects the source tree."""
+    return [sys.executable, "-m", "steppe", *arguments]
 
 
 def variables(source: Path, cache: Path) -> dict[str, str]:
-    """Each tree has a compilation cache of its own."""
+    """The environment variables of a source tree, which has a compilation cache of its own."""
     return os.environ | {"PYTHONPATH": str(source), "STEPPE_CACHE": str(cache)}
 
 
 def cpu_seconds_of(pid: int) -> float:
-    """CPU time so far of all threads of another process; its clock's number is as clock_getcpuclockid makes it."""
+    """CPU time so far of all threads of another process, by the clock that clock_getcpuclockid(3) names."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def source_version(source: Path) -> str:
     """The commit of a source tree."""
-    told = subprocess.run(
-        ["git", "-C", str(source), "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return told.stdout.strip()
+    git = ["git", "-C", str(source), "rev-parse", "--short=7", "HEAD"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def under(name: str, runs: Runs, bar: float) -> Verdict:
@@ -144,11 +131,11 @@ def under(name: str, runs: Runs, bar: float) -> Verdict:
 
 
 def gain(name: str, runs: Runs, cost: str, bar: float) -> Verdict:
-    """Whether `name` is that many seconds faster here than there, on the median of the differences of the rounds."""
+    """Whether `name` is at least `bar` seconds faster here than there, by the median difference over the rounds."""
     pairs = zip(runs[f"{name}, there"], runs[f"{name}, here"], strict=True)
     gains = [there[cost] - here[cost] for there, here in pairs]
-    told = f"{median(gains):.2f} s ({min(gains):.2f} to {max(gains):.2f})"
-    return Verdict(f"{name}: {COLUMNS[cost]} at least {bar:g} less", told, median(gains) >= bar)
+    claim = f"{name}: {COLUMNS[cost]} at least {bar:g} less"
+    return Verdict(claim, spread(gains, "{:.2f}", " s"), median(gains) >= bar)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Runs contestants in turn, and tells what came of it: a table, verdicts, and JSON in results/.
+"""Runs contestants in turn and reports the results: a table, verdicts, and JSON in results/.
 
-Each contestant runs once a round, every second round in the opposite order, so that whatever else the machine does
-falls on all of them alike. A ratio is taken within each round; its median and its range over the rounds are shown.
+Each contestant runs once a round, every second round in the opposite order, so that other load on the machine affects
+all of them alike. A ratio is taken within each round; the table shows its median and its range over the rounds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -22,9 +23,9 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 COSTS = {"cpu_us": "CPU us/step", "wall_us": "wall us/step", "steps_per_second": "steps/s"}
-"""The columns of a run that was measured by a Window."""
+"""The columns of a run that a Window measures."""
 TIMES = {"cpu_us": "CPU", "wall_us": "wall"}
-"""A table with a ratio of one of them has that of the other beside it, if it has both columns."""
+"""If a table has both columns and shows a ratio of one, it shows the ratio of the other too."""
 
 Run = dict[str, Any]
 Runs = dict[str, list[Run]]
@@ -32,7 +33,7 @@ Runs = dict[str, list[Run]]
 
 @dataclass(frozen=True)
 class Contestant:
-    """A library in one configuration; `run` takes the seed and returns what was measured."""
+    """A library in one configuration; `run` takes the seed and returns the measurements."""
 
     name: str
     run: Callable[[int], Run]
@@ -40,7 +41,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A bar and what was measured against it."""
+    """A bar, the measurement, and whether it meets the bar."""
 
     bar: str
     measured: str
@@ -48,14 +49,14 @@ class Verdict:
 
 
 def is_quick(claim: str | None) -> bool:
-    """Whether --quick is given: one short round that shows that everything works, and proves nothing."""
+    """Whether the command line has --quick: one short round that only shows that everything works."""
     parser = argparse.ArgumentParser(description=claim)
     parser.add_argument("--quick", action="store_true", help="one short round, to see that everything works")
     return bool(parser.parse_args().quick)
 
 
 def interleave(contestants: list[Contestant], rounds: int) -> Runs:
-    """Every contestant's runs, one for each round; the round's number is the seed."""
+    """Runs every contestant once a round, with the round's number as the seed."""
     runs: Runs = {contestant.name: [] for contestant in contestants}
     for seed in range(1, rounds + 1):
         for contestant in contestants if seed % 2 else reversed(contestants):
@@ -65,7 +66,7 @@ def interleave(contestants: list[Contestant], rounds: int) -> Runs:
 
 
 def output_of(command: list[str], variables: Mapping[str, str] | None = None) -> Run:
-    """What a child process prints as its last line, which is JSON; its errors end the benchmark.
+    """The last line that a child process prints, parsed as JSON; if the process fails, the benchmark ends.
 
     `variables` are added to its environment.
     """
@@ -76,21 +77,43 @@ def output_of(command: list[str], variables: Mapping[str, str] | None = None) ->
     return json.loads(child.stdout.splitlines()[-1])
 
 
+def run_measured(command: list[str], folder: str, environment: Mapping[str, str]) -> Run:
+    """Runs a command to its end in a folder: {"seconds", "cpu_seconds", "peak_megabytes"}."""
+    started = time.perf_counter()
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL) as child:
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - started
+    if child.returncode:
+        sys.exit(f"error: this command failed: {shlex.join(command)}")
+    return {
+        "seconds": seconds,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        # Linux counts in kilobytes, and never less than the peak of the process that starts the child, this one.
+        "peak_megabytes": usage.ru_maxrss * 1024 / 1e6,
+    }
+
+
 def ratios(runs: Runs, reference: str, name: str, cost: str) -> list[float]:
-    """In each round, how many times cheaper `name` was than `reference`."""
+    """How many times cheaper `name` was than `reference`, in each round."""
     return [theirs[cost] / ours[cost] for theirs, ours in zip(runs[reference], runs[name], strict=True)]
 
 
 def at_least(runs: Runs, reference: str, name: str, cost: str, factor: float) -> Verdict:
-    """Whether `name` is that many times cheaper than `reference`, on the median of the rounds."""
+    """Whether `name` is at least `factor` times cheaper than `reference`, by the median over the rounds."""
     measured = ratios(runs, reference, name, cost)
     bar = f"{name}: {COSTS[cost]} at most 1/{factor:g} of {reference}"
-    told = f"1/{median(measured):.2f} (1/{min(measured):.2f} to 1/{max(measured):.2f})"
-    return Verdict(bar, told, median(measured) >= factor)
+    return Verdict(bar, spread(measured, "1/{:.2f}"), median(measured) >= factor)
+
+
+def spread(values: list[float], form: str, unit: str = "") -> str:
+    """The median and the range, such as "1.86 times (1.70 to 1.97)"."""
+    middle, low, high = (form.format(value) for value in (median(values), min(values), max(values)))
+    return f"{middle}{unit} ({low} to {high})"
 
 
 def ahead(runs: Runs, reference: str, name: str) -> list[Verdict]:
-    """Whether `name` takes no more than `reference`, neither in CPU time nor in wall time."""
+    """Whether `name` takes no more CPU time and no more wall time than `reference`."""
     return [at_least(runs, reference, name, cost, 1) for cost in TIMES]
 
 
@@ -103,9 +126,9 @@ def conclude(
     cost: str | None = "cpu_us",
     name: str | None = None,
 ) -> int:
-    """Prints the table and the verdicts, writes results/<name or script>.json; the exit code, 1 where a bar is missed.
+    """Prints the table and the verdicts and writes results/<name or script>.json; returns 1 if a bar is missed, else 0.
 
-    The first contestant is the reference of the ratios, which are of `cost`; without one there are none.
+    The table shows ratios of `cost` to the first contestant; if `cost` is None it shows none.
     """
     script = Path(sys.argv[0]).stem
     print(f"\n{claim.strip()}\n{machine()}\n")
@@ -129,10 +152,10 @@ def conclude(
 
 
 def table(runs: Runs, columns: dict[str, str], cost: str | None) -> list[list[str]]:
-    """Medians over the rounds; how many times cheaper than the first row each one is, and the range of that."""
+    """Medians over the rounds, and the ratio of the first row's cost to each row's, with its range."""
     reference, costs = next(iter(runs)), _costs(columns, cost)
-    heads = [word for each in costs for word in (f"{TIMES.get(each, '')} ratio".strip(), "spread of ratio")]
-    rows = [["library", "version", *columns.values(), *heads]]
+    headings = [word for each in costs for word in (f"{TIMES.get(each, '')} ratio".strip(), "spread of ratio")]
+    rows = [["library", "version", *columns.values(), *headings]]
     for name, own in runs.items():
         row = [name, own[0]["version"], *(number(median(run[column] for run in own)) for column in columns)]
         for each in costs:
@@ -143,14 +166,14 @@ def table(runs: Runs, columns: dict[str, str], cost: str | None) -> list[list[st
 
 
 def _costs(columns: dict[str, str], cost: str | None) -> list[str]:
-    """What a table has ratios of: CPU time and wall time where one of them is asked for and both were measured."""
+    """The costs whose ratios a table shows: with CPU time also wall time and vice versa, if both were measured."""
     if cost is None:
         return []
     return [cost, *(other for other in TIMES if cost in TIMES and other != cost and other in columns)]
 
 
 def print_table(rows: list[list[str]]) -> None:
-    """The first row is the heading; all but the first two columns are numbers."""
+    """Prints rows below the first, which is the heading; the first two columns are text, the others numbers."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     rule = ["-" * width for width in widths]
     for row in [rows[0], rule, *rows[1:]]:
@@ -163,12 +186,12 @@ def print_table(rows: list[list[str]]) -> None:
 
 
 def number(value: float) -> str:
-    """With as many digits as mean something."""
+    """A number with three significant digits, or whole from 1,000 on."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def machine() -> str:
-    """What the figures were measured on."""
+    """The processor, system and load that the figures were measured with."""
     cpu = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

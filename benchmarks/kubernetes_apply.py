@@ -1,8 +1,8 @@
 """1,000 workers rendered and applied to a real API server: seconds, and the client's memory, which does not grow.
 
-Every Pod asks for more CPUs than any node has, so that all of them stay pending and nothing runs: what is measured is
-Steppe's client, and how long the cluster takes to make the Pods and to take them away again. KUBECONFIG names the
-cluster; the testbed of this repository will do. Each size is a process of its own.
+Every Pod asks for more CPUs than any node has, so that all of them stay pending and nothing runs. The benchmark
+measures Steppe's client, and how long the cluster takes to make and to delete the Pods. KUBECONFIG names the cluster;
+the testbed of this repository will do. Each size is a process of its own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def judged(runs: Runs) -> list[Verdict]:
     return [
         Verdict(f"{WORKERS[-1]:,} workers: under {SECONDS:g} s", f"{seconds:.1f} s", seconds < SECONDS),
         Verdict(
-            f"memory for all of it at {WORKERS[-1]:,} workers at most {GROWTH:g} times that at {WORKERS[0]}",
+            f"the client's memory at {WORKERS[-1]:,} workers at most {GROWTH:g} times that at {WORKERS[0]}",
             f"{growth:.2f} times",
             growth <= GROWTH,
         ),
@@ -66,7 +66,7 @@ def judged(runs: Runs) -> list[Verdict]:
 
 
 def measure(workers: int, namespace: str) -> Run:
-    """One experiment of so many workers, from its spec to its last Pod; only rendered where there is no namespace."""
+    """One experiment with so many workers, from its spec to its last Pod; without a namespace it is only rendered."""
     import steppe
     from steppe.platforms.kubernetes.manifests import rendering
     from steppe.platforms.kubernetes.manifests.rendering import Plan
@@ -74,7 +74,7 @@ def measure(workers: int, namespace: str) -> Run:
 
     unplaceable = {"cpus": 1000}
     fields: dict[str, Any] = {
-        "name": f"crowd-{workers}",
+        "name": f"workers-{workers}",
         "environment": "CartPole-v1",
         "agent": "dqn",
         "run_mode": "async",
@@ -92,8 +92,8 @@ def measure(workers: int, namespace: str) -> Run:
         "kilobytes": len(rendering.as_yaml(manifests)) / 1000,
         "render_seconds": time.monotonic() - began,
     }
-    nothing = ("apply_seconds", "pods_seconds", "look_seconds", "delete_seconds")
-    run |= dict.fromkeys(nothing, 0.0) if not namespace else applied(plan, workers)
+    not_applied = dict.fromkeys(("apply_seconds", "pods_seconds", "look_seconds", "delete_seconds"), 0.0)
+    run |= applied(plan, workers) if namespace else not_applied
     return {"megabytes_applied": megabytes(), "megabytes_looked": megabytes(), **run, "megabytes": megabytes()}
 
 
@@ -121,13 +121,13 @@ def applied(plan: Any, workers: int) -> Run:
 
 
 def pods(namespace: str) -> int:
-    """How many there are, counted by another program than the one that is measured."""
-    words = ["kubectl", "get", "pods", "-n", namespace, "--no-headers", "-o", "name"]
-    return len(subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines())
+    """The number of Pods, counted by kubectl and not by the measured process."""
+    command = ["kubectl", "get", "pods", "-n", namespace, "--no-headers", "-o", "name"]
+    return len(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines())
 
 
 def megabytes() -> float:
-    """The most memory that this process has had."""
+    """The peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -1,5 +1,5 @@
-"""a2c, trpo, qr_dqn, ddpg and td3: none takes more CPU time or wall time a step than stable-baselines3's, or
-sb3-contrib's, with one thread."""
+"""a2c, trpo, qr_dqn, ddpg and td3: none takes more CPU time or wall time a step than the same agent of
+stable-baselines3 or sb3-contrib with one thread."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contestants import OTHERS, SB3, sb3, steppe
 from interleave import ahead, conclude, interleave, is_quick
 
 TIMESTEPS = {"a2c": 20_000, "trpo": 20_480, "qr_dqn": 8_000, "ddpg": 2_500, "td3": 2_500}
-"""Enough for a few seconds of the slower one."""
+"""Enough for a few seconds of the slower library."""
 TIMES_MORE = {"a2c": 20, "trpo": 4, "qr_dqn": 4}
-"""By how much more Steppe is given of what it is quick at: the loop looks around every tenth of a second only."""
+"""Steppe runs so many times more timesteps of agents that are fast: its loop reports only every tenth of a second."""
 
 
 def main() -> int:

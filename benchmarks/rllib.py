@@ -6,17 +6,17 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from contestants import rllib, steppe
+from contestants import dense, rllib, steppe
 from interleave import at_least, conclude, interleave, is_quick
 
-NETWORK = [{"type": "dense", "size": 64, "activation": "tanh"}] * 2
-CREW: dict[str, Any] = {"network": NETWORK, "num_workers": 2, "num_envs": 4}
-PPO = CREW | {
+TWO_WORKERS: dict[str, Any] = {"network": dense(64, "tanh"), "num_workers": 2, "num_envs": 4}
+PPO = TWO_WORKERS | {
     "agent": {"type": "ppo", "horizon": 128, "epochs": 4, "minibatches": 4, "learning_rate": 3e-4},
     "run_mode": "distributed",
 }
-"""Each worker has half of RLlib's batch of 1,024 timesteps, in as many minibatches: as many updates, half as wide."""
-IMPALA = CREW | {"agent": {"type": "impala", "horizon": 20, "learning_rate": 1e-3}, "run_mode": "async"}
+"""Each worker has half of RLlib's batch of 1,024 timesteps and as many minibatches: equally many updates, half as
+large."""
+IMPALA = TWO_WORKERS | {"agent": {"type": "impala", "horizon": 20, "learning_rate": 1e-3}, "run_mode": "async"}
 GYMNASIUM = {"environment": {"id": "CartPole-v1", "backend": "gymnasium"}}
 
 

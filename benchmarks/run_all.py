@@ -1,4 +1,4 @@
-"""Every benchmark, one after the other; ends with 1 when a bar is missed. --quick: only to see that they work."""
+"""Runs every benchmark, one after the other; exits with 1 if a bar is missed. --quick only shows that they work."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What one worker costs its learner, parameter servers and driver: bytes and CPU time, the base of docs/scaling.md.
+"""Bytes and CPU time that one worker costs its learner, parameter servers and driver: the base of docs/scaling.md.
 
-Nothing here learns or plays: batches, pushes and orders are the real ones, filled with numbers, and go the real way, so
-that what remains is what grows with the number of workers. CPU time is that of the serving side alone, of its thread or
-its process, so that it hardly depends on how many cores there are.
+Nothing here learns or plays. Batches, pushes and orders are real messages with made-up numbers that take the real
+route, so the benchmark measures the costs that grow with the number of workers. CPU time is that of the serving side
+alone, of its thread or its process, so it hardly depends on the number of cores.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from typing import Any
 
 import numpy as np
 
+from contestants import dense
 from interleave import Run, Runs, conclude, is_quick
+from process_tree import TICKS, megabytes_of
 from steppe import __version__
 from steppe.specs.spaces import Box, Discrete, Space
 
-TICKS = os.sysconf("SC_CLK_TCK")
-CROWD = 1000
-"""Connections that are held open, to see what one costs that says nothing."""
-WARM = 20
-"""What is done first and not counted."""
-DENSE = [{"type": "dense", "size": 256, "activation": "relu"}] * 2
+SILENT_WORKERS = 1000
+"""Connections that are held open, to measure the cost of one that sends nothing."""
+WARM_UP = 20
+"""Repetitions that are not counted."""
 SHAPES: dict[str, tuple[Space, Space, dict[str, Any]]] = {
-    "4 numbers, 64-64": (
-        Box((4,)),
-        Discrete(2),
-        {"agent": "dqn", "network": [{"type": "dense", "size": 64, "activation": "relu"}] * 2},
+    "4 numbers, 64-64": (Box((4,)), Discrete(2), {"agent": "dqn", "network": dense(64, "relu")}),
+    "164 numbers, 256-256": (
+        Box((164,)),
+        Box((2,), (-1.0,), (1.0,)),
+        {"agent": "sac", "network": dense(256, "relu")},
     ),
-    "164 numbers, 256-256": (Box((164,)), Box((2,), (-1.0,), (1.0,)), {"agent": "sac", "network": DENSE}),
     "84 x 84 x 4 bytes, 256-256": (
         Box((84, 84, 4), (0.0,), (255.0,), "uint8"),
         Discrete(6),
-        {"agent": "dqn", "network": [{"type": "flatten"}, {"type": "dense", "size": 16}, *DENSE]},
+        {"agent": "dqn", "network": [{"type": "flatten"}, {"type": "dense", "size": 16}, *dense(256, "relu")]},
     ),
 }
 SIZES = {"10 thousand parameters": 10_000, "100 thousand parameters": 100_000, "2 million parameters": 2_000_000}
@@ -57,12 +57,12 @@ def main() -> int:
     quick = is_quick(__doc__)
     count, seconds = (50, 2.0) if quick else (500, 10.0)
     runs: Runs = {}
-    # First, since it forks, which JAX does not like.
-    note(runs, "driver's door, a worker asks whether it is over", questions(count))
+    # This comes first, since it forks, which is not safe once JAX has started its threads.
+    note(runs, "driver's status server, a worker asks whether it is over", questions(count))
     for shape in SHAPES:
-        few = count // 10 if "bytes" in shape else count
-        note(runs, f"learner, a batch of 64 timesteps: {shape}", batches(shape, few))
-    note(runs, "learner, a silent worker, one second", silence(50 if quick else CROWD, seconds))
+        repetitions = count // 10 if "bytes" in shape else count
+        note(runs, f"learner, a batch of 64 timesteps: {shape}", batches(shape, repetitions))
+    note(runs, "learner, a silent worker, one second", silence(50 if quick else SILENT_WORKERS, seconds))
     for size in SIZES:
         note(runs, f"parameter server, a gradient: {size}", gradients(SIZES[size], seconds / 5))
     ray_runs(runs, count)
@@ -74,11 +74,11 @@ def note(runs: Runs, name: str, run: Run) -> None:
     runs[name] = [run]
 
 
-# One learner. Its worker is a thread of this process, so CPU time is that of the thread that serves.
+# The learner. Its worker is a thread of this process, so CPU time is that of the learner's thread.
 
 
 def batches(shape: str, count: int) -> Run:
-    """Batches are received, checked, put into the memory and answered with the policy, as a busy learner does."""
+    """Receives batches, checks them, stores them in the memory and answers with the policy, as a busy learner does."""
     from steppe.net.messagepack import pack
     from steppe.net.protocol import Channel
     from steppe.runners.engines.asynchronous.wire.batches import BatchFormat, from_message, to_message
@@ -97,25 +97,26 @@ def batches(shape: str, count: int) -> Run:
     served.limit = worker.limit = 2**30
 
     def work() -> None:
-        for _ in range(count + WARM):
+        for _ in range(count + WARM_UP):
             worker.send(message, 60.0)
             worker.receive(60.0)
 
     thread = threading.Thread(target=work)
     thread.start()
-    door = memory = 0.0
-    for number in range(count + WARM):
+    network = memory = 0.0
+    for number in range(count + WARM_UP):
         began = time.thread_time()
         batch = from_message(served.receive(60.0), form, 1)
         answer = {"op": "taken"} | board.news(-1, "")
         served.send(answer, 60.0)
         middle = time.thread_time()
         core.take_in(batch)
-        if number >= WARM:
-            door += middle - began
+        if number >= WARM_UP:
+            network += middle - began
             memory += time.thread_time() - middle
     thread.join()
-    return figures((door + memory) / count, len(pack(message)), len(pack(answer))) | {"door_us": 1e6 * door / count}
+    sizes = len(pack(message)), len(pack(answer))
+    return figures((network + memory) / count, *sizes) | {"network_us": 1e6 * network / count}
 
 
 def core_of(observation: Space, action: Space, fields: dict[str, Any]) -> Any:
@@ -132,8 +133,8 @@ def core_of(observation: Space, action: Space, fields: dict[str, Any]) -> Any:
     return core
 
 
-def silence(crowd: int, seconds: float) -> Run:
-    """Workers that have joined and whose simulators are slow; memory is that of both ends of a connection."""
+def silence(workers: int, seconds: float) -> Run:
+    """Workers that have joined and send nothing; memory is that of both ends of a connection."""
     from steppe.runners.engines.asynchronous.learner.open_server import open_server
     from steppe.runners.engines.asynchronous.wire.access import LearnerAccess
     from steppe.runners.engines.asynchronous.wire.task import Task
@@ -144,24 +145,24 @@ def silence(crowd: int, seconds: float) -> Run:
     server = open_server(AsyncSpec(), "127.0.0.1", 0, LearnerAccess(None, None))
     server.board.offer(Task(), (observation, action))
     address = "{}:{}".format(*server.address)
-    links = [LearnerConnection(LearnerAddress(address), (observation, action), 1) for _ in range(crowd)]
+    links = [LearnerConnection(LearnerAddress(address), (observation, action), 1) for _ in range(workers)]
     links[0].join()
     before = megabytes_of(os.getpid())
     for link in links[1:]:
         link.join()
-    megabytes = (megabytes_of(os.getpid()) - before) / crowd
+    megabytes = (megabytes_of(os.getpid()) - before) / workers
     cpu, began = time.process_time(), time.monotonic()
     time.sleep(seconds)
     cpu, passed = time.process_time() - cpu, time.monotonic() - began
     server.close("measured")
-    return figures(cpu / crowd / passed, 0, 0, megabytes)
+    return figures(cpu / workers / passed, 0, 0, megabytes)
 
 
 # Parameter servers and the driver.
 
 
 def gradients(size: int, seconds: float) -> Run:
-    """One step of Adam in a server, without any message."""
+    """Steps of Adam in a server, without messages."""
     from steppe.runners.engines.distributed.parameter_server import (
         ParameterServer,
         Push,
@@ -183,7 +184,7 @@ def gradients(size: int, seconds: float) -> Run:
 
 
 def questions(count: int) -> Run:
-    """The door of a driver's Pod, which every worker's Pod asks now and then."""
+    """Requests to the status server of a driver's Pod, as every worker's Pod sends now and then."""
     from steppe.platforms.kubernetes.pod.pool_client import DriverDoor
     from steppe.platforms.kubernetes.pod.status_server import LearnerAddress
 
@@ -207,7 +208,7 @@ def questions(count: int) -> Run:
 
 
 def ray_runs(runs: Runs, count: int) -> None:
-    """What Ray adds: to a server for each push, to the driver for each order, to a machine for each worker's raylet."""
+    """Ray's own costs: of a server for each push, and of the driver for each order."""
     import ray
 
     from steppe.runners.ray.ray_session import ray_session
@@ -246,7 +247,7 @@ def pushes(ray: Any, size: int, count: int) -> Run:
     ray.get(server.restore.remote(fresh_state(np.zeros(size, np.float32), np.zeros(0, np.float32), 0, None)))
     pid = ray.get(server.pid.remote())
     workers = [ray.remote(Pusher).options(num_cpus=0).remote() for _ in range(2)]
-    ray.get([worker.work.remote(server, WARM) for worker in workers])
+    ray.get([worker.work.remote(server, WARM_UP) for worker in workers])
     cpu = cpu_of(pid)
     ray.get([worker.work.remote(server, count // 2) for worker in workers])
     run = figures((cpu_of(pid) - cpu) / count, 16 * size, 4 * size, megabytes_of(pid))
@@ -277,9 +278,6 @@ def orders(ray: Any, count: int) -> Run:
     return run
 
 
-# Reading the meters.
-
-
 def figures(cpu: float, bytes_up: int, bytes_down: int, megabytes: float = 0.0) -> Run:
     return {
         "version": __version__,
@@ -292,15 +290,9 @@ def figures(cpu: float, bytes_up: int, bytes_down: int, megabytes: float = 0.0) 
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds of CPU time that a process has used, in all threads."""
+    """Seconds of CPU time that a process has used in all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def megabytes_of(pid: int) -> float:
-    """The memory that is a process's own."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
 if __name__ == "__main__":

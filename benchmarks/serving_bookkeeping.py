@@ -1,4 +1,4 @@
-"""What routing costs: a bandit's choice, sticky episodes and the ledger's queue add under 50 us to a request."""
+"""The cost of routing: a bandit's choice, sticky episodes and the ledger's queue add under 50 us to a request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import steppe
-from interleave import Contestant, Run, Verdict, conclude, interleave, is_quick
+from interleave import Contestant, Run, Verdict, conclude, interleave, is_quick, spread
 from serving_contestants import prepare
 from steppe.serve import Endpoint, Question, load_endpoint
 
@@ -37,13 +37,13 @@ def main() -> int:
     verdicts = []
     for name in (ROUTED, EPISODES):
         more = [ours["us"] - bare["us"] for ours, bare in zip(runs[name], runs[ALONE], strict=True)]
-        measured = f"{median(more):.1f} us ({min(more):.1f} to {max(more):.1f})"
-        verdicts.append(Verdict(f"{name}: under {BAR:g} us more than {ALONE}", measured, median(more) < BAR))
+        claim = f"{name}: under {BAR:g} us more than {ALONE}"
+        verdicts.append(Verdict(claim, spread(more, "{:.1f}", " us"), median(more) < BAR))
     return conclude(str(__doc__), runs, verdicts, quick, columns=COLUMNS, cost=None)
 
 
 async def alone(count: int) -> Run:
-    """Only the forward pass, without an endpoint around it."""
+    """Measures the forward pass alone, without an endpoint around it."""
     with tempfile.TemporaryDirectory() as folder:
         endpoint = await started(Path(folder), "policy")
         policy = endpoint.graph.leaves[0].versions.current.policy
@@ -54,7 +54,7 @@ async def alone(count: int) -> Run:
 
 
 async def routed(count: int, length: int) -> Run:
-    """Answers of a router over three policies, in episodes of so many requests."""
+    """Measures answers of a router over three policies, in episodes of `length` requests."""
     with tempfile.TemporaryDirectory() as folder:
         endpoint = await started(Path(folder), "router.json")
         observation = np.zeros((1, 4), np.float32)
@@ -74,7 +74,7 @@ async def routed(count: int, length: int) -> Run:
 
 
 async def timed(ask: Any, count: int) -> Run:
-    """The median of single requests, with the event loop and the ledger's writer getting their turn in between."""
+    """The median time of single requests; between them the event loop and the ledger's writer get their turn."""
     seconds, cpu = [], process_time()
     for number in range(count):
         started = perf_counter()
@@ -88,10 +88,10 @@ async def timed(ask: Any, count: int) -> Run:
     }
 
 
-async def started(folder: Path, what: str) -> Endpoint:
+async def started(folder: Path, graph: str) -> Endpoint:
     prepare(folder, 0)
     assert json.loads((folder / "router.json").read_text())["kind"] == "router"
-    endpoint = load_endpoint(str(folder / what), name="policy", folder=folder / "state")
+    endpoint = load_endpoint(str(folder / graph), name="policy", folder=folder / "state")
     await endpoint.start()
     return endpoint
 

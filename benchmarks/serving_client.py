@@ -1,4 +1,4 @@
-"""One client for all servers: requests as ready-made bytes over kept connections, so that it costs next to nothing."""
+"""One client for all servers: it sends ready-made bytes over kept connections, so it costs next to nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Request:
-    """A POST of JSON, the same every time."""
+    """A POST of JSON, as bytes."""
 
     def __init__(self, path: str, message: Any) -> None:
         body = json.dumps(message).encode()
@@ -19,7 +19,7 @@ class Request:
 
 
 def sequential(port: int, request: Request, count: int, warm_up: int) -> list[float]:
-    """Seconds of each of `count` requests, one after the other over one connection."""
+    """The seconds of each of `count` requests, one after the other over one connection."""
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         seconds = []
@@ -39,12 +39,12 @@ def sequential(port: int, request: Request, count: int, warm_up: int) -> list[fl
 
 
 def concurrent(port: int, request: Request, clients: int, count: int, warm_up: int) -> tuple[list[float], float]:
-    """(seconds of each of `count` requests, seconds of all) of so many clients, each of which asks again at once."""
+    """(seconds of each of `count` requests, seconds of all); each client sends its next request at once."""
     return asyncio.run(_concurrent(port, request, clients, count, warm_up))
 
 
 def is_whole(received: bytes) -> bool:
-    """Whether a response has come to its end."""
+    """Whether a response is complete."""
     head, separator, body = received.partition(b"\r\n\r\n")
     if not separator:
         return False
@@ -56,13 +56,13 @@ def is_whole(received: bytes) -> bool:
 
 
 def check(received: bytes) -> None:
-    """A server that refuses is not quick."""
+    """Raises ConnectionError unless the answer is a success, so that refusals do not count as quick answers."""
     if not received.startswith(b"HTTP/1.1 200"):
         raise ConnectionError(f"the server said {received[:500]!r}")
 
 
 class _Client(asyncio.Protocol):
-    """Asks, waits, and asks again, until enough were asked by all."""
+    """Sends a request, waits for the answer and repeats, until all clients together have sent enough."""
 
     def __init__(self, request: Request, run: _Run) -> None:
         self._request, self._run = request, run
@@ -91,7 +91,7 @@ class _Client(asyncio.Protocol):
 
 
 class _Run:
-    """What all clients of a run have in common."""
+    """The state that all clients of a run share."""
 
     def __init__(self, count: int, warm_up: int) -> None:
         self.seconds: list[float] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from statistics import median
 
-from interleave import Verdict, conclude, interleave, is_quick
+from interleave import Verdict, conclude, interleave, is_quick, spread
 from serving_client import Request, concurrent
 from serving_contestants import BENTOML, HELLO, MLSERVER, RAY, ROUTER, STEPPE, contestant, percentile, servers
 
@@ -28,22 +28,13 @@ def main() -> int:
     runs = interleave([contestant(each, count, measure) for each in chosen], rounds)
     tails = [run["tail"] for run in runs[STEPPE]]
     verdicts = [
-        Verdict(
-            f"{STEPPE}: p99 at most 5 times p50",
-            f"{median(tails):.1f} times ({min(tails):.1f} to {max(tails):.1f})",
-            median(tails) <= 5,
-        )
+        Verdict(f"{STEPPE}: p99 at most 5 times p50", spread(tails, "{:.1f}", " times"), median(tails) <= 5),
     ]
     if MLSERVER in runs:
         pairs = zip(runs[STEPPE], runs[MLSERVER], strict=True)
         times = [ours["requests_per_second"] / theirs["requests_per_second"] for ours, theirs in pairs]
-        verdicts.append(
-            Verdict(
-                f"{STEPPE}: at least 4 times the requests/s of {MLSERVER}",
-                f"{median(times):.1f} times ({min(times):.1f} to {max(times):.1f})",
-                median(times) >= 4,
-            )
-        )
+        claim = f"{STEPPE}: at least 4 times the requests/s of {MLSERVER}"
+        verdicts.append(Verdict(claim, spread(times, "{:.1f}", " times"), median(times) >= 4))
     return conclude(str(__doc__), runs, verdicts, quick, columns=COLUMNS, cost=None)
 
 

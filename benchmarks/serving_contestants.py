@@ -1,4 +1,4 @@
-"""Who is compared in serving: a CartPole-size policy, 4 numbers to 2 choices through 64-64 tanh, behind each server."""
+"""The compared servers, each with a policy of CartPole's size: 4 numbers to 2 choices through 64-64 tanh."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 import steppe
-from contestants import HERE, _python_of
+from contestants import HERE, dense, python_of
 from interleave import Contestant, Run
+from process_tree import descendants
 from serving_client import Request, sequential
 from steppe.policies.description import tensor_shapes
 from steppe.policies.policy import Policy, PolicyDescription
@@ -30,7 +31,7 @@ HELLO, STEPPE, ROUTER = "ASGI hello on uvicorn", "Steppe, one policy", "Steppe, 
 MLSERVER, BENTOML, RAY = "MLServer", "BentoML", "Ray Serve"
 OBSERVATION = [[0.01, -0.02, 0.03, 0.04]]
 TENSOR = {"name": "observation", "shape": [1, 4], "datatype": "FP32", "data": OBSERVATION[0]}
-# The output is named, since the peers compute nothing but the action; without a name Steppe answers all outputs.
+# The request names one output, since the peers compute only the action; without a name Steppe returns all outputs.
 QUESTION = Request("/v2/models/policy/infer", {"inputs": [TENSOR], "outputs": [{"name": "action"}]})
 START_SECONDS = 120
 SERVE = """
@@ -42,20 +43,20 @@ Server(load_endpoint(sys.argv[1], name="policy", folder=sys.argv[2]), Listening(
 
 
 class Served(NamedTuple):
-    """How a server is started and asked."""
+    """How to start a server and how to ask it."""
 
     name: str
     version: str
     command: Callable[[Path, int], list[str]]
-    """Of a folder with policy/, policy.onnx and router.json, and a port."""
+    """Takes a folder with policy/, policy.onnx and router.json, and a port."""
     request: Request = QUESTION
     environment: Callable[[Path], dict[str, str]] = lambda folder: {}
     times_fewer: int = 1
-    """How many times fewer requests it is asked, where each takes long and no bar depends on it."""
+    """Its number of requests is divided by this, if each takes long and no bar depends on it."""
 
 
 def contestant(served: Served, count: int, measure: Callable[[int, Request, int], dict[str, float]]) -> Contestant:
-    """Starts the server, measures it by so many requests, and ends it with all its processes."""
+    """A contestant that starts the server, measures it with `count` requests, and ends it with all its processes."""
 
     def run(seed: int) -> Run:
         with tempfile.TemporaryDirectory() as folder, running(served, Path(folder)) as port:
@@ -65,8 +66,8 @@ def contestant(served: Served, count: int, measure: Callable[[int, Request, int]
 
 
 def servers(quick: bool, *names: str) -> list[Served]:
-    """Those of the names whose packages are installed; the ones that are not are said."""
-    peers = _python_of("STEPPE_SERVING_PEERS_VENV", ".venv-serving-peers")
+    """The named servers whose packages are installed; prints a note for each of the others."""
+    peers = python_of("STEPPE_SERVING_PEERS_VENV", ".venv-serving-peers")
     own, tool = sys.executable, str(Path(peers).parent)
     plain = Request("/", {"observation": OBSERVATION})
     every = {
@@ -111,10 +112,10 @@ def servers(quick: bool, *names: str) -> list[Served]:
 
 @contextlib.contextmanager
 def running(served: Served, folder: Path) -> Iterator[int]:
-    """The port of a server that answers."""
+    """Starts a server and yields its port once it answers."""
     port = free_port()
     prepare(folder, port)
-    # The clients of the benchmark show no token.
+    # The benchmark's clients send no token.
     environment = os.environ | {"STEPPE_LOOPBACK_TOKEN": "never"} | served.environment(folder)
     log = folder / "log.txt"
     with log.open("wb") as output:
@@ -129,27 +130,15 @@ def running(served: Served, folder: Path) -> Iterator[int]:
         wait_for(port, served.request, process, log)
         yield port
     finally:
-        # Some servers have processes of their own, not all of which end when the first one does.
+        # Some servers start processes of their own, not all of which end with the first one.
         for pid in [*descendants(process.pid), process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
 
-def descendants(pid: int) -> list[int]:
-    """The processes that were started by a process, and by those."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    found = [pid]
-    for parent in found:
-        found += [child for child, own in parents.items() if own == parent]
-    return found[1:]
-
-
 def wait_for(port: int, request: Request, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until the first question is answered."""
+    """Waits until the first request is answered."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -162,7 +151,7 @@ def wait_for(port: int, request: Request, process: subprocess.Popen[bytes], log:
 
 
 def prepare(folder: Path, port: int) -> None:
-    """The policy for every server: as a folder, as ONNX, and in a graph with two others."""
+    """Writes the policy for every server: as a folder, as ONNX, and in a graph with two others."""
     policy = make_policy(1)
     policy.save(folder / "policy")
     policy.export_onnx(folder / "policy.onnx")
@@ -188,7 +177,7 @@ def prepare(folder: Path, port: int) -> None:
         "host": "127.0.0.1",
         "grpc_port": free_port(),
         "metrics_port": free_port(),
-        # In the same process, which is quicker than its pool of workers.
+        # It answers in the same process, which is quicker than its pool of workers.
         "parallel_workers": 0,
         "use_structured_logging": False,
         "debug": False,
@@ -198,20 +187,20 @@ def prepare(folder: Path, port: int) -> None:
 
 
 def make_policy(seed: int) -> Policy:
-    """64-64 tanh with random weights: how well it plays makes no difference to how long it takes."""
-    network = NetworkSpec([{"type": "dense", "size": 64, "activation": "tanh"}] * 2)
+    """A policy with random weights: its quality has no influence on its speed."""
+    network = NetworkSpec(dense(64, "tanh"))
     description = PolicyDescription("ppo", "CartPole-v1", 0, Box((4,)), Discrete(2), network, {"kind": "categorical"})
     rng = np.random.default_rng(seed)
     shapes = tensor_shapes(description)
     return Policy(description, {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()})
 
 
-def own_command(what: str, folder: Path, port: int) -> list[str]:
-    return [sys.executable, "-c", SERVE, str(folder / what), str(folder / "state"), str(port)]
+def own_command(graph: str, folder: Path, port: int) -> list[str]:
+    return [sys.executable, "-c", SERVE, str(folder / graph), str(folder / "state"), str(port)]
 
 
 def version_in(python: str, package: str) -> str:
-    """The version of a package in another Python, empty where it has none."""
+    """The version of a package in another Python; empty if it is not installed there."""
     program = f"from importlib.metadata import version; print(version({package!r}))"
     return subprocess.run([python, "-c", program], capture_output=True, text=True, check=False).stdout.strip()
 

@@ -1,4 +1,4 @@
-"""What a trained policy reaches on CartPole-v1 if a tenth of its traffic goes elsewhere, by step or by episode."""
+"""The return of a trained policy on CartPole-v1 if a tenth of its traffic goes elsewhere, by step or by episode."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def measured(root: Path, name: str, seed: int, episodes: int) -> Run:
-    """Mean returns of both policies alone and of their mixtures; other policies are trained with each seed."""
+    """Mean returns of both policies alone and of their mixtures; each seed trains policies of its own."""
     policies = {"best": trained(root, *BEST, seed), "other": trained(root, *OTHERS[name], seed)}
     graph = {
         "kind": "abtest",
@@ -57,18 +57,18 @@ def measured(root: Path, name: str, seed: int, episodes: int) -> Run:
         "branches": [{"kind": "model", "name": each, "policy": str(path)} for each, path in policies.items()],
     }
     (root / "both.json").write_text(json.dumps(graph))
-    ways: dict[str, dict[str, Any]] = {
+    modes: dict[str, dict[str, Any]] = {
         "alone": {"model": "other"},
         "best": {"model": "best"},
         "step": {},
         "episode": {"by_episode": True},
     }
-    returns = {way: asyncio.run(played(root, seed, episodes, **how)) for way, how in ways.items()}
+    returns = {mode: asyncio.run(played(root, seed, episodes, **how)) for mode, how in modes.items()}
     return {"version": steppe.__version__, **returns}
 
 
 def trained(root: Path, agent: str, timesteps: int, seed: int) -> Path:
-    """The run folder of a policy, which is trained the first time it is asked for."""
+    """The run folder of a policy; trains it at the first call."""
     folder = root / f"{agent}-{timesteps}-{seed}"
     if not folder.exists():
         steppe.train(
@@ -85,7 +85,7 @@ def trained(root: Path, agent: str, timesteps: int, seed: int) -> Path:
 
 
 async def played(root: Path, seed: int, episodes: int, model: str | None = None, by_episode: bool = False) -> float:
-    """The mean return of so many episodes, by one of the policies or by whichever the graph chooses."""
+    """The mean return over episodes; `model` names the policy that plays, None leaves the choice to the graph."""
     with tempfile.TemporaryDirectory() as state:
         endpoint = load_endpoint(str(root / "both.json"), name="both", folder=Path(state), seed=seed)
         await endpoint.start()

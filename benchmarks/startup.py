@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 
 import steppe
 from contestants import SB3, peer_command
-from interleave import Contestant, Run, Verdict, conclude, interleave, is_quick
+from interleave import Contestant, Run, Verdict, conclude, interleave, is_quick, run_measured
 
 STEPPE = str(Path(sys.executable).with_name("steppe"))
 HELP, WARM, COLD = "steppe --help", "steppe train, warm cache", "steppe train, cold cache"
@@ -24,44 +22,32 @@ def main() -> int:
     goal, timesteps, rounds = ("50", "10240", 1) if quick else ("475", "102400", 5)
     train = [STEPPE, "train", "CartPole-v1", "--agent", "ppo", "--stop-at-return", goal, "--seed", "1"]
     peer = peer_command("stable_baselines3", "ppo", "--threads", "1", "--timesteps", timesteps, "--seed", "1")
-    watch(train)  # fills the compilation cache, and Python's own of bytecode
+    measure(train)  # fills the compilation cache, and Python's cache of bytecode
     runs = interleave(
         [
-            Contestant("python -c pass", lambda seed: watch([sys.executable, "-c", "pass"])),
-            Contestant(HELP, lambda seed: median_of([watch([STEPPE, "--help"]) for _ in range(5)])),
-            Contestant(WARM, lambda seed: watch(train)),
-            Contestant(COLD, lambda seed: watch(train, cold=True)),
-            Contestant(f"{SB3}, {timesteps} timesteps", lambda seed: watch(peer)),
+            Contestant("python -c pass", lambda seed: measure([sys.executable, "-c", "pass"])),
+            Contestant(HELP, lambda seed: median_of([measure([STEPPE, "--help"]) for _ in range(5)])),
+            Contestant(WARM, lambda seed: measure(train)),
+            Contestant(COLD, lambda seed: measure(train, cold=True)),
+            Contestant(f"{SB3}, {timesteps} timesteps", lambda seed: measure(peer)),
         ],
         rounds,
     )
-    answer = median(run["seconds"] for run in runs[HELP])
+    seconds = median(run["seconds"] for run in runs[HELP])
     memory = max(run["peak_megabytes"] for name in (WARM, COLD) for run in runs[name])
     verdicts = [
-        Verdict(f"{HELP}: under 0.3 s", f"{answer:.2f} s", answer < 0.3),
+        Verdict(f"{HELP}: under 0.3 s", f"{seconds:.2f} s", seconds < 0.3),
         Verdict("steppe train: peak memory under 600 MB", f"{memory:.0f} MB at most", memory < 600),
     ]
     return conclude(str(__doc__), runs, verdicts, quick, columns=COLUMNS, cost=None)
 
 
-def watch(command: list[str], cold: bool = False) -> Run:
-    """Runs a command in an empty folder, with an empty compilation cache if `cold`; its time and peak memory."""
+def measure(command: list[str], cold: bool = False) -> Run:
+    """Runs a command in an empty folder, with an empty compilation cache if `cold`."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | ({"STEPPE_CACHE": f"{folder}/cache"} if cold else {})
-        started = time.perf_counter()
-        with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL) as child:
-            _, status, usage = os.wait4(child.pid, 0)
-            child.returncode = os.waitstatus_to_exitcode(status)
-        seconds = time.perf_counter() - started
-    if child.returncode:
-        sys.exit(f"error: this command failed: {' '.join(command)}")
-    return {
-        "version": steppe.__version__ if command[0] == STEPPE else "",
-        "seconds": seconds,
-        "cpu_seconds": usage.ru_utime + usage.ru_stime,
-        # Linux counts in kilobytes, and never less than what the starting process, this one, had itself.
-        "peak_megabytes": usage.ru_maxrss * 1024 / 1e6,
-    }
+        run = run_measured(command, folder, environment)
+    return {"version": steppe.__version__ if command[0] == STEPPE else ""} | run
 
 
 def median_of(runs: list[Run]) -> Run:

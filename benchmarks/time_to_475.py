@@ -1,6 +1,6 @@
-"""From typing the command to a 100-episode mean of 475 on CartPole-v1: under 10 s, at most 1/8 of stable-baselines3.
+"""From the command to a 100-episode mean of 475 on CartPole-v1: under 10 s, at most 1/8 of stable-baselines3.
 
-Start-up is included, the compilation cache is warm; the median of five seeds. For Steppe the mean counts as reached
+The time includes start-up, with a warm compilation cache, and is the median of five seeds. Steppe has reached the mean
 when the checkpoint of that moment is on disk; "whole command" adds the report, the ONNX file and the video.
 """
 
@@ -16,7 +16,7 @@ from statistics import median
 
 import steppe
 from contestants import PPO_BY_DEFAULT, SB3, peer_command
-from interleave import Contestant, Run, Verdict, conclude, interleave, is_quick, output_of
+from interleave import Contestant, Run, Verdict, conclude, interleave, is_quick, output_of, spread
 
 NAME = "Steppe"
 MOST_TIMESTEPS = 1_000_000
@@ -33,17 +33,18 @@ def main() -> int:
     ]
     runs = interleave(contestants, rounds)
     own, theirs = ([run["seconds"] for run in runs[name]] for name in (NAME, SB3))
-    # Of the medians and not seed by seed: a seed of one library means nothing to the other.
+    # The ratio is taken of the medians and not seed by seed: a seed of one library means nothing to the other.
     ratio = median(theirs) / median(own)
+    own_spread, their_spread = (spread(seconds, "{:.1f}", " s") for seconds in (own, theirs))
     verdicts = [
-        Verdict(f"{NAME}: under 10 s", spread(own), median(own) < 10),
-        Verdict(f"{NAME}: at most 1/8 of {SB3}", f"1/{ratio:.1f}, {spread(own)} and {spread(theirs)}", ratio >= 8),
+        Verdict(f"{NAME}: under 10 s", own_spread, median(own) < 10),
+        Verdict(f"{NAME}: at most 1/8 of {SB3}", f"1/{ratio:.1f}, {own_spread} and {their_spread}", ratio >= 8),
     ]
     return conclude(str(__doc__), runs, verdicts, quick, columns=COLUMNS, cost=None)
 
 
 def train(seed: int, goal: float) -> Run:
-    """`steppe train CartPole-v1`; the hyper-parameters are its defaults, and spelled out in case those change."""
+    """`steppe train CartPole-v1`, with its default hyper-parameters spelled out in case the defaults change."""
     settings = [f"--set={name}={json.dumps(value)}" for name, value in PPO_BY_DEFAULT.items()]
     command = [str(Path(sys.executable).with_name("steppe")), "train", "CartPole-v1", "-n", "run", *settings]
     command += ["--stop-at-return", str(goal), "--total-timesteps", str(MOST_TIMESTEPS), "--seed", str(seed)]
@@ -65,7 +66,7 @@ def train(seed: int, goal: float) -> Run:
 
 
 def train_peer(seed: int, goal: float) -> Run:
-    """The same in stable-baselines3; a run that never reaches the goal counts as if it had at its very end."""
+    """The same in stable-baselines3; a run that misses the goal counts as if it had reached it at its end."""
     arguments = ["--timesteps", str(MOST_TIMESTEPS), "--stop-at-return", str(goal), "--seed", str(seed)]
     agent = PPO_BY_DEFAULT["agent"]
     arguments += [word for name in ("epochs", "minibatches") for word in (f"--{name}", str(agent[name]))]
@@ -73,10 +74,6 @@ def train_peer(seed: int, goal: float) -> Run:
     run = output_of(peer_command("stable_baselines3", "ppo", "--threads", "1", *arguments))
     ended = time.time()
     return run | {"seconds": (run["reached_at"] or ended) - started, "whole_seconds": ended - started}
-
-
-def spread(seconds: list[float]) -> str:
-    return f"{median(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f})"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One run of stable-baselines3 or sbx, in the peers' virtual environment; prints its costs as one line of JSON.
 
-The hyper-parameters are those of contestants.py in the words of these libraries; the rest are their defaults, which
-are the same there and here. They log nothing and save nothing.
+The hyper-parameters are those of contestants.py under these libraries' names; the others are their defaults, which are
+the same as Steppe's. The libraries log nothing and save nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from window import Window
 DISTRIBUTIONS = {"stable_baselines3": "stable-baselines3", "sbx": "sbx-rl"}
 
 
-class Watch(BaseCallback):
-    """Marks the window between rollouts, and ends the training at a mean return of the last 100 episodes."""
+class WindowCallback(BaseCallback):
+    """Marks the window between rollouts and ends the training at a mean return over the last 100 episodes."""
 
     def __init__(self, warm_up: int, stop_at_return: float) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--timesteps", type=int, required=True)
     parser.add_argument("--warm-up", type=int, default=0, help="timesteps before the measuring begins")
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--threads", type=int, help="of torch; as many as it likes without this")
+    parser.add_argument("--threads", type=int, help="of torch; without it torch chooses")
     parser.add_argument("--stop-at-return", type=float, default=float("inf"))
     parser.add_argument("--epochs", type=int, default=4, help="of ppo on CartPole-v1")
     parser.add_argument("--minibatches", type=int, default=4, help="of each of these epochs")
@@ -67,160 +67,111 @@ def main() -> None:
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    watch = Watch(arguments.warm_up, arguments.stop_at_return)
+    callback = WindowCallback(arguments.warm_up, arguments.stop_at_return)
     model = MAKERS[arguments.agent](arguments)
-    model.learn(arguments.timesteps, callback=watch)
+    model.learn(arguments.timesteps, callback=callback)
     result: dict[str, Any] = {
         "version": version(DISTRIBUTIONS[arguments.library]),
-        "reached_at": watch.reached_at,
-        "trained_timesteps": watch.num_timesteps,
+        "reached_at": callback.reached_at,
+        "trained_timesteps": callback.num_timesteps,
     }
-    print(json.dumps(result | watch.window.costs()))
+    print(json.dumps(result | callback.window.costs()))
+
+
+DQN = {
+    "learning_rate": 1e-3,
+    "buffer_size": 50_000,
+    "learning_starts": 1_000,
+    "batch_size": 128,
+    "train_freq": 4,
+    "gradient_steps": 1,
+    "target_update_interval": 500,
+}
+CONTINUOUS = {
+    "buffer_size": 250_000,
+    "learning_starts": 1_000,
+    "batch_size": 256,
+    "train_freq": 1,
+    "gradient_steps": 1,
+}
 
 
 def make_ppo(arguments: argparse.Namespace) -> BaseAlgorithm:
-    library, seed = arguments.library, arguments.seed
-    return import_module(library).PPO(
-        "MlpPolicy",
-        make_vec_env(arguments.environment, n_envs=8, seed=seed),
+    return make(
+        arguments,
+        "PPO",
+        envs=8,
         n_steps=128,
         n_epochs=arguments.epochs,
         batch_size=8 * 128 // arguments.minibatches,
         learning_rate=3e-4,
-        policy_kwargs={"net_arch": [64, 64], "activation_fn": activation(library, "tanh")},
-        seed=seed,
-        device="cpu",
+        policy_kwargs={"net_arch": [64, 64], "activation_fn": activation(arguments.library, "tanh")},
     )
 
 
 def make_dqn(arguments: argparse.Namespace) -> BaseAlgorithm:
-    library, seed = arguments.library, arguments.seed
-    return import_module(library).DQN(
-        "MlpPolicy",
-        make_vec_env(arguments.environment, n_envs=1, seed=seed),
-        learning_rate=1e-3,
-        buffer_size=50_000,
-        learning_starts=1_000,
-        batch_size=128,
-        train_freq=4,
-        gradient_steps=1,
-        target_update_interval=500,
-        exploration_fraction=min(1.0, 10_000 / arguments.timesteps),
-        policy_kwargs={"net_arch": [64, 64], "activation_fn": activation(library, "relu")},
-        seed=seed,
-        device="cpu",
-    )
+    network = {"net_arch": [64, 64], "activation_fn": activation(arguments.library, "relu")}
+    fraction = min(1.0, 10_000 / arguments.timesteps)
+    return make(arguments, "DQN", exploration_fraction=fraction, policy_kwargs=network, **DQN)
 
 
 def make_sac(arguments: argparse.Namespace) -> BaseAlgorithm:
-    library, seed = arguments.library, arguments.seed
-    return import_module(library).SAC(
-        "MlpPolicy",
-        make_vec_env(arguments.environment, n_envs=1, seed=seed),
-        learning_rate=3e-4,
-        buffer_size=250_000,
-        learning_starts=1_000,
-        batch_size=256,
-        train_freq=1,
-        gradient_steps=1,
-        policy_kwargs={"net_arch": [256, 256], "activation_fn": activation(library, "relu")},
-        seed=seed,
-        device="cpu",
-    )
+    network = {"net_arch": [256, 256], "activation_fn": activation(arguments.library, "relu")}
+    return make(arguments, "SAC", learning_rate=3e-4, policy_kwargs=network, **CONTINUOUS)
 
 
 def make_atari_ppo(arguments: argparse.Namespace) -> BaseAlgorithm:
-    return import_module("stable_baselines3").PPO(
-        "CnnPolicy",
-        atari(arguments, 8),
-        n_steps=128,
-        n_epochs=4,
-        batch_size=256,
-        learning_rate=2.5e-4,
-        clip_range=0.1,
-        seed=arguments.seed,
-        device="cpu",
-    )
+    settings = {"n_steps": 128, "n_epochs": 4, "batch_size": 256, "learning_rate": 2.5e-4, "clip_range": 0.1}
+    return make_atari(arguments, "PPO", 8, settings)
 
 
 def make_atari_dqn(arguments: argparse.Namespace) -> BaseAlgorithm:
-    return import_module("stable_baselines3").DQN(
-        "CnnPolicy",
-        atari(arguments, 1),
-        learning_rate=1e-4,
-        buffer_size=10_000,
-        learning_starts=1_000,
-        batch_size=32,
-        train_freq=4,
-        gradient_steps=1,
-        target_update_interval=1_000,
-        seed=arguments.seed,
-        device="cpu",
-    )
+    settings = {"learning_rate": 1e-4, "buffer_size": 10_000, "batch_size": 32, "target_update_interval": 1_000}
+    return make_atari(arguments, "DQN", 1, DQN | settings)
 
 
-def atari(arguments: argparse.Namespace, count: int) -> Any:
-    """The usual preprocessing, four frames together."""
+def make_atari(arguments: argparse.Namespace, algorithm: str, envs: int, settings: dict[str, Any]) -> BaseAlgorithm:
+    """An agent of stable-baselines3 on Atari with the usual preprocessing and four stacked frames."""
     import ale_py
     import gymnasium
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.vec_env import VecFrameStack
 
     gymnasium.register_envs(ale_py)
-    return VecFrameStack(make_atari_env(arguments.environment, n_envs=count, seed=arguments.seed), n_stack=4)
+    frames = VecFrameStack(make_atari_env(arguments.environment, n_envs=envs, seed=arguments.seed), n_stack=4)
+    make_agent = getattr(import_module("stable_baselines3"), algorithm)
+    return make_agent("CnnPolicy", frames, seed=arguments.seed, device="cpu", **settings)
 
 
 def make_a2c(arguments: argparse.Namespace) -> BaseAlgorithm:
-    envs = make_vec_env(arguments.environment, n_envs=8, seed=arguments.seed)
-    return import_module("stable_baselines3").A2C("MlpPolicy", envs, seed=arguments.seed, device="cpu")
+    return make(arguments, "A2C", envs=8)
 
 
 def make_trpo(arguments: argparse.Namespace) -> BaseAlgorithm:
-    envs = make_vec_env(arguments.environment, n_envs=8, seed=arguments.seed)
-    return import_module("sb3_contrib").TRPO(
-        "MlpPolicy", envs, n_steps=256, batch_size=2048, n_critic_updates=10, seed=arguments.seed, device="cpu"
-    )
+    settings = {"n_steps": 256, "batch_size": 2048, "n_critic_updates": 10}
+    return make(arguments, "TRPO", envs=8, package="sb3_contrib", **settings)
 
 
 def make_qr_dqn(arguments: argparse.Namespace) -> BaseAlgorithm:
-    return import_module("sb3_contrib").QRDQN(
-        "MlpPolicy",
-        make_vec_env(arguments.environment, n_envs=1, seed=arguments.seed),
-        learning_rate=1e-3,
-        buffer_size=50_000,
-        learning_starts=1_000,
-        batch_size=128,
-        train_freq=4,
-        gradient_steps=1,
-        target_update_interval=500,
-        policy_kwargs={"net_arch": [64, 64], "n_quantiles": 50},
-        seed=arguments.seed,
-        device="cpu",
-    )
+    network = {"net_arch": [64, 64], "n_quantiles": 50}
+    return make(arguments, "QRDQN", package="sb3_contrib", policy_kwargs=network, **DQN)
 
 
 def make_ddpg(arguments: argparse.Namespace) -> BaseAlgorithm:
-    return continuous("DDPG", arguments)
+    return make(arguments, "DDPG", learning_rate=1e-3, policy_kwargs={"net_arch": [256, 256]}, **CONTINUOUS)
 
 
 def make_td3(arguments: argparse.Namespace) -> BaseAlgorithm:
-    return continuous("TD3", arguments)
+    return make(arguments, "TD3", learning_rate=1e-3, policy_kwargs={"net_arch": [256, 256]}, **CONTINUOUS)
 
 
-def continuous(name: str, arguments: argparse.Namespace) -> BaseAlgorithm:
-    return getattr(import_module("stable_baselines3"), name)(
-        "MlpPolicy",
-        make_vec_env(arguments.environment, n_envs=1, seed=arguments.seed),
-        learning_rate=1e-3,
-        buffer_size=250_000,
-        learning_starts=1_000,
-        batch_size=256,
-        train_freq=1,
-        gradient_steps=1,
-        policy_kwargs={"net_arch": [256, 256]},
-        seed=arguments.seed,
-        device="cpu",
-    )
+def make(
+    arguments: argparse.Namespace, algorithm: str, envs: int = 1, package: str | None = None, **settings: Any
+) -> BaseAlgorithm:
+    """An agent of the chosen library, or of another package, for environments with observations of numbers."""
+    make_agent = getattr(import_module(package or arguments.library), algorithm)
+    environments = make_vec_env(arguments.environment, n_envs=envs, seed=arguments.seed)
+    return make_agent("MlpPolicy", environments, seed=arguments.seed, device="cpu", **settings)
 
 
 MAKERS = {
@@ -238,7 +189,7 @@ MAKERS = {
 
 
 def activation(library: str, name: str) -> Any:
-    """sbx takes its activations from flax, stable-baselines3 from torch."""
+    """An activation function: sbx takes flax's, stable-baselines3 takes torch's."""
     if library == "sbx":
         return getattr(import_module("flax.linen"), name)
     return {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[name]

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-from tree_window import TreeWindow
+from process_tree import TreeWindow
 
 NETWORK = DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh")
 
@@ -38,26 +38,22 @@ def main() -> None:
 def ppo(seed: int) -> Any:
     from ray.rllib.algorithms.ppo import PPOConfig
 
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=2, num_envs_per_env_runner=4, rollout_fragment_length=128)
-        .learners(num_learners=0)
-        .training(train_batch_size_per_learner=1024, minibatch_size=256, num_epochs=4, lr=3e-4)
-        .rl_module(model_config=NETWORK)
-        .debugging(seed=seed)
-    )
+    settings = {"train_batch_size_per_learner": 1024, "minibatch_size": 256, "num_epochs": 4, "lr": 3e-4}
+    return _configured(PPOConfig(), seed, 128, settings)
 
 
 def impala(seed: int) -> Any:
     from ray.rllib.algorithms.impala import IMPALAConfig
 
+    return _configured(IMPALAConfig(), seed, 20, {"train_batch_size_per_learner": 160, "lr": 1e-3})
+
+
+def _configured(config: Any, seed: int, horizon: int, settings: dict[str, Any]) -> Any:
     return (
-        IMPALAConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_env_runners=2, num_envs_per_env_runner=4, rollout_fragment_length=20)
+        config.environment("CartPole-v1")
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=4, rollout_fragment_length=horizon)
         .learners(num_learners=0)
-        .training(train_batch_size_per_learner=160, lr=1e-3)
+        .training(**settings)
         .rl_module(model_config=NETWORK)
         .debugging(seed=seed)
     )

@@ -1,6 +1,6 @@
 """One Steppe run in a process of its own, through the Python API; prints its costs as one line of JSON.
 
-The whole runner is measured: progress, status, metrics.jsonl, TensorBoard and the final checkpoint and policies.
+It measures the whole runner: progress, status, metrics.jsonl, TensorBoard and the final checkpoint and policies.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 import steppe
+from process_tree import TreeWindow
 from steppe.runners import Progress
-from tree_window import TreeWindow
 from window import Window
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     window = (TreeWindow if arguments.tree else Window)(arguments.warm_up)
-    # The last checkpoint is due at the last timestep, so that it is written inside the window and not after it.
+    # A checkpoint is due at the last timestep, so that it is written inside the window and not after it.
     fields = {"saver_frequency": f"{arguments.fields['total_timesteps']}t"} | arguments.fields
 
     def mark(progress: Progress) -> None:

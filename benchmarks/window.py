@@ -1,4 +1,4 @@
-"""What training costs inside a process, once it is under way."""
+"""Measures the CPU and wall time of a training inside its process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import time
 
 
 class Window:
-    """From the first mark at or after `warm_up` timesteps, when all is imported and compiled, to the last mark."""
+    """Measures from the first mark at or after `warm_up` timesteps to the last mark.
+
+    By the end of the warm-up everything must be imported and compiled.
+    """
 
     def __init__(self, warm_up: int) -> None:
         self.warm_up = warm_up
@@ -14,18 +17,18 @@ class Window:
         self.last: tuple[int, float, float] | None = None
 
     def mark(self, timestep: int) -> None:
-        """Notes the CPU time and the wall time."""
+        """Records the CPU time and the wall time at a timestep."""
         if self.first is None and timestep < self.warm_up:
             return
         self.last = (timestep, self.cpu_seconds(), time.perf_counter())
         self.first = self.first or self.last
 
     def cpu_seconds(self) -> float:
-        """Of all threads of this process."""
+        """CPU time of all threads of this process."""
         return time.process_time()
 
     def costs(self) -> dict[str, float]:
-        """Per timestep: {"timesteps", "cpu_us", "wall_us", "steps_per_second"}."""
+        """Costs per timestep: {"timesteps", "cpu_us", "wall_us", "steps_per_second"}."""
         if self.first is None or self.last is None or self.last == self.first:
             raise RuntimeError(f"the run ended before anything was measured after its {self.warm_up} timesteps")
         timesteps, cpu, wall = (end - start for start, end in zip(self.first, self.last, strict=True))

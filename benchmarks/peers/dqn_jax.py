@@ -1,9 +1,10 @@
 """DQN on gymnax's CartPole-v1 as one compiled JAX loop, in the virtual environment of the JAX peers; prints its costs.
 
-What PureJaxRL's users run, written from the algorithm: environment, replay memory (flashbax), network (flax) and
-optimiser (optax) in one `scan`. It draws with replacement, as Steppe does. The hyper-parameters are those of DQN_JAX in
-contestants.py. The program runs twice, the second time from the state in which the first one ended, and only the second
-run is measured: the program is compiled and the memory is full by then. Nothing is evaluated, logged or saved.
+It stands for the programs of PureJaxRL's users and was written from the algorithm: environment, replay memory
+(flashbax), network (flax) and optimiser (optax) in one `scan`. It draws with replacement, as Steppe does. The
+hyper-parameters are those of DQN_JAX in contestants.py. The program runs twice, the second time from the final state
+of the first run, and only the second run is measured: by then the program is compiled and the memory is full. Nothing
+is evaluated, logged or saved.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ EPSILON, EXPLORING = 0.02, 10_000
 
 
 class State(NamedTuple):
-    """Everything that changes while training."""
+    """Everything that changes during training."""
 
     params: Any
     target: Any
@@ -94,7 +95,7 @@ def begin(key: Array) -> State:
 
 
 def train(state: State, iterations: int) -> State:
-    """The state after so many iterations."""
+    """The state after a number of iterations."""
     return jax.lax.scan(lambda state, _: (iteration(state), None), state, None, length=iterations)[0]
 
 
@@ -103,8 +104,8 @@ def iteration(state: State) -> State:
     key, choice_key, random_key, step_key, sample_key = jax.random.split(state.key, 5)
     epsilon = 1.0 + (EPSILON - 1.0) * jnp.minimum(state.iterations * ENVS / EXPLORING, 1.0)
     greedy = NETWORK.apply(state.params, state.observations).argmax(-1)
-    anything = jax.random.randint(random_key, (ENVS,), 0, ENV.num_actions)
-    actions = jnp.where(jax.random.uniform(choice_key, (ENVS,)) < epsilon, anything, greedy)
+    uniform = jax.random.randint(random_key, (ENVS,), 0, ENV.num_actions)
+    actions = jnp.where(jax.random.uniform(choice_key, (ENVS,)) < epsilon, uniform, greedy)
     observations, envs, rewards, ends, _ = jax.vmap(ENV.step, (0, 0, 0, None))(
         jax.random.split(step_key, ENVS), state.envs, actions, ENV_PARAMS
     )
@@ -122,13 +123,13 @@ def iteration(state: State) -> State:
 def update(learned: tuple[Any, Any, Any], batch: Any) -> tuple[Any, Any, Any]:
     """One gradient step on a batch."""
     params, target, optimizer = learned
-    observations, actions, rewards, ends, following = batch.experience
-    worth = rewards + DISCOUNT * (1.0 - ends) * NETWORK.apply(target, following).max(-1)
+    observations, actions, rewards, ends, next_observations = batch.experience
+    targets = rewards + DISCOUNT * (1.0 - ends) * NETWORK.apply(target, next_observations).max(-1)
 
     def loss(params: Any) -> Array:
         values = NETWORK.apply(params, observations)
         chosen = jnp.take_along_axis(values, actions[:, None], 1)[:, 0]
-        return optax.l2_loss(chosen, worth).mean()
+        return optax.l2_loss(chosen, targets).mean()
 
     steps, optimizer = OPTIMIZER.update(jax.grad(loss)(params), optimizer)
     return optax.apply_updates(params, steps), target, optimizer

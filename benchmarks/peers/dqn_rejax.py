@@ -1,8 +1,8 @@
 """DQN of rejax on gymnax's CartPole-v1, in the virtual environment of the JAX peers; prints its costs as JSON.
 
-The hyper-parameters are those of DQN_JAX in contestants.py, in rejax's words. rejax compiles a whole training into one
-program. It runs twice, the second time from the state in which the first one ended, and only the second run is
-measured: the program is compiled and the memory is full by then. Nothing is evaluated, logged or saved.
+The hyper-parameters are those of DQN_JAX in contestants.py, under rejax's names. rejax compiles a whole training into
+one program. It runs twice, the second time from the final state of the first run, and only the second run is measured:
+by then the program is compiled and the memory is full. Nothing is evaluated, logged or saved.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def make(timesteps: int) -> DQN:
-    """An update every 4 timesteps needs 4 environments here: rejax updates after each step of all of them."""
+    """DQN with an update every 4 timesteps; rejax updates after each step of all environments, so it has 4 of them."""
     dqn = DQN.create(
         env="CartPole-v1",
         agent_kwargs={"activation": "relu"},

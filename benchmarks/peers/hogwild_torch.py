@@ -1,9 +1,10 @@
 """Hogwild A2C in PyTorch, in the peers' virtual environment; prints its costs as one line of JSON.
 
-Processes that step one model in shared memory without locks (PyTorch's own Hogwild example, A3C's shared RMSProp), one
-torch thread in each, no gradients while acting, one forward and backward pass for each rollout. As its users write it:
-gymnasium's CartPole in a SyncVectorEnv, torch's Categorical, the optimiser as it comes. With --tuned: gymnasium's own
-vectorised CartPole, the cheapest draw of actions, and RMSProp's loops fused over all parameters.
+Several processes update one model in shared memory without locks (PyTorch's own Hogwild example, A3C's shared RMSProp),
+with one torch thread in each, no gradients while acting, and one forward and backward pass for each rollout. By default
+it is written as its users do: gymnasium's CartPole in a SyncVectorEnv, torch's Categorical, the optimiser's defaults.
+With --tuned it uses gymnasium's own vectorised CartPole, the cheapest draw of actions, and RMSProp's loops fused over
+all parameters.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--envs", type=int, required=True, help="environments of each worker")
     parser.add_argument("--horizon", type=int, required=True)
-    parser.add_argument("--timesteps", type=int, required=True, help="measured, over all workers")
+    parser.add_argument("--timesteps", type=int, required=True, help="measured timesteps of all workers together")
     parser.add_argument("--warm-up", type=int, default=0, help="timesteps before the measuring begins")
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--tuned", action="store_true", help="with everything that makes it faster")
+    parser.add_argument("--tuned", action="store_true", help="use everything that makes it faster")
     arguments = parser.parse_args()
 
     torch.manual_seed(arguments.seed)
@@ -67,23 +68,23 @@ def main() -> None:
     ]
     for worker in workers:
         worker.start()
-    told = [results.get() for _ in workers]
+    reports = [results.get() for _ in workers]
     for worker in workers:
         worker.join()
-    timesteps, wall = sum(each["timesteps"] for each in told), max(each["wall"] for each in told)
+    timesteps, wall = sum(each["timesteps"] for each in reports), max(each["wall"] for each in reports)
     costs = {
         "timesteps": timesteps,
-        "cpu_us": 1e6 * sum(each["cpu"] for each in told) / timesteps,
+        "cpu_us": 1e6 * sum(each["cpu"] for each in reports) / timesteps,
         "wall_us": 1e6 * wall / timesteps,
         "steps_per_second": timesteps / wall,
         "updates_per_second": timesteps / wall / (arguments.envs * arguments.horizon),
-        "mean_return": float(np.mean([each["mean_return"] for each in told])),
+        "mean_return": float(np.mean([each["mean_return"] for each in reports])),
     }
     print(json.dumps({"version": version("torch"), **costs}))
 
 
 def work(index: int, arguments: Any, model: Model, optimizer: SharedRMSProp, ready: Any, results: Any) -> None:
-    """Rollouts and steps of one process, until its share of the timesteps is done."""
+    """Collects rollouts and takes gradient steps until this process's share of the timesteps is done."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.manual_seed(1000 * arguments.seed + index)
@@ -91,17 +92,17 @@ def work(index: int, arguments: Any, model: Model, optimizer: SharedRMSProp, rea
     envs = gymnasium.make_vec("CartPole-v1", num_envs=arguments.envs, vectorization_mode=mode)
     draw = draw_quickly if arguments.tuned else draw_by_distribution
     observations, _ = envs.reset(seed=1000 * arguments.seed + index)
-    each = arguments.envs * arguments.horizon
+    batch = arguments.envs * arguments.horizon
     episodes = Episodes(arguments.envs)
-    for _ in range(-(-arguments.warm_up // (each * arguments.workers))):
+    for _ in range(-(-arguments.warm_up // (batch * arguments.workers))):
         observations = learn(model, optimizer, envs, observations, arguments.horizon, episodes, draw)
     ready.wait()
-    rounds = -(-arguments.timesteps // (each * arguments.workers))
+    rounds = -(-arguments.timesteps // (batch * arguments.workers))
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(rounds):
         observations = learn(model, optimizer, envs, observations, arguments.horizon, episodes, draw)
-    told = {"timesteps": rounds * each, "wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
-    results.put(told | {"mean_return": episodes.mean()})
+    costs = {"timesteps": rounds * batch, "wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+    results.put(costs | {"mean_return": episodes.mean()})
 
 
 class Episodes:
@@ -125,7 +126,7 @@ def draw_by_distribution(logits: torch.Tensor) -> torch.Tensor:
 
 
 def draw_quickly(logits: torch.Tensor) -> torch.Tensor:
-    """The largest of logits with Gumbel noise."""
+    """Samples by the Gumbel-max trick."""
     return (logits - torch.empty_like(logits).exponential_().log()).argmax(-1)
 
 
@@ -138,27 +139,27 @@ def learn(
     episodes: Episodes,
     draw: Callable[[torch.Tensor], torch.Tensor],
 ) -> np.ndarray:
-    """One rollout and one step; the observations after it."""
+    """Collects a rollout and takes one gradient step; returns the observations after the rollout."""
     rows: list[tuple[Any, ...]] = []
     with torch.no_grad():
         for _ in range(horizon):
-            seen = torch.from_numpy(observations)
-            actions = draw(model.policy(seen))
+            before = torch.from_numpy(observations)
+            actions = draw(model.policy(before))
             observations, rewards, terminated, truncated, _ = envs.step(actions.numpy())
             ended = terminated | truncated
-            rows.append((seen, actions, torch.from_numpy(rewards.astype(np.float32)), torch.from_numpy(ended)))
+            rows.append((before, actions, torch.from_numpy(rewards.astype(np.float32)), torch.from_numpy(ended)))
             episodes.record(rewards, ended)
-        following = model.value(torch.from_numpy(observations))[:, 0]
+        next_return = model.value(torch.from_numpy(observations))[:, 0]
         returns = torch.empty(horizon, len(observations))
         for t in reversed(range(horizon)):
-            following = returns[t] = rows[t][2] + DISCOUNT * following * ~rows[t][3]
-    seen, actions = torch.cat([row[0] for row in rows]), torch.cat([row[1] for row in rows])
-    log_probs = torch.log_softmax(model.policy(seen), -1)
-    values = model.value(seen)[:, 0]
+            next_return = returns[t] = rows[t][2] + DISCOUNT * next_return * ~rows[t][3]
+    inputs, actions = torch.cat([row[0] for row in rows]), torch.cat([row[1] for row in rows])
+    log_probs = torch.log_softmax(model.policy(inputs), -1)
+    values = model.value(inputs)[:, 0]
     errors = returns.reshape(-1) - values
-    taken = log_probs.gather(1, actions[:, None])[:, 0]
+    chosen = log_probs.gather(1, actions[:, None])[:, 0]
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
-    loss = -(taken * errors.detach()).mean() - ENTROPY * entropy + VALUE * errors.square().mean()
+    loss = -(chosen * errors.detach()).mean() - ENTROPY * entropy + VALUE * errors.square().mean()
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), NORM)

@@ -1,8 +1,8 @@
 """PPO on Atari in one PyTorch loop, in the peers' virtual environment; prints its costs as one line of JSON.
 
-What CleanRL's users run, written from the algorithm: no library between loop and network, all games stepped together in
-C++ by ale-py's vector environment, channels last, one fused Adam. It stands for CleanRL with EnvPool, whose wheels for
-today's Pythons come without games. It logs nothing and saves nothing.
+It stands for CleanRL with EnvPool, whose wheels for today's Pythons come without games, and was written from the
+algorithm: no library between loop and network, all games stepped together in C++ by ale-py's vector environment,
+channels last, one fused Adam. It logs nothing and saves nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DISCOUNT, LAMBDA, CLIP, ENTROPY, VALUE, NORM = 0.99, 0.95, 0.1, 0.01, 0.5, 0.5
 
 
 class Model(nn.Module):
-    """Nature's network with a policy and a value on top."""
+    """The network of the DQN paper in Nature, with a policy and a value on top."""
 
     def __init__(self, actions: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def initialised(layer: nn.Module, gain: float) -> nn.Module:
-    """Orthogonal weights, no bias."""
+    """Sets orthogonal weights and zero biases."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -83,7 +83,7 @@ def initialised(layer: nn.Module, gain: float) -> nn.Module:
 
 @torch.no_grad()
 def collect(envs: AtariVectorEnv, model: Model, observations: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """(what is seen after a rollout, (pictures, actions, log-probabilities, advantages, returns) of its timesteps)."""
+    """(observations after the rollout, its (pictures, actions, log-probabilities, advantages, returns))."""
     pictures = torch.zeros((HORIZON, ENVS, 4, 84, 84), dtype=torch.uint8)
     actions = torch.zeros((HORIZON, ENVS), dtype=torch.int64)
     log_probs, rewards, ends = (torch.zeros((HORIZON, ENVS)) for _ in range(3))
@@ -93,16 +93,16 @@ def collect(envs: AtariVectorEnv, model: Model, observations: Tensor) -> tuple[T
         logits, values[t] = model(observations)
         actions[t] = torch.multinomial(logits.exp(), 1)[:, 0]
         log_probs[t] = logits.gather(1, actions[t, :, None])[:, 0]
-        seen, gained, terminated, truncated, _ = envs.step(actions[t].numpy())
-        observations = torch.from_numpy(seen)
-        rewards[t] = torch.from_numpy(gained.astype(np.float32))
+        frames, scores, terminated, truncated, _ = envs.step(actions[t].numpy())
+        observations = torch.from_numpy(frames)
+        rewards[t] = torch.from_numpy(scores.astype(np.float32))
         ends[t] = torch.from_numpy((terminated | truncated).astype(np.float32))
     values[HORIZON] = model(observations)[1]
-    advantages, following = torch.zeros((HORIZON, ENVS)), torch.zeros(ENVS)
+    advantages, next_advantage = torch.zeros((HORIZON, ENVS)), torch.zeros(ENVS)
     for t in reversed(range(HORIZON)):
-        goes_on = 1.0 - ends[t]
-        error = rewards[t] + DISCOUNT * values[t + 1] * goes_on - values[t]
-        following = advantages[t] = error + DISCOUNT * LAMBDA * goes_on * following
+        continues = 1.0 - ends[t]
+        error = rewards[t] + DISCOUNT * values[t + 1] * continues - values[t]
+        next_advantage = advantages[t] = error + DISCOUNT * LAMBDA * continues * next_advantage
     rows = (pictures, actions, log_probs, advantages, advantages + values[:-1])
     return observations, tuple(each.flatten(0, 1) for each in rows)
 
@@ -116,9 +116,9 @@ def learn(model: Model, optimizer: torch.optim.Optimizer, rollout: tuple[Tensor,
             logits, values = model(pictures)
             ratio = (logits.gather(1, actions[:, None])[:, 0] - old).exp()
             scaled = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-            gained = torch.min(ratio * scaled, ratio.clamp(1 - CLIP, 1 + CLIP) * scaled).mean()
+            surrogate = torch.min(ratio * scaled, ratio.clamp(1 - CLIP, 1 + CLIP) * scaled).mean()
             entropy = -(logits.exp() * logits).sum(-1).mean()
-            loss = VALUE * 0.5 * (values - returns).square().mean() - gained - ENTROPY * entropy
+            loss = VALUE * 0.5 * (values - returns).square().mean() - surrogate - ENTROPY * entropy
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), NORM)

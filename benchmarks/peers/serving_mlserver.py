@@ -1,4 +1,4 @@
-"""MLServer's runtime for the policy's ONNX file: it has none for ONNX of its own."""
+"""A runtime of MLServer for the policy's ONNX file, since MLServer has none for ONNX."""
 
 from __future__ import annotations
 
