@@ -278,7 +278,7 @@ class Loop:
             "best_return": self.best_return,
             "evaluation": self.evaluation,
             "seed": self.seed,
-            "shards": self.engine.agent.situation.shards,
+            "shards": self.engine.agent.context.shards,
             "xla_threads": xla_threads(),
             "settings": self._settings(),
         }
@@ -313,10 +313,10 @@ class Loop:
                 f'the checkpoint of timestep {checkpoint.timestep:,} does not say its "{missing[0]}"; it was not made '
                 "by a run of this version of Steppe, so start the experiment anew"
             )
-        if manifest["shards"] != self.engine.agent.situation.shards:
+        if manifest["shards"] != self.engine.agent.context.shards:
             raise CheckpointError(
                 f"this run was spread over {manifest['shards']} host devices, but JAX is already in use with "
-                f"{self.engine.agent.situation.shards} in this process; resume it in a process of its own"
+                f"{self.engine.agent.context.shards} in this process; resume it in a process of its own"
             )
         # A checkpoint of before they were kept does not say them.
         for name, was, now in _differences(manifest.get("settings", {}), self._settings()):

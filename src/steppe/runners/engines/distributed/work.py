@@ -75,7 +75,7 @@ class Work:
     def __init__(self, agent: Agent[Any], rollouts: int) -> None:
         self.agent = agent
         self.rollouts = rollouts
-        situation = agent.situation
+        situation = agent.context
         self.normalizes = agent.normalizes_observations or situation.normalize_rewards
         self.timesteps_per_rollout = agent.horizon * situation.num_envs
         self.rows = rollouts * steps_per_rollout(agent)
@@ -138,7 +138,7 @@ class CompiledWork(Work):
     def begin(self, seed: int, number: int, left: dict[str, np.ndarray] | None = None) -> None:
         """Fresh episodes, and randomness that no other worker has; or all as it was `left` in a checkpoint."""
         agent_key, env_key = jax.random.split(worker_key(seed, number))
-        envs = self._begin(env_key, self.agent.situation.num_envs, 1)
+        envs = self._begin(env_key, self.agent.context.num_envs, 1)
         self._run = _Run(begin(self.agent, agent_key, pretrains=False), envs)
         if left is not None:
             own = from_arrays(_Run(self._own(self._run.learner), self._run.envs), left)
@@ -227,7 +227,7 @@ class CompiledWork(Work):
         }
 
     def _rollout(self, run: _Run, timestep: Array) -> tuple[_Run, Any, dict[str, Array], Trajectory]:
-        acting = self.agent.acting(run.learner.agent)
+        acting = self.agent.actor_params(run.learner.agent)
         envs, trajectory, finished = self.rollout.collect(run.envs, acting, timestep)
         learner, metrics = learn(self.agent, run.learner, trajectory)
         return _Run(learner, envs), finished, metrics, trajectory
@@ -236,7 +236,7 @@ class CompiledWork(Work):
         observations, returns = sums.observations, sums.returns
         if self.agent.normalizes_observations:
             observations = normalizers.merge(observations, trajectory.observations, weights=trajectory.weights)
-        if self.agent.situation.normalize_rewards:
+        if self.agent.context.normalize_rewards:
             returns = normalizers.merge(returns, trajectory.running_returns, weights=trajectory.weights)
         return observations, returns
 
@@ -326,7 +326,7 @@ def statistics(values: Moments) -> Statistics:
 
 
 def _nothing_seen(agent: Agent[Any]) -> tuple[Statistics, Statistics]:
-    shape = agent.situation.observation.shape if agent.normalizes_observations else ()
+    shape = agent.context.observation.shape if agent.normalizes_observations else ()
     return tuple(jax.tree.map(jnp.asarray, normalizers.empty(each)) for each in (shape, ()))  # type: ignore[return-value]
 
 
@@ -335,6 +335,6 @@ def _seen_in(agent: Agent[Any], trajectory: Trajectory, length: int) -> Seen:
     observations, returns = (moments(each) for each in _nothing_seen(agent))
     if agent.normalizes_observations:
         observations = of_values(trajectory.observations[:length])
-    if agent.situation.normalize_rewards:
+    if agent.context.normalize_rewards:
         returns = of_values(trajectory.running_returns[:length])
     return Seen(observations, returns)
