@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from steppe import agents
-from steppe.agents._base import Situation, Trajectory, Transitions
+from steppe.agents._base import AgentContext, Trajectory, Transitions
 from steppe.agents.core.actor_critic import Batch
 from steppe.runners.compilation import prepare_jax
 from steppe.specs.learning.agent import AgentSpec
@@ -36,9 +36,9 @@ def _jax_as_in_training():
 def make_agent():
     """make_agent("ppo", action_space, observation=..., num_envs=..., clip=..., ...): other words are settings."""
 
-    def make(type, space, /, observation=Box((3,)), network=TANH_4, num_envs=2, situation=(), **settings):  # noqa: B008
-        described = Situation(
-            observation=observation, action=space, network=network, num_envs=num_envs, **dict(situation)
+    def make(type, space, /, observation=Box((3,)), network=TANH_4, num_envs=2, context=(), **settings):  # noqa: B008
+        described = AgentContext(
+            observation=observation, action=space, network=network, num_envs=num_envs, **dict(context)
         )
         return agents.make(AgentSpec.model_validate({"type": type, **settings}), described)
 
@@ -116,10 +116,10 @@ def random_trajectory():
 
     def draw(agent, state=None, seed=1, outputs=None, ended=0.2):
         rng = np.random.default_rng(seed)
-        space, lead = agent.situation.action, (agent.horizon, agent.situation.num_envs)
+        space, lead = agent.context.action, (agent.horizon, agent.context.num_envs)
         observations, next_observations = rng.normal(size=(2, *lead, 3)).astype(np.float32)
         if outputs is None:
-            outputs = agent.outputs(agent.acting(state), observations.reshape(-1, 3), {})[0]
+            outputs = agent.outputs(agent.actor_params(state), observations.reshape(-1, 3), {})[0]
         terminated, truncated = rng.random((2, *lead)) < ended
         # Where no episode ends, what follows is what is seen next.
         goes_on = ~(terminated | truncated)[:-1, :, None]

@@ -107,7 +107,7 @@ def test_actions_reach_the_environment_in_its_shape_and_bounds(bench):
 def test_cut_parameters_act_as_the_vector_does(case):
     bench = bench_of(*case)
     noise = bench.agent.draw_noise(jax.random.key(3), (SAMPLES,))
-    cut = bench.agent.cut(bench.agent.acting(bench.state))
+    cut = bench.agent.unflattened(bench.agent.actor_params(bench.state))
     assert same(bench.act(cut, bench.observations, noise, 5, bench.internals), bench.draw())
 
 
@@ -120,9 +120,11 @@ def test_actions_drawn_with_the_same_noise_are_the_same(bench):
 
 def test_each_environment_is_acted_in_by_itself(bench):
     noise = bench.agent.draw_noise(jax.random.key(0), (SAMPLES,))
-    acting, observations, internals = bench.agent.acting(bench.state), bench.observations, bench.internals
-    together = bench.act(acting, observations, noise, 5, internals)
-    turned = bench.act(acting, observations[::-1], noise[::-1], 5, jax.tree.map(lambda leaf: leaf[::-1], internals))
+    actor_params, observations, internals = bench.agent.actor_params(bench.state), bench.observations, bench.internals
+    together = bench.act(actor_params, observations, noise, 5, internals)
+    turned = bench.act(
+        actor_params, observations[::-1], noise[::-1], 5, jax.tree.map(lambda leaf: leaf[::-1], internals)
+    )
     for one, other in zip(jax.tree.leaves(together), jax.tree.leaves(turned), strict=True):
         np.testing.assert_allclose(one, other[::-1], rtol=1e-5, atol=1e-6)
 
@@ -137,10 +139,10 @@ def test_greedy_actions_are_those_of_the_exported_policy(bench):
         assert policy.act(observations).shape == (SAMPLES, *bench.action.shape)
         return
     # Noise in the parameters, which an agent explores with, is no part of its policy.
-    acting = agent.acting(bench.state)._replace(params=bench.state.params)
+    actor_params = agent.actor_params(bench.state)._replace(params=bench.state.params)
     internals = jax.tree.map(np.asarray, agent.initial_internals((SAMPLES,)))
     noise = agent.draw_noise(jax.random.key(3), (SAMPLES,))
-    outputs = np.asarray(bench.act(acting, observations, noise, 5, internals)[1])
+    outputs = np.asarray(bench.act(actor_params, observations, noise, 5, internals)[1])
     actions, _ = agent.choose(outputs, None, 0, internals, 0.0, np)
     taken = np.asarray(agent.to_environment(jnp.asarray(actions)))
     np.testing.assert_allclose(policy.act(observations), taken, rtol=1e-4, atol=1e-4)
@@ -156,8 +158,8 @@ def test_acting_in_numpy_is_acting_in_jax(bench):
     if not agent.acts_in_numpy:
         pytest.skip("says itself that it does not")
     noise = np.asarray(agent.draw_noise(jax.random.key(3), (SAMPLES,)))
-    acting = agent.acting(state)
-    policy = agent.policy(state._replace(params=acting.params), 0)
+    actor_params = agent.actor_params(state)
+    policy = agent.policy(state._replace(params=actor_params.params), 0)
     own = {name: leaf for name, leaf in bench.internals.items() if name in policy.initial_state()}
     outputs, after = policy.outputs_after(bench.observations, own)
     log_std = policy.tensors.get("head/log_std", 0.0)
@@ -182,5 +184,5 @@ def test_an_exported_policy_keeps_its_own_copy(bench):
 
 
 def test_acting_needs_only_the_acting_part_of_the_state(bench):
-    acting = bench.agent.acting(bench.state)
-    assert set(acting._fields) == {"params", "observations"}
+    actor_params = bench.agent.actor_params(bench.state)
+    assert set(actor_params._fields) == {"params", "observations"}

@@ -6,7 +6,7 @@ import pytest
 from benches import REQUIRED, SETTINGS, TRIED_ACTIONS, Bench
 
 from steppe import agents
-from steppe.agents._base import Situation
+from steppe.agents._base import AgentContext
 from steppe.errors import SpecError, UserError
 from steppe.specs.describing.docstrings import sentence_of
 from steppe.specs.learning.agent import AgentSpec
@@ -34,9 +34,9 @@ def test_agents_for_discrete_actions_refuse_others(agent):
         Bench(agent, "box", "vector")
     expected = f'agent "{agent}" needs discrete actions, but Test-v0 has continuous actions; use "sac", "td3" or "ppo"'
     assert str(caught.value) == expected
-    situation = Situation(Box((3,)), Box((2,), (0.0,), (5.0,), "int32"), num_envs=32)
+    context = AgentContext(Box((3,)), Box((2,), (0.0,), (5.0,), "int32"), num_envs=32)
     with pytest.raises(UserError, match="but the environment has whole numbers in a box as actions"):
-        agents.make(AgentSpec.model_validate({"type": agent, **REQUIRED.get(agent, {})}), situation)
+        agents.make(AgentSpec.model_validate({"type": agent, **REQUIRED.get(agent, {})}), context)
 
 
 @pytest.mark.parametrize("agent", ["dqn", "dqfd", "qr_dqn", "pqn", "ddpg", "td3", "sac", "naf"])
@@ -81,7 +81,7 @@ def test_a_setting_of_the_wrong_type_is_refused(checked, agent):
 
 def test_an_unknown_agent_is_refused_with_the_nearest_word():
     with pytest.raises(SpecError, match=r'^unknown agent "pppo".*did you mean "ppo"\?.*"steppe agents" lists them'):
-        agents.make(AgentSpec.model_validate("pppo"), Situation(Box((3,)), Discrete(2)))
+        agents.make(AgentSpec.model_validate("pppo"), AgentContext(Box((3,)), Discrete(2)))
 
 
 @pytest.mark.parametrize("agent", SETTINGS)

@@ -189,9 +189,9 @@ def test_each_step_of_the_actor_is_one_of_adam(make_agent, shaken):
 
 
 def test_the_actors_learning_rate_reaches_its_end_although_it_waits(make_agent, shaken, random_transitions):
-    situation = {"total_timesteps": 130}
+    context = {"total_timesteps": 130}
     settings = {"learning_starts": 32, "batch_size": 32, "learning_rate_decay": "linear", "policy_delay": 2}
-    agent = make_agent("td3", BOUNDED, num_envs=1, situation=situation, optimizer="gradient_descent", **settings)
+    agent = make_agent("td3", BOUNDED, num_envs=1, context=context, optimizer="gradient_descent", **settings)
     state, apply = shaken(agent), jax.jit(agent.apply)
     ones = np.ones(agent.layout.size, np.float32)
     steps = []

@@ -55,7 +55,7 @@ def q_values(in_numpy, agent, vector, observations):
 
 def parts_in_numpy(in_numpy, agent, vector, state, batch):
     """(1-step errors, n-step errors, margins), each [B, choices]."""
-    space, settings = agent.situation.action, agent.settings
+    space, settings = agent.context.action, agent.settings
     sizes = [space.n] if isinstance(space, Discrete) else list(space.nvec)
     own = q_values(in_numpy, agent, vector, batch.observations)
     errors = {"single": np.zeros((SIZE, len(sizes))), "n_step": np.zeros((SIZE, len(sizes)))}
@@ -173,7 +173,7 @@ def test_demonstrations_go_through_the_agents_preprocessing(make_dqfd):
     stages = PreprocessingSpec([{"type": "sequence", "length": 2}])
     preprocessing = Preprocessing(stages, raw)
     shown = made_up(raw, FOUR)
-    agent = make_dqfd(shown=shown, observation=preprocessing.space, situation={"preprocessing": preprocessing})
+    agent = make_dqfd(shown=shown, observation=preprocessing.space, context={"preprocessing": preprocessing})
     seen, following = shown.seen_through(preprocessing)
     assert seen.shape == (16, 6)
     np.testing.assert_array_equal(agent.demonstrations.observations[:, 0], seen)
@@ -182,8 +182,8 @@ def test_demonstrations_go_through_the_agents_preprocessing(make_dqfd):
 
 def test_normalisers_begin_with_what_was_demonstrated(make_dqfd):
     shown = made_up(Box((3,)), FOUR, episodes=(3, 2))
-    situation = {"normalize_observations": True, "normalize_rewards": True}
-    agent = make_dqfd(shown=shown, situation=situation, discount=0.5)
+    context = {"normalize_observations": True, "normalize_rewards": True}
+    agent = make_dqfd(shown=shown, context=context, discount=0.5)
     state = agent.init(jax.random.key(0))
     observations = shown.arrays["observations"]
     np.testing.assert_allclose(state.observations.mean, observations.mean(0), rtol=1e-4, atol=1e-6)
@@ -246,7 +246,7 @@ def test_without_demonstrations_the_way_to_record_some_is_told(checked):
 
 def test_the_learning_rate_reaches_zero_after_pretraining_and_all_timesteps(make_dqfd):
     agent = make_dqfd(
-        situation={"total_timesteps": 80},
+        context={"total_timesteps": 80},
         num_envs=2,
         update_frequency=4,
         demo_batch_size=4,
@@ -276,7 +276,7 @@ def test_demonstrations_must_be_named_and_there(make_agent, checked, tmp_path, m
 def test_demonstrations_of_another_environment_are_refused(make_agent, tmp_path):
     path = made_up(Box((5,)), FOUR).save(tmp_path / "good")
     with pytest.raises(UserError, match=r"recorded in Test-v0 .*shape \(5,\), but Here-v0 has numbers of shape \(3,\)"):
-        make_agent("dqfd", FOUR, demonstrations=str(path), situation={"environment": "Here-v0"})
+        make_agent("dqfd", FOUR, demonstrations=str(path), context={"environment": "Here-v0"})
 
 
 def test_continuous_actions_are_refused_before_any_file_is_read(make_agent):

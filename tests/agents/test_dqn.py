@@ -44,7 +44,7 @@ def q_values(in_numpy, agent, vector, observations):
     """One [B, options, quantiles] for each choice."""
     tensors, quantiles = in_numpy.tensors(agent, vector), agent.settings.quantiles
     features = in_numpy.torso(tensors, "", observations)
-    ends = np.cumsum(choices_of(agent.situation.action))[:-1]
+    ends = np.cumsum(choices_of(agent.context.action))[:-1]
 
     def of_head(name):
         outputs = in_numpy.dense(tensors, name, features)
@@ -186,11 +186,11 @@ def test_rewards_and_observations_are_normalised_where_asked(
     make_agent, shaken, random_transitions, random_trajectory, in_numpy
 ):
     plain = make_agent("dqn", FOUR)
-    situation = {"normalize_rewards": True, "normalize_observations": True}
-    agent = make_agent("dqn", FOUR, situation=situation, n_step=2, update_frequency=6)
+    context = {"normalize_rewards": True, "normalize_observations": True}
+    agent = make_agent("dqn", FOUR, context=context, n_step=2, update_frequency=6)
     seen = random_trajectory(agent, shaken(agent))
     seen = seen._replace(observations=3.0 + 2.0 * seen.observations)
-    state = agent.observe(shaken(agent), seen)
+    state = agent.update_stats(shaken(agent), seen)
     mean, std = seen.observations.mean((0, 1)), seen.observations.std((0, 1))
     np.testing.assert_allclose(state.observations.mean, mean, rtol=1e-4)
     np.testing.assert_allclose(state.returns.variance, seen.running_returns.var(), rtol=1e-4)

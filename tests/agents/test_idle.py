@@ -15,7 +15,7 @@ def drawn(agent, count=12_000):
     """Actions as the environment takes them."""
     noise = agent.draw_noise(jax.random.key(0), (count,))
     observations = np.zeros((count, 3), np.float32)
-    actions, _, _ = agent.act(agent.acting(agent.init(jax.random.key(0))), observations, noise, 0, {})
+    actions, _, _ = agent.act(agent.actor_params(agent.init(jax.random.key(0))), observations, noise, 0, {})
     return np.asarray(agent.to_environment(actions))
 
 

@@ -18,7 +18,7 @@ def policy_and_values(in_numpy, agent, vector, observations):
 
 
 def log_probs_of(in_numpy, agent, vector, outputs, actions):
-    if isinstance(agent.situation.action, Discrete):
+    if isinstance(agent.context.action, Discrete):
         return np.take_along_axis(in_numpy.log_softmax(outputs), actions[..., None], -1)[..., 0]
     log_std = in_numpy.tensors(agent, vector)["policy/head/log_std"]
     return stats.norm(outputs, np.exp(log_std)).logpdf(actions).sum(-1)
@@ -78,11 +78,11 @@ def test_targets_and_gradient_correct_for_the_older_policy(make_agent, shaken, r
 
 def test_rewards_are_scaled_where_they_are_normalised(make_agent, shaken, random_trajectory):
     plain, scaling = (
-        make_agent("impala", Discrete(3), horizon=6, situation={"normalize_rewards": given}) for given in (False, True)
+        make_agent("impala", Discrete(3), horizon=6, context={"normalize_rewards": given}) for given in (False, True)
     )
     state = shaken(plain)
     trajectory = random_trajectory(plain, state)
-    noted = scaling.note_rewards(state, trajectory)
+    noted = scaling.update_return_stats(state, trajectory)
     scaled = trajectory._replace(rewards=trajectory.rewards / trajectory.running_returns.std())
     expected = jax.jit(plain.prepare)(state, scaled)
     batch = jax.jit(scaling.prepare)(noted, trajectory)

@@ -81,7 +81,7 @@ def test_no_action_is_worth_more_than_the_policys(make_agent, shaken):
     params = agent.layout.split(shaken(agent).params)
     rng = np.random.default_rng(0)
     observations = rng.normal(size=(1, 3)).astype(np.float32)
-    outputs, _ = agent.outputs(agent.acting(shaken(agent)), observations, {})
+    outputs, _ = agent.outputs(agent.actor_params(shaken(agent)), observations, {})
     best, _ = agent.choose(np.asarray(outputs), None, 0, agent.initial_internals((1,)), 0.0, np)
     others = rng.uniform(-1, 1, (500, 3)).astype(np.float32)
     seen = np.repeat(observations, 500, 0)

@@ -29,7 +29,7 @@ ACTIONS = {
 
 def log_probs_and_entropy(in_numpy, agent, outputs, log_std, actions):
     """([B], []) of outputs [B, outputs]."""
-    space = agent.situation.action
+    space = agent.context.action
     match agent.kind:
         case "gaussian":
             std = np.exp(log_std)
@@ -199,7 +199,7 @@ def test_one_epoch_of_one_minibatch_is_one_plain_gradient_step(make_agent, shake
         minibatches=1,
         optimizer="gradient_descent",
         max_gradient_norm=None,
-        situation={"normalize_observations": True},
+        context={"normalize_observations": True},
     )
     state = shaken(agent)
     trajectory = random_trajectory(agent, state)
@@ -236,17 +236,17 @@ def test_advantages_far_from_zero_are_standardised_exactly(make_agent, shaken, r
 
 def test_normalised_rewards_are_divided_by_the_spread_of_the_returns(make_agent, shaken, random_trajectory):
     agents = [
-        make_agent("ppo", Discrete(3), horizon=6, situation={"normalize_rewards": normalised})
+        make_agent("ppo", Discrete(3), horizon=6, context={"normalize_rewards": normalised})
         for normalised in (False, True)
     ]
     state = shaken(agents[0])
     trajectory = random_trajectory(agents[0], state)
-    noted = agents[1].note_rewards(state, trajectory)
+    noted = agents[1].update_return_stats(state, trajectory)
     assert noted.returns.variance.item() == pytest.approx(trajectory.running_returns.var(), rel=1e-4)
     scaled = trajectory._replace(rewards=trajectory.rewards / trajectory.running_returns.std())
     expected = jax.jit(agents[0].prepare)(state, scaled).advantages
     np.testing.assert_allclose(jax.jit(agents[1].prepare)(noted, trajectory).advantages, expected, rtol=1e-4, atol=1e-5)
-    assert agents[0].note_rewards(state, trajectory).returns is state.returns
+    assert agents[0].update_return_stats(state, trajectory).returns is state.returns
 
 
 def test_a_linearly_falling_learning_rate_reaches_zero_with_the_last_timestep(make_agent, shaken, random_trajectory):
@@ -257,7 +257,7 @@ def test_a_linearly_falling_learning_rate_reaches_zero_with_the_last_timestep(ma
         epochs=2,
         minibatches=2,
         learning_rate_decay="linear",
-        situation={"total_timesteps": 36},
+        context={"total_timesteps": 36},
     )
     state = shaken(agent)
     update = jax.jit(agent.update)
@@ -329,7 +329,7 @@ def test_normalising_images_is_refused(make_agent):
             Discrete(3),
             observation=Box((12, 12, 1), (0.0,), (255.0,), "uint8"),
             network=None,
-            situation={"normalize_observations": True},
+            context={"normalize_observations": True},
         )
 
 

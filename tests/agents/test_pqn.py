@@ -18,7 +18,7 @@ def values_of(in_numpy, agent, vector, observations):
     """One [..., options] for each choice."""
     tensors = in_numpy.tensors(agent, vector)
     features = in_numpy.torso(tensors, "", observations)
-    space = agent.situation.action
+    space = agent.context.action
     ends = np.cumsum((space.n,) if isinstance(space, Discrete) else space.nvec)[:-1]
     if not agent.settings.dueling:
         return np.split(in_numpy.dense(tensors, "head", features), ends, -1)

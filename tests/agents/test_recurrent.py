@@ -129,7 +129,7 @@ def test_acting_carries_what_is_remembered(played):
     internals = {name: leaf[0] for name, leaf in one.trajectory.internals.items()}
     noise = np.asarray(agent.draw_noise(jax.random.key(0), (T, N)))
     for t in range(T):
-        _, outputs, internals = act(agent.acting(state), one.observations[t], noise[t], 0, internals)
+        _, outputs, internals = act(agent.actor_params(state), one.observations[t], noise[t], 0, internals)
         np.testing.assert_allclose(outputs, one.outputs[t], rtol=1e-4, atol=1e-5)
         for name, leaf in internals.items():
             np.testing.assert_allclose(leaf, one.trajectory.next_internals[name][t], rtol=1e-4, atol=1e-5)
@@ -198,10 +198,10 @@ def test_a_rollout_resets_at_episode_ends_and_carries_on_across_its_border(make_
     rollout = Rollout(agent, env, 5)
     envs = rollout.begin(jax.random.key(0), 3, 1)
     collect = jax.jit(rollout.collect)
-    acting = agent.acting(shaken(agent))
+    actor_params = agent.actor_params(shaken(agent))
     before_border = None
     for chunk in range(2):
-        envs, trajectory, finished = collect(envs, acting, jnp.int32(24 * chunk))
+        envs, trajectory, finished = collect(envs, actor_params, jnp.int32(24 * chunk))
         assert np.any(finished.ended[:-1])
         for name, leaf in trajectory.internals.items():
             after = np.asarray(trajectory.next_internals[name])
@@ -254,7 +254,7 @@ def test_policy_and_value_may_differ_in_whether_they_remember(make_agent, shaken
     internals, rows = agent.initial_internals((N,)), []
     for t in range(T):
         before = internals
-        actions, outputs, after = act(agent.acting(state), observations[t], noise[t], 0, internals)
+        actions, outputs, after = act(agent.actor_params(state), observations[t], noise[t], 0, internals)
         rows.append((actions, outputs, before, after))
         internals = {name: np.where(ENDED[t][:, None], 0.0, leaf) for name, leaf in after.items()}
     actions, outputs, before, after = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)

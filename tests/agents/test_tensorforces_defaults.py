@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from steppe import agents, runners
-from steppe.agents._base import Situation
+from steppe.agents._base import AgentContext
 from steppe.errors import SpecError
 from steppe.specs.experiment import ExperimentSpec, dump
 from steppe.specs.learning.agent import AgentSpec
@@ -205,8 +205,8 @@ ACTIONS = {"ddpg": Box((1,), (-1.0,), (1.0,)), "naf": Box((1,), (-1.0,), (1.0,))
 @pytest.mark.parametrize("name", [name for name in LATEST if name != "dqfd"])
 def test_every_old_agent_can_be_made(name: str) -> None:
     observation = Box((4,), (-1.0,) * 4, (1.0,) * 4)
-    situation = Situation(observation, ACTIONS.get(name, Discrete(2)), num_envs=1)
-    assert agents.make(validate(AgentSpec, f"{name}_agent"), situation).type == name
+    context = AgentContext(observation, ACTIONS.get(name, Discrete(2)), num_envs=1)
+    assert agents.make(validate(AgentSpec, f"{name}_agent"), context).type == name
 
 
 def test_whole_episodes_come_from_one_environment_so_that_old_networks_may_remember() -> None:

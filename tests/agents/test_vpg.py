@@ -54,10 +54,10 @@ def test_loss_and_gradient_are_the_policy_gradient(
 
 def bandit(agent, state, key):
     """[T, N] timesteps of one state each, in which action 1 alone is rewarded."""
-    lead = (agent.horizon, agent.situation.num_envs)
+    lead = (agent.horizon, agent.context.num_envs)
     observations = jnp.ones((*lead, 3))
     noise = agent.draw_noise(key, lead)
-    actions, outputs, _ = jax.vmap(lambda o, n: agent.act(agent.acting(state), o, n, 0, {}))(observations, noise)
+    actions, outputs, _ = jax.vmap(lambda o, n: agent.act(agent.actor_params(state), o, n, 0, {}))(observations, noise)
     rewards = (actions == 1) * 1.0
     every = np.ones(lead, bool)
     return Trajectory(observations, actions, rewards, every, ~every, observations, outputs, rewards, {}, {})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from steppe import agents
-from steppe.agents._base import Situation
+from steppe.agents._base import AgentContext
 from steppe.errors import CheckpointError
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.engines.learning import begin
@@ -93,7 +93,7 @@ def test_every_agents_learner_comes_back_bit_for_bit(agent):
     network = NetworkSpec([{"type": "dense", "size": 4}])
     settings = {"batch_size": 8, "memory": {"type": "prioritized_replay", "capacity": 64}} if agent == "dqn" else {}
     spec = AgentSpec.model_validate({"type": agent, **settings})
-    made = agents.make(spec, Situation(Box((3,)), Discrete(2), network, normalize_observations=True))
+    made = agents.make(spec, AgentContext(Box((3,)), Discrete(2), network, normalize_observations=True))
     first, other = (begin(made, jax.random.key(seed)) for seed in (1, 2))
     arrays = to_arrays(first)
     assert "agent/params" in arrays

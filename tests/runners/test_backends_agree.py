@@ -24,7 +24,7 @@ def test_frames_are_stacked_by_decision_however_often_actions_are_repeated(engin
         trajectory = engine._collector.collect(engine._learner.agent, 0).trajectory
     else:
         run = engine._run
-        trajectory = jax.jit(engine.rollout.collect)(run.envs, engine.agent.acting(run.learner.agent), 0)[1]
+        trajectory = jax.jit(engine.rollout.collect)(run.envs, engine.agent.actor_params(run.learner.agent), 0)[1]
     now = np.asarray(trajectory.observations).reshape(8, 2, 2, 4)
     then = np.asarray(trajectory.next_observations).reshape(8, 2, 2, 4)
     # The older half of what follows is the newer half of what was there before.

@@ -70,7 +70,7 @@ fields = {"num_envs": 4, "environment": {"id": "CartPole-v1", "backend": "gymnas
 learned = []
 for shards in (1, 2):
     engine = make_engine(experiment(agent=agent, **fields), shards)
-    assert engine.agent.situation.shards == shards
+    assert engine.agent.context.shards == shards
     engine.begin(1)
     before = np.asarray(engine._learner.agent.params)
     chunk = engine.advance(1, 0, Limits(None, None))

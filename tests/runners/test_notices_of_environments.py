@@ -42,7 +42,7 @@ def test_a_limit_that_holds_is_no_notice(backend, settings, limit):
     engine = make_engine(experiment(environment, max_timesteps_per_episode=limit))
     engine.close()
     assert engine.notices == ()
-    assert engine.agent.situation.episode_limit == (limit or 500)
+    assert engine.agent.context.episode_limit == (limit or 500)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from demonstrated import made_up, steady_policy
 from runs import experiment, train
 
 from steppe import agents
-from steppe.agents._base import Situation
+from steppe.agents._base import AgentContext
 from steppe.records import checkpoints
 from steppe.runners.engines import learning
 from steppe.runners.engines.learning import begin, learn
@@ -30,7 +30,7 @@ def make(tmp_path):
     path = str(shown.save(tmp_path / "made_up"))
 
     def make(**settings):
-        situation = Situation(Box((3,)), Discrete(2), NETWORK, num_envs=2)
+        situation = AgentContext(Box((3,)), Discrete(2), NETWORK, num_envs=2)
         settings = {"batch_size": 8, "n_step": 3, "pretraining_updates": 5, "demonstrations": path} | settings
         return agents.make(AgentSpec.model_validate({"type": "dqfd", **settings}), situation)
 
@@ -82,7 +82,7 @@ def test_pretraining_learns_what_was_demonstrated(make):
     shown = agent.demonstrations
 
     def agreement(learner):
-        outputs, _ = agent.outputs(agent.acting(learner.agent), shown.observations[:, 0], {})
+        outputs, _ = agent.outputs(agent.actor_params(learner.agent), shown.observations[:, 0], {})
         return np.mean(np.argmax(outputs, -1) == shown.actions[:, 0])
 
     assert agreement(before) < 0.7

@@ -18,12 +18,12 @@ from jax.sharding import Mesh, PartitionSpec as P
 from steppe.runners.compilation import prepare_jax
 assert prepare_jax(2) == 2
 from steppe import agents
-from steppe.agents._base import Situation, Trajectory
+from steppe.agents._base import AgentContext, Trajectory
 from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.spaces import Box, Discrete
 
 rng = np.random.default_rng(0)
-situation = Situation(Box((3,)), Discrete(2), num_envs=8, normalize_observations=True, normalize_rewards=True)
+situation = AgentContext(Box((3,)), Discrete(2), num_envs=8, normalize_observations=True, normalize_rewards=True)
 settings = {"type": "vpg", "horizon": 4, "optimizer": "gradient_descent", "max_gradient_norm": None}
 whole, spread = (agents.make(AgentSpec.model_validate(settings), situation) for _ in range(2))
 spread.axis = "shards"

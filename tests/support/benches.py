@@ -10,7 +10,7 @@ import numpy as np
 from demonstrated import made_up_file
 
 from steppe import agents
-from steppe.agents._base import Situation, TrainState, Trajectory, Transitions
+from steppe.agents._base import AgentContext, TrainState, Trajectory, Transitions
 from steppe.agents.core import normalizers
 from steppe.memories import Following
 from steppe.specs.learning.agent import AgentSpec
@@ -141,7 +141,7 @@ class Bench:
 
     def __init__(self, agent, action, observation, settings=()):
         self.action, self.observation = ACTIONS[action], OBSERVATIONS[observation]
-        situation = Situation(
+        context = AgentContext(
             observation=self.observation,
             action=self.action,
             network=NETWORKS.get(observation, DENSE),
@@ -152,7 +152,7 @@ class Bench:
         own = {**SETTINGS[agent], **dict(settings)}
         if agent in REQUIRED:
             own["demonstrations"] = made_up_file(self.observation, self.action)
-        self.agent = agents.make(AgentSpec.model_validate({"type": agent, **own}), situation)
+        self.agent = agents.make(AgentSpec.model_validate({"type": agent, **own}), context)
         self.act = jax.jit(self.agent.act)
         self.update = jax.jit(self.agent.update)
 
@@ -190,7 +190,7 @@ class Bench:
     def draw(self, seed=3):
         """(actions, outputs, internals) with noise."""
         noise = self.agent.draw_noise(jax.random.key(seed), (SAMPLES,))
-        return self.act(self.agent.acting(self.state), self.observations, noise, 5, self.internals)
+        return self.act(self.agent.actor_params(self.state), self.observations, noise, 5, self.internals)
 
     @cached_property
     def experience(self):

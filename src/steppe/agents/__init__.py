@@ -12,7 +12,7 @@ from steppe.specs.loading.validation import unknown_word
 from steppe.tensorforce.defaults import NOTICE
 
 if TYPE_CHECKING:
-    from steppe.agents._base import Agent, Situation
+    from steppe.agents._base import Agent, AgentContext
     from steppe.specs._base import Settings
     from steppe.specs.experiment import ExperimentSpec
 
@@ -104,7 +104,7 @@ def notices(spec: ExperimentSpec, num_envs: int) -> list[str]:
     return found
 
 
-def make(spec: AgentSpec, situation: Situation) -> Agent[Any]:
+def make(spec: AgentSpec, context: AgentContext) -> Agent[Any]:
     """The agent that a spec describes, for an environment's spaces."""
     algorithm = agent_class(spec)
-    return algorithm(spec.settings_as(algorithm.Settings), situation)
+    return algorithm(spec.settings_as(algorithm.Settings), context)

@@ -50,7 +50,7 @@ class TrainState(NamedTuple):
     """How many optimiser steps were taken: int32."""
 
 
-class Acting(NamedTuple):
+class ActorParams(NamedTuple):
     """What is needed to act, and nothing more: what a worker fetches."""
 
     params: Any
@@ -105,7 +105,7 @@ class Transitions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Situation:
+class AgentContext:
     """Where an agent finds itself: all it needs to know of the experiment."""
 
     observation: Space
@@ -150,10 +150,10 @@ class Agent(ABC, Generic[S]):
     axis: str | None = None
     """The name of the device axis that updates are averaged over, when the environments are spread over devices."""
 
-    def __init__(self, settings: S, situation: Situation) -> None:
+    def __init__(self, settings: S, context: AgentContext) -> None:
         self.settings = settings
-        self.situation = situation
-        self.normalizes_observations = situation.normalize_observations and self.experience != "none"
+        self.context = context
+        self.normalizes_observations = context.normalize_observations and self.experience != "none"
         stages = settings.reward_preprocessing
         if stages is not None and RewardPreprocessing(stages).spans_rollout and self.experience != "trajectories":
             raise UserError(
@@ -161,7 +161,7 @@ class Agent(ABC, Generic[S]):
                 'timesteps; use "running_standardize"'
             )
         self.reward_preprocessing = None if stages is None else RewardPreprocessing(stages)
-        if self.normalizes_observations and not _can_normalize(situation.observation):
+        if self.normalizes_observations and not _can_normalize(context.observation):
             raise UserError("normalize_observations needs observations of real numbers; images are scaled without it")
 
     @classmethod
@@ -173,18 +173,18 @@ class Agent(ABC, Generic[S]):
     def init(self, key: Array) -> TrainState:
         """The state before the first timestep. Parameters are drawn on the host, so this is not compiled."""
 
-    def acting(self, state: TrainState) -> Acting:
+    def actor_params(self, state: TrainState) -> ActorParams:
         """The part of the state that `act` needs."""
-        return Acting(state.params, state.observations)
+        return ActorParams(state.params, state.observations)
 
-    def cut(self, acting: Acting) -> Acting:
+    def unflattened(self, actor_params: ActorParams) -> ActorParams:
         """The same with parameters as named arrays, which `act` would otherwise cut out of the vector at every call."""
         layout = getattr(self, "layout", None)
-        return acting if layout is None else acting._replace(params=layout.split(acting.params))
+        return actor_params if layout is None else actor_params._replace(params=layout.split(actor_params.params))
 
     @property
     def perturbs_parameters(self) -> bool:
-        """Whether `acting` adds noise to the parameters."""
+        """Whether `actor_params` adds noise to the parameters."""
         return False
 
     @property
@@ -204,7 +204,7 @@ class Agent(ABC, Generic[S]):
     @property
     def noise(self) -> heads.Noise:
         """Which random numbers one action takes."""
-        return heads.noise_of(self.kind, self.situation.action)
+        return heads.noise_of(self.kind, self.context.action)
 
     def draw_noise(self, key: Array, shape: tuple[int, ...]) -> Array:
         """The randomness of actions, [*shape, columns of `noise`]: drawn for a whole rollout at once, since a draw
@@ -217,26 +217,26 @@ class Agent(ABC, Generic[S]):
         return jnp.concatenate(parts, -1)
 
     def act(
-        self, acting: Acting, observations: Array, noise: Array | None, timestep: Array, internals: Internals
+        self, actor_params: ActorParams, observations: Array, noise: Array | None, timestep: Array, internals: Internals
     ) -> tuple[Array, Array, Internals]:
         """observations [N, ...] -> actions [N, ...] as the learner stores them, the network's outputs [N, outputs],
         and what the actor remembers.
 
         Without noise the action is the greedy one. `timestep` drives exploration schedules.
         """
-        outputs, internals = self.outputs(acting, observations, internals)
-        actions, internals = self.choose(outputs, noise, timestep, internals, self.log_std(acting), jnp)
+        outputs, internals = self.outputs(actor_params, observations, internals)
+        actions, internals = self.choose(outputs, noise, timestep, internals, self.log_std(actor_params), jnp)
         return actions, outputs, internals
 
     @abstractmethod
-    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+    def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
         """What the policy's network puts out, [N, outputs]."""
 
     def choose(
         self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
     ) -> tuple[Any, Internals]:
         """From outputs to actions, in NumPy or JAX (`xp`); greedy without noise."""
-        space = self.situation.action
+        space = self.context.action
         if noise is None:
             return heads.greedy(self.kind, outputs, space, xp), internals
         exploration = self.exploration(timestep, xp)
@@ -246,19 +246,19 @@ class Agent(ABC, Generic[S]):
         """How much `heads.sample` explores at a timestep: its epsilon or sigma."""
         return {}
 
-    def log_std(self, acting: Acting) -> Any:
+    def log_std(self, actor_params: ActorParams) -> Any:
         """The logarithm of the spread of Gaussian actions, where the parameters hold one."""
         return 0.0
 
     def to_environment(self, actions: Array) -> Array:
         """The learner's actions as the environment takes them: within its bounds, in its shape."""
-        return heads.postprocess(self.kind, actions, self.situation.action, xp=jnp)
+        return heads.postprocess(self.kind, actions, self.context.action, xp=jnp)
 
-    def to_host(self, actions: np.ndarray) -> np.ndarray:
+    def to_env_actions(self, actions: np.ndarray) -> np.ndarray:
         """The learner's actions as `GymnasiumEnvs` takes them: it clips and counts, but does not stretch."""
         if self.kind not in heads.STRETCHED:
             return actions
-        return heads.postprocess(self.kind, actions, self.situation.action)
+        return heads.postprocess(self.kind, actions, self.context.action)
 
     @abstractmethod
     def gradients(self, state: TrainState, batch: Any) -> tuple[Array, Metrics]:
@@ -282,20 +282,20 @@ class Agent(ABC, Generic[S]):
 
     def policy(self, state: TrainState, timestep: int) -> Policy:
         """The self-contained artefact that acts as this state does, preprocessing included."""
-        return self._as_policy(state, timestep, self.situation.preprocessing)
+        return self._as_policy(state, timestep, self.context.preprocessing)
 
     def actor(self, state: TrainState) -> Policy:
         """The same for observations that are preprocessed already: what the host acts with while it collects."""
         return self._as_policy(state, 0, None)
 
     def _as_policy(self, state: TrainState, timestep: int, preprocessing: Preprocessing | None) -> Policy:
-        situation = self.situation
+        context = self.context
         description = PolicyDescription(
             agent=self.type,
-            environment=situation.environment,
+            environment=context.environment,
             timestep=timestep,
-            observation=situation.observation,
-            action=situation.action,
+            observation=context.observation,
+            action=context.action,
             network=self.layers,
             head=self.policy_head(),
             normalizer={"clip": CLIP} if self.normalizes_observations else None,
@@ -336,7 +336,7 @@ def host_generator(key: Array) -> np.random.Generator:
 
 def fresh_state(agent: Agent[Any], params: Any, target: Any, optimizer: Any, key: Array) -> TrainState:
     """A state with nothing seen and no update taken."""
-    shape = agent.situation.observation.shape if agent.normalizes_observations else ()
+    shape = agent.context.observation.shape if agent.normalizes_observations else ()
     return TrainState(params, target, optimizer, empty(shape), empty(()), key, np.int32(0))
 
 

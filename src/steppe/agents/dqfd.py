@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from pydantic import Field, model_validator
 
-from steppe.agents._base import Metrics, Situation, TrainState, Transitions
+from steppe.agents._base import AgentContext, Metrics, TrainState, Transitions
 from steppe.agents.core import normalizers
 from steppe.agents.core.optimizers import steps_of
 from steppe.agents.dqn import DQN, DQNSettings
@@ -91,9 +91,9 @@ class DQfD(DQN):
     Settings: ClassVar[Any] = DQfDSettings
     settings: DQfDSettings
 
-    def __init__(self, settings: DQfDSettings, situation: Situation) -> None:
-        super().__init__(settings, situation)
-        shown = _loaded(settings, situation)
+    def __init__(self, settings: DQfDSettings, context: AgentContext) -> None:
+        super().__init__(settings, context)
+        shown = _loaded(settings, context)
         self.demonstrations = self._as_collected(shown)
         self.memory: Any = DemonstratedReplay(self.memory, self.demonstrations, settings.demonstrated)
 
@@ -113,7 +113,7 @@ class DQfD(DQN):
         if self.normalizes_observations:
             seen = normalizers.merge(state.observations, jnp.asarray(shown.observations))
             state = state._replace(observations=seen)
-        if self.situation.normalize_rewards:
+        if self.context.normalize_rewards:
             returns = normalizers.merge(state.returns, jnp.asarray(_running_returns(shown, self.settings.discount)))
             state = state._replace(returns=returns)
         return state
@@ -150,11 +150,11 @@ class DQfD(DQN):
 
     def _as_collected(self, shown: Demonstrations) -> Timesteps:
         """[M, 1, ...], as a runner would have collected them: preprocessed, and actions counted from 0."""
-        arrays, preprocessing = shown.arrays, self.situation.preprocessing
+        arrays, preprocessing = shown.arrays, self.context.preprocessing
         observations, following = arrays["observations"], arrays["next_observations"]
         if preprocessing is not None:
             observations, following = shown.seen_through(preprocessing)
-        start = self.situation.action.start if isinstance(self.situation.action, Discrete) else 0
+        start = self.context.action.start if isinstance(self.context.action, Discrete) else 0
         rewards = arrays["rewards"].astype(np.float32)
         if self.reward_preprocessing is not None:
             rewards = self.reward_preprocessing(rewards)
@@ -169,12 +169,12 @@ class DQfD(DQN):
         return None if total is None else total + self.pretraining_updates * steps_of(self.settings.optimizer)
 
 
-def _loaded(settings: DQfDSettings, situation: Situation) -> Demonstrations:
+def _loaded(settings: DQfDSettings, context: AgentContext) -> Demonstrations:
     """The file's content, where it fits."""
     shown = demonstrations.load_named(settings.demonstrations)
-    preprocessing = situation.preprocessing
-    observation = situation.observation if preprocessing is None else preprocessing.observation
-    shown = shown.fitting(observation, situation.action, situation.environment or "this environment")
+    preprocessing = context.preprocessing
+    observation = context.observation if preprocessing is None else preprocessing.observation
+    shown = shown.fitting(observation, context.action, context.environment or "this environment")
     return shown if settings.demo_memory_capacity is None else shown.first(settings.demo_memory_capacity)
 
 

@@ -15,7 +15,15 @@ import optax
 from jax import Array
 from pydantic import model_validator
 
-from steppe.agents._base import Acting, Internals, Metrics, Situation, TrainState, Transitions, normalizer_tensors
+from steppe.agents._base import (
+    ActorParams,
+    AgentContext,
+    Internals,
+    Metrics,
+    TrainState,
+    Transitions,
+    normalizer_tensors,
+)
 from steppe.agents.core.off_policy import MemorySettings, OffPolicy, OffPolicySettings
 from steppe.agents.core.q_network import QNetwork
 from steppe.errors import SpecError, UserError
@@ -82,16 +90,16 @@ class DQN(OffPolicy[DQNSettings]):
     kind = "q_values"
     Settings: ClassVar = DQNSettings
 
-    def __init__(self, settings: DQNSettings, situation: Situation) -> None:
-        action = discrete_choices(situation, self.type)
-        layers = situation.network or self.default_network(situation.observation)
+    def __init__(self, settings: DQNSettings, context: AgentContext) -> None:
+        action = discrete_choices(context, self.type)
+        layers = context.network or self.default_network(context.observation)
         self.layers, is_dueling = torso_of(layers, action, self.type)
-        network = Network(self.layers, situation.observation, supports={"regularization"})
+        network = Network(self.layers, context.observation, supports={"regularization"})
         self.dueling = settings.dueling or is_dueling
         if is_dueling and "dueling" in settings.model_fields_set and not settings.dueling:
             raise SpecError("agent.dueling is false, but the network ends in a dueling layer; remove one of the two")
         self.q = QNetwork(network, action, self.dueling, settings.quantiles, settings.noisy)
-        super().__init__(settings, situation)
+        super().__init__(settings, context)
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
         """One network."""
@@ -102,17 +110,17 @@ class DQN(OffPolicy[DQNSettings]):
         """By a noisy network."""
         return self.settings.noisy
 
-    def acting(self, state: TrainState) -> Acting:
+    def actor_params(self, state: TrainState) -> ActorParams:
         """The parameters, with the noise of a noisy network."""
         if not self.settings.noisy:
-            return super().acting(state)
+            return super().actor_params(state)
         params = self.q.perturbed(self.layout.split(state.params), jax.random.fold_in(state.key, state.updates))
-        return Acting(self.layout.joined(params), state.observations)
+        return ActorParams(self.layout.joined(params), state.observations)
 
-    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+    def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
         """The mean value of each action."""
-        observations = self.normalized(acting.observations, observations)
-        return self.q.values(self.layout.split(acting.params), observations).mean(-1), internals
+        observations = self.normalized(actor_params.observations, observations)
+        return self.q.values(self.layout.split(actor_params.params), observations).mean(-1), internals
 
     def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
         """A share of random actions."""
@@ -200,13 +208,13 @@ def torso_of(layers: NetworkSpec, action: Discrete | MultiDiscrete, agent: str) 
     return layers.without_dueling(), True
 
 
-def discrete_choices(situation: Situation, agent: str) -> Discrete | MultiDiscrete:
+def discrete_choices(context: AgentContext, agent: str) -> Discrete | MultiDiscrete:
     """The action space, or a UserError where there is no finite number of actions."""
-    if isinstance(situation.action, Discrete | MultiDiscrete):
-        return situation.action
+    if isinstance(context.action, Discrete | MultiDiscrete):
+        return context.action
     raise UserError(
-        f'agent "{agent}" needs discrete actions, but {situation.environment or "the environment"} has '
-        f'{_described(situation.action)}; use "sac", "td3" or "ppo"'
+        f'agent "{agent}" needs discrete actions, but {context.environment or "the environment"} has '
+        f'{_described(context.action)}; use "sac", "td3" or "ppo"'
     )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from steppe.agents._base import Acting, Agent, Internals, Metrics, Situation, TrainState, fresh_state
+from steppe.agents._base import ActorParams, Agent, AgentContext, Internals, Metrics, TrainState, fresh_state
 from steppe.errors import SpecError
 from steppe.policies import heads
 from steppe.specs._base import Count
@@ -31,8 +31,8 @@ class Idle(Agent[S], Generic[S]):
 
     experience: ClassVar[Literal["trajectories", "transitions", "none"]] = "none"
 
-    def __init__(self, settings: S, situation: Situation) -> None:
-        super().__init__(settings, situation)
+    def __init__(self, settings: S, context: AgentContext) -> None:
+        super().__init__(settings, context)
         self.horizon = settings.horizon
 
     def init(self, key: Array) -> TrainState:
@@ -40,7 +40,7 @@ class Idle(Agent[S], Generic[S]):
         nothing = np.zeros(0, np.float32)
         return fresh_state(self, nothing, nothing, (), key)
 
-    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+    def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
         """There is no network."""
         return jnp.zeros((observations.shape[0], 0)), internals
 
@@ -81,7 +81,7 @@ class Random(Idle[RandomSettings]):
         self, outputs: Any, noise: Any, timestep: Any, internals: Internals, log_std: Any, xp: Any
     ) -> tuple[Any, Internals]:
         """The noise stretched over the space."""
-        return heads.sample("random", outputs, noise, self.situation.action, xp), internals
+        return heads.sample("random", outputs, noise, self.context.action, xp), internals
 
 
 class ConstantSettings(IdleSettings):
@@ -97,9 +97,9 @@ class Constant(Idle[ConstantSettings]):
     type = kind = "constant"
     Settings: ClassVar = ConstantSettings
 
-    def __init__(self, settings: ConstantSettings, situation: Situation) -> None:
-        super().__init__(settings, situation)
-        space = situation.action
+    def __init__(self, settings: ConstantSettings, context: AgentContext) -> None:
+        super().__init__(settings, context)
+        space = context.action
         shape = () if isinstance(space, Discrete) else (space.size,) if isinstance(space, Box) else space.shape
         dtype = np.float32 if isinstance(space, Box) else np.int32
         given = np.asarray(settings.action, dtype)
@@ -107,7 +107,7 @@ class Constant(Idle[ConstantSettings]):
             self.action = np.broadcast_to(given, shape).astype(dtype)
         except ValueError:
             raise SpecError(
-                f"agent.action has {given.size} numbers, but an action of {situation.environment} has {shape}"
+                f"agent.action has {given.size} numbers, but an action of {context.environment} has {shape}"
             ) from None
         if not isinstance(space, Box):
             _check_choices(settings.action, self.action, space)
@@ -120,7 +120,7 @@ class Constant(Idle[ConstantSettings]):
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         """The one action, as the environment takes it."""
-        taken = heads.postprocess("constant", self.action[None], self.situation.action)[0]
+        taken = heads.postprocess("constant", self.action[None], self.context.action)[0]
         return {"constant/action": np.asarray(taken)}
 
 

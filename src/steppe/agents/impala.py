@@ -39,7 +39,7 @@ class IMPALA(VPG):
         values, next_values = self.trajectory_values(state, trajectory)
         behaviour = self.behaviour_log_probs(state, trajectory)
         rewards = trajectory.rewards
-        if self.situation.normalize_rewards:
+        if self.context.normalize_rewards:
             rewards = normalizers.scale(state.returns, rewards)
         targets, advantages = vtrace(
             rewards,

@@ -10,7 +10,15 @@ import numpy as np
 import optax
 from jax import Array
 
-from steppe.agents._base import Acting, Internals, Metrics, Situation, TrainState, Transitions, normalizer_tensors
+from steppe.agents._base import (
+    ActorParams,
+    AgentContext,
+    Internals,
+    Metrics,
+    TrainState,
+    Transitions,
+    normalizer_tensors,
+)
 from steppe.agents.core.continuous import bounded_actions, dense_layers
 from steppe.agents.core.noisy_acting import ActsWithNoise
 from steppe.agents.core.off_policy import MemorySettings, OffPolicy, OffPolicySettings
@@ -45,11 +53,11 @@ class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
     kind = "deterministic"
     Settings: ClassVar = NAFSettings
 
-    def __init__(self, settings: NAFSettings, situation: Situation) -> None:
-        self.action_size = bounded_actions(situation, self.type).size
-        self.layers = situation.network or self.default_network(situation.observation)
-        self.network = Network(self.layers, situation.observation, "lecun", {"regularization"})
-        super().__init__(settings, situation)
+    def __init__(self, settings: NAFSettings, context: AgentContext) -> None:
+        self.action_size = bounded_actions(context, self.type).size
+        self.layers = context.network or self.default_network(context.observation)
+        self.network = Network(self.layers, context.observation, "lecun", {"regularization"})
+        super().__init__(settings, context)
 
     @classmethod
     def default_network(cls, observation: Space) -> NetworkSpec:
@@ -66,10 +74,10 @@ class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
             "triangle": head(rng, features, size * (size + 1) // 2, scale=0.1),
         }
 
-    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+    def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
         """The best action, before the tanh."""
-        params = self.layout.split(acting.params)
-        observations = self.normalized(acting.observations, observations)
+        params = self.layout.split(actor_params.params)
+        observations = self.normalized(actor_params.observations, observations)
         return apply_head(params["head"], self.network.apply(params["torso"], observations)), internals
 
     def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from pydantic import Field, model_validator
 
-from steppe.agents._base import Metrics, Situation, TrainState, Trajectory
+from steppe.agents._base import AgentContext, Metrics, TrainState, Trajectory
 from steppe.agents.core.actor_critic import ActorCritic
 from steppe.agents.core.actor_critic_settings import ActorCriticSettings
 from steppe.errors import SpecError
@@ -53,8 +53,8 @@ class PPO(ActorCritic[PPOSettings]):
     type = "ppo"
     Settings: ClassVar = PPOSettings
 
-    def __init__(self, settings: PPOSettings, situation: Situation) -> None:
-        super().__init__(settings, situation)
+    def __init__(self, settings: PPOSettings, context: AgentContext) -> None:
+        super().__init__(settings, context)
         samples, parts = self.samples, self.minibatches_per_epoch
         if settings.optimization_steps is None and samples % parts:
             length, what = "horizon", f"horizon x num_envs = {samples} timesteps"
@@ -70,7 +70,7 @@ class PPO(ActorCritic[PPOSettings]):
     @property
     def samples(self) -> int:
         """How many timesteps, or sequences for a recurrent network, a device shuffles."""
-        envs = self.situation.num_envs // self.situation.shards
+        envs = self.context.num_envs // self.context.shards
         return envs if self.is_recurrent else self.horizon * envs
 
     @property
@@ -105,7 +105,7 @@ class PPO(ActorCritic[PPOSettings]):
 
     def update(self, state: TrainState, experience: Trajectory) -> tuple[TrainState, Metrics]:
         """epochs x minibatches optimiser steps as one compiled scan."""
-        state = self.note_rewards(state, experience)
+        state = self.update_return_stats(state, experience)
         batch = self.prepare(state, experience)
         shuffle_key, key = jax.random.split(state.key)
         if self.axis is not None:
@@ -117,7 +117,7 @@ class PPO(ActorCritic[PPOSettings]):
             return self.step(state, jax.tree.map(lambda leaf: leaf[indices], batch))
 
         state, metrics = jax.lax.scan(step, state, order)
-        return self.note_observations(state, experience), jax.tree.map(jnp.mean, metrics)
+        return self.update_obs_stats(state, experience), jax.tree.map(jnp.mean, metrics)
 
     def minibatches(self, key: Array, samples: int) -> Array:
         """Which samples each step learns from: indices [steps, size]."""

@@ -12,11 +12,11 @@ from jax import Array
 from pydantic import model_validator
 
 from steppe.agents._base import (
-    Acting,
+    ActorParams,
     Agent,
+    AgentContext,
     Internals,
     Metrics,
-    Situation,
     TrainState,
     Trajectory,
     fresh_state,
@@ -105,19 +105,19 @@ class PQN(Agent[PQNSettings]):
         dense = [Dense(type="dense", size=128, activation="none"), LayerNorm(type="layer_norm")]
         return NetworkSpec([*dense, Nonlinearity(type="nonlinearity"), *dense, Nonlinearity(type="nonlinearity")])
 
-    def __init__(self, settings: PQNSettings, situation: Situation) -> None:
-        super().__init__(settings, situation)
+    def __init__(self, settings: PQNSettings, context: AgentContext) -> None:
+        super().__init__(settings, context)
         self.horizon = settings.horizon
-        samples = settings.horizon * (situation.num_envs // situation.shards)
+        samples = settings.horizon * (context.num_envs // context.shards)
         if samples % settings.minibatches:
             raise SpecError(
                 f"horizon x num_envs = {samples} timesteps cannot be cut into {settings.minibatches} equal "
                 f"minibatches; change agent.horizon, agent.minibatches or num_envs"
             )
-        action = discrete_choices(situation, self.type)
-        layers = situation.network or self.default_network(situation.observation)
+        action = discrete_choices(context, self.type)
+        layers = context.network or self.default_network(context.observation)
         self.layers, is_dueling = torso_of(layers, action, self.type)
-        network = Network(self.layers, situation.observation, supports={"regularization"})
+        network = Network(self.layers, context.observation, supports={"regularization"})
         self.dueling = settings.dueling or is_dueling
         if is_dueling and "dueling" in settings.model_fields_set and not settings.dueling:
             raise SpecError("agent.dueling is false, but the network ends in a dueling layer; remove one of the two")
@@ -131,10 +131,10 @@ class PQN(Agent[PQNSettings]):
         params = self.layout.join(self.q.draw_params(host_generator(key)))
         return fresh_state(self, params, params[:0], jax.jit(self.transform.init)(params), key)
 
-    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+    def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
         """The value of each action."""
-        observations = self.normalized(acting.observations, observations)
-        return self.q.values(self.layout.split(acting.params), observations)[..., 0], internals
+        observations = self.normalized(actor_params.observations, observations)
+        return self.q.values(self.layout.split(actor_params.params), observations)[..., 0], internals
 
     def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
         """A share of random actions."""
@@ -156,17 +156,17 @@ class PQN(Agent[PQNSettings]):
 
     def loss(self, params: Array, state: TrainState, batch: Batch) -> Array:
         """The mean squared error."""
-        return self.averaged(self._losses(params, state, batch)[0])
+        return self.pmean(self._losses(params, state, batch)[0])
 
-    def averaged(self, values: Array) -> Array:
+    def pmean(self, values: Array) -> Array:
         """The mean over all devices."""
         return values if self.axis is None else jax.lax.pmean(values, self.axis)
 
-    def settled(self, before: TrainState, moved: TrainState) -> TrainState:
+    def after_step(self, before: TrainState, moved: TrainState) -> TrainState:
         """Nothing follows from the parameters."""
         return moved
 
-    def is_within_reach(self, params: Array, state: TrainState, batch: Any) -> Any:
+    def in_trust_region(self, params: Array, state: TrainState, batch: Any) -> Any:
         """A step may be of any length."""
         return True
 
@@ -178,7 +178,7 @@ class PQN(Agent[PQNSettings]):
 
     def update(self, state: TrainState, experience: Trajectory) -> tuple[TrainState, Metrics]:
         """epochs x minibatches optimiser steps as one compiled scan."""
-        if self.situation.normalize_rewards:
+        if self.context.normalize_rewards:
             merged = normalizers.merge(state.returns, experience.running_returns, self.axis)
             experience = experience._replace(rewards=normalizers.scale(merged, experience.rewards))
             state = state._replace(returns=merged)
@@ -250,7 +250,7 @@ class PQN(Agent[PQNSettings]):
 
         def values_of(observations: Array) -> Array:
             flat = observations.reshape(-1, *observations.shape[2:])
-            outputs, _ = self.outputs(self.acting(state), flat, {})
+            outputs, _ = self.outputs(self.actor_params(state), flat, {})
             return best(outputs).reshape(*observations.shape[:2], -1)
 
         last = values_of(trajectory.next_observations[-1:])
@@ -262,7 +262,7 @@ class PQN(Agent[PQNSettings]):
         )
 
     def _total_updates(self) -> int | None:
-        total = self.situation.total_timesteps
+        total = self.context.total_timesteps
         if total is None:
             return None
-        return -(-total // (self.horizon * self.situation.num_envs)) * self.updates_per_experience
+        return -(-total // (self.horizon * self.context.num_envs)) * self.updates_per_experience

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from steppe.agents._base import Situation, TrainState, Transitions
+from steppe.agents._base import AgentContext, TrainState, Transitions
 from steppe.agents.core.optimizers import learning_rate_schedule, make_transform
 from steppe.agents.ddpg import DDPG, DDPGSettings
 from steppe.specs._base import Count, NonNegative, Positive
@@ -39,8 +39,8 @@ class TD3(DDPG[TD3Settings]):
     Settings: ClassVar = TD3Settings
     critics = 2
 
-    def __init__(self, settings: TD3Settings, situation: Situation) -> None:
-        super().__init__(settings, situation)
+    def __init__(self, settings: TD3Settings, context: AgentContext) -> None:
+        super().__init__(settings, context)
         total = self.total_updates()
         # The actor's own updates are fewer, so its learning rate must fall faster.
         own = None if total is None else max(1, total // settings.policy_delay)
@@ -77,7 +77,7 @@ class TD3(DDPG[TD3Settings]):
         )
         params = jnp.concatenate([actor, self._parted(moved.params)[1]])
         held = moved._replace(params=params, optimizer=[optimizer, moved.optimizer[1]])
-        return self.settled(state, held)
+        return self.after_step(state, held)
 
     def moved_target(self, state: TrainState, before: Any) -> TrainState:
         """The targets wait as the actor does."""

@@ -66,9 +66,9 @@ class TRPO(ActorCritic[TRPOSettings]):
 
     def update(self, state: TrainState, experience: Trajectory) -> tuple[TrainState, Metrics]:
         """The policy's step, then the value network's."""
-        state = self.note_rewards(state, experience)
+        state = self.update_return_stats(state, experience)
         batch = self.prepare(state, experience)
         before = state.params
         state, metrics = self.step(state, batch)
         metrics["kl"] = self.divergence(state.params, state._replace(params=before), batch)
-        return self.note_observations(state, experience), jax.tree.map(jnp.mean, metrics)
+        return self.update_obs_stats(state, experience), jax.tree.map(jnp.mean, metrics)

@@ -45,6 +45,6 @@ class VPG(ActorCritic[VPGSettings]):
 
     def update(self, state: TrainState, experience: Trajectory) -> tuple[TrainState, Metrics]:
         """One optimiser step on the whole trajectory."""
-        state = self.note_rewards(state, experience)
+        state = self.update_return_stats(state, experience)
         state, metrics = self.step(state, self.prepare(state, experience))
-        return self.note_observations(state, experience), jax.tree.map(jnp.mean, metrics)
+        return self.update_obs_stats(state, experience), jax.tree.map(jnp.mean, metrics)

@@ -70,7 +70,7 @@ def _network(agent: Any) -> dict[str, Any] | None:
         part = name.partition("/")[0]
         parts[part] = parts.get(part, 0) + size
     return {
-        "layers": _layers(layers, agent.situation.observation),
+        "layers": _layers(layers, agent.context.observation),
         "parameters": layout.size,
         "parameters_of": parts,
     }
@@ -85,7 +85,7 @@ def _layers(layers: NetworkSpec, observation: Space) -> list[dict[str, Any]]:
 
 
 def _environment(spec: ExperimentSpec, agent: Any) -> dict[str, Any]:
-    environment, situation = spec.environment, agent.situation
+    environment, situation = spec.environment, agent.context
     backend = _backend(spec)
     limit = situation.episode_limit or spec.max_timesteps_per_episode or DEFAULT_EPISODE_LIMIT
     told = environment.model_dump(mode="json") | {"backend": backend}

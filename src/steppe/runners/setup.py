@@ -22,7 +22,7 @@ from steppe.specs.environment import IN_PROCESS
 from steppe.specs.experiment import ExperimentSpec
 
 if TYPE_CHECKING:
-    from steppe.agents._base import Situation
+    from steppe.agents._base import AgentContext
     from steppe.envs._base import CompiledEnv
     from steppe.policies.preprocessing import Preprocessing
     from steppe.runners._base import Engine
@@ -263,13 +263,13 @@ def make_agent(spec: ExperimentSpec, envs: Any, num_envs: int, shards: int, prep
 
 def situation_of(
     spec: ExperimentSpec, envs: Any, num_envs: int, shards: int, preprocessing: Preprocessing | None
-) -> Situation:
+) -> AgentContext:
     """Where the agent of an experiment finds itself in these environments."""
-    from steppe.agents._base import Situation
+    from steppe.agents._base import AgentContext
 
     rewards = spec.agent.settings_as(agent_class(spec.agent).Settings).reward_preprocessing
     normalizes_rewards = rewards is not None and any(stage.type == "running_standardize" for stage in rewards.root)
-    return Situation(
+    return AgentContext(
         observation=envs.observation_space,
         action=envs.action_space,
         preprocessing=preprocessing,

@@ -142,7 +142,7 @@ def test_values_that_acting_worked_out_are_those_that_are_learned_from(make_agen
     assert agent.values_while_acting
     state = shaken(agent)
     trajectory = random_trajectory(agent, state)
-    rows = [agent.act_and_value(agent.acting(state), seen, None, 0, {}) for seen in trajectory.observations]
+    rows = [agent.act_and_value(agent.actor_params(state), seen, None, 0, {}) for seen in trajectory.observations]
     worth = np.stack([row[3] for row in rows])
     for given, expected in zip(
         agent.trajectory_values(state, trajectory._replace(values=worth)),
@@ -211,13 +211,13 @@ def test_a_learning_rate_of_the_baseline_needs_an_optimiser_of_the_baseline(chec
 def test_noise_in_the_parameters_is_drawn_anew_for_each_rollout_and_only_for_acting(make_agent, shaken):
     agent = make_agent("vpg", Box((2,)), variable_noise=0.3)
     state = shaken(agent)
-    first, again = agent.acting(state).params, agent.acting(state).params
-    later = agent.acting(state._replace(updates=state.updates + 1)).params
+    first, again = agent.actor_params(state).params, agent.actor_params(state).params
+    later = agent.actor_params(state._replace(updates=state.updates + 1)).params
     np.testing.assert_array_equal(first, again)
     noise = np.stack([first - state.params, later - state.params])
     assert abs(np.corrcoef(noise)[0, 1]) < 0.5
     assert noise.std() == pytest.approx(0.3, rel=0.25)
-    np.testing.assert_array_equal(make_agent("vpg", Box((2,))).acting(state).params, state.params)
+    np.testing.assert_array_equal(make_agent("vpg", Box((2,))).actor_params(state).params, state.params)
     tensors = agent.policy_tensors(state)
     np.testing.assert_array_equal(tensors["head/bias"], agent.layout.split(state.params)["policy"]["head"]["bias"])
 
@@ -226,12 +226,12 @@ def test_actions_drawn_with_noisy_parameters_have_the_probability_they_were_draw
     """Also for Gaussian actions, whose spread is a parameter like any other."""
     agent = make_agent("ppo", Box((2,)), horizon=4, minibatches=1, variable_noise=0.5)
     state = shaken(agent)
-    acting = agent.acting(state)
+    actor_params = agent.actor_params(state)
     observations = np.random.default_rng(0).normal(size=(4, 2, 3)).astype(np.float32)
-    outputs = np.asarray(agent.outputs(acting, observations, {})[0])
+    outputs = np.asarray(agent.outputs(actor_params, observations, {})[0])
     zeros, flags = np.zeros((4, 2), np.float32), np.zeros((4, 2), bool)
     drawn = Trajectory(observations, outputs + 1.0, zeros, flags, flags, observations, outputs, zeros, {}, {})
-    log_std = np.asarray(agent.log_std(acting), np.float64)
+    log_std = np.asarray(agent.log_std(actor_params), np.float64)
     assert np.any(log_std != agent.layout.split(state.params)["policy"]["head"]["log_std"])
     expected = np.sum(-0.5 / np.exp(2 * log_std) - log_std - 0.5 * np.log(2 * np.pi))
     np.testing.assert_allclose(agent.behaviour_log_probs(state, drawn), expected, rtol=1e-4)
@@ -245,7 +245,7 @@ def test_dropout_is_drawn_anew_for_each_update_and_off_while_acting(make_agent, 
     later = gradients(state._replace(updates=np.int32(1)), batch)[0]
     np.testing.assert_array_equal(first, again)
     assert np.any(np.abs(first - later) > 1e-3)
-    outputs = [agent.outputs(agent.acting(state), batch.observations, {})[0] for _ in range(2)]
+    outputs = [agent.outputs(agent.actor_params(state), batch.observations, {})[0] for _ in range(2)]
     np.testing.assert_array_equal(*outputs)
 
 

@@ -85,7 +85,7 @@ def test_both_learning_rates_fall_together(make_agent, shaken):
         final_learning_rate=0.05,
         learning_starts=0,
         batch_size=2,
-        situation={"total_timesteps": 8},
+        context={"total_timesteps": 8},
     )
     assert made.total_updates() == 4
     state = shaken(made)

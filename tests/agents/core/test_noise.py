@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from steppe.agents._base import Acting
+from steppe.agents._base import ActorParams
 from steppe.agents.core.normalizers import empty
 from steppe.specs.spaces import Box
 
@@ -133,11 +133,11 @@ def test_a_share_of_actions_may_come_from_anywhere_instead(make_agent, agent, ex
 
 def test_jax_drifts_as_numpy_does(make_agent):
     agent = make(make_agent, {"type": "ornstein_uhlenbeck", "sigma": 0.3})
-    acting = Acting(agent.init(jax.random.key(0)).params, empty(()))
+    actor_params = ActorParams(agent.init(jax.random.key(0)).params, empty(()))
     noise = agent.draw_noise(jax.random.key(0), (5,))
     observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     before = {"drift": np.random.default_rng(1).normal(0.0, 0.2, (5, 2)).astype(np.float32)}
-    actions, outputs, after = jax.jit(agent.act)(acting, observations, noise, 0, before)
+    actions, outputs, after = jax.jit(agent.act)(actor_params, observations, noise, 0, before)
     expected, expected_after = agent.choose(np.asarray(outputs), np.asarray(noise), 0, before, 0.0, np)
     np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(after["drift"], expected_after["drift"], rtol=1e-5, atol=1e-6)

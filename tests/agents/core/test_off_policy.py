@@ -179,7 +179,7 @@ def test_a_falling_learning_rate_ends_with_the_last_update(make_agent, random_tr
         num_envs=2,
         updates=2,
         optimizer="gradient_descent",
-        situation={"total_timesteps": 64},
+        context={"total_timesteps": 64},
     )
     # 64 timesteps are 8 rollouts of 8; the fifth brings the 40 that are waited for, so 4 rollouts learn, twice each.
     total = 4 * 2
@@ -220,7 +220,7 @@ def test_targets_follow_however_many_steps_a_wrapper_takes_at_once(make_agent, s
 
 def test_importance_weights_grow_stronger_until_the_end(make_agent, random_transitions, shaken):
     memory = {"type": "prioritized_replay", "importance_exponent": 0.4, "final_importance_exponent": 1.0}
-    agent = make_agent("dqn", FOUR, memory=memory, situation={"total_timesteps": 20_000})
+    agent = make_agent("dqn", FOUR, memory=memory, context={"total_timesteps": 20_000})
     batch = random_transitions(FOUR)._replace(weights=np.linspace(0.1, 1.0, 12, dtype=np.float32))
     state, total = shaken(agent), agent.total_updates()
     for done, exponent in ((0, 0.4), (total // 2, 0.7), (total, 1.0), (2 * total, 1.0)):

@@ -211,13 +211,13 @@ class Bowl:
         self.transform = make_transform(read(spec), rate, None)
         self.rate = rate
 
-    def averaged(self, values):
+    def pmean(self, values):
         return values
 
-    def settled(self, before, moved):
+    def after_step(self, before, moved):
         return moved
 
-    def is_within_reach(self, params, state, batch):
+    def in_trust_region(self, params, state, batch):
         return True
 
     def state(self):

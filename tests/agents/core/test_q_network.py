@@ -113,8 +113,8 @@ def test_the_spreads_begin_as_in_the_paper_and_learn(make_agent, shaken, random_
 def test_acting_noise_stays_within_a_rollout_and_changes_with_every_update(make_agent, shaken):
     agent = make_agent("dqn", Discrete(4), noisy=True)
     state = shaken(agent)
-    first, again = agent.acting(state).params, agent.acting(state).params
-    other = agent.acting(state._replace(updates=np.int32(1))).params
+    first, again = agent.actor_params(state).params, agent.actor_params(state).params
+    other = agent.actor_params(state._replace(updates=np.int32(1))).params
     np.testing.assert_array_equal(first, again)
     assert np.any(np.asarray(first) != np.asarray(other))
     moved = agent.layout.named(np.asarray(first) - state.params)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from steppe import agents
-from steppe.agents._base import Situation, Trajectory
+from steppe.agents._base import AgentContext, Trajectory
 from steppe.runners.engines.learning import begin, learn
 from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.learning.network import NetworkSpec
@@ -18,7 +18,7 @@ NETWORK = NetworkSpec([{"type": "dense", "size": 4, "activation": "tanh"}])
 
 
 def make(type, total_timesteps=None, **settings):
-    situation = Situation(Box((3,)), Discrete(2), NETWORK, num_envs=ENVS, total_timesteps=total_timesteps)
+    situation = AgentContext(Box((3,)), Discrete(2), NETWORK, num_envs=ENVS, total_timesteps=total_timesteps)
     return agents.make(AgentSpec.model_validate({"type": type, **settings}), situation)
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from jax import Array
 
 from steppe.agents._base import (
-    Acting,
+    ActorParams,
     Agent,
+    AgentContext,
     Internals,
     Metrics,
-    Situation,
     TrainState,
     Trajectory,
     fresh_state,
@@ -69,30 +69,30 @@ class ActorCritic(Agent[S], Generic[S]):
 
     experience: ClassVar[Literal["trajectories", "transitions", "none"]] = "trajectories"
 
-    def __init__(self, settings: S, situation: Situation) -> None:
-        super().__init__(settings, situation)
-        self.horizon = horizon_of(settings, situation)
+    def __init__(self, settings: S, context: AgentContext) -> None:
+        super().__init__(settings, context)
+        self.horizon = horizon_of(settings, context)
         self.rollout_episodes = settings.rollout_episodes
-        self.distribution = distribution_for(situation.action, self.type, settings.distribution)
+        self.distribution = distribution_for(context.action, self.type, settings.distribution)
         self.kind = self.distribution.kind
         if self.kind != "gaussian" and "initial_log_std" in settings.model_fields_set:
             raise UserError(f"initial_log_std is for Gaussian actions, but these are {self.kind}; leave it out")
-        self.layers = situation.network or self.default_network(situation.observation)
-        self.network = Network(self.layers, situation.observation, supports=("recurrent", "regularization"))
+        self.layers = context.network or self.default_network(context.observation)
+        self.network = Network(self.layers, context.observation, supports=("recurrent", "regularization"))
         self.learns_values = settings.learns_values
         self.shares_network = self._shares_network()
         # Without values the rewards to come are all there is to go by.
         self.gae_lambda = settings.gae_lambda if self.learns_values else 1.0
         has_own = settings.baseline is not None and self.learns_values
         own = settings.baseline.layers() if has_own and settings.baseline is not None else self.layers
-        self.value_network = Network(own, situation.observation, supports=("recurrent", "regularization"))
+        self.value_network = Network(own, context.observation, supports=("recurrent", "regularization"))
         self.layout = Layout(self._draw_params(None))
         self.parts = [PartOfLoss(self, part) for part in self._optimizers()]
         for part in self.parts:
             part.check()
         if self.rollout_episodes is not None and self.is_recurrent:
-            self.horizon = horizon_of_sequences(self.rollout_episodes, self.horizon, situation)
-        if settings.normalize_advantages and self.horizon * situation.num_envs == self.batches_of_experience:
+            self.horizon = horizon_of_sequences(self.rollout_episodes, self.horizon, context)
+        if settings.normalize_advantages and self.horizon * context.num_envs == self.batches_of_experience:
             raise UserError(
                 "a single advantage minus its own mean is zero, so nothing would be learned from it; raise "
                 "agent.horizon or num_envs, or set agent.normalize_advantages to false"
@@ -108,13 +108,13 @@ class ActorCritic(Agent[S], Generic[S]):
         """By variable_noise."""
         return self.settings.variable_noise > 0
 
-    def acting(self, state: TrainState) -> Acting:
+    def actor_params(self, state: TrainState) -> ActorParams:
         """The parameters, with noise added where it was asked for."""
         params = state.params
         if self.settings.variable_noise:
             key = jax.random.fold_in(state.key, state.updates)
             params = params + self.settings.variable_noise * jax.random.normal(key, params.shape)
-        return Acting(params, state.observations)
+        return ActorParams(params, state.observations)
 
     def initial_internals(self, lead: tuple[int, ...]) -> Internals:
         """What the networks' recurrent layers start with."""
@@ -134,20 +134,20 @@ class ActorCritic(Agent[S], Generic[S]):
         return self.learns_values and self.shares_network and not self.perturbs_parameters
 
     def act_and_value(
-        self, acting: Acting, observations: Array, noise: Array | None, timestep: Array, internals: Internals
+        self, actor_params: ActorParams, observations: Array, noise: Array | None, timestep: Array, internals: Internals
     ) -> tuple[Array, Array, Internals, Array]:
         """What `act` gives, and the values [N] of the observations."""
-        params = self.layout.split(acting.params)
-        normalized = self.normalized(acting.observations, observations)
+        params = self.layout.split(actor_params.params)
+        normalized = self.normalized(actor_params.observations, observations)
         # The same forward pass as that of `act`, and compiled into one.
         values = self._values(params, normalized, internals)
-        return *self.act(acting, observations, noise, timestep, internals), values
+        return *self.act(actor_params, observations, noise, timestep, internals), values
 
-    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+    def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
         """Logits or means."""
-        params = self.layout.split(acting.params)
+        params = self.layout.split(actor_params.params)
         policy = params["policy"]
-        observations = self.normalized(acting.observations, observations)
+        observations = self.normalized(actor_params.observations, observations)
         features, after = self.network.advance(policy["torso"], observations, internals)
         if not self.acts_in_numpy:
             _, own = self.value_network.advance(params["value"]["torso"], observations, _of_value(internals))
@@ -159,9 +159,9 @@ class ActorCritic(Agent[S], Generic[S]):
         """Whether it learns from sequences instead of single timesteps."""
         return self.network.is_recurrent or self.value_network.is_recurrent
 
-    def log_std(self, acting: Acting) -> Any:
+    def log_std(self, actor_params: ActorParams) -> Any:
         """A parameter of its own for Gaussian actions."""
-        return self.layout.split(acting.params)["policy"]["head"].get("log_std", 0.0)
+        return self.layout.split(actor_params.params)["policy"]["head"].get("log_std", 0.0)
 
     def policy_loss(self, log_probs: Array, old_log_probs: Array, advantages: Array) -> tuple[Array, Metrics]:
         """[B] each -> the scalar to minimise, and metrics: what tells one policy-gradient agent from another."""
@@ -237,7 +237,7 @@ class ActorCritic(Agent[S], Generic[S]):
         """[T, N, ...] -> advantages and value targets, flattened to [T * N, ...] or as sequences [N, T, ...]."""
         values, next_values = self.trajectory_values(state, trajectory)
         rewards = trajectory.rewards
-        if self.situation.normalize_rewards:
+        if self.context.normalize_rewards:
             rewards = normalizers.scale(state.returns, rewards)
         advantages = generalized_advantages(
             rewards,
@@ -252,7 +252,7 @@ class ActorCritic(Agent[S], Generic[S]):
 
     def behaviour_log_probs(self, state: TrainState, trajectory: Trajectory) -> Array:
         """Log-probabilities [T, N] of the actions under the policy that took them."""
-        log_std = self.layout.split(self.acting(state).params)["policy"]["head"].get("log_std")
+        log_std = self.layout.split(self.actor_params(state).params)["policy"]["head"].get("log_std")
         if not isinstance(trajectory.log_std, tuple):
             log_std = trajectory.log_std
         return self.distribution.log_prob(trajectory.outputs, log_std, trajectory.actions)
@@ -262,7 +262,7 @@ class ActorCritic(Agent[S], Generic[S]):
         lead = trajectory.rewards.shape
 
         def outputs(rows: tuple[Array, Internals]) -> Array:
-            return self.outputs(Acting(state.params, state.observations), *rows)[0]
+            return self.outputs(ActorParams(state.params, state.observations), *rows)[0]
 
         observed = (trajectory.observations, trajectory.internals)
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observed)
@@ -287,14 +287,14 @@ class ActorCritic(Agent[S], Generic[S]):
             observations = self.network.prepared(observations)
         return Batch._make([observations, *flat, {}, (), jax.tree.map(jnp.ravel, weights)])
 
-    def note_rewards(self, state: TrainState, trajectory: Trajectory) -> TrainState:
+    def update_return_stats(self, state: TrainState, trajectory: Trajectory) -> TrainState:
         """Before an update: the spread of the returns, so that the very first rewards are scaled already."""
-        if not self.situation.normalize_rewards:
+        if not self.context.normalize_rewards:
             return state
         returns, weights = trajectory.running_returns, trajectory.weights
         return state._replace(returns=normalizers.merge(state.returns, returns, self.axis, weights))
 
-    def note_observations(self, state: TrainState, trajectory: Trajectory) -> TrainState:
+    def update_obs_stats(self, state: TrainState, trajectory: Trajectory) -> TrainState:
         """After an update: the policy that acted must be the one whose probabilities are compared."""
         if not self.normalizes_observations:
             return state
@@ -334,7 +334,7 @@ class ActorCritic(Agent[S], Generic[S]):
         return tensors | normalizer_tensors(self, state)
 
     def _shares_network(self) -> bool:
-        settings, observation = self.settings, self.situation.observation
+        settings, observation = self.settings, self.context.observation
         if not self.learns_values:
             return True  # a value network of its own there is not
         if settings.share_network is None:
@@ -422,10 +422,10 @@ class ActorCritic(Agent[S], Generic[S]):
     @property
     def total_batches(self) -> int | None:
         """How many batches the whole experiment learns from, where that is known."""
-        total = self.situation.total_timesteps
+        total = self.context.total_timesteps
         if total is None:
             return None
-        return -(-total // (self.horizon * self.situation.num_envs)) * self.batches_per_experience
+        return -(-total // (self.horizon * self.context.num_envs)) * self.batches_per_experience
 
 
 def weighted(values: Array, weights: Any) -> Array:

@@ -11,7 +11,7 @@ import optax
 from jax import Array
 from pydantic import model_validator
 
-from steppe.agents._base import Acting, Internals, Situation, TrainState, normalizer_tensors
+from steppe.agents._base import ActorParams, AgentContext, Internals, TrainState, normalizer_tensors
 from steppe.agents.core.off_policy import MemorySettings, OffPolicy, OffPolicySettings
 from steppe.agents.core.optimizers import has_part, learning_rate_schedule, make_transform
 from steppe.errors import SpecError, UserError
@@ -68,10 +68,10 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
 
     critics = 1
 
-    def __init__(self, settings: S, situation: Situation) -> None:
-        self.action_size = bounded_actions(situation, self.type).size
-        observation = situation.observation
-        self.layers = situation.network or self.default_network(observation)
+    def __init__(self, settings: S, context: AgentContext) -> None:
+        self.action_size = bounded_actions(context, self.type).size
+        observation = context.observation
+        self.layers = context.network or self.default_network(observation)
         self.actor_network = Network(self.layers, observation, "lecun", {"regularization"})
         critic = settings.critic_network or self.layers
         encoding, rest = _where_action_joins(critic, observation)
@@ -79,7 +79,7 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         width = self.encoder.features + self.action_size
         joined = Box((width,), (float("-inf"),), (float("inf"),), "float32")
         self.critic = Network(rest, joined, "lecun", {"regularization"})
-        super().__init__(settings, situation)
+        super().__init__(settings, context)
         self.first_of_critics = self.layout.start_of("critic_0")
         rate = learning_rate_schedule(
             settings, self.total_updates(), settings.critic_learning_rate or settings.learning_rate
@@ -97,7 +97,7 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
 
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
         """A small last layer makes the first actions nearly zero."""
-        outputs = heads.outputs_size(self.kind, self.situation.action)
+        outputs = heads.outputs_size(self.kind, self.context.action)
         params: dict[str, Any] = {
             "actor": {
                 "torso": self.actor_network.init(rng),
@@ -112,10 +112,10 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
             }
         return params
 
-    def outputs(self, acting: Acting, observations: Array, internals: Internals) -> tuple[Array, Internals]:
+    def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
         """What the actor puts out."""
-        observations = self.normalized(acting.observations, observations)
-        return self.act_on(self.layout.split(acting.params), observations), internals
+        observations = self.normalized(actor_params.observations, observations)
+        return self.act_on(self.layout.split(actor_params.params), observations), internals
 
     def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
         """Anything goes until learning starts."""
@@ -180,10 +180,10 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         return tensors | normalizer_tensors(self, state)
 
 
-def bounded_actions(situation: Situation, agent: str) -> Box:
+def bounded_actions(context: AgentContext, agent: str) -> Box:
     """The action space, or a UserError where it is not a bounded box of real numbers."""
-    space = situation.action
-    where = situation.environment or "the environment"
+    space = context.action
+    where = context.environment or "the environment"
     if not isinstance(space, Box) or not space.dtype.startswith("float"):
         raise UserError(f'agent "{agent}" needs continuous actions, but {where} has discrete ones; use "dqn" or "ppo"')
     if not space.is_bounded:

@@ -14,8 +14,8 @@ from pydantic import model_validator
 
 from steppe.agents._base import (
     Agent,
+    AgentContext,
     Metrics,
-    Situation,
     TrainState,
     Trajectory,
     Transitions,
@@ -130,21 +130,19 @@ class OffPolicy(Agent[S], Generic[S]):
     waits = 1
     """How many of their waits the updates of the experiment are fewer by: all but where workers update together."""
 
-    def __init__(self, settings: S, situation: Situation) -> None:
-        super().__init__(settings, situation)
+    def __init__(self, settings: S, context: AgentContext) -> None:
+        super().__init__(settings, context)
         self.horizon = settings.update_frequency
         self.memory = Replay(
             capacity=settings.memory.capacity,
-            num_envs=situation.num_envs,
+            num_envs=context.num_envs,
             horizon=self.horizon,
             discount=settings.discount,
             n_step=settings.n_step,
             prioritized=settings.memory.type != "replay",
             priority_exponent=settings.memory.priority_exponent,
             importance_exponent=settings.memory.importance_exponent,
-            frames=frames_for(
-                situation.observation.shape, stored_dtype(situation.observation), situation.stacked_frames
-            ),
+            frames=frames_for(context.observation.shape, stored_dtype(context.observation), context.stacked_frames),
         )
         self.layout = Layout(self.draw_params(None))
         rate = learning_rate_schedule(settings, self.total_updates(), settings.learning_rate)
@@ -198,15 +196,15 @@ class OffPolicy(Agent[S], Generic[S]):
         moved = state._replace(params=params, optimizer=optimizer, updates=state.updates + 1)
         return self.moved_target(moved, state.updates)
 
-    def averaged(self, values: Array) -> Array:
+    def pmean(self, values: Array) -> Array:
         """There is one device."""
         return values
 
-    def settled(self, before: TrainState, moved: TrainState) -> TrainState:
+    def after_step(self, before: TrainState, moved: TrainState) -> TrainState:
         """The targets move towards the parameters that were really reached."""
         return self.moved_target(moved._replace(target=before.target), before.updates)
 
-    def is_within_reach(self, params: Array, state: TrainState, batch: Any) -> Any:
+    def in_trust_region(self, params: Array, state: TrainState, batch: Any) -> Any:
         """A step may be of any length."""
         return True
 
@@ -238,13 +236,13 @@ class OffPolicy(Agent[S], Generic[S]):
         """What the normalisers take from newly collected timesteps [T, N, ...]."""
         if self.normalizes_observations:
             state = state._replace(observations=normalizers.merge(state.observations, trajectory.observations))
-        if self.situation.normalize_rewards:
+        if self.context.normalize_rewards:
             state = state._replace(returns=normalizers.merge(state.returns, trajectory.running_returns))
         return state
 
     def normalized_batch(self, state: TrainState, batch: Transitions) -> Transitions:
         """Observations and rewards as the losses take them."""
-        if self.situation.normalize_rewards:
+        if self.context.normalize_rewards:
             # Sums of several rewards, so not clipped as single ones are.
             spread = jnp.sqrt(state.returns.variance + normalizers.EPSILON)
             batch = batch._replace(rewards=batch.rewards / spread)
@@ -261,9 +259,9 @@ class OffPolicy(Agent[S], Generic[S]):
 
     def total_updates(self) -> int | None:
         """How many updates the whole experiment takes, where that is known."""
-        total = self.situation.total_timesteps
+        total = self.context.total_timesteps
         if total is None:
             return None
-        each = self.horizon * self.situation.num_envs
+        each = self.horizon * self.context.num_envs
         waiting = self.waits * (-(-self.first_update // each) - 1)
         return max(-(-total // each) - waiting, 1) * self.updates_per_experience

@@ -131,13 +131,13 @@ class Stepping(Protocol):
     def loss(self, params: Array, state: TrainState, batch: Any) -> Array:
         """The scalar that the gradients are of."""
 
-    def averaged(self, values: Array) -> Array:
+    def pmean(self, values: Array) -> Array:
         """The mean over all devices, so that they take the same decisions."""
 
-    def settled(self, before: TrainState, moved: TrainState) -> TrainState:
+    def after_step(self, before: TrainState, moved: TrainState) -> TrainState:
         """What follows from parameters, such as a target network, after a wrapper has changed where a step led."""
 
-    def is_within_reach(self, params: Array, state: TrainState, batch: Any) -> Any:
+    def in_trust_region(self, params: Array, state: TrainState, batch: Any) -> Any:
         """Whether one step may lead from the state to `params`, as far as the optimiser sets bounds."""
 
 
@@ -152,10 +152,10 @@ def step(spec: OptimizerSpec, agent: Stepping, state: TrainState, batch: Any) ->
         case ClippedStep():
             moved, metrics = step(spec.optimizer, agent, state, batch)
             change = jnp.clip(moved.params - state.params, -spec.clipping_value, spec.clipping_value)
-            return agent.settled(state, moved._replace(params=state.params + change)), metrics
+            return agent.after_step(state, moved._replace(params=state.params + change)), metrics
         case OptimizedStep():
             moved, metrics = step(spec.optimizer, agent, state, batch)
-            return agent.settled(state, _searched(spec, agent, state, moved, batch)), metrics
+            return agent.after_step(state, _searched(spec, agent, state, moved, batch)), metrics
         case _:
             gradients, metrics = agent.gradients(state, batch)
             return agent.apply(state, gradients), metrics
@@ -204,14 +204,14 @@ def _searched(spec: OptimizedStep, agent: Stepping, state: TrainState, moved: Tr
     """Back along the step until the loss has fallen by enough, within reach; not at all where it never does."""
     change = moved.params - state.params
     before, gradient = jax.value_and_grad(agent.loss)(state.params, state, batch)
-    expected = -agent.averaged(jnp.vdot(gradient, change))
+    expected = -agent.pmean(jnp.vdot(gradient, change))
 
     def is_refused(carry: tuple[Array, Array]) -> Array:
         scale, tries = carry
         reached = state.params + scale * change
         improvement = before - agent.loss(reached, state, batch)
         enough = (improvement > 0) & (improvement >= spec.ls_accept_ratio * scale * expected)
-        enough &= agent.is_within_reach(reached, state, batch)
+        enough &= agent.in_trust_region(reached, state, batch)
         return ~enough & (tries < spec.ls_max_iterations)
 
     def shortened(carry: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -56,7 +56,7 @@ class PartOfLoss:
 
         chunked = mean_over_chunks if not isinstance(kind, Evolutionary) else _whole
         gradients, metrics = chunked(gradient, batch)
-        gradients = self.averaged(gradients)
+        gradients = self.pmean(gradients)
         if isinstance(kind, Evolutionary) and self.part != "all":
             # Random directions reach into the other part, whose parameters this optimiser must not move.
             gradients = jnp.where(agent.is_policy() == (self.part == "policy"), gradients, 0.0)
@@ -64,7 +64,7 @@ class PartOfLoss:
             product = fisher_product(lambda params: agent.divergence(params, state, batch), state.params)
             rate = agent.settings.learning_rate
             iterations, damping = kind.cg_max_iterations, kind.cg_damping
-            gradients = natural_step(gradients, lambda v: self.averaged(product(v)), rate, iterations, damping)
+            gradients = natural_step(gradients, lambda v: self.pmean(product(v)), rate, iterations, damping)
         return gradients, metrics
 
     def apply(self, state: TrainState, gradients: Array) -> TrainState:
@@ -76,24 +76,24 @@ class PartOfLoss:
             params=optax.apply_updates(state.params, steps), optimizer=optimizers, updates=state.updates + 1
         )
 
-    def settled(self, before: TrainState, moved: TrainState) -> TrainState:
+    def after_step(self, before: TrainState, moved: TrainState) -> TrainState:
         """Nothing follows from the parameters."""
         return moved
 
-    def is_within_reach(self, params: Array, state: TrainState, batch: Batch) -> Any:
+    def in_trust_region(self, params: Array, state: TrainState, batch: Batch) -> Any:
         """A natural step has a divergence, which its length keeps to second order only."""
         if not isinstance(innermost(self.spec), NaturalGradient):
             return True
-        divergence = self.averaged(self.agent.divergence(params, state, batch))
+        divergence = self.pmean(self.agent.divergence(params, state, batch))
         return divergence <= SLACK * self.agent.settings.learning_rate
 
     def loss(self, params: Array, state: TrainState, batch: Batch) -> Array:
         """This part of the loss, averaged over devices."""
         if self.agent.settings.normalize_advantages:
             batch = self.agent.standardized(batch)
-        return self.averaged(self.agent.loss(params, state, batch, self.part)[0])
+        return self.pmean(self.agent.loss(params, state, batch, self.part)[0])
 
-    def averaged(self, values: Array) -> Array:
+    def pmean(self, values: Array) -> Array:
         """Over all devices."""
         return values if self.agent.axis is None else jax.lax.pmean(values, self.agent.axis)
 

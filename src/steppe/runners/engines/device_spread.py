@@ -22,7 +22,7 @@ class DeviceSpread:
     """Over how many devices an agent's environments are spread; a single one leaves all as it is."""
 
     def __init__(self, agent: Agent[Any]) -> None:
-        self.shards = agent.situation.shards
+        self.shards = agent.context.shards
         if self.shards > 1:
             agent.axis = AXIS
 

@@ -86,7 +86,7 @@ def timesteps_of(trajectory: Trajectory) -> Timesteps:
 
 def example_of(agent: Agent[Any]) -> Timesteps:
     """Shapes and dtypes of one environment's timestep, as a memory keeps it."""
-    observation, action = agent.situation.observation, agent.situation.action
+    observation, action = agent.context.observation, agent.context.action
 
     def room(space: Space) -> jax.ShapeDtypeStruct:
         shape = (space.size,) if isinstance(space, Box) and space is action else space.shape
@@ -99,7 +99,7 @@ def example_of(agent: Agent[Any]) -> Timesteps:
 def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Metrics]:
     memory, settings = agent.memory, agent.settings
     kept = memory.add(learner.memory, timesteps_of(trajectory))
-    state = agent.observe(learner.agent, trajectory)
+    state = agent.update_stats(learner.agent, trajectory)
     enough = kept.filled * memory.num_envs >= agent.first_update
     enough &= kept.filled >= memory.n_step
 

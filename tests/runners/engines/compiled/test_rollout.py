@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from steppe import agents
-from steppe.agents._base import Situation
+from steppe.agents._base import AgentContext
 from steppe.envs._base import CompiledEnv
 from steppe.envs.compiled.repeated import Repeated
 from steppe.runners.engines.compiled.rollout import Rollout
@@ -57,7 +57,7 @@ class Counter(CompiledEnv):
 
 def rollout_of(env, agent="random", repeat_actions=1, max_timesteps=None, envs=3, situation=(), **settings):
     network = {"network": NETWORK} if agent not in ("random", "constant") else {}
-    where = Situation(env.observation_space, env.action_space, num_envs=envs, **network, **dict(situation))
+    where = AgentContext(env.observation_space, env.action_space, num_envs=envs, **network, **dict(situation))
     made = agents.make(AgentSpec.model_validate({"type": agent, "horizon": 7, **settings}), where)
     if repeat_actions > 1:
         env = Repeated(inner=env, times=repeat_actions, max_episode_steps=env.max_episode_steps)
@@ -67,12 +67,12 @@ def rollout_of(env, agent="random", repeat_actions=1, max_timesteps=None, envs=3
 def collected(rollout, calls=3, seed=0):
     """(envs at the start, trajectories and finished episodes of all calls put together [calls * T, N, ...])."""
     agent = rollout.agent
-    acting = agent.acting(agent.init(jax.random.key(seed)))
+    acting = agent.actor_params(agent.init(jax.random.key(seed)))
     collect = jax.jit(rollout.collect)
-    start = envs = rollout.begin(jax.random.key(seed), agent.situation.num_envs, 1)
+    start = envs = rollout.begin(jax.random.key(seed), agent.context.num_envs, 1)
     parts = []
     for call in range(calls):
-        envs, trajectory, finished = collect(envs, acting, call * agent.horizon * agent.situation.num_envs)
+        envs, trajectory, finished = collect(envs, acting, call * agent.horizon * agent.context.num_envs)
         parts.append((trajectory, finished))
     trajectory, finished = jax.tree.map(lambda *leaves: np.concatenate([np.asarray(x) for x in leaves]), *parts)
     return jax.tree.map(np.asarray, start.states), trajectory, finished
@@ -198,7 +198,7 @@ def test_a_deterministic_experiment_takes_the_best_actions():
 
 def played(rollout, episodes, greedy=True, seed=0):
     agent = rollout.agent
-    acting = agent.acting(agent.init(jax.random.key(seed)))
+    acting = agent.actor_params(agent.init(jax.random.key(seed)))
     play = jax.jit(rollout.play, static_argnums=(2, 3))
     returns, lengths = play(acting, jax.random.key(seed), episodes, greedy, jnp.int32(0))
     return np.asarray(returns), np.asarray(lengths)

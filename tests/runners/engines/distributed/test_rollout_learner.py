@@ -62,7 +62,7 @@ class Shared:
         agent, self.rows = work.agent, work.rows
         self.parts = parts_of(agent)
         self.borders = borders_of(agent.layout.size, count)
-        normalizes = agent.normalizes_observations or agent.situation.normalize_rewards
+        normalizes = agent.normalizes_observations or agent.context.normalize_rewards
         seen = NormalizerMoments(moments(state.observations), moments(state.returns)) if normalizes else None
         whole = fresh_state(np.array(state.params), np.array(state.target), 0, seen)
         self.servers = []
@@ -239,7 +239,7 @@ def _is_as_it_was(work, left):
 
 @pytest.mark.learning
 def test_an_agent_that_begins_with_demonstrations_can_work():
-    situation = make_engine(spec_of("dqn"), shards=1).agent.situation
+    situation = make_engine(spec_of("dqn"), shards=1).agent.context
     shown = made_up_file(situation.observation, situation.action)
     agent = {"type": "dqfd", "demonstrations": shown, "pretraining_updates": 5, **MEMORY}
     spec = experiment(POLE, agent, network=NETWORK)

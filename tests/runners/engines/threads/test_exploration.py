@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from steppe import agents
-from steppe.agents._base import Situation
+from steppe.agents._base import AgentContext
 from steppe.runners.engines.threads.exploration import (
     CHANCES,
     FINAL_EPSILONS,
@@ -24,7 +24,7 @@ from steppe.specs.spaces import Box, Discrete
 
 
 def make(type="dqn", deterministic=False, **settings):
-    situation = Situation(
+    situation = AgentContext(
         Box((3,)), Discrete(2), NetworkSpec([{"type": "dense", "size": 4}]), num_envs=2, deterministic=deterministic
     )
     return agents.make(AgentSpec.model_validate({"type": type, **settings}), situation)

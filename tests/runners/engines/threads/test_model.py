@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from steppe import agents
-from steppe.agents._base import Situation
+from steppe.agents._base import AgentContext
 from steppe.agents.core import normalizers
 from steppe.errors import CheckpointError
 from steppe.runners.engines.compiled.packing import Packing
@@ -23,7 +23,7 @@ PLAIN = {"optimizer": "gradient_descent", "learning_rate": 1.0}
 
 
 def make(type="a3c", action=None, normalizes=False, **settings):
-    situation = Situation(
+    situation = AgentContext(
         Box((3,)),
         action or Discrete(2),
         NetworkSpec([{"type": "dense", "size": 4}]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steppe import agents
-from steppe.agents._base import Situation
+from steppe.agents._base import AgentContext
 from steppe.errors import UserError
 from steppe.runners.engines.threads.optimizer_plan import plan_for
 from steppe.specs.learning.agent import AgentSpec
@@ -17,7 +17,7 @@ DISCRETE, CONTINUOUS = Discrete(2), Box((1,), (-1.0,), (1.0,))
 
 
 def make(type, action=DISCRETE, total_timesteps=None, **settings):
-    situation = Situation(Box((3,)), action, NETWORK, num_envs=4, total_timesteps=total_timesteps)
+    situation = AgentContext(Box((3,)), action, NETWORK, num_envs=4, total_timesteps=total_timesteps)
     return agents.make(AgentSpec.model_validate({"type": type, **settings}), situation)
 
 

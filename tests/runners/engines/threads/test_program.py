@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from steppe import agents
-from steppe.agents._base import Situation
+from steppe.agents._base import AgentContext
 from steppe.envs._base import CompiledEnv
 from steppe.envs.registry import compiled_ids, make_compiled
 from steppe.runners import keys
@@ -58,7 +58,9 @@ class Sorting(CompiledEnv):
 
 def engine_of(env, num_envs=4, size=16, workers=2, agent="a3c", **settings):
     network = NetworkSpec([{"type": "dense", "size": size, "activation": "tanh"}])
-    where = Situation(env.observation_space, env.action_space, num_envs=num_envs, network=network, total_timesteps=640)
+    where = AgentContext(
+        env.observation_space, env.action_space, num_envs=num_envs, network=network, total_timesteps=640
+    )
     made = agents.make(AgentSpec.model_validate({"type": agent, **(settings or {"horizon": 8})}), where)
     rules = EpisodeRules(EnvironmentSpec.model_validate({"id": "CartPole-v1"}))
     return ThreadsEngine(made, workers, rules, Rollout(made, env, 20), None)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from steppe.agents._base import Acting, Agent
+from steppe.agents._base import ActorParams, Agent
 from steppe.envs._base import CompiledEnv
 from steppe.policies.policy import Policy
 from steppe.runners import keys
@@ -48,7 +48,7 @@ class CompiledEngine(Engine):
     rollout: Rollout
 
     def __init__(self, agent: Agent[Any], env: CompiledEnv, max_timesteps: int | None) -> None:
-        situation = agent.situation
+        situation = agent.context
         self.agent = agent
         self.num_envs = situation.num_envs
         self.shards = situation.shards
@@ -102,7 +102,7 @@ class CompiledEngine(Engine):
         assert self._run is not None
         # As the saved policy acts: without the noise that some agents explore with.
         state = self._run.learner.agent
-        acting = self._spread.one_copy(Acting(state.params, state.observations))
+        acting = self._spread.one_copy(ActorParams(state.params, state.observations))
         returns, lengths = self._play(acting, keys.make(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
         return float(np.mean(returns)), float(np.mean(lengths))
 
@@ -148,7 +148,7 @@ class CompiledEngine(Engine):
         return run, done, reached, healthy, columns
 
     def _iteration(self, run: TrainingState, timestep: Array) -> tuple[TrainingState, Columns]:
-        acting = self.agent.acting(run.learner.agent)
+        acting = self.agent.actor_params(run.learner.agent)
         envs, trajectory, finished = self.rollout.collect(run.envs, acting, timestep)
         learner, metrics = learn(self.agent, run.learner, trajectory)
         if self.shards > 1:

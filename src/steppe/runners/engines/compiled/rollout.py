@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from steppe.agents._base import Acting, Agent, Internals, Trajectory
+from steppe.agents._base import ActorParams, Agent, Internals, Trajectory
 from steppe.envs._base import CompiledEnv
 from steppe.runners.engines.compiled.packing import Packing
 from steppe.runners.engines.learning import per_step_rewards
@@ -56,19 +56,19 @@ class Rollout:
         internals = self._initial_internals(num_envs)
         return Envs(states, zeros, zeros, counts, internals, jax.random.split(key, shards))
 
-    def collect(self, envs: Envs, acting: Acting, timestep: Array) -> tuple[Envs, Trajectory, Finished]:
+    def collect(self, envs: Envs, acting: ActorParams, timestep: Array) -> tuple[Envs, Trajectory, Finished]:
         """Acts for `agent.horizon` timesteps in every environment, from `timestep` on."""
         num_envs, horizon = envs.lengths.shape[0], self.agent.horizon
         reset_key, noise_key, key = jax.random.split(envs.keys[0], 3)
         # All randomness and all fresh starts of the rollout are drawn at once, out of the loop: in it they cost more
         # than the environment and the network together.
         fresh = jax.vmap(jax.vmap(self.env.reset))(jax.random.split(reset_key, (horizon, num_envs)))
-        is_greedy = self.agent.situation.deterministic and not self.agent.always_draws
+        is_greedy = self.agent.context.deterministic and not self.agent.always_draws
         noise = None if is_greedy else self.agent.draw_noise(noise_key, (horizon, num_envs))
         # Of all devices, also where this one has only some of the environments.
-        timesteps = timestep + self.agent.situation.num_envs * jnp.arange(horizon)
+        timesteps = timestep + self.agent.context.num_envs * jnp.arange(horizon)
         initial = self._initial_internals(num_envs)
-        acting = self.agent.cut(acting)
+        acting = self.agent.unflattened(acting)
         packing = Packing(envs)
 
         def step(packed: Any, at: tuple[Any, Any, Array]) -> tuple[Any, tuple[Trajectory, Array, Array]]:
@@ -108,7 +108,9 @@ class Rollout:
         finished = Finished(trajectory.terminated | trajectory.truncated, returns, lengths)
         return packing.unpack(packed)._replace(keys=key[None]), trajectory, finished
 
-    def play(self, acting: Acting, key: Array, episodes: int, greedy: bool, timestep: Array) -> tuple[Array, Array]:
+    def play(
+        self, acting: ActorParams, key: Array, episodes: int, greedy: bool, timestep: Array
+    ) -> tuple[Array, Array]:
         """Returns and lengths [episodes] of one episode in each of `episodes` environments."""
         reset_key, key = jax.random.split(key)
         envs = self.begin(reset_key, episodes, 1)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from steppe.agents._base import Acting, TrainState
+from steppe.agents._base import ActorParams, TrainState
 from steppe.errors import EnvironmentFault
 from steppe.policies.policy import Policy
 from steppe.runners import keys, pods
@@ -67,7 +67,7 @@ class DistributedEngine(Engine):
         self._borders = borders_of(self.agent.layout.size, spec.num_parameter_servers)
         self.exact_resume = self.rollout is not None
         self._rollouts = rollouts_per_push(spec, self.agent)
-        self.timesteps_per_iteration = self._rollouts * self.agent.horizon * self.agent.situation.num_envs
+        self.timesteps_per_iteration = self._rollouts * self.agent.horizon * self.agent.context.num_envs
         self._stack = ExitStack()
         self._totals = ReportTotals()
         self._roll_call = pods.RollCall()
@@ -136,13 +136,13 @@ class DistributedEngine(Engine):
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """Plays in this process while the workers carry out their orders."""
-        situation = self.agent.situation
+        situation = self.agent.context
         if self.rollout is None:
             rules = EpisodeRules(self.spec.environment, situation.episode_limit, self.spec.repeat_actions)
             return play(self.policy(0), rules, situation.num_envs, episodes, greedy, seed)
         state, key = self._newest(), keys.make(seed)
         # As the saved policy acts: without the noise that some agents explore with.
-        acting = Acting(state.params, state.observations)
+        acting = ActorParams(state.params, state.observations)
         returns, lengths = self._play(acting, key, episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
         return float(np.mean(returns)), float(np.mean(lengths))
 
@@ -166,7 +166,7 @@ class DistributedEngine(Engine):
 
     @property
     def _normalizes(self) -> bool:
-        return self.agent.normalizes_observations or self.agent.situation.normalize_rewards
+        return self.agent.normalizes_observations or self.agent.context.normalize_rewards
 
     def _fresh(self, seed: int, pretrains: bool) -> TrainState:
         """The agent's initial state, which is kept as a template for policies."""

@@ -176,8 +176,8 @@ def _optimizers(agent: Any) -> list[tuple[int, int, OptimizerSpec, float, int | 
     if isinstance(agent, OffPolicy):
         return [(0, size, settings.optimizer, settings.learning_rate, agent.total_updates())]
     assert isinstance(agent, PQN)
-    timesteps = agent.situation.total_timesteps
-    rollouts = None if timesteps is None else -(-timesteps // (agent.horizon * agent.situation.num_envs))
+    timesteps = agent.context.total_timesteps
+    rollouts = None if timesteps is None else -(-timesteps // (agent.horizon * agent.context.num_envs))
     total = None if rollouts is None else rollouts * agent.updates_per_experience
     return [(0, size, settings.optimizer, settings.learning_rate, total)]
 

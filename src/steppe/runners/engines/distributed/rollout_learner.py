@@ -76,7 +76,7 @@ class RolloutLearner:
     def __init__(self, agent: Agent[Any], rollouts: int) -> None:
         self.agent = agent
         self.rollouts = rollouts
-        situation = agent.situation
+        situation = agent.context
         self.normalizes = agent.normalizes_observations or situation.normalize_rewards
         self.timesteps_per_rollout = agent.horizon * situation.num_envs
         self.rows = rollouts * steps_per_rollout(agent)
@@ -139,7 +139,7 @@ class CompiledRolloutLearner(RolloutLearner):
     def begin(self, seed: int, number: int, left: dict[str, np.ndarray] | None = None) -> None:
         """Starts with fresh episodes and randomness of its own, or from the state `left` in a checkpoint."""
         agent_key, env_key = jax.random.split(worker_key(seed, number))
-        envs = self._begin(env_key, self.agent.situation.num_envs, 1)
+        envs = self._begin(env_key, self.agent.context.num_envs, 1)
         self._run = _WorkerRun(begin(self.agent, agent_key, pretrains=False), envs)
         if left is not None:
             own = from_arrays(_WorkerRun(self._own(self._run.learner), self._run.envs), left)
@@ -230,7 +230,7 @@ class CompiledRolloutLearner(RolloutLearner):
         }
 
     def _rollout(self, run: _WorkerRun, timestep: Array) -> tuple[_WorkerRun, Any, dict[str, Array], Trajectory]:
-        acting = self.agent.acting(run.learner.agent)
+        acting = self.agent.actor_params(run.learner.agent)
         envs, trajectory, finished = self.rollout.collect(run.envs, acting, timestep)
         learner, metrics = learn(self.agent, run.learner, trajectory)
         return _WorkerRun(learner, envs), finished, metrics, trajectory
@@ -239,7 +239,7 @@ class CompiledRolloutLearner(RolloutLearner):
         observations, returns = sums.observations, sums.returns
         if self.agent.normalizes_observations:
             observations = normalizers.merge(observations, trajectory.observations, weights=trajectory.weights)
-        if self.agent.situation.normalize_rewards:
+        if self.agent.context.normalize_rewards:
             returns = normalizers.merge(returns, trajectory.running_returns, weights=trajectory.weights)
         return observations, returns
 
@@ -329,7 +329,7 @@ def statistics(values: Moments) -> Statistics:
 
 
 def _nothing_seen(agent: Agent[Any]) -> tuple[Statistics, Statistics]:
-    shape = agent.situation.observation.shape if agent.normalizes_observations else ()
+    shape = agent.context.observation.shape if agent.normalizes_observations else ()
     return tuple(jax.tree.map(jnp.asarray, normalizers.empty(each)) for each in (shape, ()))  # type: ignore[return-value]
 
 
@@ -338,6 +338,6 @@ def _moments_in(agent: Agent[Any], trajectory: Trajectory, length: int) -> Norma
     observations, returns = (moments(each) for each in _nothing_seen(agent))
     if agent.normalizes_observations:
         observations = of_values(trajectory.observations[:length])
-    if agent.situation.normalize_rewards:
+    if agent.context.normalize_rewards:
         returns = of_values(trajectory.running_returns[:length])
     return NormalizerMoments(observations, returns)

@@ -50,7 +50,7 @@ class HostEngine(Engine):
         self.shards = self._spread.shards
         learned = self._spread.over_devices(self._learned, (EVERYWHERE, BY_ENVIRONMENT), (EVERYWHERE, EVERYWHERE))
         # Each device has a core of its own; none hands a part of its products over to another's.
-        jitted = jit_for_learning if agent.situation.shards == 1 else jit_for_threads
+        jitted = jit_for_learning if agent.context.shards == 1 else jit_for_threads
         self._learn = jitted(learned, donate_argnums=0)
         self._metric_names: list[str] = []
         self._window = EpisodeWindow()

@@ -49,14 +49,14 @@ class RolloutCollector:
         layers = {layer.type for layer in network.root} if network else set()
         is_compiled = bool(layers & SLOW_IN_NUMPY) or not agent.acts_in_numpy
         has_values = is_compiled and getattr(agent, "values_while_acting", False)
-        self._act, self._acting = None, agent.acting
+        self._act, self._acting = None, agent.actor_params
         if is_compiled:
             self._act = jit_for_few(agent.act_and_value if has_values else agent.act)  # type: ignore[attr-defined]
-            self._acting = jax.jit(lambda state: agent.cut(agent.acting(state)))
+            self._acting = jax.jit(lambda state: agent.unflattened(agent.actor_params(state)))
         elif agent.perturbs_parameters:
             # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
-            self._acting = jax.jit(agent.acting)
-        self._buffers = _allocate(agent, self._actor, agent.situation.observation, agent.situation.action)
+            self._acting = jax.jit(agent.actor_params)
+        self._buffers = _allocate(agent, self._actor, agent.context.observation, agent.context.action)
         if has_values:
             self._buffers = self._buffers._replace(values=np.zeros_like(self._buffers.rewards))
 
@@ -74,7 +74,7 @@ class RolloutCollector:
         agent, envs, buffers = self.agent, self.envs, self._buffers
         num_envs, collected = envs.num_envs, CollectedRollout(buffers)
         discount = getattr(agent.settings, "discount", 1.0)
-        is_greedy = agent.situation.deterministic and not agent.always_draws
+        is_greedy = agent.context.deterministic and not agent.always_draws
         acting = self._acting(state)
         if self._act is None:
             self._actor.replace(agent.policy_tensors(state._replace(params=acting.params)))
@@ -96,7 +96,7 @@ class RolloutCollector:
             # Before the step: an environment may hand out the same array again.
             buffers.observations[t] = observations
             try:
-                step = envs.step(agent.to_host(actions))
+                step = envs.step(agent.to_env_actions(actions))
             except EpisodesCut as cut:
                 self._cut(t, cut.observations)
                 collected.is_cut_off |= t == 0
@@ -164,7 +164,7 @@ class RolloutCollector:
 
 def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Space) -> Trajectory:
     """Room for one rollout, [T, N, ...]."""
-    lead = (agent.horizon, agent.situation.num_envs)
+    lead = (agent.horizon, agent.context.num_envs)
     outputs = heads.outputs_size(actor.kind, action)
     action_shape = (action.size,) if isinstance(action, Box) else action.shape
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from steppe.agents._base import Acting, Agent
+from steppe.agents._base import ActorParams, Agent
 from steppe.errors import CheckpointError, EnvironmentFault
 from steppe.policies.policy import Policy
 from steppe.runners import keys
@@ -43,7 +43,7 @@ class ThreadsEngine(Engine):
         """Environments are compiled (`rollout`), or on the host (`hosts`)."""
         self.agent = agent
         self.num_workers = num_workers
-        self.timesteps_per_iteration = agent.horizon * agent.situation.num_envs
+        self.timesteps_per_iteration = agent.horizon * agent.context.num_envs
         self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, num_workers, 1024))
         self.least_iterations = num_workers
         self.exact_resume = rollout is not None
@@ -107,10 +107,10 @@ class ThreadsEngine(Engine):
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """In environments of its own."""
         if self._play is None:
-            return play(self.policy(0), self._rules, self.agent.situation.num_envs, episodes, greedy, seed)
+            return play(self.policy(0), self._rules, self.agent.context.num_envs, episodes, greedy, seed)
         # As the saved policy acts: without the noise that some agents explore with.
         state = self.model.state()
-        acting = Acting(state.params, state.observations)
+        acting = ActorParams(state.params, state.observations)
         returns, lengths = self._play(acting, keys.make(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
         return float(np.mean(returns)), float(np.mean(lengths))
 

@@ -18,7 +18,7 @@ CHANCES = (0.4, 0.3, 0.3)
 def explores_apart(agent: Agent[Any], num_workers: int) -> bool:
     """Whether workers draw their final epsilons: where values are learned and nobody has said otherwise."""
     exploration: Any = getattr(agent.settings, "exploration", None)
-    if agent.kind != "q_values" or num_workers == 1 or agent.situation.deterministic:
+    if agent.kind != "q_values" or num_workers == 1 or agent.context.deterministic:
         return False
     if not isinstance(exploration, EpsilonAnneal):
         return False

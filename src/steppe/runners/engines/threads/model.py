@@ -60,7 +60,7 @@ class SharedModel:
         self.target = np.array(state.target, np.float32)
         self.updates = int(state.updates)
         self.observations = SharedStatistics(state.observations) if agent.normalizes_observations else None
-        self.returns = SharedStatistics(state.returns) if agent.situation.normalize_rewards else None
+        self.returns = SharedStatistics(state.returns) if agent.context.normalize_rewards else None
         self._state = state._replace(optimizer=())
         self._counting = threading.Lock()
         self._phases = [

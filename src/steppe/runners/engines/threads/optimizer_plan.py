@@ -115,7 +115,7 @@ def _off_policy(agent: OffPolicy[Any], num_workers: int) -> UpdatePlan:
     first = _first_update(agent, num_workers)
     total = _rollouts(agent)
     if total is not None:
-        waiting = num_workers * (-(-first // (agent.horizon * agent.situation.num_envs)) - 1)
+        waiting = num_workers * (-(-first // (agent.horizon * agent.context.num_envs)) - 1)
         total = max(total - waiting, 1) * settings.updates
     rate = learning_rate_schedule(settings, total, settings.learning_rate)
     if not isinstance(agent, ActorAndCritics):
@@ -145,8 +145,8 @@ def _first_update(agent: OffPolicy[Any], num_workers: int) -> int:
 
 def _rollouts(agent: Agent[Any]) -> int | None:
     """How many the whole experiment has, over all workers, where that is known."""
-    total = agent.situation.total_timesteps
-    return None if total is None else -(-total // (agent.horizon * agent.situation.num_envs))
+    total = agent.context.total_timesteps
+    return None if total is None else -(-total // (agent.horizon * agent.context.num_envs))
 
 
 def _of_all(rollouts: int | None, each: int) -> int | None:

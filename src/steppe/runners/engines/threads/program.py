@@ -83,7 +83,7 @@ class Program:
         self._compiling = threading.Lock()
         layout = getattr(agent, "layout", None)
         shapes = [] if layout is None else layout.shapes
-        self._collects_in_one_kernel = has_small_products(shapes, agent.situation.num_envs) if rollout else False
+        self._collects_in_one_kernel = has_small_products(shapes, agent.context.num_envs) if rollout else False
         self._first: Any = None
         self._more = [jit_for_threads(self._more_of(number)) for number in range(len(plan.phases))]
         self._replay = jit_for_threads(self._replay_more, donate_argnums=0)
@@ -97,7 +97,7 @@ class Program:
     def fresh(self, key: Array, memory: Any) -> WorkerState:
         """The same, not packed."""
         env_key, key = jax.random.split(key)
-        envs = () if self.rollout is None else self.rollout.begin(env_key, self.agent.situation.num_envs, 1)
+        envs = () if self.rollout is None else self.rollout.begin(env_key, self.agent.context.num_envs, 1)
         return WorkerState(envs, key, memory, jnp.int32(0))
 
     def packed(self, carry: WorkerState) -> Packed:
@@ -177,7 +177,7 @@ class Program:
         elif self.agent.experience == "transitions":
             memory: Any = self.agent.memory  # type: ignore[attr-defined]
             carry = carry._replace(memory=memory.add(carry.memory, timesteps_of(trajectory)))
-            carry, drawn = self._draw_and_learn(carry, self.agent.observe(state, trajectory))  # type: ignore[attr-defined]
+            carry, drawn = self._draw_and_learn(carry, self.agent.update_stats(state, trajectory))  # type: ignore[attr-defined]
             told |= drawn
         return self.carry.pack(carry), lesson if self._has_more else (), self._report("first", told)
 
@@ -185,7 +185,7 @@ class Program:
         """A rollout of compiled environments."""
         carry = self._carried(packed)
         reading: ModelSnapshot = self.reading.unpack((words,))
-        acting = self.agent.acting(self._state(reading, carry.key))
+        acting = self.agent.actor_params(self._state(reading, carry.key))
         envs, trajectory, finished = self._exploring(reading).collect(carry.envs, acting, reading.timestep)
         return self.carry.pack(carry._replace(envs=envs)), trajectory, finished
 
@@ -243,8 +243,8 @@ class Program:
         if agent.reward_preprocessing is not None and agent.reward_preprocessing.spans_rollout:
             trajectory = trajectory._replace(rewards=agent.reward_preprocessing(trajectory.rewards, jnp))
         if isinstance(agent, ActorCritic):
-            state = agent.note_rewards(state, trajectory)
-        elif agent.situation.normalize_rewards:
+            state = agent.update_return_stats(state, trajectory)
+        elif agent.context.normalize_rewards:
             merged = normalizers.merge(state.returns, trajectory.running_returns)
             trajectory = trajectory._replace(rewards=normalizers.scale(merged, trajectory.rewards))
             state = state._replace(returns=merged)
@@ -334,7 +334,7 @@ class Program:
         if self.agent.normalizes_observations:
             empty = normalizers.empty(trajectory.observations.shape[2:])
             told["observations"] = normalizers.merge(empty, trajectory.observations, weights=weights)[:2]
-        if self.agent.situation.normalize_rewards:
+        if self.agent.context.normalize_rewards:
             returns = trajectory.running_returns
             told["returns"] = normalizers.merge(normalizers.empty(()), returns, weights=weights)[:2]
         return told

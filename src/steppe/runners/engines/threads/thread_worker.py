@@ -48,7 +48,7 @@ class ThreadWorker:
         self._words = np.zeros(program.reading.words, np.uint32)
         self._reading: ModelSnapshot = program.reading.views(self._words)
         self._carry = program.begin(jax.random.fold_in(keys.make(seed), index), memory)
-        self._timesteps = program.agent.horizon * program.agent.situation.num_envs
+        self._timesteps = program.agent.horizon * program.agent.context.num_envs
         self._collector: RolloutCollector | None = None
         final_epsilon = final_epsilon_of(seed, index)
         self._reading.final_epsilon[...] = final_epsilon

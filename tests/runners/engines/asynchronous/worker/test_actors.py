@@ -44,7 +44,7 @@ def posted(bench, timestep):
     task = core_factory._task(spec, bench.agent)
     board = Board()
     state = bench.state
-    acting = bench.agent.acting(state)
+    acting = bench.agent.actor_params(state)
     board.post(bench.agent.policy_tensors(state._replace(params=acting.params)), 7)
     board.note(timestep, {name: float(each) for name, each in bench.agent.exploration(timestep, np).items()})
     return task, unpack(pack(board.news(-1, "")))
@@ -59,7 +59,7 @@ def test_a_worker_chooses_the_same_actions(case, timestep):
     actor.take(news)
     assert actor.version == 7
     noise = np.asarray(bench.agent.draw_noise(jax.random.key(3), (16,)))
-    acting = bench.agent.acting(bench.state)
+    acting = bench.agent.actor_params(bench.state)
     actions, outputs, internals = bench.act(acting, bench.observations, noise, timestep, bench.internals)
     mine, put_out, after = actor.act(bench.observations, noise, dict(bench.internals))
     np.testing.assert_allclose(mine, actions, rtol=2e-4, atol=2e-5)
@@ -67,7 +67,9 @@ def test_a_worker_chooses_the_same_actions(case, timestep):
     assert after.keys() == internals.keys()
     for name, value in after.items():
         np.testing.assert_allclose(value, internals[name], rtol=2e-4, atol=2e-5)
-    np.testing.assert_allclose(actor.to_host(mine), bench.agent.to_host(np.asarray(actions)), rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(
+        actor.to_env_actions(mine), bench.agent.to_env_actions(np.asarray(actions)), rtol=2e-4, atol=2e-5
+    )
     greedy, _, _ = bench.act(acting, bench.observations, None, timestep, bench.internals)
     np.testing.assert_allclose(
         actor.act_greedily(bench.observations, dict(bench.internals))[0], greedy, rtol=2e-4, atol=2e-5

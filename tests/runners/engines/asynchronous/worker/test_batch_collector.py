@@ -70,7 +70,7 @@ class Actor:
         self.greedy += 1
         return self.act(observations, None, state)[0], {"acted": state["acted"] + 1}
 
-    def to_host(self, actions):
+    def to_env_actions(self, actions):
         return actions
 
 

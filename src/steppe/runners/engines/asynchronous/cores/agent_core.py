@@ -21,7 +21,7 @@ class AgentCore:
         self._learner: Learner
         self._names: list[str] = []
         # A compiled call copies all parameters, so it is only used if it computes something.
-        self._acting = jax.jit(agent.acting) if agent.perturbs_parameters else agent.acting
+        self._acting = jax.jit(agent.actor_params) if agent.perturbs_parameters else agent.actor_params
 
     @property
     def unsaved(self) -> int:

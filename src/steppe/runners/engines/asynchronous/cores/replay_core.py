@@ -143,7 +143,7 @@ class ReplayCore(AgentCore):
         """Block leaves: [BLOCK, 1, ...]."""
         # Only observations and returns are measured here.
         seen = Trajectory(*block, outputs=(), running_returns=running_returns, internals={}, next_internals={})
-        return Learner(self.agent.observe(learner.agent, seen), self.agent.memory.add(learner.memory, block))
+        return Learner(self.agent.update_stats(learner.agent, seen), self.agent.memory.add(learner.memory, block))
 
     def _call_update(self, count: int) -> Any:
         state, memory = self._learner

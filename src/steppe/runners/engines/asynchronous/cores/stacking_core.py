@@ -25,9 +25,9 @@ class StackingCore(AgentCore):
     """An agent, and the trajectories [T, N, ...] that do not yet fill a batch."""
 
     def __init__(self, agent: Any, task: Task, spaces: Spaces) -> None:
-        """`agent.situation.num_envs` trajectories are one update."""
+        """`agent.context.num_envs` trajectories are one update."""
         super().__init__(agent, task, spaces)
-        self._width = agent.situation.num_envs
+        self._width = agent.context.num_envs
         form = BatchFormat(task, *spaces)
         self._has_log_std = form.has_log_std
         self._stack = _room(form, agent.horizon, self._width)

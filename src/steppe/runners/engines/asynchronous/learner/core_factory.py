@@ -86,11 +86,11 @@ def _task(spec: ExperimentSpec, agent: Any) -> Task:
     process = agent.noise_process
     drifts = isinstance(process, GaussianNoise | OrnsteinUhlenbeck)
     stages = agent.reward_preprocessing
-    keeps: tuple[str, ...] = ("running_returns",) if agent.situation.normalize_rewards else ()
+    keeps: tuple[str, ...] = ("running_returns",) if agent.context.normalize_rewards else ()
     least, most, rows = _batch_size(spec)
     if agent.experience == "trajectories":
         keeps, rows = (*keeps, "outputs", *(("internals",) if agent.is_recurrent else ())), agent.horizon
-    preprocessing = agent.situation.preprocessing
+    preprocessing = agent.context.preprocessing
     state = agent.init(keys.make(0))
     return Task(
         policy=agent.actor(state).description.to_json(),

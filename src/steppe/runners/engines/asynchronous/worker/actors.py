@@ -43,7 +43,7 @@ class Actor(Protocol):
     def act_greedily(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:
         """The best actions, and the state after."""
 
-    def to_host(self, actions: np.ndarray) -> np.ndarray:
+    def to_env_actions(self, actions: np.ndarray) -> np.ndarray:
         """Scales actions to the range that `GymnasiumEnvs` takes."""
 
     @property
@@ -108,7 +108,7 @@ class PolicyActor:
         actions, _, state = self.act(observations, None, state)
         return actions, state
 
-    def to_host(self, actions: np.ndarray) -> np.ndarray:
+    def to_env_actions(self, actions: np.ndarray) -> np.ndarray:
         """`GymnasiumEnvs` clips and counts by itself, but does not stretch."""
         return heads.postprocess(self._kind, actions, self._action) if self._kind in heads.STRETCHED else actions
 
@@ -160,7 +160,7 @@ class OwnActor:
         """Asks the policy for its best actions."""
         return self._shaped(self._policy.act(observations, True), len(observations)), state
 
-    def to_host(self, actions: np.ndarray) -> np.ndarray:
+    def to_env_actions(self, actions: np.ndarray) -> np.ndarray:
         """Returns the actions unchanged."""
         return actions
 

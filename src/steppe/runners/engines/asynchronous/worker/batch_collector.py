@@ -61,7 +61,7 @@ class BatchCollector:
             # Before the step: an environment may hand out the same array again.
             room.observations[t] = observations
             try:
-                step = self.envs.step(actor.to_host(actions))
+                step = self.envs.step(actor.to_env_actions(actions))
             except EpisodesCut as cut:
                 self._cut(t, cut.observations)
                 continue
@@ -94,7 +94,7 @@ class BatchCollector:
         while len(results) < count:
             actions, following = self.actor.act_greedily(self._observations, self._state)
             try:
-                step = self.envs.step(self.actor.to_host(actions))
+                step = self.envs.step(self.actor.to_env_actions(actions))
             except EpisodesCut:
                 self.start()
                 continue
