@@ -249,7 +249,8 @@ class ServerLink:
         hint = " (is it served with TLS? then set tls_ca)" if self.asked == "hello" else ""
         name = f'version {protocol.VERSION} of the protocol "{protocol.NAME}"'
         return EnvironmentFault(
-            f'{self}: its server {what}, so it does not speak {name}{hint}; use "steppe env serve", or correct the server'
+            f'{self}: its server {what}, so it does not speak {name}{hint}; use "steppe env serve", or correct the '
+            "server"
         )
 
 
