@@ -70,12 +70,12 @@ def test_slow_pictures_are_thinned_out_so_that_the_film_shows_more_than_the_begi
 
 def test_robots_are_drawn_small_unless_their_settings_say_otherwise() -> None:
     pytest.importorskip("mujoco", reason="an extra is not installed")
-    small = episode_recording._of_modest_size(EnvironmentSpec(id="HalfCheetah-v5"))
+    small = episode_recording._with_small_frames(EnvironmentSpec(id="HalfCheetah-v5"))
     assert small.settings == {"width": 240, "height": 240}
     wide = EnvironmentSpec(id="HalfCheetah-v5", settings={"width": 320, "height": 200})
-    assert episode_recording._of_modest_size(wide).settings == wide.settings
+    assert episode_recording._with_small_frames(wide).settings == wide.settings
     plain = EnvironmentSpec(id="CartPole-v1")
-    assert episode_recording._of_modest_size(plain) is plain
+    assert episode_recording._with_small_frames(plain) is plain
 
 
 def test_a_grid_draws_itself() -> None:

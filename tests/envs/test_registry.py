@@ -58,7 +58,7 @@ def test_settings_change_the_environment_and_its_identity() -> None:
 
 def test_an_unknown_id_names_the_nearest_one() -> None:
     assert not has_compiled("CartPoll-v1")
-    with pytest.raises(SpecError, match=r'"CartPoll-v1" has no compiled twin.*did you mean "CartPole-v1"'):
+    with pytest.raises(SpecError, match=r'"CartPoll-v1" has no compiled version.*did you mean "CartPole-v1"'):
         make_compiled(EnvironmentSpec(id="CartPoll-v1"))
 
 

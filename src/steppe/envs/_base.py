@@ -1,4 +1,4 @@
-"""What every compiled environment is: three pure functions over one environment's state, and its settings."""
+"""The interface of compiled environments, and the error for interrupted episodes of any environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ State = Any
 class CompiledEnv(Settings):
     """One environment as pure functions that JAX can trace; its fields are its settings, so it is frozen and hashable.
 
-    `step` neither resets nor counts time: whoever runs it (usually under `vmap`, inside a `scan`) does both.
+    `step` neither resets nor counts timesteps: the caller (usually under `vmap`, inside a `scan`) does both.
     """
 
     id: ClassVar[str]
@@ -28,16 +28,16 @@ class CompiledEnv(Settings):
 
     @property
     def observation_space(self) -> Space:
-        """What `observe` returns."""
+        """The space of `observe`'s results."""
         raise NotImplementedError
 
     @property
     def action_space(self) -> Space:
-        """What `step` takes."""
+        """The space of `step`'s actions."""
         raise NotImplementedError
 
     def reset(self, key: Any) -> State:
-        """The state a new episode starts in."""
+        """The initial state of an episode."""
         raise NotImplementedError
 
     def step(self, state: State, action: Any) -> tuple[State, Any, Any]:
@@ -45,7 +45,7 @@ class CompiledEnv(Settings):
         raise NotImplementedError
 
     def observe(self, state: State) -> Any:
-        """What the agent sees of a state, in the shape of `observation_space`."""
+        """The agent's observation of a state, in `observation_space`."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Plays one episode and keeps its pictures. Twins are shown through the gymnasium original of the same id."""
+"""Plays one episode and records its frames. Compiled environments are drawn by their gymnasium originals."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.running.connections import CONNECTIONS
 
 Act = Callable[[np.ndarray], Any]
-"""From one observation, as the agent sees it, to one action, as the agent gives it."""
+"""Maps one observation of the agent to its action."""
 
 MAX_FPS = 30
 MAX_SIDE = 400
 MAX_FRAMES = 1000
 MAX_SECONDS = 2.5
-"""How long pictures may be drawn: without a GPU, those of a robot take a tenth of a second each."""
+"""The time for drawing frames: without a GPU, those of a robot take a tenth of a second each."""
 SHOWN_SECONDS = 8.0
-"""How much of an episode is shown where pictures take that long: then only some of them are drawn..."""
+"""How much of an episode is shown if frames are that slow: then only some of them are drawn..."""
 MIN_FPS = 4
-"""... but at least so many for each second of the episode."""
+"""... but at least this many for each second of the episode."""
 SLOW = 0.03
-"""From how many seconds on a picture is a slow one."""
+"""The seconds from which on a frame counts as slow."""
 JUDGED = 4
-"""After how many pictures it is known whether they are slow."""
+"""The number of frames after which their speed is judged."""
 ROBOT_SIDE = 240
-"""How large MuJoCo's pictures are where the environment does not say: half of its own size takes half of the time."""
+"""The default size of MuJoCo's frames: half of its own default takes half of the time."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One episode: its pictures, each uint8 [height, width, 3], or the reason why there are none."""
+    """One episode: its frames, each uint8 [height, width, 3], or the reason why there are none."""
 
     frames: list[np.ndarray] | None
     fps: int = 0
@@ -57,12 +57,12 @@ def record_episode(
     max_timesteps_per_episode: int | None = None,
     repeat_actions: int = 1,
 ) -> Recording:
-    """Plays one episode. Large ones are thinned out and long ones cut: a recording has some tens of megabytes."""
+    """Plays one episode. Large frames are shrunk and long episodes cut, to some tens of megabytes."""
     try:
         if has_compiled(spec.id) and not _has_original(spec.id):
-            return _record_twin(spec, act, seed, max_timesteps_per_episode, repeat_actions)
+            return _record_compiled(spec, act, seed, max_timesteps_per_episode, repeat_actions)
         with warnings.catch_warnings():
-            # pygame and its relatives warn about their own dependencies, which the user cannot change.
+            # Packages such as pygame warn about their own dependencies, which the user cannot change.
             warnings.simplefilter("ignore")
             return _record_gymnasium(spec, act, seed, max_timesteps_per_episode, repeat_actions)
     except SteppeError as error:
@@ -76,7 +76,7 @@ def _has_original(id: str) -> bool:
 
 
 def draw_off_screen() -> None:
-    """Lets environments draw where there is no screen."""
+    """Makes environments draw without a screen if there is none."""
     if "DISPLAY" not in os.environ:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("MUJOCO_GL", "egl")
@@ -89,9 +89,9 @@ def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | N
     from steppe.envs.spaces import zeros
 
     draw_off_screen()
-    env, own_limit = make_env(_of_modest_size(spec), render_mode="rgb_array")
+    env, own_limit = make_env(_with_small_frames(spec), render_mode="rgb_array")
     try:
-        description, write, offer = describe(spec, env, own_limit, limit)
+        description, write, to_env = describe(spec, env, own_limit, limit)
         film = _Film(int(env.metadata.get("render_fps") or 30))
         row = zeros(description.observation_space, 1)
         obs, _ = env.reset(seed=seed)
@@ -99,8 +99,8 @@ def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | N
         total, length, ended = 0.0, 0, False
         while not reason and not ended and not film.is_full:
             write(obs, row, 0)
-            # A copy, for the agent may keep what it was shown.
-            action = offer(np.asarray(act(row[0].copy()))[None])[0]
+            # A copy, since the agent may keep the observation.
+            action = to_env(np.asarray(act(row[0].copy()))[None])[0]
             for _ in range(repeat):
                 obs, reward, terminated, truncated, _ = env.step(action)
                 total += float(reward)
@@ -128,8 +128,8 @@ def _record_gymnasium(spec: EnvironmentSpec, act: Act, seed: int, limit: int | N
     return Recording(film.frames, film.fps, total, length)
 
 
-def _of_modest_size(spec: EnvironmentSpec) -> EnvironmentSpec:
-    """With small pictures of a robot, where their size is not given."""
+def _with_small_frames(spec: EnvironmentSpec) -> EnvironmentSpec:
+    """The spec with small frames of a robot, unless their size is given."""
     if ":" in spec.id or plays_atari(spec) or spec.id in CONNECTIONS:
         return spec
     from steppe.envs.gymnasium.factory import find_spec
@@ -140,8 +140,8 @@ def _of_modest_size(spec: EnvironmentSpec) -> EnvironmentSpec:
     return spec.model_copy(update={"settings": size | spec.settings})
 
 
-def _record_twin(spec: EnvironmentSpec, act: Act, seed: int, limit: int | None, repeat: int) -> Recording:
-    """A compiled environment without an original draws itself."""
+def _record_compiled(spec: EnvironmentSpec, act: Act, seed: int, limit: int | None, repeat: int) -> Recording:
+    """Records a compiled environment without an original, which draws itself."""
     import jax
 
     env = make_compiled(spec)
@@ -167,7 +167,7 @@ def _record_twin(spec: EnvironmentSpec, act: Act, seed: int, limit: int | None, 
 
 
 class _Film:
-    """Frames at no more than MAX_FPS and MAX_SIDE, as many as are drawn within MAX_SECONDS."""
+    """Frames of at most MAX_FPS and MAX_SIDE, as many as can be drawn within MAX_SECONDS."""
 
     def __init__(self, fps: int) -> None:
         self._rate = fps
@@ -182,7 +182,7 @@ class _Film:
         return len(self.frames) >= MAX_FRAMES or sum(self._each) >= MAX_SECONDS
 
     def add(self, draw: Callable[[], Any]) -> str:
-        """Keeps a picture if it is its turn; returns why it cannot be one, or nothing."""
+        """Draws and keeps a frame if it is due; returns the reason if that is impossible, else nothing."""
         self._shown += 1
         if (self._shown - 1) % self._every or self.is_full:
             return ""
@@ -195,12 +195,12 @@ class _Film:
             return f"the environment draws pictures of {picture.dtype} where bytes are needed"
         self.frames.append(_shrink(picture[..., :3]))
         if len(self._each) == JUDGED:
-            # The first picture also takes what prepares the drawing, and any can be held up.
+            # The first frame includes the preparation, and any other can be delayed.
             self._thin_out(min(self._each[1:]))
         return ""
 
     def _thin_out(self, seconds: float) -> None:
-        """Draws fewer pictures from now on where each takes so long that they would only show the beginning."""
+        """Draws fewer frames from now on if they are so slow that they would show the beginning only."""
         affordable = max(MIN_FPS, MAX_SECONDS / (SHOWN_SECONDS * max(seconds, 1e-6)))
         every = math.ceil(self._rate / affordable)
         if seconds >= SLOW and every > self._every:
@@ -211,13 +211,13 @@ class _Film:
 
 
 def _shrink(picture: np.ndarray) -> np.ndarray:
-    """The same picture with no side above MAX_SIDE, each pixel the mean of a square of the original's."""
+    """The frame with no side above MAX_SIDE, each pixel the mean of a square of pixels."""
     factor = -(-max(picture.shape[:2]) // MAX_SIDE)
     height, width = (side // factor for side in picture.shape[:2])
     if factor == 1:
         # A copy: an environment may draw into the same array again.
         return picture.copy()
-    # Sums of strided views: many times faster than NumPy's mean over axes of a few elements.
+    # Sums of strided views are many times faster than NumPy's mean over short axes.
     total = np.zeros((height, width, 3), np.uint32)
     for row, column in np.ndindex(factor, factor):
         total += picture[row : height * factor : factor, column : width * factor : factor]

@@ -1,4 +1,4 @@
-"""The smallest problem an agent can solve: what TensorForce called `minimal_test`."""
+"""The smallest problem for an agent: TensorForce's `minimal_test`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gymnasium import spaces
 CHOICES = ("bool", "int")
 NUMBERS = ("float", "bounded")
 ENDING = 0.25
-"""How likely each step is an episode's last."""
+"""The probability that a step ends the episode."""
 
 
 class MinimalTest(gymnasium.Env):
-    """A pair of numbers for each kind of action, (1, 0) at first; right actions bring it to (0, 1), which is rewarded.
+    """A pair of numbers for each kind of action, initially (1, 0); correct actions move it to (0, 1) and are rewarded.
 
     `specification` names the kinds of action, each with its shape: "bool" and "int" are choices of 0 or 1, of which 1
-    is right; "float" and "bounded" (from -0.5 to 1.5) are numbers that the second of the pair grows by.
+    is correct; "float" and "bounded" (from -0.5 to 1.5) are numbers that are added to the second of the pair.
     """
 
     def __init__(self, specification: dict[str, Any] | None = None) -> None:
@@ -45,13 +45,13 @@ class MinimalTest(gymnasium.Env):
             self.action_space = spaces.Box(low.astype(np.float32), high.astype(np.float32))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        """Every pair at (1, 0)."""
+        """Sets every pair to (1, 0)."""
         super().reset(seed=seed)
         self._reached = np.zeros(len(self._sizes))
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """A reward of how far the pairs are from (1, 0), on average: 1 for all right."""
+        """The reward is the pairs' mean distance from (1, 0): 1 if all actions are correct."""
         parts = np.split(np.reshape(action, -1).astype(float), np.cumsum(list(self._sizes.values()))[:-1])
         means = np.array([part.mean() for part in parts])
         is_choice = np.array([kind in CHOICES for kind in self._sizes])

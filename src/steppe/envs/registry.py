@@ -1,4 +1,4 @@
-"""Which environments there are and how each one runs. Names are answered without importing JAX or gymnasium."""
+"""The known environments and how each of them runs. Lists of names need neither JAX nor gymnasium."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ COMPILED: dict[str, tuple[str, str]] = {
 }
 ALIASES = {"GridWorld": "GridWorld-v0"}
 DEFAULT_EPISODE_LIMIT = 1000
-"""Timesteps after which an episode is cut where neither the experiment nor the environment says when."""
+"""Timesteps after which an episode is truncated if neither the experiment nor the environment has a limit."""
 ATARI = "ALE/"
-"""What the ids of Atari games begin with."""
+"""The prefix of Atari games' ids."""
 EXTRAS = ((ATARI, "ale_py", "atari"), ("MiniGrid-", "minigrid", "minigrid"), ("BabyAI-", "minigrid", "minigrid"))
-"""The ids that a separate package registers when it is imported: (how they begin, its module, Steppe's extra)."""
+"""Ids that a separate package registers when it is imported: (prefix, module, Steppe's extra)."""
 FAMILIES = {
     "gymnasium.envs.mujoco": ("mujoco", "mujoco", "a robot or toy of MuJoCo's"),
     "gymnasium.envs.box2d": ("box2d", "Box2D", "a game of Box2D's"),
     "ale_py": ("atari", "ale_py", "an Atari game"),
     "minigrid": ("minigrid", "minigrid", "a grid world with tasks"),
 }
-"""Where a registered environment's code lies: (Steppe's extra for it, the module it needs, a word on it)."""
-EXTRA_OF_MODULE = {"pygame": "video", "mujoco": "mujoco", "Box2D": "box2d", "ale_py": "atari", "minigrid": "minigrid"}
+"""Module of a registered environment's code: (Steppe's extra for it, the module it needs, a description)."""
+EXTRA_OF_MODULE = {module: extra for extra, module, _ in FAMILIES.values()} | {"pygame": "video"}
 """Steppe's extra for each module that an environment may import late, when it is drawn or reset."""
 
 
-class CatalogueEntry(NamedTuple):
-    """One environment that can be named."""
+class ListedEnv(NamedTuple):
+    """One environment of the catalogue."""
 
     id: str
     kind: str
@@ -58,7 +58,7 @@ class CatalogueEntry(NamedTuple):
 
 
 class EnvironmentSetting(NamedTuple):
-    """One setting of an environment; `default` is "required" where there is none."""
+    """One setting of an environment; `default` is "required" if it has none."""
 
     name: str
     default: Any
@@ -71,12 +71,12 @@ def compiled_ids() -> list[str]:
 
 
 def has_compiled(id: str) -> bool:
-    """Whether this id can run compiled."""
+    """Whether Steppe has a compiled environment of this id."""
     return ALIASES.get(id, id) in COMPILED
 
 
 def only_runs_compiled(spec: EnvironmentSpec) -> bool:
-    """Whether there is no gymnasium environment of this spec, or none is wanted."""
+    """Whether gymnasium has no environment of this spec, or the spec asks for the compiled one."""
     if spec.backend != "auto" or not has_compiled(spec.id):
         return spec.backend == "compiled"
     import gymnasium
@@ -85,49 +85,47 @@ def only_runs_compiled(spec: EnvironmentSpec) -> bool:
 
 
 def plays_atari(spec: EnvironmentSpec) -> bool:
-    """Whether this is an Atari game with the standard preprocessing; on the gymnasium backend it gives whole frames."""
+    """Whether this is an Atari game with the standard preprocessing; the gymnasium backend shows whole frames."""
     return spec.backend == "auto" and spec.id.startswith(ATARI)
 
 
 def make_compiled(spec: EnvironmentSpec) -> CompiledEnv:
-    """The compiled environment of this spec, with its settings applied."""
+    """The compiled environment of this spec, with its settings."""
     id = ALIASES.get(spec.id, spec.id)
     if id not in COMPILED:
         raise SpecError(
-            f'environment "{spec.id}" has no compiled twin ({", ".join(compiled_ids())} have one); '
+            f'environment "{spec.id}" has no compiled version ({", ".join(compiled_ids())} have one); '
             f'write "backend": "gymnasium" to run the original{did_you_mean(spec.id, compiled_ids())}'
         )
     return validate(_compiled(id), spec.settings, source=f'environment "{spec.id}"', path="environment.settings")
 
 
-def catalogue(every: bool = False) -> list[CatalogueEntry]:
-    """What can be named: Steppe's own and one line for each family; with `every`, each id of what is installed."""
+def catalogue(every: bool = False) -> list[ListedEnv]:
+    """Steppe's own environments and one entry for each family; with `every`, each id of the installed packages."""
     entries = [
-        CatalogueEntry(id, "compiled", _first_line(_compiled(id))) for id in sorted(compiled_ids(), key=_newest_first)
+        ListedEnv(id, "compiled", _first_line(_compiled(id))) for id in sorted(compiled_ids(), key=_newest_first)
     ]
     entries += [
-        CatalogueEntry("remote", "remote", "environments in another process, served by `steppe env serve`."),
-        CatalogueEntry("ue4", "remote", "a game of Unreal Engine 4 with the old learning plug-in."),
+        ListedEnv("remote", "remote", "environments in another process, served by `steppe env serve`."),
+        ListedEnv("ue4", "remote", "a game of Unreal Engine 4 with the old learning plug-in."),
     ]
     if not every:
         return entries + [
-            CatalogueEntry(
+            ListedEnv(
                 "ALE/Breakout-v5", "atari", f"and every other Atari game, preprocessed{_missing('atari', 'ale_py')}."
             ),
-            CatalogueEntry("HalfCheetah-v5", "mujoco", f"and gymnasium's other robots{_missing('mujoco', 'mujoco')}."),
-            CatalogueEntry(
+            ListedEnv("HalfCheetah-v5", "mujoco", f"and gymnasium's other robots{_missing('mujoco', 'mujoco')}."),
+            ListedEnv(
                 "LunarLander-v3", "box2d", f"and gymnasium's other games in a plane{_missing('box2d', 'Box2D')}."
             ),
-            CatalogueEntry(
-                "MiniGrid-Empty-5x5-v0", "minigrid", f"and its other grids{_missing('minigrid', 'minigrid')}."
-            ),
+            ListedEnv("MiniGrid-Empty-5x5-v0", "minigrid", f"and its other grids{_missing('minigrid', 'minigrid')}."),
         ]
     own = {entry.id for entry in entries}
     return entries + [entry for entry in _registered() if entry.id not in own]
 
 
 def settings_of(id: str) -> list[EnvironmentSetting]:
-    """What `settings` of an environment may hold, each with its default."""
+    """The settings of an environment, with their defaults."""
     id = ALIASES.get(id, id)
     if id in COMPILED:
         return list(_settings(_compiled(id)))
@@ -143,7 +141,7 @@ def settings_of(id: str) -> list[EnvironmentSetting]:
 
 
 def extra_of_registration(registration: Any) -> str | None:
-    """The extra that brings what a registered environment needs, where Steppe has one."""
+    """Steppe's extra for the packages of a registered environment, or None."""
     entry = registration.entry_point
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     return next((extra for start, (extra, _, _) in FAMILIES.items() if module.startswith(start)), None)
@@ -184,7 +182,7 @@ def notices_of_limit(spec: EnvironmentSpec, requested: int | None, actual: int |
 
 
 def _newest_first(id: str) -> tuple[str, int]:
-    """The order of a list in which CartPole-v1 comes before CartPole-v0, which is told by it."""
+    """A sort key by which CartPole-v1 precedes CartPole-v0, whose description refers to it."""
     name, _, version = id.rpartition("-v")
     return name, -int(version)
 
@@ -194,8 +192,8 @@ def _compiled(id: str) -> type[CompiledEnv]:
     return getattr(import_module(f"steppe.envs.compiled.{module}"), name)
 
 
-def _registered() -> Iterator[CatalogueEntry]:
-    """Every id that gymnasium and the installed packages know."""
+def _registered() -> Iterator[ListedEnv]:
+    """Every id that gymnasium and the installed packages register."""
     import gymnasium
 
     for module in dict.fromkeys(module for _, module, _ in EXTRAS):
@@ -204,17 +202,17 @@ def _registered() -> Iterator[CatalogueEntry]:
     for id, registration in sorted(gymnasium.registry.items()):
         entry = registration.entry_point
         if callable(entry):
-            continue  # a version that only says what came after it
+            continue  # an old version whose only purpose is to name its successor
         family = next((family for start, family in FAMILIES.items() if str(entry).startswith(start)), None)
         if family is None:
-            yield CatalogueEntry(id, "gymnasium", "")
+            yield ListedEnv(id, "gymnasium", "")
         else:
             extra, module, word = family
-            yield CatalogueEntry(id, extra, f"{word}{_missing(extra, module)}.")
+            yield ListedEnv(id, extra, f"{word}{_missing(extra, module)}.")
 
 
 def _missing(extra: str, module: str) -> str:
-    """The end of a line where a package is not installed."""
+    """The end of a line if a package is not installed."""
     return "" if find_module(module) is not None else f' (pip install "steppe[{extra}]")'
 
 

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces in Steppe's words, and how one observation or action crosses between the two."""
+"""Conversion of gymnasium's spaces, observations and actions to Steppe's and back."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part, Space
 Write = Callable[[Any, np.ndarray, int], None]
 """Writes one observation of the environment into row i of an array [N, ...]; a wrong shape is a ValueError."""
 WriteAll = Callable[[list[Any], np.ndarray], None]
-"""Writes N observations into an array [N, ...] as fast as it can; may raise anything, upon which `Write` tells why."""
-Offer = Callable[[np.ndarray], Any]
+"""Writes N observations into an array [N, ...] fast; may raise anything, upon which `Write` finds the reason."""
+ToEnv = Callable[[np.ndarray], Any]
 """Turns actions [N, ...] of the agent into N actions of the environment."""
 
 
 def observation_crossing(space: gym_spaces.Space, id: str) -> tuple[Space, Write]:
-    """The observation space as the agent sees it, and what writes an observation into a buffer of that space."""
+    """The agent's observation space, and a function that writes an observation into a buffer of that space."""
     match space:
         case gym_spaces.Box():
             return _observed_box(space)
@@ -41,13 +41,13 @@ def observation_crossing(space: gym_spaces.Space, id: str) -> tuple[Space, Write
             )
 
 
-def action_crossing(space: gym_spaces.Space, id: str) -> tuple[Space, Offer]:
-    """The action space as the agent sees it (choices from 0 on), and what turns its actions into the environment's."""
+def action_crossing(space: gym_spaces.Space, id: str) -> tuple[Space, ToEnv]:
+    """The agent's action space (choices count from 0), and a function from its actions to the environment's."""
     match space:
         case gym_spaces.Discrete():
             start = int(space.start)
-            offer: Offer = _as_ints if start == 0 else lambda actions: [int(action) + start for action in actions]
-            return Discrete(int(space.n), start), offer
+            to_env: ToEnv = _as_ints if start == 0 else lambda actions: [int(action) + start for action in actions]
+            return Discrete(int(space.n), start), to_env
         case gym_spaces.MultiDiscrete():
             shape, dtype = np.shape(space.nvec), space.dtype
             return MultiDiscrete(_counts(space, id)), lambda actions: actions.astype(dtype).reshape(-1, *shape)
@@ -64,12 +64,12 @@ def action_crossing(space: gym_spaces.Space, id: str) -> tuple[Space, Offer]:
 
 
 def bulk_writer(space: gym_spaces.Space, write: Write) -> WriteAll:
-    """The fastest way to write the observations of N environments: in one call of NumPy where they are plain arrays."""
+    """The fastest way to write the observations of N environments: one NumPy call if they are plain arrays."""
     if isinstance(space, gym_spaces.Box) and space.shape:
         merged = (-1, *space.shape[1:])
 
         def concatenate(seen: list[Any], rows: np.ndarray) -> None:
-            # Unlike an assignment, concatenation does not broadcast, so a wrong shape cannot slip through.
+            # Unlike an assignment, concatenation does not broadcast, so a wrong shape is an error.
             np.concatenate(seen, out=rows.reshape(merged))
 
         return concatenate
@@ -82,7 +82,7 @@ def bulk_writer(space: gym_spaces.Space, write: Write) -> WriteAll:
 
 
 def zeros(space: Space, rows: int) -> np.ndarray:
-    """An empty buffer for `rows` elements of a space."""
+    """A buffer of zeros for `rows` elements of a space."""
     return np.zeros((rows, *space.shape), space.dtype)
 
 
@@ -93,26 +93,26 @@ def _observed_box(space: gym_spaces.Box) -> tuple[Space, Write]:
     return Box(shape, *_bounds(space), dtype), _writer(shape, space.shape)
 
 
-def _acted_box(space: gym_spaces.Box) -> tuple[Space, Offer]:
-    """Actions, flat or in their shape, are clipped to the bounds and rounded where whole numbers are wanted."""
+def _acted_box(space: gym_spaces.Box) -> tuple[Space, ToEnv]:
+    """Actions, flat or in their shape, are clipped to the bounds, and rounded if the space has whole numbers."""
     shape, dtype = space.shape or (1,), space.dtype
     low, high = (np.asarray(bound, np.float32).reshape(shape) for bound in (space.low, space.high))
     whole = not np.issubdtype(dtype, np.floating)
 
-    def offer(actions: np.ndarray) -> np.ndarray:
-        # A new array each time: an environment may keep its last action to compare with the next one.
+    def to_env(actions: np.ndarray) -> np.ndarray:
+        # A new array each time, since an environment may keep its last action.
         clipped = np.clip(actions.reshape(-1, *shape), low, high)
         if whole:
             clipped = np.rint(clipped)
         return clipped.astype(dtype, copy=False).reshape(-1, *space.shape)
 
-    return Box(shape, *_bounds(space), dtype.name), offer
+    return Box(shape, *_bounds(space), dtype.name), to_env
 
 
 def _flattened(space: gym_spaces.Space, id: str) -> tuple[Space, Write]:
     """All leaves of a Dict or Tuple side by side in one float32 vector, as `gymnasium.spaces.flatten` orders them.
 
-    The space tells where each leaf lies, so that a network can read it by its name.
+    The space has the position of each leaf, so that a network can read it by name.
     """
     leaves = list(_leaves(space, id))
     sizes = [_flat_size(leaf) for _, leaf in leaves]
@@ -143,12 +143,12 @@ def _leaves(space: gym_spaces.Space, id: str, path: tuple[Any, ...] = ()) -> Any
             for index, inner in enumerate(space.spaces):
                 yield from _leaves(inner, id, (*path, index))
         case _:
-            observation_crossing(space, id)  # refuses what cannot be flattened
+            observation_crossing(space, id)  # refuses spaces that cannot be flattened
             yield path, space
 
 
 def _leaf_space(leaf: gym_spaces.Space, id: str) -> Space:
-    """What a leaf is: unlike an observation by itself it may keep whole numbers, and bits stay numbers."""
+    """The space of a leaf; unlike a whole observation it keeps whole numbers, and bits stay numbers."""
     match leaf:
         case gym_spaces.MultiBinary():
             return Box(leaf.shape, (0.0,), (1.0,), "int32")
@@ -169,7 +169,7 @@ def _flat_size(leaf: gym_spaces.Space) -> int:
 
 
 def _write_leaf(value: Any, leaf: gym_spaces.Space, out: np.ndarray) -> None:
-    """Numbers as they are, choices as one-hot vectors; out: [size of the leaf]."""
+    """Writes numbers unchanged and choices as one-hot vectors; out: [size of the leaf]."""
     match leaf:
         case gym_spaces.Discrete():
             out[:] = 0.0
@@ -199,7 +199,7 @@ def _writer(shape: tuple[int, ...], original: tuple[int, ...]) -> Write:
     same = shape == original
 
     def write(obs: Any, rows: np.ndarray, i: int) -> None:
-        # NumPy would broadcast a wrong shape silently, so it is compared first.
+        # NumPy would broadcast a wrong shape silently, so shapes are compared first.
         if getattr(obs, "shape", None) != original:
             obs = np.asarray(obs)
             if obs.shape != original:
@@ -214,12 +214,12 @@ def _write_number(obs: Any, rows: np.ndarray, i: int) -> None:
 
 
 def _as_ints(actions: np.ndarray) -> list[np.int64]:
-    # NumPy's numbers, not Python's: gymnasium checks them in half the time, which counts at every step.
+    # NumPy's integers instead of Python's: gymnasium checks them in half the time, in every step.
     return list(actions.astype(np.int64))
 
 
 def _counts(space: gym_spaces.MultiDiscrete, id: str) -> tuple[int, ...]:
-    """How many options each choice has, refusing choices that do not count from 0."""
+    """The number of options of each choice; refuses choices that do not count from 0."""
     if np.any(np.asarray(space.start) != 0):
         raise UserError(
             f'environment "{id}" has a MultiDiscrete space whose choices do not count from 0, which Steppe does not '
@@ -229,7 +229,7 @@ def _counts(space: gym_spaces.MultiDiscrete, id: str) -> tuple[int, ...]:
 
 
 def _bounds(space: gym_spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(low, high), each shortened to one number where all elements share it."""
+    """(low, high), each shortened to one number if all elements are equal."""
     sides = []
     for bound in (space.low, space.high):
         values = np.asarray(bound, np.float32).reshape(-1)

@@ -1,1 +1,1 @@
-"""Files that survive a crash: written under a temporary name, checked, found again after a rename."""
+"""Files that survive a crash: written under a temporary name, with checksums, and found again after a rename."""

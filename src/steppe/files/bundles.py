@@ -1,7 +1,7 @@
-"""Files that an experiment takes along to another machine: compressed, in pieces, each with its checksum.
+"""Files that accompany an experiment to another machine: compressed, in pieces, with a checksum.
 
-They lie in the folder that the variable STEPPE_CARRIED names. KEY.json tells a file's name in the experiment, its size,
-its SHA-256 and how many pieces it has; KEY.000, KEY.001 and so on are the pieces. KEY follows from the name.
+They lie in the folder that the variable STEPPE_CARRIED names. KEY.json holds a file's name in the experiment, its size,
+its SHA-256 and the number of pieces; KEY.000, KEY.001 and so on are the pieces. KEY is derived from the name.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Packed:
-    """A file, ready to go."""
+    """A compressed file."""
 
     name: str
-    """As the experiment has it."""
+    """Its name in the experiment."""
     size: int
     sha256: str
     pieces: tuple[bytes, ...]
 
     @property
     def files(self) -> dict[str, bytes]:
-        """What is to lie in the folder, by its name there."""
+        """The files of the folder by name."""
         key, about = _key(self.name), {"name": self.name, "size": self.size, "sha256": self.sha256}
         description = json.dumps(about | {"pieces": len(self.pieces)}) + "\n"
         pieces = {_piece(key, number): piece for number, piece in enumerate(self.pieces)}
@@ -39,7 +39,7 @@ class Packed:
 
 
 def pack(path: Path, name: str, piece: int, most: int) -> Packed | None:
-    """A file in pieces of so many bytes; None where it takes more than `most` bytes even when it is compressed."""
+    """A file in pieces of `piece` bytes; None if it takes more than `most` bytes even when compressed."""
     compressor, sha256, packed, size = zlib.compressobj(), hashlib.sha256(), bytearray(), 0
     try:
         with path.open("rb") as file:
@@ -59,7 +59,7 @@ def pack(path: Path, name: str, piece: int, most: int) -> Packed | None:
 
 
 def unpack(name: str) -> bytes | None:
-    """The content of a file that came along under that name; None where none did."""
+    """The content of an accompanying file of that name; None if there is none."""
     folder, key = os.environ.get(FOLDER_VARIABLE), _key(name)
     if not folder or not (about := Path(folder, f"{key}.json")).is_file():
         return None

@@ -1,7 +1,7 @@
 """Files that survive a crash: written under a temporary name, forced to the disk, then renamed.
 
-A temporary name carries its writer, `.tmp-<host>-<pid>-<token>-<count>-<name>`, so that what a killed process left
-behind can be told from what a living one is still writing.
+A temporary name identifies its writer, `.tmp-<host>-<pid>-<token>-<count>-<name>`, to distinguish leftovers of killed
+processes from files that are being written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from steppe.errors import StorageError
 
-# Process numbers start again in a restarted container, so the token tells this process from an earlier one like it.
+# A restarted container reuses process ids, so a token identifies this process.
 _TOKEN = secrets.token_hex(4)
 _COUNTER = itertools.count()
 _TEMPORARY = re.compile(r"\.tmp-(?P<host>.+)-(?P<pid>\d+)-(?P<token>[0-9a-f]{8})-\d+-")
@@ -42,7 +42,7 @@ REASONS = {
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
-    """Make `path` hold `data` (text as UTF-8): a reader, even after a crash, finds all of the old or all of the new."""
+    """Write `data` (text as UTF-8) to `path`; a reader, even after a crash, finds all of the old or all of the new."""
     path = Path(path)
     with storing(path):
         remove_leftovers(path.parent)
@@ -59,7 +59,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
 
 @contextlib.contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Turn any OSError of the block into a StorageError that says what could not be written and the way out."""
+    """Turn any OSError of the block into a StorageError that names the path, the reason and the way out."""
     try:
         yield
     except OSError as error:
@@ -67,7 +67,7 @@ def storing(path: Path) -> Iterator[None]:
 
 
 def storage_error(path: Path, code: int | None, words: str) -> StorageError:
-    """The sentence for a failure to write `path`, from the system's error code and its own words."""
+    """The error for a failure to write `path`, from the system's error code and message."""
     return StorageError(f"cannot write {path}: {REASONS.get(code or 0, words)}")
 
 
@@ -77,7 +77,7 @@ def temporary_name(name: str) -> str:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what writers that are no longer alive left unfinished in `folder`."""
+    """Delete unfinished files in `folder` whose writers are dead."""
     with os.scandir(folder) as entries:
         leftovers = [entry for entry in entries if entry.name.startswith(".tmp-") and _is_leftover(entry)]
     for entry in leftovers:
@@ -89,7 +89,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Create `path` with `data`, on the disk when this returns."""
+    """Create `path` with `data`, synced to the disk."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()
@@ -97,14 +97,14 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:
-    """Write all of `data` to an unbuffered file: a disk that fills up writes a part, and fails only the next time."""
+    """Write all of `data` to an unbuffered file; on a full disk one write is partial and only the next one fails."""
     written = 0
     while written < len(data):
         written += file.write(data[written:])
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in `folder` to the disk: without this a rename may be undone by a power cut."""
+    """Sync the names in `folder` to the disk, since a power cut may undo a rename otherwise."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -117,7 +117,7 @@ def _is_leftover(entry: os.DirEntry[str]) -> bool:
     if match is None:
         return False
     if match["host"] != socket.gethostname():
-        # Whether another machine's process lives cannot be asked, so only time tells.
+        # Processes of another machine cannot be checked, so their files are leftovers after a while.
         with contextlib.suppress(OSError):
             return time.time() - entry.stat(follow_symlinks=False).st_mtime > _FORGOTTEN_SECONDS
         return False

@@ -1,4 +1,4 @@
-"""A folder that is held open, so that it is found again after it, or a folder above it, was renamed."""
+"""A folder that is held open, to find it again after it or a parent folder was renamed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class FolderGone(StorageError):
 
 
 class HeldFolder(os.PathLike[str]):
-    """Stands for a folder wherever it is now: `held / "policy"` is a path in the folder that was opened.
+    """A folder at its current path: `held / "policy"` is a path in the folder that was opened.
 
-    Nothing is ever written under its old name after it was renamed, even if there is another folder of that name.
+    After a rename nothing is written under the old name, even if another folder has that name now.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -27,14 +27,14 @@ class HeldFolder(os.PathLike[str]):
 
     @property
     def path(self) -> Path:
-        """Where the folder is now; FolderGone once it was deleted."""
+        """The current path of the folder; FolderGone if it was deleted."""
         if self._descriptor is None:
             return self._path
         held = os.fstat(self._descriptor)
         if _is_at(held, self._path) is not False:
             return self._path
         found = _path_of(self._descriptor)
-        # Some network file systems number a folder anew; its name then still leads to where it was.
+        # Some network file systems give a folder a new inode; the old name then still leads to it.
         if found is None or (found != self._path.resolve() and not _is_at(held, found)):
             raise FolderGone(f"the run folder {self._path} was deleted while it trained; nothing more is written")
         if _is_at(held, found):
@@ -48,7 +48,7 @@ class HeldFolder(os.PathLike[str]):
         return self._descriptor is not None and bool(_is_at(os.fstat(self._descriptor), path))
 
     def close(self) -> None:
-        """Lets go of the folder; `path` is where it was last."""
+        """Releases the folder; `path` stays at its last path."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -64,7 +64,7 @@ class HeldFolder(os.PathLike[str]):
 
 
 def _is_at(held: os.stat_result, path: Path) -> bool | None:
-    """Whether the folder lies at `path`; None if that cannot be seen just now."""
+    """Whether the folder lies at `path`; None if that cannot be determined."""
     try:
         return os.path.samestat(held, path.stat())
     except (FileNotFoundError, NotADirectoryError):
@@ -74,7 +74,7 @@ def _is_at(held: os.stat_result, path: Path) -> bool | None:
 
 
 def _path_of(descriptor: int) -> Path | None:
-    """The path that the kernel knows of an open folder."""
+    """The kernel's path of an open folder."""
     try:
         if hasattr(fcntl, "F_GETPATH"):  # macOS
             return Path(os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))

@@ -1,4 +1,4 @@
-"""Arrays with a description in one safetensors file: the same content is always the same bytes, and damage shows."""
+"""Arrays with a description in one safetensors file, deterministic to the byte and with a checksum."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from steppe.errors import UserError
 
 
 def serialize(arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> bytes:
-    """A safetensors file whose header is in alphabetical order."""
+    """A safetensors file with a sorted header."""
     from safetensors.numpy import save
 
-    # safetensors writes from the array's address, so anything but row order would be saved as other numbers.
+    # safetensors copies memory from the array's address, so it needs row order.
     data = save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.dumps(json.loads(data[8:start]), sort_keys=True, separators=(",", ":")).encode()
-    # The format pads its header with spaces, which keeps the arrays aligned.
+    # The header is padded with spaces, to keep the arrays aligned.
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + data[start:]
 
@@ -50,7 +50,7 @@ def check_version(shown: str | Path, found: object, version: int) -> None:
 
 
 def parse(data: bytes) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """(metadata, arrays) of a safetensors file; ValueError where it is none."""
+    """(metadata, arrays) of a safetensors file; ValueError if it is not one."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 

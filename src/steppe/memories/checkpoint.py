@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a replay memory: the rows that hold something, and the frames that they need."""
+"""A replay memory in a checkpoint: only the filled rows, and the frames that they need."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from steppe.memories.replay import ReplayState, Timesteps
 
 
 def compact(state: ReplayState) -> ReplayState:
-    """A copy of the memory without room that is empty; NumPy arrays."""
+    """A copy of the memory without its empty rows and frames, as NumPy arrays."""
     head, filled = int(state.head), int(state.filled)
     timesteps = [np.asarray(leaf) for leaf in state.timesteps]
     kept = Timesteps(*(np.array(leaf[_before(head, filled, len(leaf))]) for leaf in timesteps))
-    frames: Any = () if state.frames == () else _held_frames(state.frames)  # type: ignore[arg-type]
+    frames: Any = () if state.frames == () else _compact_frames(state.frames)  # type: ignore[arg-type]
     scalars = (np.array(state.head), np.array(state.filled), np.array(state.tree), np.array(state.highest))
     return ReplayState(kept, *scalars, frames)
 
 
 def restore(template: ReplayState, saved: ReplayState) -> ReplayState:
-    """The memory that `compact` made `saved` of; `template` only needs shapes and dtypes.
+    """The inverse of `compact`; `template` only needs shapes and dtypes.
 
-    Also takes what older versions saved: all rows, and all observations whole. ValueError: it is of another memory.
+    Also restores what older versions saved: all rows, with whole observations. ValueError if it is of another memory.
     """
     head, filled = int(saved.head), int(saved.filled)
     rows = template.timesteps.rewards.shape[0]
@@ -45,24 +45,24 @@ def restore(template: ReplayState, saved: ReplayState) -> ReplayState:
     _check(template.tree.shape, template.tree.dtype, saved.tree, saved.tree.shape)
     frames: Any = ()
     if template.frames != ():
-        frames = _ring_back(template.frames, saved.frames)  # type: ignore[arg-type]
+        frames = _restore_ring(template.frames, saved.frames)  # type: ignore[arg-type]
     return ReplayState(Timesteps(*timesteps), saved.head, saved.filled, saved.tree, saved.highest, frames)
 
 
 def _before(head: int, count: int, rows: int) -> Any:
-    """The `count` rows before `head`, oldest first: as a slice where they lie together. All rows come as they lie."""
+    """The index of the `count` rows before `head`, oldest first, a slice if possible; all rows stay in their order."""
     if count == rows:
         return slice(0, rows)
     return slice(head - count, head) if head >= count else np.arange(head - count, head) % rows
 
 
-def _held_frames(state: FrameState) -> FrameState:
+def _compact_frames(state: FrameState) -> FrameState:
     ring, heads, used = (np.asarray(leaf) for leaf in state[:3])
     return FrameState(_newest(ring, heads, used), heads.copy(), used.copy(), np.array(state.latest))
 
 
 def _newest(ring: np.ndarray, heads: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """The frames [U, N, ...] that rows still need, the newest last; 0 before them where an environment needs fewer."""
+    """The frames [U, N, ...] that rows still need, the newest last; padded by zeros in front."""
     most = int(used.max(initial=0))
     newest = np.zeros((most, *ring.shape[1:]), ring.dtype)
     for env, (head, count) in enumerate(zip(heads.tolist(), used.tolist(), strict=True)):
@@ -70,7 +70,7 @@ def _newest(ring: np.ndarray, heads: np.ndarray, used: np.ndarray) -> np.ndarray
     return newest
 
 
-def _ring_back(template: FrameState, saved: FrameState) -> FrameState:
+def _restore_ring(template: FrameState, saved: FrameState) -> FrameState:
     slots, envs = template.ring.shape[:2]
     _check(template.ring.shape[1:], template.ring.dtype, saved.ring, saved.ring.shape[1:])
     _check(template.latest.shape, template.latest.dtype, saved.latest, saved.latest.shape)
@@ -86,7 +86,7 @@ def _ring_back(template: FrameState, saved: FrameState) -> FrameState:
 
 
 def _in_frames(template: ReplayState, saved: ReplayState) -> ReplayState:
-    """A memory of whole observations, taken in row by row as if they were seen now."""
+    """Converts a memory of whole observations by adding its rows one by one."""
     frames: Any = template.frames
     rows, envs = template.timesteps.rewards.shape
     shape = saved.timesteps.observations.shape[2:]
@@ -102,19 +102,19 @@ def _in_frames(template: ReplayState, saved: ReplayState) -> ReplayState:
     head, filled = int(saved.head), int(saved.filled)
     state = jax.tree.map(jnp.asarray, cutting.init(frames.ring.shape[0], envs, example))
     starts = np.zeros((2, rows, envs), np.int32)
-    held_rows = jnp.int32(0)
+    kept_rows = jnp.int32(0)
     for number in range(filled):
         row = (head - filled + number) % rows
         pictures = (saved.timesteps.observations, saved.timesteps.next_observations)
-        now, later = (leaf[row if filled == rows else number][None] for leaf in pictures)
-        state, start, next_start, held_rows = write(state, starts[0], jnp.int32(row), held_rows, now, later)
+        observed, successors = (leaf[row if filled == rows else number][None] for leaf in pictures)
+        state, start, next_start, kept_rows = write(state, starts[0], jnp.int32(row), kept_rows, observed, successors)
         starts[0, row], starts[1, row] = np.asarray(start)[0], np.asarray(next_start)[0]
-    if held_rows < filled and saved.tree.size:
+    if kept_rows < filled and saved.tree.size:
         raise ValueError("the memory of an older version has too short episodes for the room that frames have now")
     slots = (leaf[_before(head, filled, rows)] for leaf in starts)
     in_slots = saved.timesteps._replace(**dict(zip(("observations", "next_observations"), slots, strict=True)))
-    saved = saved._replace(timesteps=in_slots, frames=_held_frames(jax.tree.map(np.asarray, state)))
-    return restore(template, saved)._replace(filled=np.int32(held_rows))
+    saved = saved._replace(timesteps=in_slots, frames=_compact_frames(jax.tree.map(np.asarray, state)))
+    return restore(template, saved)._replace(filled=np.int32(kept_rows))
 
 
 def _check(shape: tuple[int, ...], dtype: Any, leaf: Any, found: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""A replay memory beside demonstrations that are never overwritten; each batch is drawn from both."""
+"""A replay memory with demonstrations that are never overwritten; each batch is drawn from both."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class DemonstratedState(NamedTuple):
     """The memory's contents."""
 
     own: ReplayState
-    """What the agent saw itself."""
+    """The agent's own timesteps."""
     demonstrations: Timesteps
-    """[M, 1, ...], in order of time, the last of them an episode's end; as they were given, for good."""
+    """[M, 1, ...], in order of time; the last one ends an episode. They never change."""
     tree: Leaf
-    """The demonstrations' priorities as a sum tree, [0] where sampling is uniform."""
+    """The demonstrations' priorities as a sum tree, [0] if sampling is uniform."""
 
     @property
     def filled(self) -> Leaf:
-        """How many rows of the agent's own hold something."""
+        """The number of filled rows of the agent's own timesteps."""
         return self.own.filled
 
 
 @dataclass(frozen=True, eq=False)
 class DemonstratedReplay:
-    """How such a memory behaves: as `Replay` does, but `per_batch` rows of each batch are demonstrations.
+    """A `Replay` in which `per_batch` rows of each batch are demonstrations.
 
-    Places count on from the replay memory's: the first demonstration comes after its last row.
+    Indices continue those of the replay memory: the first demonstration follows its last row.
     """
 
     own: Replay
@@ -44,32 +44,32 @@ class DemonstratedReplay:
 
     @property
     def rows(self) -> int:
-        """Of the agent's own timesteps."""
+        """The rows for the agent's own timesteps."""
         return self.own.rows
 
     @property
     def num_envs(self) -> int:
-        """How many environments the agent acts in."""
+        """The number of the agent's environments."""
         return self.own.num_envs
 
     @property
     def n_step(self) -> int:
-        """How many rewards are summed."""
+        """The number of rewards that are summed."""
         return self.own.n_step
 
     @property
     def prioritized(self) -> bool:
-        """Whether both parts are drawn by error."""
+        """Whether both parts are drawn by priority."""
         return self.own.prioritized
 
     @property
     def count(self) -> int:
-        """How many timesteps were demonstrated."""
+        """The number of demonstrated timesteps."""
         return len(self.demonstrations.rewards)
 
     def init(self, example: Timesteps) -> DemonstratedState:
-        """No timestep of the agent's own, and all demonstrations, equally likely."""
-        # Copies: what a compiled program is given, it may write over.
+        """A memory of all demonstrations, with equal priorities, and no timestep of the agent."""
+        # Copies, since a compiled program may overwrite its arguments.
         shown = jax.tree.map(lambda leaf, like: np.array(leaf, like.dtype), self.demonstrations, example)
         tree: Any = np.zeros(0, np.float32)
         if self.prioritized:
@@ -78,11 +78,11 @@ class DemonstratedReplay:
         return DemonstratedState(self.own.init(example), shown, tree)
 
     def cut(self, state: DemonstratedState) -> DemonstratedState:
-        """Ends the episodes of the agent's newest row: what is written next does not follow from it."""
+        """Truncates the episodes at the agent's newest row, so that the next row does not continue them."""
         return state._replace(own=self.own.cut(state.own))
 
     def add(self, state: DemonstratedState, timesteps: Timesteps) -> DemonstratedState:
-        """Writes [horizon, N, ...] over the agent's oldest own rows."""
+        """Overwrites the agent's oldest rows by [horizon, N, ...]."""
         return state._replace(own=self.own.add(state.own, timesteps))
 
     def sample(self, state: DemonstratedState, key: Array, batch_size: int) -> Sample:
@@ -117,7 +117,7 @@ class DemonstratedReplay:
     def reprioritize_demonstrations(
         self, state: DemonstratedState, places: Array, errors: Array, when: Array
     ) -> DemonstratedState:
-        """The same for a batch of demonstrations alone."""
+        """`reprioritize` for a batch of demonstrations alone."""
         drawn = places - self._first
         priorities = (jnp.abs(errors) + 1e-6) ** self.own.priority_exponent
         priorities = jnp.where(when, priorities, self._tree.get(state.tree, drawn))
@@ -132,6 +132,6 @@ class DemonstratedReplay:
         return self.rows * self.num_envs
 
     def _complete(self, sample: Sample, single: Following, demonstrated: bool) -> Sample:
-        """With what each timestep alone led to, where that is another, and whether it was demonstrated."""
+        """Adds the 1-step results, if n is larger, and whether the timesteps were demonstrated."""
         flags = jnp.full(sample.places.shape, demonstrated)
         return sample._replace(single=single if self.n_step > 1 else None, demonstrated=flags)

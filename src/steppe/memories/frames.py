@@ -1,8 +1,8 @@
-"""Pictures in a replay memory, each kept once: a ring of frames for every environment, and where each stack begins.
+"""Frames of pictures in a replay memory, each kept once: a ring for every environment, and the start of each stack.
 
-An observation is `count` frames. Within an episode it shares all of them with the observation that followed the action
-before it, and all but one with the next, so each timestep adds one frame. Frames are compared, not assumed to repeat:
-whatever an environment shows comes back exactly as it was.
+An observation is `count` frames. Within an episode it shares all of them with the successor of the timestep before, and
+all but one with its own successor, so each timestep adds one frame. Frames are compared, not assumed to repeat, so
+every observation is restored exactly.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from jax import Array
 
 Leaf = Any
 SPARE = 4
-"""One spare frame for so many timesteps: episodes longer than `SPARE * count` timesteps never run short of frames."""
+"""There is one spare frame for this many timesteps: it suffices for episodes of `SPARE * count` timesteps or more."""
 SMALLEST = 1_024
-"""Observations of fewer bytes are kept as they are: looking frames up would cost more than they take."""
+"""Observations of fewer bytes are kept whole: looking up frames would cost more than it saves."""
 
 
 class FrameState(NamedTuple):
     """The frames of N environments."""
 
     ring: Leaf
-    """[F, N, *frame]; frames are written round and round."""
+    """[F, N, *frame], a ring buffer."""
     head: Leaf
-    """The slot that is written next [N]."""
+    """The next slot to be written [N]."""
     used: Leaf
-    """How many slots before it the rows of the memory still need [N]."""
+    """The number of slots before it that rows of the memory still need [N]."""
     latest: Leaf
     """The newest true successors [N, count, *frame]."""
 
 
 @dataclass(frozen=True)
 class Frames:
-    """How observations are cut into frames, along their first axis (0) or their last (-1)."""
+    """Splits observations into frames, along their first axis (0) or their last (-1)."""
 
     count: int = 1
     axis: int = 0
 
     def slots(self, rows: int, n_step: int, horizon: int) -> int:
-        """How many frames are kept of each environment for so many rows; at least the most that two blocks can need."""
+        """The frames kept of each environment for this many rows; enough for at least two blocks in the worst case."""
         return rows + rows // SPARE + self.count * (2 * n_step + 4 * horizon + 1)
 
     def frame_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -60,12 +60,12 @@ class Frames:
         return FrameState(ring, nobody, nobody.copy(), latest)
 
     def write(
-        self, state: FrameState, starts: Array, head: Array, filled: Array, observations: Array, following: Array
+        self, state: FrameState, starts: Array, head: Array, filled: Array, observations: Array, successors: Array
     ) -> tuple[FrameState, Array, Array, Array]:
-        """Takes in the observations and true successors [T, N, ...] of the rows from `head` on.
+        """Adds the observations and true successors [T, N, ...] of the rows from `head` on.
 
-        `starts` [rows, N] are where the observations of the rows begin. Returns the frames, where these observations
-        and successors begin [T, N], and how many rows still have all of their frames.
+        `starts` [rows, N] are the slots where the rows' observations begin. Returns the frames, the slots where these
+        observations and successors begin [T, N], and the number of rows that still have all of their frames.
         """
         rows, envs = starts.shape
         everyone, at = jnp.arange(envs), jnp.arange(self.count)
@@ -74,16 +74,16 @@ class Frames:
             state, starts, head, filled = carry
             now, later = (self.cut(each.astype(state.ring.dtype)) for each in seen)
             slots = state.ring.shape[0]
-            goes_on = _equal(now, state.latest) & (state.used > 0)
+            continues = _equal(now, state.latest) & (state.used > 0)
             shifts = _equal(now[:, 1:], later[:, :-1])
-            start = jnp.where(goes_on, state.head - self.count, state.head) % slots
+            start = jnp.where(continues, state.head - self.count, state.head) % slots
             next_start = jnp.where(shifts, start + 1, start + self.count) % slots
-            # Frames that are there already are written again, which is simpler than leaving them out.
+            # Frames that exist already are written again, which is simpler than skipping them.
             where = jnp.concatenate([start[:, None] + at, next_start[:, None] + at], 1) % slots
             written = jnp.concatenate([now, later], 1)
             ring = state.ring.at[where, everyone[:, None]].set(written)
-            used = state.used + jnp.where(goes_on, 0, self.count) + jnp.where(shifts, 1, self.count)
-            # The oldest rows go where the ring of rows is full, or where their frames have just been written over.
+            used = state.used + jnp.where(continues, 0, self.count) + jnp.where(shifts, 1, self.count)
+            # The oldest rows are dropped if the ring of rows is full, or if their frames have just been overwritten.
             oldest = (head - filled) % rows
             first = starts[oldest]
             starts = starts.at[head].set(start)
@@ -95,7 +95,7 @@ class Frames:
             return (state, starts, (head + 1) % rows, filled - dropped + 1), (start, next_start)
 
         carry = (state, starts, head, filled)
-        (state, _, _, filled), (begin, next_begin) = jax.lax.scan(step, carry, (observations, following))
+        (state, _, _, filled), (begin, next_begin) = jax.lax.scan(step, carry, (observations, successors))
         return state, begin, next_begin, filled
 
     def stacks(self, state: FrameState, starts: Array, envs: Array) -> Array:
@@ -120,9 +120,9 @@ class Frames:
 
 
 def frames_for(shape: tuple[int, ...], dtype: Any, stacked: tuple[int, int] | None) -> Frames | None:
-    """How observations of this shape are kept as frames; None for those that are too small for it.
+    """The frames of observations of this shape; None for observations that are too small.
 
-    `stacked` is (how many frames, along which axis) where an observation is a stack of them.
+    `stacked` is (number of frames, their axis) if an observation is a stack of them.
     """
     if len(shape) < 2 or int(np.prod(shape)) * np.dtype(dtype).itemsize < SMALLEST:
         return None
@@ -130,5 +130,5 @@ def frames_for(shape: tuple[int, ...], dtype: Any, stacked: tuple[int, int] | No
 
 
 def _equal(a: Array, b: Array) -> Array:
-    """Whether all of each row agrees: [N, ...] twice -> [N]."""
+    """Whether rows are equal: two arrays [N, ...] -> [N]."""
     return (a == b).all(tuple(range(1, a.ndim)))

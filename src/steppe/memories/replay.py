@@ -1,8 +1,8 @@
 """Replay memory as pure functions over arrays: a ring of the last timesteps of N environments.
 
-Uniform (Lin 1992) or prioritised by error (Schaul et al. 2016, arXiv:1511.05952). n-step returns are put together when
-a batch is drawn, so that the memory holds plain timesteps whatever the algorithm asks of them. Pictures are kept once,
-as frames: see `steppe.memories.frames`.
+Sampling is uniform (Lin 1992) or prioritised by error (Schaul et al. 2016, arXiv:1511.05952). n-step returns are
+computed when a batch is drawn, so the memory holds plain timesteps for any algorithm. Pictures are kept once, as
+frames: see `steppe.memories.frames`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from steppe.memories.sum_tree import SumTree
 from steppe.specs.spaces import Space
 
 Leaf = Any
-"""A JAX array, or a NumPy array on its way to one."""
+"""A JAX array, or a NumPy array that becomes one."""
 
 
 class Timesteps(NamedTuple):
-    """What is remembered of each timestep; leaves are [rows, N, ...]."""
+    """The stored data of timesteps; leaves are [rows, N, ...]."""
 
     observations: Leaf
     actions: Leaf
@@ -40,32 +40,31 @@ class ReplayState(NamedTuple):
     """The memory's contents."""
 
     timesteps: Timesteps
-    """[rows, N, ...]; rows are written round and round. Observations that are kept as frames are the slots where they
-    begin."""
+    """[rows, N, ...], a ring buffer. Observations that are kept as frames are the slots where they begin."""
     head: Leaf
-    """The row that is written next."""
+    """The next row to be written."""
     filled: Leaf
-    """How many rows hold something."""
+    """The number of filled rows."""
     tree: Leaf
-    """Priorities as a sum tree, [0] where sampling is uniform."""
+    """Priorities as a sum tree, [0] if sampling is uniform."""
     highest: Leaf
-    """The highest priority given so far: what new timesteps start with."""
+    """The highest priority so far, with which new timesteps start."""
     frames: FrameState | tuple[()] = ()
-    """The frames of the observations, () where they are kept whole."""
+    """The frames of the observations, () if those are kept whole."""
 
 
 class Following(NamedTuple):
-    """What some timesteps led to; leaves [B, ...]."""
+    """The n-step results of timesteps; leaves [B, ...]."""
 
     rewards: Array
     """The discounted sum of the rewards."""
     discounts: Array
-    """What the value of `next_observations` is multiplied by: 0 where the episode terminated."""
+    """The factor for the value of `next_observations`: 0 if the episode terminated."""
     next_observations: Array
 
 
 class Sample(NamedTuple):
-    """A batch [B, ...] with n-step returns, and where it was drawn from."""
+    """A batch [B, ...] with n-step returns and the indices of its timesteps."""
 
     observations: Array
     actions: Array
@@ -76,27 +75,27 @@ class Sample(NamedTuple):
     places: Array
     """Row x N + environment of each drawn timestep."""
     single: Following | None = None
-    """What each timestep alone led to, where the algorithm looks at that beside n-step returns."""
+    """The 1-step results, for algorithms that use them beside n-step returns."""
     demonstrated: Array | None = None
-    """Which were demonstrated [B], where there are demonstrations."""
+    """Whether each was demonstrated [B], if there are demonstrations."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """How a memory behaves; its contents are a `ReplayState`."""
+    """The configuration of a memory; its contents are a `ReplayState`."""
 
     capacity: int
-    """How many timesteps are kept, of all environments together."""
+    """The number of timesteps, of all environments together."""
     num_envs: int
     horizon: int
-    """How many rows are written at once."""
+    """The number of rows that are written at once."""
     discount: float
     n_step: int = 1
     prioritized: bool = False
     priority_exponent: float = 0.6
     importance_exponent: float = 0.4
     frames: Frames | None = None
-    """How observations are kept as frames; None keeps them whole."""
+    """The frames of observations; None keeps observations whole."""
 
     @property
     def rows(self) -> int:
@@ -131,7 +130,7 @@ class Replay:
         )
 
     def size(self, example: Timesteps) -> int:
-        """How many bytes a full memory of timesteps like `example` takes."""
+        """The bytes of a full memory of timesteps like `example`."""
         leaves = jax.tree.leaves(example)
         if self.frames is not None:
             leaves = [example.actions, example.rewards, example.terminated, example.truncated]
@@ -142,7 +141,7 @@ class Replay:
         return total
 
     def _check_room(self, example: Timesteps) -> None:
-        """Refuses a memory that this machine can never hold, before anything is asked of it."""
+        """Refuses a memory larger than that of the machine, before it is allocated."""
         needed = self.size(example)
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > there:
@@ -152,7 +151,7 @@ class Replay:
             )
 
     def add(self, state: ReplayState, timesteps: Timesteps) -> ReplayState:
-        """Writes [horizon, N, ...] over the oldest rows."""
+        """Overwrites the oldest rows by [horizon, N, ...]."""
         if self.frames is None:
             return self._add(state, timesteps)
         frames, starts, next_starts, filled = self.frames.write(
@@ -166,7 +165,7 @@ class Replay:
         state = self._add(state, timesteps._replace(observations=starts, next_observations=next_starts))
         dropped = state.filled - filled
         if self.prioritized:
-            # Rows whose frames were written over cannot be drawn any more.
+            # Rows whose frames were overwritten must not be drawn any more.
             at_most = jnp.arange(min((2 * self.frames.count + 1) * self.horizon, self.rows))
             places = self._places((state.head - state.filled + at_most) % self.rows)
             gone = jnp.repeat(at_most < dropped, self.num_envs)
@@ -182,7 +181,7 @@ class Replay:
         )
         tree = state.tree
         if self.prioritized:
-            # Rows whose n successors are not all there yet cannot be drawn: priority 0 until they are.
+            # Rows without all n successors must not be drawn yet, so their priority is 0.
             fresh = state.head + jnp.arange(self.horizon)
             tree = self._tree.set(tree, self._places(fresh), jnp.zeros(self.horizon * self.num_envs))
             ready = (fresh - (self.n_step - 1)) % self.rows
@@ -197,7 +196,7 @@ class Replay:
         )
 
     def cut(self, state: ReplayState) -> ReplayState:
-        """Ends the episodes of the newest row: what is written next does not follow from it."""
+        """Truncates the episodes at the newest row, so that the next row does not continue them."""
         newest = (state.head - 1) % self.rows
         kept = state.timesteps
         truncated = jnp.asarray(kept.truncated).at[newest].set(~jnp.asarray(kept.terminated)[newest])
@@ -222,7 +221,7 @@ class Replay:
         return Sample(observations, state.timesteps.actions[rows, envs], *following, weights, places)
 
     def following(self, state: ReplayState, places: Array, n_step: int) -> Following:
-        """What up to n timesteps from each of these places [B] on led to."""
+        """The n-step results from each of these indices [B] on."""
         rows, envs = places // self.num_envs, places % self.num_envs
         found = after(state.timesteps, rows, envs, n_step, self.discount)
         return found._replace(next_observations=self._observed(state, found.next_observations, envs))
@@ -245,19 +244,19 @@ class Replay:
         return self.frames.slots(self.rows, self.n_step, self.horizon)
 
     def _observed(self, state: ReplayState, kept: Array, envs: Array) -> Array:
-        """The observations [B, ...] for what is kept of them [B, ...]."""
+        """The observations [B, ...] from their stored form [B, ...]."""
         if self.frames is None:
             return kept
         return self.frames.stacks(state.frames, kept, envs)  # type: ignore[arg-type]
 
 
 def stored_dtype(space: Space) -> str:
-    """How observations or actions of a space are kept."""
+    """The dtype in which observations or actions of a space are stored."""
     return space.dtype if space.dtype in ("uint8", "int32") else "float32"
 
 
 def after(timesteps: Timesteps, rows: Array, envs: Array, n_step: int, discount: float) -> Following:
-    """Sums up to n rewards from each row and environment [B] on, stopping where its episode ends; rows go round."""
+    """Sums up to n rewards from each row and environment [B] on, up to the end of its episode; rows are a ring."""
     count = timesteps.rewards.shape[0]
     returns = jnp.zeros(rows.shape)
     discounts = jnp.ones(rows.shape)

@@ -1,4 +1,4 @@
-"""A binary tree whose inner nodes hold the sums of their children: draws in proportion to priority in log time."""
+"""A binary tree of sums, which samples in proportion to priority in logarithmic time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class SumTree:
 
     @property
     def depth(self) -> int:
-        """How many levels lie below the root."""
+        """The number of levels below the root."""
         return max(1, (self.size - 1).bit_length())
 
     @property
     def leaves(self) -> int:
-        """How many leaves there are: a power of two."""
+        """The number of leaves, a power of two."""
         return 1 << self.depth
 
     def init(self) -> np.ndarray:
-        """All priorities zero: [2 * leaves]."""
+        """A tree with all priorities zero: [2 * leaves]."""
         return np.zeros(2 * self.leaves, np.float32)
 
     def get(self, tree: Array, places: Array) -> Array:
@@ -35,7 +35,7 @@ class SumTree:
         return tree[places + self.leaves]
 
     def set(self, tree: Array, places: Array, priorities: Array) -> Array:
-        """New priorities [B] for the places [B]; of a place given twice, one of the two counts."""
+        """Sets the priorities [B] of the places [B]; for a repeated place one of the values counts."""
         nodes = places + self.leaves
         tree = tree.at[nodes].set(priorities)
 
@@ -56,7 +56,7 @@ class SumTree:
         def down(_: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             nodes, rest = carry
             left = tree[2 * nodes]
-            # A branch of sum zero is never entered, even where rounding has put `rest` on its border.
+            # A branch of sum zero is never entered, even if rounding has put `rest` on its border.
             goes_right = (rest >= left) & (tree[2 * nodes + 1] > 0)
             return 2 * nodes + goes_right, jnp.where(goes_right, rest - left, rest)
 

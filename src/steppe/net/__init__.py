@@ -1,1 +1,1 @@
-"""Connections between programs of Steppe's: frames, greetings, tokens, TLS and limits."""
+"""Connections between Steppe's programs: frames, greetings, tokens, TLS and limits."""

@@ -1,4 +1,4 @@
-"""Tokens and certificates: read from files or the environment, never from a spec, never written down."""
+"""Tokens and certificates, read from files or the environment, never from a spec, and never logged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steppe.specs.running.connections import RemoteSettings
 TOKEN_VARIABLE = "STEPPE_ENV_TOKEN"
 SHORTEST_TOKEN = 16
 LONGEST_TOKEN = 2048
-"""In bytes: a greeting has 4,096 for all that it says."""
+"""In bytes; a whole greeting has at most 4,096."""
 
 
 def read_token(file: str | Path | None, variable: str = TOKEN_VARIABLE) -> str | None:
@@ -30,7 +30,7 @@ def read_token(file: str | Path | None, variable: str = TOKEN_VARIABLE) -> str |
 
 
 def server_token(file: str | Path | None, variable: str = TOKEN_VARIABLE) -> str | None:
-    """As `read_token`, but too short ones, which could be guessed, and too long ones are refused."""
+    """As `read_token`, but refuses tokens that are too long, or so short that they could be guessed."""
     token = read_token(file, variable)
     if token is not None and len(token.encode()) > LONGEST_TOKEN:
         raise UserError(
@@ -46,7 +46,7 @@ def server_token(file: str | Path | None, variable: str = TOKEN_VARIABLE) -> str
 
 
 def server_tls(cert: str | Path | None, key: str | Path | None) -> ssl.SSLContext | None:
-    """What encrypts a server's connections; None without files."""
+    """The TLS context of a server; None without files."""
     if cert is None and key is None:
         return None
     if cert is None or key is None:
@@ -60,7 +60,7 @@ def server_tls(cert: str | Path | None, key: str | Path | None) -> ssl.SSLContex
 
 
 def client_tls(settings: RemoteSettings) -> ssl.SSLContext | None:
-    """What encrypts a client's connection and checks the server's certificate; None where neither is asked for."""
+    """The TLS context of a client, which checks the server's certificate; None unless the settings ask for TLS."""
     if not settings.tls and settings.tls_ca is None:
         return None
     try:

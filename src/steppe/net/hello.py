@@ -1,4 +1,4 @@
-"""The greeting by which somebody is let in: the name and version of the protocol, and the token."""
+"""The greeting that admits a client: the name and version of the protocol, and the token."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from steppe.net.messagepack import Malformed
 
 @dataclass(frozen=True)
 class Greeting:
-    """What a client must say first."""
+    """The expected first message of a client."""
 
     protocol: str
     version: int
     token: str | None
     me: str
-    """Who refuses, for error messages: the server, the learner."""
+    """The refusing side in error messages: server or learner."""
     them: str
-    """Who greets: the client, the worker."""
+    """The greeting side in error messages: client or worker."""
 
 
 class RequestRefused(Exception):
-    """Who asks is not let in, or does not get it; `kind` is a word of the protocol."""
+    """A client is not admitted, or its request is not granted; `kind` is a word of the protocol."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class RequestRefused(Exception):
 
 
 def check_hello(hello: Any, wanted: Greeting) -> None:
-    """Raises unless the first message names the same protocol, its version and the token, if there is one."""
+    """Raises unless the first message names the same protocol and version, and the token if there is one."""
     if not isinstance(hello, dict) or hello.get("op") != "hello" or hello.get("protocol") != wanted.protocol:
         raise Malformed(f'did not begin with "hello" of the protocol "{wanted.protocol}"')
     version = hello.get("version")
@@ -44,6 +44,6 @@ def check_hello(hello: Any, wanted: Greeting) -> None:
 def _check_token(given: Any, token: str, me: str) -> None:
     if given is None:
         raise RequestRefused("token", "a token is needed and none was given")
-    # In constant time, so that no letter of it can be found by measuring.
+    # In constant time, so that timing reveals no letter of it.
     if not isinstance(given, str) or not hmac.compare_digest(given.encode(), token.encode()):
         raise RequestRefused("token", f"it is not the one this {me} was given")

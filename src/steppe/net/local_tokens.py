@@ -1,7 +1,7 @@
-"""Tokens that servers on loopback make for themselves, so that other users of the machine are not let in.
+"""Tokens that servers on loopback generate for themselves, to keep out other users of the machine.
 
-Loopback is open to every user of a machine. A server that listens there without a token of the user's makes a random
-one and writes it to a file that only this user can read; Steppe's own clients find it by the address they connect to.
+Loopback is open to every user of a machine. A server that listens there without a token of the user's generates a
+random one and writes it to a file that only this user can read; Steppe's clients find it by the server's address.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from steppe.net.sockets import is_loopback
 
 VARIABLE = "STEPPE_LOOPBACK_TOKEN"
 FIRST_USER = 1000
-"""The lowest number of a person's account; those below belong to the system's services."""
+"""The lowest uid of a person's account; lower ones belong to system services."""
 NOBODY = 65534
 CLOSED_SHELLS = ("nologin", "false", "sync")
 LONGEST_TOKEN = 4096
@@ -33,10 +33,10 @@ class LocalToken:
     def __init__(self) -> None:
         self.token = secrets.token_hex(32)
         self.files: list[Path] = []
-        """Where it can be read, the first address first."""
+        """The files that hold it, the first address first."""
 
     def publish(self, host: str, port: int) -> None:
-        """Writes it for clients that connect to this address; what an earlier server left there is replaced."""
+        """Writes it for clients that connect to this address, in place of an earlier server's token."""
         folder = tokens_folder()
         _make_folder(folder)
         file = folder / _file_name(host, port)
@@ -53,7 +53,7 @@ class LocalToken:
         self.files.append(file)
 
     def remove(self) -> None:
-        """Deletes its files; another server's token that has taken the place of one stays. May be called again."""
+        """Deletes its files unless another server's token has replaced them. May be called again."""
         for file in self.files:
             with contextlib.suppress(OSError):
                 if _read(file) == self.token:
@@ -62,7 +62,7 @@ class LocalToken:
 
 
 def token_for(listener: socket.socket, host: str, given: str | None) -> LocalToken | None:
-    """The token that a server at `listener` makes for itself: none if the user gave one or nobody else is here."""
+    """The token that a server at `listener` generates; None if the user gave one or has the machine to themselves."""
     if given is not None or not is_loopback(host) or not is_wanted():
         return None
     made = LocalToken()
@@ -71,10 +71,10 @@ def token_for(listener: socket.socket, host: str, given: str | None) -> LocalTok
 
 
 def token_at(host: str, port: int) -> str | None:
-    """The token of this user's server at a loopback address; None if there is no file of this user's alone.
+    """The token of this user's server at a loopback address; None without a file that only this user can read.
 
-    `host` is the number that a client is connected to, not a name: a name can stand for several addresses, and at
-    one of them somebody else may listen.
+    `host` is the numeric address that a client is connected to: a name can stand for several addresses, and another
+    user may listen at one of them.
     """
     try:
         if not ipaddress.ip_address(host).is_loopback:
@@ -94,7 +94,7 @@ def token_of_peer(sock: socket.socket) -> str | None:
 
 
 def my_server(host: str, port: int) -> tuple[str, str | None]:
-    """(the number to connect to, the token to show there) for clients that know no connection, only an address."""
+    """(numeric address, token) for clients that have an address but no connection yet."""
     if host != "localhost":
         return host, token_at(host, port)
     with contextlib.suppress(OSError):
@@ -106,19 +106,19 @@ def my_server(host: str, port: int) -> tuple[str, str | None]:
 
 
 def token_sentence(file: Path) -> str:
-    """What a server says of the token that it made for itself."""
+    """The notice of a server that has generated a token."""
     return f"others use this machine, so a token was made that only you can read: {file}"
 
 
 def tokens_folder() -> Path:
-    """Where tokens are: $XDG_STATE_HOME/steppe/tokens, else ~/.local/state/steppe/tokens."""
+    """The folder of the tokens: $XDG_STATE_HOME/steppe/tokens, else ~/.local/state/steppe/tokens."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     base = state if state.is_absolute() else Path.home() / ".local" / "state"
     return base / "steppe" / "tokens"
 
 
 def is_wanted() -> bool:
-    """Whether servers on loopback make tokens: as STEPPE_LOOPBACK_TOKEN says, else if others use this machine."""
+    """Whether servers on loopback generate tokens: by STEPPE_LOOPBACK_TOKEN, else if others use this machine."""
     wish = os.environ.get(VARIABLE, "").strip()
     if wish not in ("", "always", "never"):
         raise UserError(f'{VARIABLE} is "{wish}"; set it to always or never, or leave it out')
@@ -129,8 +129,8 @@ def is_wanted() -> bool:
 def others_use_this_machine() -> bool:
     """Whether other people have processes here, or accounts they can log in to.
 
-    Accounts of a directory such as LDAP are often not listed, hence the processes. Nobody logs in to a Kubernetes
-    Pod, whose containers share loopback: there the accounts of an image say nothing, and only processes count.
+    Processes count because accounts of a directory such as LDAP are often not listed. Only they count in a Kubernetes
+    Pod, whose containers share loopback: nobody logs in there, so the accounts of its image mean nothing.
     """
     mine = os.getuid()
     if _others_have_processes(mine):
@@ -142,7 +142,7 @@ def _others_have_processes(mine: int) -> bool:
     try:
         with os.scandir("/proc") as entries:
             for entry in entries:
-                # A process may end while it is looked at.
+                # A process may end meanwhile.
                 with contextlib.suppress(OSError):
                     if entry.name.isdigit() and _is_other(entry.stat().st_uid, mine):
                         return True
@@ -156,12 +156,12 @@ def _can_log_in(entry: pwd.struct_passwd, mine: int) -> bool:
 
 
 def _is_other(uid: int, mine: int) -> bool:
-    """Whether it is a person's number and not ours; root may do everything anyway."""
+    """Whether it is another person's uid; root is not counted, since nothing keeps it out."""
     return uid >= FIRST_USER and uid not in (NOBODY, mine)
 
 
 def _file_name(host: str, port: int) -> str:
-    """127.0.0.1-8000: one for each address, since two users may listen at the same port of two of them."""
+    """Such as 127.0.0.1-8000: two users may listen at the same port of two addresses."""
     return f"{ipaddress.ip_address(host).compressed}-{port}"
 
 
@@ -169,7 +169,7 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        # Whoever owns the folder above could put another in its place.
+        # The owner of the parent folder could replace this one.
         found = [each.lstat() for each in (folder, folder.parent)]
         if not all(stat.S_ISDIR(each.st_mode) and each.st_uid == os.getuid() for each in found):
             raise _cannot_write(folder, "it is a link or belongs to somebody else")
@@ -180,7 +180,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _read(file: Path) -> str | None:
-    """The token in a file that is ours and that nobody else can read; None for any other file."""
+    """The token in a file that belongs to this user and that nobody else can read; None for any other file."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as read:
         found = os.fstat(descriptor)

@@ -1,6 +1,6 @@
-"""The wire protocol, version 1: frames of MessagePack over TCP, spoken strictly in turn.
+"""The wire protocol, version 1: MessagePack frames over TCP, sent strictly in turn.
 
-docs/remote-environments.md describes it message by message, for servers in any language.
+docs/remote-environments.md describes every message, for servers in any language.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ NAME = "steppe-env"
 VERSION = 1
 HEADER = struct.Struct(">I")
 FIRST_LIMIT = 64 * 1024
-"""The longest message, in bytes, until spaces are known."""
+"""The longest message, in bytes, until the spaces are known."""
 LONGEST_ERROR = 4000
-"""In characters: the sentence of an error."""
+"""The longest sentence of an error, in characters."""
 DESCRIPTION_LIMIT = 4 * 1024 * 1024
-"""The longest description of spaces: each bound may be a number of its own, of 9 bytes."""
+"""The longest description of spaces, each of whose bounds may be a number of 9 bytes."""
 LARGEST = 1024**3
-"""The largest message that two sides may agree on."""
+"""The longest message that the two sides may agree on."""
 MOST_CHOICES = 2**24
-"""Of a space of several choices, all together."""
+"""The most options of a MultiDiscrete space, all choices together."""
 MOST_DIMENSIONS = 32
 ROOM = 16 * 1024
-"""What a message may take beside its arrays: field names, shapes, the text of an error."""
+"""The bytes of a message beside its arrays: field names, shapes, the text of an error."""
 LARGEST_COUNT = 2**63 - 1
-"""The largest whole number in a message: more is not an int64."""
+"""The largest whole number in a message, that of an int64."""
 DTYPES = {"bool": np.dtype("?"), "uint8": np.dtype("u1"), "int32": np.dtype("<i4"), "float32": np.dtype("<f4")}
-"""The numbers that arrays on the wire are made of, little-endian."""
+"""The types of arrays on the wire, little-endian."""
 BOX_DTYPES = ("float32", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
-"""What the numbers of a box may be to the environment itself."""
+"""The types that the numbers of a Box may have in the environment."""
 # Asking a dtype for its name takes longer than sending a small array.
 _NAMES = {np.dtype(name): name for name in DTYPES}
 _SWAPPED = sys.byteorder == "big"
@@ -53,11 +53,11 @@ Message = dict[str, Any]
 
 
 class ChannelClosed(Exception):
-    """The connection ended or broke; a clause says how."""
+    """The connection ended or broke; the message is a clause that says how."""
 
 
 class TooSlow(Exception):
-    """Nothing, or not all of a message, came in time."""
+    """No message, or only a part of one, arrived in time."""
 
 
 class Channel:
@@ -70,10 +70,10 @@ class Channel:
         self._needed = HEADER.size
         self._timeout: float | None = -1.0
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _notice_dead_peers(sock)
+        _keep_alive(sock)
 
     def send(self, message: Message, timeout: float | None = None) -> None:
-        """The whole message in one call."""
+        """Sends a whole message in one call."""
         body = pack(message)
         try:
             self._wait_at_most(timeout)
@@ -84,11 +84,11 @@ class Channel:
             raise ChannelClosed(reason_of(error)) from None
 
     def receive(self, timeout: float | None = None) -> Message:
-        """The next message; `timeout` seconds are for all of it. At most `limit` bytes are taken."""
+        """The next message, within `timeout` seconds altogether and of at most `limit` bytes."""
         deadline = INFINITY if timeout is None else time.monotonic() + timeout
         filled, needed, is_known = 0, HEADER.size, False
         while filled < needed:
-            # One call brings header and body of a small message, since nobody speaks twice in a row.
+            # One call reads header and body of a small message, since nobody sends two in a row.
             count = self._read_from(filled, timeout if not filled or timeout is None else deadline - time.monotonic())
             if not count:
                 raise ChannelClosed("it was closed" if not filled else "it was closed in the middle of a message")
@@ -108,7 +108,7 @@ class Channel:
             self._sock.close()
 
     def hang_up(self, seconds: float = 1.0) -> None:
-        """Ends the sending and waits for the other's end: closing with unread bytes could destroy what was sent."""
+        """Ends the sending side and waits for the other to close: closing with unread bytes could destroy sent ones."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_WR)
@@ -118,17 +118,17 @@ class Channel:
                     return
 
     def stop_receiving(self) -> None:
-        """Lets `receive` in another thread come to its end; what is being sent is still sent."""
+        """Makes `receive` in another thread return; a message that is being sent is still sent."""
         with contextlib.suppress(OSError):
-            # Not the method of an encrypted socket, which would go on in the clear.
+            # The method of an encrypted socket would continue unencrypted.
             socket.socket.shutdown(self._sock, socket.SHUT_RD)
 
     def _read_from(self, filled: int, timeout: float | None) -> int:
-        """Reads into the buffer behind what is filled; how many bytes came."""
+        """Reads into the buffer behind the filled part; returns the number of bytes."""
         if timeout is not None and timeout <= 0:
             raise TooSlow
         if filled >= len(self._buffer):
-            # As it comes, not as it was announced: a length costs nothing to send.
+            # Grows with the received bytes, not the announced ones: a length costs nothing to send.
             self._buffer.extend(bytes(min(len(self._buffer), self._needed - len(self._buffer))))
         try:
             self._wait_at_most(timeout)
@@ -139,12 +139,12 @@ class Channel:
             raise ChannelClosed(reason_of(error)) from None
 
     def _wait_at_most(self, timeout: float | None) -> None:
-        if timeout != self._timeout:  # each call asks the system, which counts at every step
+        if timeout != self._timeout:  # each call is a system call, which costs time in every step
             self._sock.settimeout(timeout)
             self._timeout = timeout
 
     def _measure(self) -> int:
-        """The size of the frame whose header is in the buffer."""
+        """The size of the frame whose header is in the buffer, checked against the limit."""
         (length,) = HEADER.unpack_from(self._buffer)
         if length > self.limit:
             raise Malformed(f"announced a message of {length:,} bytes where at most {self.limit:,} make sense")
@@ -172,14 +172,14 @@ def read_array(message: Message, field: str, out: np.ndarray) -> None:
         )
     if not isinstance(data, bytes) or len(data) != out.nbytes:
         raise Malformed(f'sent "{field}" with other than the {out.nbytes} bytes that its shape takes')
-    # Bytes become booleans by conversion: any but 0 is true, where NumPy itself would only know 0 and 1.
+    # Bytes are converted to booleans, any but 0 to true; NumPy's own booleans may only be 0 or 1.
     out[...] = np.ndarray(out.shape, DTYPES[name] if name != "bool" else np.uint8, data)
 
 
 def read_count(
     message: Message, field: str, *, least: int = 1, most: int = LARGEST_COUNT, optional: bool = False
 ) -> Any:
-    """The whole number in a field of a message; None if it may be left out and is."""
+    """The whole number in a field of a message; None if it is optional and missing."""
     value = message.get(field)
     if value is None and optional:
         return None
@@ -198,23 +198,23 @@ def read_text(message: Message, field: str, longest: int = 4000) -> str:
 
 
 def printable(text: str) -> str:
-    """Text from outside in one line, without what could move a terminal's cursor or look like a line of its own."""
+    """Text from outside as one line, without control characters for a terminal or line breaks."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def read_space(message: Message, field: str) -> Space:
-    """The space in a field of a message, each of its numbers checked before NumPy sees one."""
+    """The space in a field of a message, all of whose numbers are checked before NumPy gets them."""
     value = message.get(field)
     try:
         space = from_json(value if isinstance(value, dict) else {})
-        is_sound = _is_sound(space)
-    # The sentences of these say where a bound is NaN, or which type is unknown; all others are about odd data.
+        is_valid = _is_valid(space)
+    # A SpecError names the NaN bound or unknown type; other exceptions come from malformed data.
     except SpecError as error:
         raise Malformed(f'sent "{field}" as {_shown(value)}, which is no space: {error}') from None
     except Exception:
-        is_sound = False
-    is_seen = field == "observation_space"
-    if not is_sound or (is_seen and isinstance(space, Box) and space.dtype not in ("uint8", "float32")):
+        is_valid = False
+    is_observed = field == "observation_space"
+    if not is_valid or (is_observed and isinstance(space, Box) and space.dtype not in ("uint8", "float32")):
         raise Malformed(f'sent "{field}" as {_shown(value)}, which is no space')
     return space
 
@@ -224,17 +224,17 @@ def limits_for(observation: Space, action: Space, count: int) -> tuple[int, int]
 
     taken = count * math.prod(action.shape) * DTYPES[action_dtype(action)].itemsize
     seen = count * math.prod(observation.shape) * DTYPES[observation.dtype].itemsize
-    # Each environment's successor, and the first observation of its next episode; reward and score, and three flags.
+    # The successor and the first observation of the next episode; reward and score (4 bytes each), and three flags.
     return taken + ROOM, 2 * seen + 11 * count + ROOM
 
 
-def _is_sound(space: Space) -> bool:
-    """Whether a space from outside can be counted on: sizes that are numbers, bounds and parts that fit."""
+def _is_valid(space: Space) -> bool:
+    """Whether a space from outside is valid: sizes are numbers, and bounds and parts fit."""
     match space:
         case Discrete():
             return _is_size(space.n) and abs(space.start) + space.n < 2**31
         case MultiDiscrete():
-            # One output of a policy for each choice: their sum must be sensible, too.
+            # A policy has one output for each option, so their sum must be sensible too.
             return bool(space.nvec) and all(_is_size(n) for n in space.nvec) and sum(space.nvec) <= MOST_CHOICES
     if len(space.shape) > MOST_DIMENSIONS or not all(map(_is_size, space.shape)):
         return False
@@ -251,7 +251,7 @@ def _is_sound(space: Space) -> bool:
 
 def _is_part(part: Part) -> bool:
     is_flat = not (isinstance(part.space, Box) and part.space.parts)
-    return isinstance(part.name, str) and type(part.start) is int and is_flat and _is_sound(part.space)
+    return isinstance(part.name, str) and type(part.start) is int and is_flat and _is_valid(part.space)
 
 
 def _is_size(value: Any) -> bool:
@@ -259,7 +259,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _are_bounds(low: tuple[float, ...], high: tuple[float, ...]) -> bool:
-    """Whether something lies between the bounds everywhere; one bound may stand for all."""
+    """Whether each low bound is at most the high one; a single number stands for all."""
     if max(low) == INFINITY or min(high) == -INFINITY:
         return False
     if len(low) == len(high):
@@ -267,8 +267,8 @@ def _are_bounds(low: tuple[float, ...], high: tuple[float, ...]) -> bool:
     return max(low) <= min(high)
 
 
-def _notice_dead_peers(sock: socket.socket) -> None:
-    """Lets the system ask now and then whether the other side still exists, since a learner may be silent for long."""
+def _keep_alive(sock: socket.socket) -> None:
+    """Turns on TCP keepalive, since a learner may be silent for long."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
         if hasattr(socket, name):
@@ -280,6 +280,6 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxstring, _SHORT.maxother = 3, 8, 40, 6
 
 
 def _shown(value: Any) -> str:
-    """A value from outside in an error message: only its beginning is written out, however large or deep it is."""
+    """The beginning of a value from outside, for an error message, however large or deep the value is."""
     text = _SHORT.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""Log lines about what anybody can cause: the first at once, then one in a few seconds that counts the others."""
+"""A rate limit for log lines that anybody can cause: the first at once, then one every few seconds with a count."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 
 LOG_SECONDS = 5.0
-"""How often such a line is written at most."""
+"""The least time between two such lines."""
 
 
 class RatedLog:
@@ -18,20 +18,20 @@ class RatedLog:
         self._left_out, self._newest = 0, (logging.INFO, "")
 
     def warning(self, message: str, *arguments: object) -> None:
-        """A line, or one more that is left out."""
+        """Writes a warning, or counts it if it is too soon."""
         self._write(logging.WARNING, message, arguments)
 
     def info(self, message: str, *arguments: object) -> None:
-        """A line of less weight."""
+        """The same at level INFO."""
         self._write(logging.INFO, message, arguments)
 
     @property
     def due(self) -> float | None:
-        """When `flush` has something to write, as `time.monotonic` counts; None if nothing was left out."""
+        """The `time.monotonic` at which `flush` has something to write; None if nothing was left out."""
         return self._silent_until if self._left_out else None
 
     def flush(self, *, at_once: bool = False) -> None:
-        """Tells of the lines that were left out, once it is time to."""
+        """Writes the newest of the lines that were left out, with their count, once it is due."""
         if self._left_out and (at_once or time.monotonic() >= self._silent_until):
             count, (level, newest) = self._left_out, self._newest
             more = f" ({count} such connections since the last line)" if count > 1 else ""

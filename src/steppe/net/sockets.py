@@ -1,4 +1,4 @@
-"""Where servers listen."""
+"""Sockets that servers listen at."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from steppe.errors import UserError
 
 
 def is_loopback(host: str) -> bool:
-    """Whether every address of a host can only be reached from this machine."""
+    """Whether all addresses of a host can be reached from this machine only."""
     return all(ipaddress.ip_address(entry[4][0].split("%")[0]).is_loopback for entry in _resolve(host, 0))
 
 
 def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
-    """A socket that takes connections; port 0 is any that is free."""
+    """A listening socket; port 0 is any free one."""
     family, _, _, _, address = _resolve(host, port)[0]
     try:
         return socket.create_server(address[:2], family=family, backlog=backlog)

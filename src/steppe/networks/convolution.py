@@ -1,12 +1,12 @@
-"""Convolutions: on accelerators XLA's own, on CPUs as matrix products over small pieces of the batch.
+"""Convolutions: XLA's own on accelerators, matrix products over small pieces of the batch on CPUs.
 
-On CPUs XLA's convolutions slow down with the size of the batch, and their gradients become ten to forty times slower
-inside a loop, as every update over minibatches is. Matrix products are quick anywhere. A stride that divides its window
-is first folded into the channels (space to depth): 8 x 8 windows at every 4th pixel of 4 channels become 2 x 2 windows
-at every place of 64 channels.
+On CPUs XLA's convolutions slow down with the batch size, and their gradients become ten to forty times slower inside a
+loop, such as every update over minibatches. Matrix products are fast anywhere. A stride that divides its window is
+first folded into the channels (space to depth): 8 x 8 windows at every 4th pixel of 4 channels become 2 x 2 windows at
+every position of 64 channels.
 
-The gradients are written out, so they can be differentiated again in reverse (`jax.grad` of `jax.grad`), but not
-forwards (`jax.jvp`).
+The gradients are custom, so they can be differentiated again in reverse mode (`jax.grad` of `jax.grad`), but not in
+forward mode (`jax.jvp`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from jax import Array, lax
 from steppe.policies.layers import padding_of
 
 CHUNK_BYTES = 2**21
-"""How large the windows of one piece of the batch may be, all written out: what a core's caches hold."""
+"""The size limit of all windows of one piece of the batch, which must fit into a core's caches."""
 FEW_CHANNELS = 16
-"""With fewer, the products of single taps are too thin, and whole windows are multiplied at once."""
+"""With fewer channels the products of single taps are too thin, so whole windows are multiplied at once."""
 
 Sizes = tuple[int, ...]
 
 
 class FoldedImages(NamedTuple):
-    """Images whose blocks of neighbouring pixels lie in the channels, as a convolution with a stride reads them."""
+    """Images whose blocks of neighbouring pixels lie in the channels, for a convolution with a stride."""
 
     blocks: Array
     """[B, *positions / stride, strides * C]"""
@@ -46,15 +46,15 @@ def fold_images(x: Array, window: Sizes, strides: Sizes, padding: str) -> Folded
 
 
 def convolve_folded(images: FoldedImages, kernel: Array, strides: Sizes, padding: str) -> Array:
-    """What `convolve` makes of the images before they were folded, to the bit."""
-    del padding  # was added when they were folded
+    """`convolve` of the images before they were folded, to the bit."""
+    del padding  # added by fold_images
     folds = _folds(kernel.shape[:-2], strides)
     steps = tuple(stride // fold for stride, fold in zip(strides, folds, strict=True))
     return convolve(images.blocks, _fold_kernel(kernel, strides), steps, "VALID")
 
 
 def folding_pays(window: Sizes, strides: Sizes) -> bool:
-    """Whether images are folded at all before they are convolved here."""
+    """Whether images are folded before the convolution on this backend."""
     return jax.default_backend() == "cpu" and prod(_folds(window, strides)) > 1
 
 
@@ -78,7 +78,7 @@ def _products(x: Array, kernel: Array, strides: Sizes, padding: str) -> Array:
 
 
 def _forward(x: Any, kernel: Any, strides: Sizes, padding: str) -> tuple[Array, tuple[Array, Array, tuple[()] | None]]:
-    """The output, and what the gradients need; the last says whether anybody asks for that of the input."""
+    """The output, and the residuals of the gradients; the last one is None unless the input's gradient is needed."""
     output = _products(x.value, kernel.value, strides, padding)
     return output, (x.value, kernel.value, () if x.perturbed else None)
 
@@ -121,7 +121,7 @@ def _multiply(x: Array, kernel: Array, strides: Sizes, padding: str) -> Array:
 
 
 def _kernel_gradient(x: Array, kernel: Array, strides: Sizes, padding: str, gradient: Array) -> Array:
-    """One product of all windows with the gradient of the output; the windows come first, which is twice as fast."""
+    """One product of all windows with the gradient of the output; windows as the first factor are twice as fast."""
     windows = jnp.concatenate(_taps(x, kernel, strides, padding), -1)
     axes = tuple(range(gradient.ndim - 1))
     fold = jax.linear_transpose(lambda kernel: _fold_kernel(kernel, strides), kernel)
@@ -130,7 +130,7 @@ def _kernel_gradient(x: Array, kernel: Array, strides: Sizes, padding: str, grad
 
 
 def _taps(x: Array, kernel: Array, strides: Sizes, padding: str) -> list[Array]:
-    """What each tap of the folded kernel sees: [B, *stops, channels] each."""
+    """The inputs of each tap of the folded kernel: [B, *stops, channels] each."""
     window, stops = kernel.shape[:-2], _stops(x.shape, kernel.shape[:-2], strides, padding)
     folds = _folds(window, strides)
     x = _folded(x.astype(kernel.dtype), window, strides, padding)
@@ -143,7 +143,7 @@ def _taps(x: Array, kernel: Array, strides: Sizes, padding: str) -> list[Array]:
 
 
 def _folded(x: Array, window: Sizes, strides: Sizes, padding: str) -> Array:
-    """Images [B, *positions, C] padded or cut to what the windows see, and folded."""
+    """Images [B, *positions, C] padded or cut to the extent of the windows, and folded."""
     positions, stops = x.shape[1:-1], _stops(x.shape, window, strides, padding)
     needed = ((stop - 1) * stride + size for stop, stride, size in zip(stops, strides, window, strict=True))
     before = (padding_of(*each, padding)[0] for each in zip(positions, window, strides, strict=True))
@@ -153,7 +153,7 @@ def _folded(x: Array, window: Sizes, strides: Sizes, padding: str) -> Array:
 
 
 def _fold_kernel(kernel: Array, strides: Sizes) -> Array:
-    """[*window, C, size] -> [*window / fold, fold * C, size], which sees what `_fold` makes of an image."""
+    """[*window, C, size] -> [*window / fold, fold * C, size], the kernel for folded images."""
     return _fold(kernel, 0, _folds(kernel.shape[:-2], strides))
 
 
@@ -178,13 +178,13 @@ def _places(kernel: Array) -> list[Sizes]:
 
 
 def _stops(shape: Sizes, window: Sizes, strides: Sizes, padding: str) -> Sizes:
-    """How many places the window stops at along each axis of images of a shape [B, *positions, C]."""
+    """The number of windows along each axis of images of a shape [B, *positions, C]."""
     sizes = zip(shape[1:-1], window, strides, strict=True)
     return tuple(-(-(size if padding == "SAME" else size - window + 1) // stride) for size, window, stride in sizes)
 
 
 def _piece(x: Array, kernel: Array, strides: Sizes, padding: str) -> int | None:
-    """How many rows of the batch are worked on at a time; None for all at once."""
+    """The number of rows of the batch that are processed at a time; None for all at once."""
     most = max(
         1, CHUNK_BYTES // (4 * prod(_stops(x.shape, kernel.shape[:-2], strides, padding)) * prod(kernel.shape[:-1]))
     )
@@ -192,5 +192,5 @@ def _piece(x: Array, kernel: Array, strides: Sizes, padding: str) -> int | None:
     if batch <= most:
         return None
     rows = next(rows for rows in range(most, 0, -1) if batch % rows == 0)
-    # Pieces much smaller than they may be cost more than they save.
+    # Pieces far below the limit cost more than they save.
     return rows if 4 * rows >= most else None

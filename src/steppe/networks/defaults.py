@@ -1,4 +1,4 @@
-"""The network an agent takes when none is given."""
+"""The default network of an agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steppe.specs.spaces import Box, Space
 def default_layers(observation: Space) -> NetworkSpec:
     """Dense layers for vectors; for images the convolutions of Mnih et al. 2015, smaller ones below 36 pixels.
 
-    An observation with images among its parts gets a branch for each image and one for all the rest.
+    An observation with images among its parts gets a branch for each image and one for all other parts.
     """
     if isinstance(observation, Box):
         if observation.is_image:

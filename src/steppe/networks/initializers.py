@@ -1,7 +1,7 @@
-"""Fresh parameters, drawn by NumPy.
+"""Initial parameters, drawn by NumPy.
 
-XLA takes 1.4 s to compile the QR decompositions of one small network (0.3 s from its cache); NumPy draws it in a
-millisecond. Without a generator the same arrays come filled with zeros: for those who only want their shapes.
+XLA takes 1.4 s to compile the QR decompositions of one small network (0.3 s from its cache); NumPy needs a millisecond.
+Without a generator the arrays are zeros, for callers that need their shapes only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def head(rng: Generator | None, features: int, outputs: int, scale: float) -> di
 
 
 def orthogonal(rng: Generator | None, shape: tuple[int, ...], gain: float) -> np.ndarray:
-    """A kernel whose columns (or rows, when they are fewer) are orthogonal with length `gain` (Saxe et al. 2013)."""
+    """A kernel whose columns (or rows, if they are fewer) are orthogonal with length `gain` (Saxe et al. 2013)."""
     if rng is None:
         return np.zeros(shape, np.float32)
     rows, columns = prod(shape[:-1]), shape[-1]
@@ -68,7 +68,7 @@ def _parameter(rng: Generator | None, name: str, shape: tuple[int, ...], kernel_
 
 
 def _recurrent(rng: Generator | None, step: LayerPlan, kernel_init: str) -> dict[str, np.ndarray]:
-    """Of an lstm or gru: the kernels of each gate are drawn by themselves."""
+    """The parameters of an lstm or gru, whose gates are drawn separately."""
     params = {name: np.zeros(shape, np.float32) for name, shape in step.parameters}
     if rng is None:
         return params
@@ -86,6 +86,6 @@ def _recurrent(rng: Generator | None, step: LayerPlan, kernel_init: str) -> dict
             axis=1,
         )
     if step.layer.type != "gru":
-        # An lstm that forgets from the start on hardly learns what is long ago (Jozefowicz et al. 2015).
+        # A forget gate that starts open helps to learn long dependencies (Jozefowicz et al. 2015).
         params["bias"][size : 2 * size] = 1.0
     return params

@@ -47,7 +47,7 @@ def activate(name: str, x: Array) -> Array:
 
 
 def apply_layer(step: LayerPlan, params: dict[str, Any], x: Any, dropout_key: Array | None = None) -> Array:
-    """One layer on [..., *step.input]; convolutions, pooling and modules of one's own want exactly one leading axis.
+    """One layer on [..., *step.input]; convolutions, pooling and custom modules need exactly one leading axis.
 
     A convolution also takes `FoldedImages`.
     """
@@ -63,7 +63,7 @@ def apply_layer(step: LayerPlan, params: dict[str, Any], x: Any, dropout_key: Ar
             kernel, strides = params["kernel"], pair(layer.stride, len(step.input) - 1)
             is_folded = isinstance(x, FoldedImages)
             if (x.blocks if is_folded else x).dtype == np.uint8:
-                # A kernel is smaller than a batch of images, so it is what is divided.
+                # Dividing the kernel is cheaper than dividing a batch of images.
                 kernel = kernel * np.float32(1 / 255)
             x = (convolve_folded if is_folded else convolve)(x, kernel, strides, layer.padding)
         case "pool2d":
@@ -84,7 +84,7 @@ def apply_layer(step: LayerPlan, params: dict[str, Any], x: Any, dropout_key: Ar
 
 
 def drop(x: Array, rate: float, dropout_key: Array | None, step: LayerPlan) -> Array:
-    """Zeroes a share of x and scales the rest up, so that the expected value stays; nothing without a key."""
+    """Dropout: zeroes a share of x and scales up the rest to keep the expected value; the identity without a key."""
     if dropout_key is None:
         return x
     if rate >= 1.0:
@@ -94,7 +94,7 @@ def drop(x: Array, rate: float, dropout_key: Array | None, step: LayerPlan) -> A
 
 
 def _own_key(key: Array | None, step: LayerPlan) -> Any:
-    """Each layer draws by itself; its index begins its name."""
+    """The layer's own key, from the index at the beginning of its name."""
     return None if key is None else jax.random.fold_in(key, int(step.name.split("_")[0]))
 
 
@@ -111,7 +111,7 @@ def _flat(x: Array, step: LayerPlan) -> Array:
 
 
 def _pool(layer: Pool2d, x: Array) -> Array:
-    """[B, H, W, C]; a mean counts only what lies inside the image."""
+    """Pools [B, H, W, C]; a mean counts only elements inside the image."""
     window, strides = (1, *pair(layer.window, 2), 1), (1, *pair(layer.stride, 2), 1)
     if layer.pooling_type == "max":
         return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, layer.padding)

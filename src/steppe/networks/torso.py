@@ -1,8 +1,8 @@
 """Networks in JAX from lists of layers: pure functions of plain nested dictionaries of parameters.
 
-The parameters have flax.linen's names and shapes (recurrent layers: the gates side by side), and the tests hold every
-layer to flax's. The layers themselves are plain JAX, because flax costs 0.2 s to import and traces eight times slower,
-and start-up time counts.
+The parameters have flax.linen's names and shapes (recurrent layers: the gates side by side), and the tests compare every
+layer with flax's. The layers are plain JAX, since flax takes 0.2 s to import and traces eight times slower, which
+would slow the start of every run.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from steppe.specs.learning.network import RECURRENT, Layer, NetworkSpec
 from steppe.specs.spaces import Space
 
 State = dict[str, Array]
-"""What recurrent layers remember: {"1_lstm/hidden": [..., size], ...}; {} without such layers."""
-Recur = Callable[[LayerPlan, dict[str, Array], Array], Array]
+"""The states of recurrent layers: {"1_lstm/hidden": [..., size], ...}; {} without such layers."""
+RecurrentStep = Callable[[LayerPlan, dict[str, Array], Array], Array]
 Support = Literal["recurrent", "regularization"]
 
 _ONE_BATCH_AXIS = {"conv1d", "conv2d", "pool2d", "custom"}
@@ -38,8 +38,8 @@ _ONE_BATCH_AXIS = {"conv1d", "conv2d", "pool2d", "custom"}
 class Network:
     """The layers between the observation and the agent's heads; hashable, holds no parameters.
 
-    `supports` is what the agent takes care of: "recurrent" that it carries the state and learns from sequences,
-    "regularization" that it adds `penalty` to its loss. Without it, layers that need it are a SpecError.
+    `supports` has the abilities of the agent: "recurrent" if it carries the state and learns from sequences,
+    "regularization" if it adds `penalty` to its loss. A layer that needs another ability is a SpecError.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Network:
         self.has_dropout = any(_drops(step.layer) for step in self.plan.steps)
         self.is_recurrent = bool(self.plan.states)
         self._needs_one_batch_axis = bool(types & _ONE_BATCH_AXIS)
-        # A convolution that comes first takes bytes as they are.
+        # A first convolution takes bytes unchanged.
         self._takes_bytes = self.plan.encoding if self.plan.steps[0].layer.type in ("conv1d", "conv2d") else None
         sources = (source for step in self.plan.steps for source in step.sources)
         self._reads_observation_again = any(isinstance(source, Encoding) for source in sources)
@@ -74,18 +74,18 @@ class Network:
 
     @property
     def layers(self) -> NetworkSpec:
-        """The layers as a spec, as a policy's description wants them."""
+        """The layers as a spec, for a policy's description."""
         return NetworkSpec([step.layer for step in self.plan.steps])
 
     def init(self, rng: np.random.Generator | None) -> initializers.HostParams:
-        """Fresh parameters: {"0_dense": {"kernel", "bias"}, ...}; layers without parameters are left out."""
+        """Initial parameters: {"0_dense": {"kernel", "bias"}, ...}; layers without parameters are left out."""
         return initializers.layers(rng, self.plan.steps, self.kernel_init)
 
     def prepared(self, observations: Array) -> Array | FoldedImages:
-        """Raw observations [B, *space.shape] as `apply` reads them fastest.
+        """Raw observations [B, *space.shape] in the form that `apply` reads fastest.
 
-        Images of bytes are folded for the first convolution. Whoever applies the network to the same observations many
-        times saves that work in every pass after the first. Other observations come back as they are.
+        Images of bytes are folded for the first convolution, which saves work if the network is applied to the same
+        observations many times. Other observations are returned unchanged.
         """
         if self._takes_bytes is None or self._reads_observation_again or observations.dtype != np.uint8:
             return observations
@@ -107,52 +107,54 @@ class Network:
         return self._run(params, observations, dropout_key, _no_recurrence)
 
     def initial_state(self, lead: tuple[int, ...] = ()) -> State:
-        """What is remembered at the beginning of an episode: zeros [*lead, size]; {} for a feed-forward network."""
+        """The state at the beginning of an episode: zeros [*lead, size]; {} for a feed-forward network."""
         return {name: jnp.zeros((*lead, *shape)) for name, shape in self.plan.states}
 
     def advance(
         self, params: Params, observations: Array, state: State, dropout_key: Array | None = None
     ) -> tuple[Array, State]:
-        """One timestep: features [N, F] of observations [N, ...] after `state` [N, size], and the state after it.
+        """One timestep: (features [N, F], next state) for observations [N, ...] and `state` [N, size].
 
-        Whoever calls this puts the initial state in place of the rows whose observation begins an episode.
+        The caller resets the state in the rows whose observation begins an episode.
         """
         after = dict(state)
 
-        def recur(step: LayerPlan, params: dict[str, Array], x: Array) -> Array:
+        def recurrent_step(step: LayerPlan, params: dict[str, Array], x: Array) -> Array:
             before = tuple(state[name] for name, _ in step.states)
             later = cells.advance(step.layer.type, params, cells.project(params, x), before, jnp)
             after.update(_named(step, later))
             return later[0]
 
-        return self._run(params, observations, dropout_key, recur), after
+        return self._run(params, observations, dropout_key, recurrent_step), after
 
     def unroll(
         self, params: Params, observations: Array, state: State, resets: Array, dropout_key: Array | None = None
     ) -> tuple[Array, State]:
-        """A sequence: features [T, N, F] of observations [T, N, ...] after `state` [N, size], and the last state.
+        """A sequence: (features [T, N, F], last state) for observations [T, N, ...] and `state` [N, size].
 
-        `resets` [T, N] holds where an observation is the first of an episode: the state is zeroed before it.
+        `resets` [T, N] marks the first observations of episodes, before which the state is zeroed.
         """
         after = dict(state)
 
-        def recur(step: LayerPlan, params: dict[str, Array], x: Array) -> Array:
+        def recurrent_step(step: LayerPlan, params: dict[str, Array], x: Array) -> Array:
             before = tuple(state[name] for name, _ in step.states)
             hidden, last = _unroll_cells(step.layer.type, params, x, before, resets)
             after.update(_named(step, last))
             return hidden
 
-        return self._run(params, observations, dropout_key, recur), after
+        return self._run(params, observations, dropout_key, recurrent_step), after
 
     def penalty(self, params: Params) -> Array | float:
-        """What l1_regularization and l2_regularization of the layers add to a loss: a scalar, 0.0 without any."""
+        """The l1_regularization and l2_regularization of the layers, part of a loss: a scalar, 0.0 without any."""
         total: Any = 0.0
         for step in self.plan.steps:
             for weight, measure in _penalties(step.layer):
                 total = total + weight * sum(measure(leaf) for leaf in params[step.name].values())
         return total
 
-    def _run(self, params: Params, observations: Any, dropout_key: Array | None, recur: Recur) -> Array:
+    def _run(
+        self, params: Params, observations: Any, dropout_key: Array | None, recurrent_step: RecurrentStep
+    ) -> Array:
         is_folded = isinstance(observations, FoldedImages)
         if is_folded:
             lead = observations.blocks.shape[:1]
@@ -171,7 +173,7 @@ class Network:
             own = params.get(step.name, {})
             if step.layer.type not in RECURRENT:
                 return apply_layer(step, own, x, dropout_key)
-            features = recur(step, own, x.reshape((*lead, prod(step.input))))
+            features = recurrent_step(step, own, x.reshape((*lead, prod(step.input))))
             rate = getattr(step.layer, "dropout", None)
             features = drop(features, rate, dropout_key, step) if rate else features
             return features.reshape((*x.shape[: x.ndim - len(step.input)], *step.output))
@@ -211,12 +213,11 @@ def apply_head(params: dict[str, Array], features: Array) -> Array:
 def _unroll_cells(
     kind: str, params: dict[str, Array], x: Array, state: cells.State, resets: Array
 ) -> tuple[Array, cells.State]:
-    """Features [T, N, H] and the last state of inputs [T, N, F].
+    """(features [T, N, H], last state) of a recurrent layer for inputs [T, N, F] and `state`, [N, H] each.
 
-    `state` is what came before the first timestep, [N, H] each; where `resets` [T, N] holds, the timestep begins an
-    episode and what came before it is forgotten.
+    `resets` [T, N] marks the first timesteps of episodes, before which the state is zeroed.
     """
-    # The inputs of all timesteps meet their kernel in one large product; only the small recurrent one is in the loop.
+    # All inputs are multiplied by their kernel in one large product; the loop has only the small recurrent one.
     projected = cells.project(params, x)
 
     def step(state: cells.State, at: tuple[Array, Array]) -> tuple[cells.State, Array]:
@@ -238,7 +239,7 @@ def _named(step: LayerPlan, state: cells.State) -> State:
 
 
 def _drops(layer: Layer) -> bool:
-    # A layer of one's own may hold a dropout layer, and asks for a key only then.
+    # A custom module may contain a dropout layer.
     return layer.type in ("dropout", "custom") or bool(getattr(layer, "dropout", None))
 
 

@@ -1,1 +1,1 @@
-"""Policies: what turns an observation into an action, in NumPy alone, and the files they are kept in."""
+"""Policies turn observations into actions, in NumPy alone; this package also has the files they are kept in."""

@@ -1,12 +1,12 @@
 """One timestep of the recurrent layers, written once for NumPy and JAX (`xp` is numpy or jax.numpy).
 
-| layer | remembers      | kernel   | recurrent_kernel | gates, side by side                         |
+| layer | state          | kernel   | recurrent_kernel | gates, side by side                         |
 |-------|----------------|----------|------------------|---------------------------------------------|
 | lstm  | (hidden, cell) | [F, 4 H] | [H, 4 H]         | input, forget, candidate, output            |
 | gru   | (hidden,)      | [F, 3 H] | [H, 3 H]         | reset, update, candidate (recurrent_bias)   |
 
 lstm: Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000; gru: Cho et al. 2014 (arXiv:1406.1078),
-with the reset gate after the product, as libraries have it today.
+with the reset gate after the product, as in today's libraries.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ State = tuple[Any, ...]
 
 
 def project(params: Mapping[str, Any], x: Any) -> Any:
-    """What the inputs [..., F] give to the gates [..., gates * H]; needs no state, so all timesteps go at once."""
+    """The inputs' [..., F] part of the gates [..., gates * H]; needs no state, so all timesteps go at once."""
     return x @ params["kernel"] + params["bias"]
 
 
 def advance(kind: str, params: Mapping[str, Any], projected: Any, state: State, xp: Any = np) -> State:
-    """The state [..., H] each after one timestep of projected inputs; its first part is the layer's output."""
+    """The state, [..., H] each, after one timestep of projected inputs; its first part is the layer's output."""
     return (_advance_gru if kind == "gru" else _advance_lstm)(params, projected, state, xp)
 
 
@@ -49,6 +49,6 @@ def _advance_gru(params: Mapping[str, Any], projected: Any, state: State, xp: An
 
 
 def _sigmoid(x: Any, xp: Any) -> Any:
-    # By tanh, because exp would overflow for large negative inputs.
+    # By tanh, since exp overflows for large negative inputs.
     half = np.float32(0.5)
     return half * xp.tanh(half * x) + half

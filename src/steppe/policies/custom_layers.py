@@ -1,7 +1,7 @@
-"""Layers of the user's own: flax.linen modules by their path, such as "my_layers:MyLayer".
+"""Custom layers: flax.linen modules named by their path, such as "my_layers:MyLayer".
 
-A module is called with features [B, ...] and gives features [B, ...]. Only its parameters are kept: other collections
-(such as batch statistics) would change outside the optimiser, and are refused.
+A module maps features [B, ...] to features [B, ...]. Only its parameters are kept. Other collections, such as batch
+statistics, would change outside the optimiser and are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def module_shapes(layer: Custom, shape: Shape) -> tuple[Shape, dict[str, Shape]]
 
 
 def draw_module(layer: Custom, shape: Shape, rng: np.random.Generator) -> Tree:
-    """Fresh parameters, as the module itself draws them."""
+    """Fresh parameters, drawn by the module itself."""
     module, example = load_module(layer), np.zeros((1, *shape), np.float32)
     import jax
 
@@ -78,9 +78,9 @@ def nested(tensors: dict[str, Any]) -> Tree:
 
 @lru_cache(maxsize=64)
 def load_module(layer: Custom) -> Any:
-    """Imports the module and makes it with its arguments; nothing but a flax module is ever called.
+    """Imports the module and constructs it with its arguments; only flax modules are called.
 
-    Importing runs code, so whoever reads a network from a file or a message first asks `AllowedModules`.
+    Importing runs code, so callers that read a network from a file or a message check it with `AllowedModules` first.
     """
     try:
         import flax.linen as nn
@@ -108,7 +108,7 @@ def load_module(layer: Custom) -> Any:
 
 
 def _run(layer: Custom, make: Callable[[], Any]) -> Any:
-    """What the user's code makes, or one sentence about what it raised."""
+    """Calls the user's code, and turns any exception of it into one sentence."""
     try:
         return make()
     except (Exception, SystemExit) as error:
@@ -123,7 +123,7 @@ def _called(layer: Custom) -> str:
 
 
 def _frozen(value: Any) -> Any:
-    # Lists come from JSON; flax wants its fields to be hashable.
+    # JSON has lists only, and fields of flax modules must be hashable.
     return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
 
 

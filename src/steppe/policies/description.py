@@ -1,4 +1,4 @@
-"""What a policy is, apart from its tensors, and which tensors follow from that."""
+"""The description of a policy without its tensors, and the names and shapes of the tensors that follow from it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from steppe.specs.spaces import Space, from_json, to_json
 
 @dataclass(frozen=True)
 class PolicyDescription:
-    """What a policy is, apart from its tensors.
+    """Everything about a policy but its tensors.
 
-    `head` is {"kind": ...}, one of those in `steppe.policies.heads`; a q_values head may add "dueling": true, and
-    "epsilon": how often it explores when it samples. `normalizer` is {"clip": 10.0} or None. `observation` is what the
-    network sees; where `preprocessing` says how that is made, the policy itself takes what the environment shows.
+    `head` is {"kind": ...}, with a kind of `steppe.policies.heads`; a q_values head may add "dueling": true, and
+    "epsilon": how often it explores when it samples. `normalizer` is {"clip": 10.0} or None. `observation` is the input
+    space of the network. With `preprocessing` the policy itself takes the observations of the environment.
     """
 
     agent: str
@@ -35,7 +35,7 @@ class PolicyDescription:
 
     @property
     def shown(self) -> Space:
-        """The space of what the policy takes: what the environment shows."""
+        """The space of the policy's input, which is that of the environment's observations."""
         return self.observation if self.preprocessing is None else self.preprocessing.observation
 
     def to_json(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class PolicyDescription:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], allowed: AllowedModules, whose: str = "the policy") -> PolicyDescription:
-        """The inverse of `to_json`; ModuleNotAllowed, of `whose` policy, if a layer's module is not in `allowed`."""
+        """The inverse of `to_json`; raises ModuleNotAllowed, naming `whose` policy, unless modules are `allowed`."""
         network = None if data["network"] is None else NetworkSpec.model_validate(data["network"])
         allowed.check_network(network, whose)
         observation, action = from_json(data["observation"]), from_json(data["action"])
@@ -65,7 +65,7 @@ class PolicyDescription:
 
 
 def tensor_shapes(description: PolicyDescription) -> dict[str, tuple[int, ...]]:
-    """The name and shape of every tensor a policy of this description has."""
+    """The name and shape of every tensor of a policy with this description."""
     kind, action = description.head["kind"], description.action
     if kind == "random":
         return {}

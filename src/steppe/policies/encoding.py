@@ -1,4 +1,4 @@
-"""How an observation, or a named part of it, enters a network: for JAX, NumPy and ONNX alike."""
+"""The input of a network from an observation or a named part of it, for JAX, NumPy and ONNX alike."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _TAKES_ANY_SHAPE = ("dropout", "nonlinearity", "layer_norm", "output")
 
 @dataclass(frozen=True)
 class Encoding:
-    """From raw observations [..., *space.shape] to what the first layer gets, [..., *shape].
+    """Turns raw observations [..., *space.shape] into the input of the first layer, [..., *shape].
 
-    Whole numbers in a space of bytes are divided by 255; floats there are taken as scaled already (by a normalizer).
-    A part of bytes is always divided: it comes as floats, and is not normalized.
+    Whole numbers in a space of bytes are divided by 255; floats there have been scaled already (by a normalizer).
+    A part of bytes is always divided, since it comes as floats and is not normalized.
     """
 
     space: Space
-    """Of the whole observation."""
+    """The space of the whole observation."""
     shape: Shape
     is_integer: bool = False
-    """The first layer is an embedding: it looks up whole numbers from 0."""
+    """Whether the first layer is an embedding, which looks up whole numbers from 0."""
     is_transposed: bool = False
-    """Channels come first and are moved to the end."""
+    """Whether channels come first and are moved to the end."""
     part: Part | None = None
     """The part that is read; None reads all."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether the first layer gets an observation of float32 as it is."""
+        """Whether the first layer takes float32 observations unchanged."""
         space = self.space
         is_vector = isinstance(space, Box) and space.shape == self.shape and len(self.shape) == 1
         is_scaled = isinstance(space, Box) and (space.dtype == "uint8" or part_scales(space) is not None)
@@ -99,7 +99,7 @@ class Encoding:
 
 
 def encoding_for(layers: Sequence[Layer], space: Space, part: Part | None = None) -> Encoding:
-    """What the first of `layers` that cares about shapes wants to see of an observation, or of a part of it."""
+    """The encoding that the first shape-dependent layer of `layers` needs of an observation, or of a part of it."""
     seen = space if part is None else part.space
     if layers and isinstance(layers[0], Embedding):
         return Encoding(space, seen.shape, is_integer=True, part=part)
@@ -114,7 +114,7 @@ def encoding_for(layers: Sequence[Layer], space: Space, part: Part | None = None
         return Encoding(space, (*shape[1:], shape[0]), is_transposed=True, part=part)
     if len(shape) == {"conv1d": 1, "conv2d": 2, "pool2d": 2}.get(first):
         return Encoding(space, (*shape, 1), part=part)
-    # A layer of one's own may want any shape, so it gets the observation's.
+    # A custom layer may take any shape, so it gets that of the observation.
     if first in ("conv1d", "conv2d", "pool2d", "flatten", "custom"):
         return Encoding(space, shape, part=part)
     return Encoding(space, (prod(shape),), part=part)
@@ -138,7 +138,7 @@ def one_hot_columns(space: MultiDiscrete) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=64)
 def part_scales(space: Box) -> np.ndarray | None:
-    """What each number of a flattened observation is multiplied by; None when none of its parts are bytes."""
+    """The factor for each number of a flattened observation; None if none of its parts are bytes."""
     if not any(part.is_bytes for part in space.parts):
         return None
     scales = np.ones(space.shape, np.float32)

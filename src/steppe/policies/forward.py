@@ -1,4 +1,4 @@
-"""The forward pass of a network in NumPy: what acts where JAX is absent or would be slower to call than to compute."""
+"""The forward pass of a network in NumPy, for acting without JAX, or if calling JAX costs more than the computation."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from steppe.policies.layers import LayerPlan, NetworkPlan, bend, join, padding_o
 
 Array = np.ndarray
 State = dict[str, Array]
-"""What recurrent layers remember: {"1_lstm/hidden": [B, size], ...}; {} without such layers."""
+"""The states of recurrent layers: {"1_lstm/hidden": [B, size], ...}; {} without such layers."""
 Layers = Any
-"""What `Forward.prepare` makes: a generation of parameters, ready to be multiplied by."""
+"""The result of `Forward.prepare`: one version of the parameters, ready for use."""
 
 BUFFERED_BATCH_SIZES = 8
 
 
 class Forward:
-    """Runs one network, for any number of threads and of generations of parameters."""
+    """Runs one network; may be shared by threads, each with its own version of the parameters."""
 
     def __init__(self, plan: NetworkPlan) -> None:
         self.plan = plan
@@ -52,11 +52,10 @@ class Forward:
         return x
 
     def shortcut(self, layers: Layers, head: tuple[Array, Array]) -> Callable[[Array], Array] | None:
-        """One observation's [n] way to the head's outputs, in as few calls of NumPy as there can be; None where what
-        the network sees are not plain numbers, or its layers are not dense.
+        """A function from one observation [n] to the head's outputs in as few NumPy calls as possible.
 
-        A policy that is asked now and then finds nothing in the processor's caches, where each call takes many times as
-        long as in a loop.
+        None if the input is not plain numbers or a layer is not dense. A policy that is called now and then finds cold
+        processor caches, so that each NumPy call takes many times as long as in a loop.
         """
         if not self._is_dense or self.plan.encoding is None or not self.plan.encoding.is_plain:
             return None
@@ -74,7 +73,7 @@ class Forward:
         return outputs
 
     def initial_state(self, lead: tuple[int, ...]) -> State:
-        """What is remembered at the beginning of an episode: zeros [*lead, size]."""
+        """The state at the beginning of an episode: zeros [*lead, size]."""
         return {name: np.zeros((*lead, *shape), np.float32) for name, shape in self.plan.states}
 
     def advance(self, layers: Layers, observations: Array, state: State) -> tuple[Array, State]:
@@ -94,7 +93,7 @@ class Forward:
         return x.reshape(len(x), self.plan.features), after
 
     def _buffers(self, batch: int, layers: Layers) -> list[Array]:
-        """One array [batch, size] for each dense layer, kept per thread because a product releases the interpreter."""
+        """One array [batch, size] for each dense layer, per thread, since a product releases the interpreter lock."""
         try:
             return self._thread.buffers[batch]
         except (AttributeError, KeyError):
@@ -119,7 +118,7 @@ def _tanh(x: Array) -> Array:
 
 
 def _sigmoid(x: Array) -> Array:
-    # By tanh, because exp would overflow for large negative inputs.
+    # By tanh, since exp overflows for large negative inputs.
     x *= np.float32(0.5)
     np.tanh(x, out=x)
     x += np.float32(1)
@@ -169,7 +168,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def _is_dense(plan: NetworkPlan) -> bool:
-    """Whether there are only dense layers on vectors: these run in buffers."""
+    """Whether all layers are dense layers on vectors, which run in preallocated buffers."""
     types = {step.layer.type for step in plan.steps}
     is_plain = all(len(step.input) == 1 and not getattr(step.layer, "skip", False) for step in plan.steps)
     return types <= {"dense", "linear", "dropout"} and is_plain
@@ -189,7 +188,7 @@ def _parameters(step: LayerPlan, tensors: Mapping[str, Array]) -> dict[str, Arra
 
 
 def _layer(step: LayerPlan, params: dict[str, Array]) -> Callable[..., Any]:
-    """One layer as a function of x [B, *step.input]; a recurrent one also of its state, giving the state after."""
+    """One layer as a function of x [B, *step.input]; a recurrent one maps (x, state) to the next state."""
     layer: Any = step.layer
     match layer.type:
         case "dense" if layer.skip:
@@ -243,7 +242,7 @@ def _windows(x: Array, step: LayerPlan, fill: float) -> Array:
         x = padded
     views = sliding_window_view(x, windows, axis=tuple(range(1, len(positions) + 1)))
     views = views[(slice(None), *(slice(None, None, stride) for stride in strides))]
-    # The channels go last, in the order of the kernel's rows, so that the copy moves whole runs of memory.
+    # The channels go last, as in the kernel's rows, so that the copy moves contiguous memory.
     views = np.moveaxis(views, len(positions) + 1, -1)
     return views.reshape(len(x) * prod(step.output[:-1]), -1)
 

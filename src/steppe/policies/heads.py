@@ -1,4 +1,4 @@
-"""How a network's outputs become actions, written once for NumPy and JAX (`xp` is numpy or jax.numpy).
+"""The step from a network's outputs to actions, written once for NumPy and JAX (`xp` is numpy or jax.numpy).
 
 | kind              | outputs                         | noise                           | action                    |
 |-------------------|---------------------------------|---------------------------------|---------------------------|
@@ -10,10 +10,10 @@
 | deterministic     | before the tanh [..., A]        | normal [A], uniform [1+A]       | [..., A] within +-1       |
 | q_values          | values [..., n]                 | uniform [..., 1+n]              | [...]                     |
 | random            | none                            | uniform, normal for an open Box | like the space, flat      |
-| constant          | what the environment takes      | none                            | the same, as it is        |
+| constant          | the environment's action        | none                            | the same, unchanged       |
 
-Where the noise begins or ends with 1 + n uniform numbers, the first of them decides whether to explore (with
-probability epsilon) and the others what is explored. Actions within +-1 are stretched over the space's bounds.
+If the noise begins or ends with 1 + n uniform numbers, the first of them decides whether to explore (with
+probability epsilon), and the others are the random action. Actions within +-1 are scaled to the space's bounds.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import numpy as np
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
 
 Noise = tuple[tuple[str, int], ...]
-"""Which random numbers an action takes: ("normal", 3) is three columns of a standard normal distribution."""
+"""The random numbers that an action needs: ("normal", 3) is three columns of a standard normal distribution."""
 
 STRETCHED = ("beta", "squashed_gaussian", "deterministic")
 """Kinds whose actions lie within +-1."""
 LOG_STD_RANGE = (-20.0, 2.0)
 """A squashed Gaussian's log-deviations are held within this (Haarnoja et al. 2018)."""
 GAMMA_PROPOSALS = 4
-"""Each is taken with probability 0.95 or more, so that all but one in 100,000 draws are exact."""
+"""Each is accepted with probability 0.95 or more, so that all but one in 100,000 draws are exact."""
 
 
 def greedy(kind: str, outputs: Any, action_space: Space, xp: Any = np) -> Any:
@@ -64,13 +64,13 @@ def sample(
     epsilon: Any = 0.0,
     sigma: Any = 0.0,
 ) -> Any:
-    """A drawn action for each row of outputs, before `postprocess`; all the randomness is in `noise`.
+    """A sampled action for each row of outputs, before `postprocess`; all randomness comes from `noise`.
 
-    `epsilon` is the share of entirely random actions, `sigma` the deviation added to deterministic ones.
+    `epsilon` is the share of uniformly random actions, `sigma` the deviation of the noise on deterministic ones.
     """
     match kind:
         case "categorical":
-            # Adding Gumbel noise and taking the largest draws from the softmax, without computing it.
+            # The Gumbel-max trick: samples from the softmax without computing it.
             return best(outputs + noise, action_space, xp)
         case "bernoulli":
             return _yes(outputs + noise, action_space)
@@ -104,7 +104,7 @@ def sample(
 
 
 def postprocess(kind: str, action: Any, action_space: Space, xp: Any = np) -> Any:
-    """What the environment takes: a Box in its shape and within its bounds, a Discrete counted from its start."""
+    """Actions as the environment takes them: a Box in its shape and bounds, a Discrete counted from its start."""
     if isinstance(action_space, Discrete):
         action = action.astype(np.int32)
         return action + action_space.start if action_space.start else action
@@ -119,13 +119,13 @@ def postprocess(kind: str, action: Any, action_space: Space, xp: Any = np) -> An
     if np.issubdtype(np.dtype(action_space.dtype), np.integer):
         action = xp.rint(action).astype(action_space.dtype)
     elif xp is np:
-        # JAX keeps float32: float64 is off by default, and the host casts what it hands to an environment.
+        # JAX keeps float32, since float64 is off by default; actions are cast before an environment gets them.
         action = action.astype(action_space.dtype, copy=False)
     return action.reshape(action.shape[:-1] + action_space.shape)
 
 
 def outputs_size(kind: str, action_space: Space) -> int:
-    """How many outputs a head of this kind has for this space."""
+    """The number of outputs of a head of this kind for this space."""
     if kind == "random":
         return 0
     match action_space:
@@ -139,7 +139,7 @@ def outputs_size(kind: str, action_space: Space) -> int:
 
 
 def noise_of(kind: str, action_space: Space) -> Noise:
-    """Which random numbers `sample` wants for one action."""
+    """The random numbers that `sample` needs for one action."""
     outputs = outputs_size(kind, action_space)
     match kind:
         case "categorical":
@@ -163,7 +163,7 @@ def noise_of(kind: str, action_space: Space) -> Noise:
 
 
 def draw_noise(noise: Noise, lead: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """The numbers `sample` wants, [*lead, columns] float32, drawn by NumPy."""
+    """The random numbers that `sample` needs, [*lead, columns] float32, drawn by NumPy."""
     parts = [_draw(distribution, (*lead, columns), rng) for distribution, columns in noise]
     return parts[0] if len(parts) == 1 else np.concatenate(parts, -1)
 
@@ -190,12 +190,12 @@ def _draw(distribution: str, shape: tuple[int, ...], rng: np.random.Generator) -
 
 
 def _explore(action: Any, uniform: Any, epsilon: Any, xp: Any) -> Any:
-    """Now and then an action from anywhere within +-1."""
+    """A uniformly random action within +-1 with probability epsilon."""
     return xp.where(uniform[..., :1] < epsilon, 2.0 * uniform[..., 1:] - 1.0, action)
 
 
 def _draw_beta(outputs: Any, noise: Any, xp: Any) -> Any:
-    """A Beta draw is the share of the first of two gamma draws."""
+    """A Beta variate is X / (X + Y) for gamma variates X and Y."""
     alpha, beta = concentrations(outputs, xp)
     shapes = xp.concatenate([alpha, beta], -1)
     proposals = noise.reshape((*noise.shape[:-1], 2, GAMMA_PROPOSALS, shapes.shape[-1]))
@@ -205,7 +205,7 @@ def _draw_beta(outputs: Any, noise: Any, xp: Any) -> Any:
 
 
 def _draw_gamma(shape: Any, normal: Any, uniform: Any, xp: Any) -> Any:
-    """The first acceptable proposal of Marsaglia and Tsang (2000): [..., K], proposals [..., P, K] -> [..., K]."""
+    """The first accepted proposal of Marsaglia and Tsang (2000): [..., K], proposals [..., P, K] -> [..., K]."""
     d = shape - 1.0 / 3.0
     c = 1.0 / xp.sqrt(9.0 * d)
     drawn = d
@@ -237,6 +237,6 @@ def best(scores: Any, space: Space, xp: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _flat_bounds(space: Box) -> tuple[np.ndarray, np.ndarray] | None:
-    """(low, high), each [A]; None when there is nothing to clip."""
+    """(low, high), each [A]; None if the space has no bounds."""
     low, high = (bound.ravel() for bound in space.bounds())
     return (low, high) if np.isfinite([low, high]).any() else None

@@ -1,7 +1,7 @@
-"""Images made smaller, larger or grey: linear all, so that any run of such stages is two products.
+"""Resizing and greying of images: linear operations, so any sequence of such stages is two matrix products.
 
-Shrinking averages the area that each new pixel covers, as the usual Atari preprocessing does: no thin line is lost, as
-happens when only the nearest pixels are looked at. Enlarging interpolates between the nearest pixels.
+Shrinking averages the area that each new pixel covers, as the usual Atari preprocessing does, so no thin line is lost
+as with the nearest pixels only. Enlarging interpolates between the nearest pixels.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from steppe.specs.learning.preprocessing import Grayscale, ImageResize, Stage
 from steppe.specs.spaces import Box
 
 MOST_MULTIPLICATIONS = 2**18
-"""OpenBLAS spreads larger products over threads, and waits many times their duration for them on a busy machine."""
+"""OpenBLAS spreads larger products over threads, whose start takes far longer than the product on a busy machine."""
 
 MOST_NUMBERS = 2**20
-"""How many are worked on at once in NumPy: larger arrays leave the cache, and their memory is new each time."""
+"""The numbers that NumPy processes at once: larger arrays leave the cache and are allocated anew each time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Resampling:
-    """From images [N, H, W] or [N, H, W, C] to [N, *shape].
+    """Resamples images [N, H, W] or [N, H, W, C] to [N, *shape].
 
-    210 rows become 84 in 42 equal blocks of 5 that become 2, so only one block is kept and multiplied by.
+    To shrink 210 rows to 84, 42 equal blocks of 5 become 2 rows each, so one block is kept as the factor.
     """
 
     shape: Shape
     """Of one resulting image."""
     rows: np.ndarray | None
-    """How much each old row of a block counts in each new one, [parts, h' / parts, h]; None where the height stays."""
+    """The weight of each old row of a block in each new one, [parts, h' / parts, h]; None if the height stays."""
     columns: np.ndarray | None
-    """The same for the columns of a block with their colours, [w * C, w' * C']; None where neither changes."""
+    """The same for the columns of a block with their colours, [w * C, w' * C']; None if neither changes."""
     group: int
-    """How many blocks of columns are multiplied at once."""
+    """The number of blocks of columns that are multiplied at once."""
     rows_first: bool
-    """Whether the rows come before the columns, which then are fewer."""
+    """Whether rows are reduced before columns, which leaves fewer columns to multiply."""
     in_bytes: bool
     """Whether the result is rounded to bytes; otherwise it is float32."""
 
@@ -69,7 +69,7 @@ class Resampling:
 
 
 def resampling(stages: Iterable[tuple[int, Stage]], space: Box, in_bytes: bool) -> tuple[Resampling, Box]:
-    """A run of numbered image_resize and grayscale stages as one operation, and the space of what it makes.
+    """Numbered image_resize and grayscale stages as one operation, and the space of its results.
 
     Greying commutes with resizing, so the order in which the stages are written makes no difference.
     """
@@ -94,19 +94,19 @@ def resampling(stages: Iterable[tuple[int, Stage]], space: Box, in_bytes: bool) 
 
 
 def box_within(low: np.ndarray, high: np.ndarray, dtype: str) -> Box:
-    """The space between two arrays of bounds; one number stands for bounds that are all the same."""
+    """The space between two arrays of bounds; equal bounds are written as one number."""
     sides = (np.asarray(bound, np.float32).reshape(-1) for bound in (low, high))
     low_side, high_side = (tuple((side[:1] if np.all(side == side[0]) else side).tolist()) for side in sides)
     return Box(low.shape, low_side, high_side, dtype)
 
 
 def refuse(index: int, stage: Stage, problem: str, way_out: str) -> NoReturn:
-    """The error for a stage that cannot take what it gets."""
+    """Raises the error for a stage that does not fit its input."""
     raise SpecError(f"stage {index} ({stage.type}) of states_preprocessing {problem}; {way_out}")
 
 
 def _weights(old: int, new: int) -> np.ndarray | None:
-    """How much each of the old pixels along an axis counts in each of the new ones: [new, old]."""
+    """The weight of each old pixel along an axis in each new one: [new, old]."""
     if new == old:
         return None
     pixel = np.arange(old)
@@ -133,7 +133,7 @@ def _bounds(
     """The lowest and highest values of the resulting pixels."""
     low, high = space.bounds()
     if shades is not None:
-        # A colour that counts negatively makes the result least where it is brightest.
+        # For a colour with a negative weight the brightest value gives the lowest result.
         near_and_far = ((low, high), (high, low))
         low, high = (
             np.sum([shade * (near if shade > 0 else far)[..., i] for i, shade in enumerate(shades) if shade], axis=0)
@@ -143,10 +143,10 @@ def _bounds(
 
 
 def _averaged(bound: np.ndarray, limit: float, rows: np.ndarray | None, columns: np.ndarray | None) -> np.ndarray:
-    """The bound of means of pixels with bounds [H, W, ...]; `limit` where any of those is infinite."""
+    """The bound of weighted means of pixels with bounds [H, W, ...]; `limit` if one of those is infinite."""
     matrices = (rows, columns)
     if np.all(bound == bound.flat[0]):
-        # A mean of equal numbers is that number, which a product would only find up to rounding.
+        # The mean of equal numbers is exact; a product would round it.
         size = [old if each is None else len(each) for old, each in zip(bound.shape[:2], matrices, strict=True)]
         return np.full((*size, *bound.shape[2:]), bound.flat[0])
 
@@ -185,7 +185,7 @@ def _operation(
 
 
 def _block(matrix: np.ndarray) -> np.ndarray:
-    """The block that repeats along the diagonal of a matrix, which without one is its own."""
+    """The block that repeats along the diagonal of a matrix; the matrix itself if there is none."""
     new, old = matrix.shape
     for count in range(gcd(new, old), 1, -1):
         if new % count == old % count == 0:

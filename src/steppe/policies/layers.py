@@ -1,4 +1,4 @@
-"""What each layer of a network does to shapes, and in which order layers run, for JAX, NumPy and ONNX alike."""
+"""The shapes of a network's layers and the order in which they run, for JAX, NumPy and ONNX alike."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from steppe.specs.loading.suggestions import did_you_mean
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
 
 PREVIOUS = ("*", "previous")
-"""What an input layer calls the output of the layer before it."""
+"""The names by which an input layer reads the output of the layer before it."""
 WHOLE = ("state", "observation")
-"""What an input layer may call an observation without named parts."""
+"""The names by which an input layer may read an observation without named parts."""
 
 X = TypeVar("X")
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """One layer in its place: the shapes of one sample going in and out, and of its parameters."""
+    """One layer of a plan: the shapes of its input and output for one sample, and of its parameters."""
 
     name: str
     layer: spec.Layer
@@ -35,9 +35,9 @@ class LayerPlan:
     output: Shape
     parameters: tuple[tuple[str, Shape], ...] = ()
     states: tuple[tuple[str, Shape], ...] = ()
-    """What a recurrent layer remembers; the first is its output."""
+    """The state of a recurrent layer; the first part is its output."""
     sources: tuple[Encoding | str, ...] = ()
-    """What an input layer reads: the observation or parts of it, the layer before ("*"), or named outputs."""
+    """The inputs of an input layer: the observation or parts of it, the layer before ("*"), or named outputs."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class NetworkPlan:
 
     observation: Space
     encoding: Encoding | None
-    """What the first layer gets; None when that is an input layer."""
+    """The input of the first layer; None if that is an input layer."""
     steps: tuple[LayerPlan, ...]
     features: int
 
     @property
     def states(self) -> tuple[tuple[str, Shape], ...]:
-        """All that recurrent layers remember: ("1_lstm/hidden", (64,)) and so on."""
+        """The states of all recurrent layers: ("1_lstm/hidden", (64,)) and so on."""
         return tuple(state for step in self.steps for state in step.states)
 
     def run(
@@ -61,7 +61,10 @@ class NetworkPlan:
         join: Callable[[LayerPlan, list[X]], X],
         apply: Callable[[LayerPlan, X], X],
     ) -> X:
-        """The last layer's output: `encode` reads the observation, `join` makes one of several, `apply` is a layer."""
+        """The output of the last layer.
+
+        `encode` reads the observation, `join` combines several inputs into one, and `apply` computes one layer.
+        """
         named: dict[str, X] = {}
         x: Any = None if self.encoding is None else encode(self.encoding)
         for step in self.steps:
@@ -76,7 +79,7 @@ class NetworkPlan:
 
 
 def plan(layers: spec.NetworkSpec | Iterable[spec.Layer], observation: Space) -> NetworkPlan:
-    """Works out all shapes; a layer that cannot take what it gets is a SpecError that names it."""
+    """Computes all shapes; raises a SpecError that names the layer if one does not fit its input."""
     layers = tuple(layers.root if isinstance(layers, spec.NetworkSpec) else layers)
     encoding = None if isinstance(layers[0], spec.Input) else encoding_for(layers, observation)
     shape = None if encoding is None else encoding.shape
@@ -106,12 +109,12 @@ def plan(layers: spec.NetworkSpec | Iterable[spec.Layer], observation: Space) ->
 
 
 def pair(value: int | tuple[int, int], axes: int) -> tuple[int, ...]:
-    """A window or stride along each of `axes` axes."""
+    """The window or stride along each of `axes` axes."""
     return (value,) * axes if isinstance(value, int) else value
 
 
 def padding_of(size: int, window: int, stride: int, padding: str) -> tuple[int, int]:
-    """(before, after) along one axis; SAME puts the odd one after, as XLA and ONNX's SAME_UPPER do."""
+    """(before, after) along one axis; SAME puts an odd one after, as XLA and ONNX's SAME_UPPER do."""
     if padding == "VALID":
         return 0, 0
     total = max((-(-size // stride) - 1) * stride + window - size, 0)
@@ -119,7 +122,7 @@ def padding_of(size: int, window: int, stride: int, padding: str) -> tuple[int, 
 
 
 def window_counts(layer: spec.Pool2d, shape: Shape) -> np.ndarray:
-    """How many elements inside the image each window of a pool2d sees: [H', W', 1] for an image [H, W, C]."""
+    """The number of elements inside the image for each window of a pool2d: [H', W', 1] for an image [H, W, C]."""
     height, width = (
         np.lib.stride_tricks.sliding_window_view(
             np.pad(np.ones(size, np.float32), padding_of(size, window, stride, layer.padding)), window
@@ -167,7 +170,7 @@ def _shapes(index: int, layer: spec.Layer, shape: Shape) -> tuple[Shape, dict[st
     """(output shape, parameter shapes) of one layer that gets `shape`."""
     match layer:
         case spec.Dense() | spec.Linear():
-            # A dense layer reads all its inputs: an image is flattened on the way in.
+            # A dense layer reads all its inputs, so an image is flattened first.
             size = layer.size or prod(shape)
             names = ("kernel", "skip_kernel") if isinstance(layer, spec.Dense) and layer.skip else ("kernel",)
             kernels: dict[str, Shape] = {name: (prod(shape), size) for name in names}
@@ -219,7 +222,7 @@ def _states(name: str, layer: spec.Layer) -> tuple[tuple[str, Shape], ...]:
 
 
 def _positions(index: int, layer: spec.Conv1d | spec.Conv2d | spec.Pool2d, shape: Shape, axes: int) -> Shape:
-    """How many places a window stops at along each axis."""
+    """The number of windows along each axis."""
     if len(shape) != axes + 1:
         wanted = "length x channels" if axes == 1 else "height x width x channels"
         _refuse(index, layer, f"needs {wanted} but gets shape {shape}", "move or remove it")
@@ -237,7 +240,7 @@ def _positions(index: int, layer: spec.Conv1d | spec.Conv2d | spec.Pool2d, shape
 def _source(
     index: int, layer: spec.Input, name: str, after: tuple[spec.Layer, ...], space: Space, named: dict[str, Shape]
 ) -> Encoding | str:
-    """Where the input called `name` comes from."""
+    """The source of the input called `name`."""
     if name in named:
         return name
     if name in PREVIOUS and index > 0:
@@ -262,12 +265,12 @@ def _source_shape(source: Encoding | str, named: dict[str, Shape], previous: Sha
 
 
 def _only_source(step: LayerPlan) -> Encoding | None:
-    """The observation that comes out of an input layer as it is."""
+    """The observation that an input layer passes on unchanged."""
     return next((each for each in step.sources if isinstance(each, Encoding)), None)
 
 
 def _joined(index: int, layer: spec.Input, shapes: list[Shape]) -> Shape:
-    """The shape of several inputs as one."""
+    """The shape of several joined inputs."""
     if len(shapes) == 1:
         return shapes[0]
     listed = " and ".join(map(str, shapes))
@@ -298,7 +301,7 @@ def _check_name(index: int, layer: spec.Output, space: Space, named: dict[str, S
 
 
 def _check_embedding(index: int, layer: spec.Embedding, encoding: Encoding | None) -> None:
-    """Refuses an embedding that would look up what it does not have, or what is no number to look up."""
+    """Refuses an embedding with too few indices, or whose input is not whole numbers."""
     if encoding is None:
         _refuse(index, layer, "gets features from another layer", "an embedding must be the first layer of its branch")
     space = encoding.space if encoding.part is None else encoding.part.space
@@ -309,7 +312,7 @@ def _check_embedding(index: int, layer: spec.Embedding, encoding: Encoding | Non
 
 
 def _largest(space: Space) -> int | None:
-    """How many whole numbers from 0 an observation may hold; None when the space does not say."""
+    """The number of values, counted from 0, that an observation may take; None if the space has no such bound."""
     match space:
         case Discrete():
             return space.n

@@ -1,4 +1,4 @@
-"""A policy: everything that turns an observation into an action, and that loads without JAX."""
+"""A policy: everything needed to turn an observation into an action, loadable without JAX."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
 class Policy:
     """Acts with NumPy alone; may be shared by threads.
 
-    A recurrent policy remembers what it saw: `act` keeps that inside, for one episode (or one batch of episodes) at a
-    time, and `reset` begins the next; threads share such a policy through `advance`, which keeps nothing.
+    A recurrent policy has a state. `act` keeps it inside, for one episode (or one batch of episodes) at a time, and
+    `reset` begins the next; threads share such a policy through `advance`, which takes and returns the state.
 
     Tensors: torso/<layer>/{kernel, bias, scale, embedding, ...}; head/{kernel, bias}, and head/log_std [A] for a
     gaussian; for a dueling head head/value/{kernel, bias} and head/advantage/{kernel, bias}; normalizer/{mean, var} in
@@ -55,24 +55,24 @@ class Policy:
     def is_recurrent(self) -> bool:
         """Whether an action depends on earlier observations of the same episode."""
         preprocessing = self.description.preprocessing
-        remembers = preprocessing is not None and preprocessing.is_stateful
-        return remembers or (self._forward is not None and bool(self._forward.plan.states))
+        is_stateful = preprocessing is not None and preprocessing.is_stateful
+        return is_stateful or (self._forward is not None and bool(self._forward.plan.states))
 
     def act(self, observation: Any, deterministic: bool = True, rng: np.random.Generator | None = None) -> Any:
-        """What the environment takes, for one observation or a batch [B, ...]; a Discrete action is a plain int.
+        """The action for one observation, or those for a batch [B, ...]; a Discrete action is a plain int.
 
-        A recurrent policy takes the observations of an episode in their order: call `reset` before the next one.
-        `deterministic` takes the best action instead of drawing one. A random policy has no best: it always draws.
+        A recurrent policy takes the observations of an episode in order; call `reset` before the next episode.
+        `deterministic` takes the best action instead of sampling one. A random policy has none, so it always samples.
         """
         observations, is_batch = self._coerce(observation)
         self._check_finite(observations)
-        actions, _, state = self._act(observations, self._remembered(len(observations)), deterministic, rng)
+        actions, _, state = self._act(observations, self._kept_state(len(observations)), deterministic, rng)
         if self.is_recurrent:
             self._state = state
         return actions if is_batch else _one(actions, self.description.action)
 
     def reset(self, ended: Any = None) -> None:
-        """Begins a new episode: `act` forgets what came before, in all rows or where `ended` [B] holds."""
+        """Begins a new episode: clears the state that `act` keeps, in all rows or in those with `ended` [B]."""
         if ended is None or self._state is None:
             self._state = None
             return
@@ -80,7 +80,7 @@ class Policy:
         self._state = {name: each * kept.reshape(-1, *(1,) * (each.ndim - 1)) for name, each in self._state.items()}
 
     def initial_state(self, lead: tuple[int, ...] = ()) -> State:
-        """What a recurrent policy remembers before an episode: zeros [*lead, ...] by name; {} for any other."""
+        """The state of a recurrent policy before an episode: zeros [*lead, ...] by name; {} for any other policy."""
         state: State = {} if self._forward is None else dict(self._forward.initial_state(lead))
         preprocessing = self.description.preprocessing
         if preprocessing is not None and preprocessing.is_stateful:
@@ -91,9 +91,9 @@ class Policy:
     def advance(
         self, observations: Any, state: State, deterministic: bool = True, rng: np.random.Generator | None = None
     ) -> tuple[np.ndarray, State]:
-        """`act` without a memory of its own: (actions, the state after) of observations [B, ...] after `state`.
+        """`act` as a pure function: (actions, next state) for observations [B, ...] and `state`.
 
-        Begin with `initial_state((B,))`, and put its rows in place of those whose episode has ended.
+        Begin with `initial_state((B,))`, and replace the rows of ended episodes by its rows.
         """
         actions, _, after = self._act(self._coerce(observations)[0], state, deterministic, rng)
         return actions, after
@@ -101,7 +101,7 @@ class Policy:
     def advance_with_outputs(
         self, observations: Any, state: State, deterministic: bool = True, rng: np.random.Generator | None = None
     ) -> tuple[np.ndarray, np.ndarray, State]:
-        """(actions, the head's outputs [B, outputs] that they follow from, the state after): `advance`, and more."""
+        """(actions, the head's outputs [B, outputs], next state): `advance`, with the outputs behind the actions."""
         return self._act(self._coerce(observations)[0], state, deterministic, rng)
 
     def outputs(self, observations: Any) -> np.ndarray:
@@ -112,12 +112,12 @@ class Policy:
         return self._outputs(seen, {}, self._weights)[0]
 
     def outputs_after(self, observations: Any, state: State) -> tuple[np.ndarray, State]:
-        """(the head's outputs [B, outputs], the state after) of raw observations [B, ...] that come after `state`."""
+        """(the head's outputs [B, outputs], next state) for raw observations [B, ...] and `state`."""
         seen, state = self._preprocessed(self._coerce(observations)[0], state)
         return self._outputs(seen, state, self._weights)
 
     def replace(self, tensors: Mapping[str, Any]) -> None:
-        """Takes copies of new tensors of the same names and shapes; other threads see all of them or none."""
+        """Replaces the tensors by copies of new ones, same names and shapes; other threads see all of them or none."""
         self._weights = self._prepare(tensors)
 
     def save(self, folder: Path | str) -> Path:
@@ -132,7 +132,7 @@ class Policy:
         return export(self, Path(path))
 
     def _prepare(self, tensors: Mapping[str, Any]) -> _Weights:
-        """Checks and copies the tensors, and computes what acting needs of them."""
+        """Checks and copies the tensors, and derives from them what acting needs."""
         copies: dict[str, np.ndarray] = {}
         for name, shape in self._shapes.items():
             if name not in tensors:
@@ -157,7 +157,7 @@ class Policy:
     def _act(
         self, observations: np.ndarray, state: State, deterministic: bool, rng: np.random.Generator | None
     ) -> tuple[np.ndarray, np.ndarray, State]:
-        """(actions [B, ...] as the environment takes them, the head's outputs, the state after)."""
+        """(actions [B, ...] as the environment takes them, the head's outputs, next state)."""
         space, head, weights = self.description.action, self.description.head, self._weights
         observations, state = self._preprocessed(observations, state)
         outputs, state = self._outputs(observations, state, weights)
@@ -199,7 +199,7 @@ class Policy:
         return value + _centred(advantage, self.description.action), state
 
     def _preprocessed(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:
-        """(what the network sees of raw observations [B, ...], the state after)."""
+        """(the network's input from raw observations [B, ...], next state)."""
         preprocessing = self.description.preprocessing
         if preprocessing is None:
             return observations, state
@@ -210,11 +210,11 @@ class Policy:
             name.removeprefix(STATE_PREFIX): each for name, each in state.items() if name.startswith(STATE_PREFIX)
         }
         seen, after = preprocessing(observations, before, ~state[EPISODE_BEGUN])
-        remembered = {STATE_PREFIX + name: each for name, each in after.items()}
-        return seen, state | remembered | {EPISODE_BEGUN: np.ones(len(observations), bool)}
+        after_by_name = {STATE_PREFIX + name: each for name, each in after.items()}
+        return seen, state | after_by_name | {EPISODE_BEGUN: np.ones(len(observations), bool)}
 
-    def _remembered(self, rows: int) -> State:
-        """What `act` knows of the episodes so far; episodes begin where it knows nothing."""
+    def _kept_state(self, rows: int) -> State:
+        """The state that `act` has kept, or the initial one."""
         if self._state is None:
             return self.initial_state((rows,))
         known = len(next(iter(self._state.values())))
@@ -233,8 +233,8 @@ class Policy:
                 )
 
     def _check_finite(self, observations: np.ndarray) -> None:
-        """Refuses NaN and infinity, for which any action would come out."""
-        # Not in _coerce: a server looks at the numbers of a request when it reads them.
+        """Refuses NaN and infinity, whose actions would be meaningless."""
+        # Not in _coerce, since a server checks the numbers of a request when it reads them.
         if self._dtype.kind == "f" and 0 in np.isfinite(observations).tobytes():
             bad = observations[~np.isfinite(observations)][0]
             raise UserError(f"an observation must hold finite numbers, but this one has {bad} in it")
@@ -265,7 +265,7 @@ class Policy:
 
 
 class _Weights(NamedTuple):
-    """One generation of tensors and what was computed from them, swapped as a whole."""
+    """One version of the tensors and the values derived from them, replaced as a whole."""
 
     tensors: dict[str, np.ndarray]
     layers: Layers | None
@@ -288,7 +288,7 @@ def load_policy(path: Path | str, *, allow_modules: str | Iterable[str] | Allowe
     except ModuleNotAllowed:
         raise
     except Exception as error:
-        # Whoever wrote the file may have described anything, in any way that the code below it does not expect.
+        # A forged description can fail anywhere in the code that reads it.
         raise UserError(f"{stored.file} holds a description that cannot be understood: {error}") from error
     policy_folder.check_manifest(stored, description)
     return policy
@@ -303,7 +303,7 @@ def _centred(advantages: np.ndarray, space: Space) -> np.ndarray:
 
 
 def _kind(space: Space) -> str:
-    """`Box(4,)`, `Discrete(2)`: a space in a word."""
+    """A space in a word, such as `Box(4,)` or `Discrete(2)`."""
     if isinstance(space, Discrete):
         return f"Discrete({space.n})"
     return f"Box{space.shape}" if isinstance(space, Box) else f"MultiDiscrete{tuple(space.nvec)}"
@@ -320,7 +320,7 @@ def _input_dtype(space: Space) -> np.dtype:
 
 
 def _cast(given: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The same numbers in another type; a ValueError where whole numbers would become others without a word."""
+    """The same numbers in another type; a ValueError if that would change whole numbers."""
     with np.errstate(invalid="ignore"):
         array = given.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(array, given):
@@ -329,7 +329,7 @@ def _cast(given: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _check_range(array: np.ndarray, space: Discrete | MultiDiscrete) -> None:
-    """Refuses choices that do not exist, which would otherwise act like no observation at all."""
+    """Refuses choices that do not exist, whose one-hot vectors would be all zeros."""
     first = space.start if isinstance(space, Discrete) else 0
     end = first + space.n if isinstance(space, Discrete) else np.asarray(space.nvec)
     if np.any(array < first) or np.any(array >= end):

@@ -23,17 +23,17 @@ DESCRIPTION_FILE = "policy.json"
 
 
 class StoredPolicy(NamedTuple):
-    """What policy.safetensors holds."""
+    """The content of policy.safetensors."""
 
     file: Path
     description: str
-    """JSON, as it was written: nobody has looked at it yet."""
+    """JSON as it was written, not validated yet."""
     tensors: dict[str, np.ndarray]
     sha256: str
 
 
 def write(folder: Path, description: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
-    """Writes both files into `folder`; a reader gets the old policy or the new one, never a mixture."""
+    """Writes both files into `folder`; a reader gets the old policy or the new one, never a mixture of them."""
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(description, sort_keys=True)
@@ -43,7 +43,7 @@ def write(folder: Path, description: dict[str, Any], tensors: dict[str, np.ndarr
 
 
 def read(path: Path) -> StoredPolicy:
-    """The policy in a folder, beside a policy.json, or in a run folder (its policy/); UserError where it is damaged."""
+    """The policy in a folder, beside a policy.json, or in a run folder (its policy/); UserError if it is damaged."""
     file = _policy_folder(path) / TENSORS_FILE
     try:
         data = file.read_bytes()
@@ -60,7 +60,7 @@ def read(path: Path) -> StoredPolicy:
 
 
 def check_manifest(stored: StoredPolicy, description: dict[str, Any]) -> None:
-    """Refuses a policy.json that was changed by hand; one with another checksum is left from an interrupted save."""
+    """Refuses a policy.json that was edited by hand; one with another checksum remains from an interrupted save."""
     file = stored.file.with_name(DESCRIPTION_FILE)
     try:
         manifest = json.loads(file.read_bytes())

@@ -1,4 +1,4 @@
-"""What is done to observations before the network sees them and to rewards before the agent does, for NumPy and JAX.
+"""Preprocessing of observations for the network and of rewards for the agent, for NumPy and JAX.
 
 | stage                 | one observation becomes                                                 | bytes stay bytes  |
 |-----------------------|-------------------------------------------------------------------------|-------------------|
@@ -6,10 +6,10 @@
 | grayscale             | the weighted sum of its colours                                         | yes, rounded      |
 | sequence              | the last few observations together, oldest first                        | yes               |
 | flatten, expand_dims  | the same numbers in another shape                                       | yes               |
-| divide by 255         | nothing, where all stages keep bytes: the network divides those by 255  | yes               |
-| divide, clip          | each number divided or held within bounds                               | no: float32       |
+| divide by 255         | unchanged if all stages keep bytes, which the network divides by 255    | yes               |
+| divide, clip          | each number divided or clipped to bounds                                | no: float32       |
 | standardize           | each number minus their mean, by their deviation                        | no: float32       |
-| normalize             | its numbers from 0 to 1                                                 | no: float32       |
+| normalize             | its numbers scaled to 0 .. 1                                            | no: float32       |
 | running_standardize   | left to the agent, which keeps the statistics: see `normalizes`         | no: float32       |
 """
 
@@ -30,9 +30,9 @@ from steppe.specs.learning import preprocessing as spec
 from steppe.specs.spaces import Box, Space, from_json, to_json
 
 EPSILON = np.float32(1e-6)
-"""The least deviation, and what is added to a range, so that equal numbers divide by more than 0."""
+"""The least deviation, and the number added to a range, which prevents a division by 0 for equal numbers."""
 BYTE_SCALE = 255.0
-"""What a network divides bytes by: see `steppe.policies.encoding.Encoding`."""
+"""The divisor of bytes in a network: see `steppe.policies.encoding.Encoding`."""
 MOST_STRIDED_COPIES = 32
 STATE_PREFIX = "seen/"
 """Precedes the names of the preprocessing's arrays in the state of a policy: see `Policy.initial_state`."""
@@ -40,22 +40,22 @@ EPISODE_BEGUN = "anything"
 """The name of one more part of that state: whether the episode has begun."""
 
 State = dict[str, Any]
-"""What the sequences hold of each environment: arrays [N, ...]."""
+"""The frames that sequences keep of each environment: arrays [N, ...]."""
 
 Average = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The stages for observations of one space; pure, and equal where stages and space are."""
+    """The stages for observations of one space; pure, and equal if stages and space are."""
 
     stages: spec.PreprocessingSpec
     observation: Space
-    """What environments give."""
+    """The space of the environment."""
     space: Space = field(init=False, compare=False)
-    """What the agent gets."""
+    """The space for the agent."""
     operations: tuple[Operation, ...] = field(init=False, compare=False, repr=False)
-    """The stages as they are carried out, which may be fewer."""
+    """The stages as they are executed, some of them merged."""
 
     def __post_init__(self) -> None:
         operations, space = _plan(self.stages.root, self.observation)
@@ -64,13 +64,13 @@ class Preprocessing:
 
     @property
     def stacked_frames(self) -> tuple[int, int] | None:
-        """(how many frames come out together, along which axis), where a sequence is the last stage."""
+        """(number of stacked frames, their axis) if the last stage is a sequence, else None."""
         last = self.operations[-1] if self.operations else None
         return (last.length, -1) if isinstance(last, Stack) else None
 
     @property
     def normalizes(self) -> bool:
-        """Whether the agent is to normalise, by running statistics, what comes out."""
+        """Whether the agent must normalise the results by running statistics."""
         return any(isinstance(stage, spec.RunningStandardize) for stage in self.stages.root)
 
     @property
@@ -79,14 +79,14 @@ class Preprocessing:
         return any(isinstance(operation, Stack) for operation in self.operations)
 
     def initial(self, lead: tuple[int, ...]) -> State:
-        """The state before the first observation, leaves [*lead, ...]; {} where no stage needs any."""
+        """The state before the first observation, leaves [*lead, ...]; {} if no stage has a state."""
         stacks = (operation for operation in self.operations if isinstance(operation, Stack))
         return {stack.name: np.zeros((*lead, *stack.shape), stack.dtype) for stack in stacks}
 
     def __call__(self, observations: Any, state: State, is_first: Any, xp: Any = np) -> tuple[Any, State]:
-        """observations [N, ...] -> [N, *space.shape], and the state after them; neither may be changed in place.
+        """Observations [N, ...] -> ([N, *space.shape], next state); neither may be changed in place.
 
-        `is_first`, bool [N], says where an episode begins: there the state counts for nothing.
+        `is_first`, bool [N], marks the first observations of episodes, for which the state is ignored.
         """
         if not self.operations:
             return observations, {}
@@ -119,18 +119,18 @@ class RewardPreprocessing:
 
     @property
     def normalizes(self) -> bool:
-        """Whether the agent is to scale what comes out by the running deviation of the return."""
+        """Whether the agent must scale the results by the running deviation of the return."""
         return any(isinstance(stage, spec.RunningStandardize) for stage in self.stages.root)
 
     @property
     def spans_rollout(self) -> bool:
-        """Whether a result depends on all rewards of its rollout, which only agents that learn from rollouts have."""
+        """Whether a result depends on all rewards of its rollout, so that the agent must learn from rollouts."""
         return any(isinstance(stage, spec.Standardize) for stage in self.stages.root)
 
     def __call__(self, rewards: Any, xp: Any = np, average: Average | None = None) -> Any:
-        """Rewards [T, N] of a rollout -> float32 [T, N]; any shape where it does not span the rollout.
+        """Rewards [T, N] of a rollout -> float32 [T, N]; any shape unless it spans the rollout.
 
-        `average` takes the mean over all devices, where the rollout is spread over several.
+        `average` takes the mean over all devices if the rollout is spread over several.
         """
         x = xp.asarray(rewards).astype(np.float32)
         for stage in self.stages.root:
@@ -146,7 +146,7 @@ class RewardPreprocessing:
 
 @dataclass(frozen=True)
 class Stack:
-    """A sequence: keeps the last `length` frames [N, *frame] of each environment together, [N, *shape]."""
+    """A sequence: stacks the last `length` frames [N, *frame] of each environment to [N, *shape]."""
 
     name: str
     frame: Shape
@@ -156,12 +156,12 @@ class Stack:
 
     @property
     def shape(self) -> Shape:
-        """Of one stack."""
+        """The shape of one stack."""
         lead, last = (self.frame, 1) if self.adds_axis else (self.frame[:-1], self.frame[-1])
         return (*lead, last * self.length)
 
     def __call__(self, frames: Any, before: Any, is_first: Any, xp: Any = np) -> Any:
-        """The stacks [N, *shape] after the next frames; copies of its own frame where an episode begins."""
+        """The stacks [N, *shape] with the next frames; at the beginning of an episode, copies of its first frame."""
         frames = frames[..., None] if self.adds_axis else frames
         width = frames.shape[-1]
         if xp is not np:
@@ -193,7 +193,7 @@ class Reshape:
 
 @dataclass(frozen=True)
 class Scale:
-    """Floats, divided by `scale`."""
+    """Converts to floats, divided by `scale`."""
 
     scale: float
 
@@ -205,7 +205,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Hold:
-    """Floats, held within bounds."""
+    """Converts to floats, clipped to bounds."""
 
     low: float
     high: float
@@ -217,7 +217,7 @@ class Hold:
 
 @dataclass(frozen=True)
 class Center:
-    """Floats with mean 0 and deviation 1 in each observation."""
+    """Converts to floats with mean 0 and deviation 1 in each observation."""
 
     def __call__(self, x: Any, xp: Any = np) -> Any:
         """[N, ...] -> float32 [N, ...]."""
@@ -226,7 +226,7 @@ class Center:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Floats from 0 to 1 in each observation."""
+    """Converts to floats scaled to 0 .. 1 in each observation."""
 
     def __call__(self, x: Any, xp: Any = np) -> Any:
         """[N, ...] -> float32 [N, ...]."""
@@ -240,7 +240,7 @@ Operation = Resampling | Stack | Reshape | Scale | Hold | Center | Stretch
 
 
 def _plan(stages: tuple[spec.Stage, ...], space: Space) -> tuple[tuple[Operation, ...], Space]:
-    """The operations and the space after them; a stage that cannot take what it gets is a SpecError that names it."""
+    """The operations and the space of their results; raises a SpecError that names the stage if one does not fit."""
     if not stages:
         return (), space
     if not isinstance(space, Box):
@@ -271,7 +271,7 @@ def _dtype(space: Space) -> str:
 
 
 def _stay_bytes(stages: tuple[spec.Stage, ...]) -> bool:
-    """Whether bytes can stay bytes through all stages, with a division by 255 left to the network."""
+    """Whether bytes can stay bytes through all stages, if the network does the division by 255."""
     for stage in stages:
         match stage:
             case spec.Divide() if stage.scale != BYTE_SCALE:
@@ -312,7 +312,7 @@ def _operation(index: int, stage: spec.Stage, space: Box) -> tuple[Operation, Bo
                 refuse(index, stage, "makes 0 of every observation that is a single number", way_out)
             if isinstance(stage, spec.Normalize):
                 return Stretch(), Box(space.shape, (0.0,), (1.0,))
-            # One number differs from n - 1 equal ones: no other set of numbers has a larger deviation.
+            # The extreme case is one number that differs from n - 1 equal ones.
             largest = sqrt(space.size - 1)
             return Center(), Box(space.shape, (-largest,), (largest,))
         case spec.RunningStandardize():
@@ -334,7 +334,7 @@ def _alone(x: Any) -> Any:
 
 
 def _copy_columns(source: np.ndarray, target: np.ndarray) -> None:
-    """Copies [..., width]: a few long strided copies are many times quicker than a short one for each pixel."""
+    """Copies [..., width]: a few long strided copies are many times faster than a short one for each pixel."""
     if source.ndim == 2 or source.shape[-1] > MOST_STRIDED_COPIES:
         target[...] = source
         return

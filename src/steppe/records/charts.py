@@ -1,4 +1,4 @@
-"""Line charts as inline SVG: no script, no request, colours from the page's style, a readout under the pointer."""
+"""Line charts as inline SVG, without scripts or requests: colours come from the page's style, readouts on hover."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Frame:
-    """The size of a chart in its own units and what surrounds the plotted area."""
+    """The size and margins of a chart, in its own units."""
 
     name: str
     width: float
@@ -23,13 +23,13 @@ class Frame:
     top: float = 14
     bottom: float = 40
     across: int = 8
-    """About how many ticks the x axis has."""
+    """The approximate number of ticks on the x axis."""
     up: int = 5
-    """About how many ticks the y axis has."""
+    """The approximate number of ticks on the y axis."""
     strips: int = 90
-    """How many places along x answer to the pointer."""
+    """The number of hover areas along x."""
     is_named: bool = True
-    """Whether the axes say what they measure."""
+    """Whether the axes have labels."""
 
 
 LARGE = Frame("large", 920, 340)
@@ -39,7 +39,7 @@ SMALL = Frame("little", 300, 150, left=44, right=10, top=8, bottom=22, across=4,
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn: one line of (x, y), points beside it, and a level to reach, the last two where there are any."""
+    """The content of a chart: one line of (x, y), and optionally marked points and a goal."""
 
     name: str
     line: Sequence[Point]
@@ -49,11 +49,11 @@ class Chart:
     marks_name: str = ""
     goal: float | None = None
     x_end: float = 0.0
-    """The x axis goes from 0 at least to here, so that charts of one run can be compared."""
+    """The least end of the x axis, which begins at 0, so that charts of one run can be compared."""
 
 
 def draw(chart: Chart, *frames: Frame) -> str:
-    """The chart as an <svg> element for each frame, or a sentence where there is nothing to draw."""
+    """The chart as an <svg> element for each frame, or a sentence if there is nothing to draw."""
     line, marks = (
         [p for p in points if math.isfinite(p[0]) and math.isfinite(p[1])] for points in (chart.line, chart.marks)
     )
@@ -65,7 +65,7 @@ def draw(chart: Chart, *frames: Frame) -> str:
 def ticks(low: float, high: float, about: int, widen: bool = True) -> list[float]:
     """About `about` round numbers (steps of 1, 2 or 5 times a power of ten) from `low` to `high`.
 
-    With `widen` the first and the last lie at or outside the range, so that they can bound an axis.
+    With `widen` the first and the last enclose the range, so that they can bound an axis.
     """
     if high <= low:
         reach = abs(low) * 0.1 or 1.0
@@ -84,7 +84,7 @@ def ticks(low: float, high: float, about: int, widen: bool = True) -> list[float
 
 
 def short(value: float) -> str:
-    """A number as an axis says it: 50k, 1.5M, 0.25, 1e-5."""
+    """A number in the short form of an axis: 50k, 1.5M, 0.25, 1e-5."""
     if value == 0:
         return "0"
     size = abs(value)
@@ -98,7 +98,7 @@ def short(value: float) -> str:
 
 
 def thin(points: Sequence[Point], most: int) -> list[Point]:
-    """At most `most` of the points in their order: the lowest and the highest of each stretch, so no spike is lost."""
+    """At most `most` of the points, in order: the lowest and highest of each interval, so that no spike is lost."""
     if len(points) <= most:
         return list(points)
     size = 2 * len(points) / (most - 2)
@@ -199,7 +199,7 @@ def _marks(points: list[Point], scale: _Scale) -> list[str]:
 
 
 def _readouts(chart: Chart, line: list[Point], frame: Frame, scale: _Scale) -> list[str]:
-    """A strip of the chart for every few points: over it, a hair line, the point and its numbers show."""
+    """A hover area for every few points, which shows a vertical line, the point and its numbers."""
     if not line:
         return []
     every = math.ceil(len(line) / frame.strips)

@@ -1,7 +1,7 @@
-"""Checkpoints: everything a run needs to go on, in `checkpoints/<timestep>/{state.safetensors,state.json}`.
+"""Checkpoints: everything that a run needs to continue, in `checkpoints/<timestep>/{state.safetensors,state.json}`.
 
-A checkpoint is written under a temporary name, forced to the disk and renamed, so it is there whole or not at all.
-`state.json` holds the size and sha256 of the arrays and a sha256 of itself, so damage is found when it is loaded.
+A checkpoint is written under a temporary name, synced to the disk and renamed, so that it exists as a whole or not at
+all. `state.json` holds the size and sha256 of the arrays and a sha256 of itself, so that loading detects damage.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ VERSION = 1
 ARRAYS = "state.safetensors"
 MANIFEST = "state.json"
 KEPT = 3
-"""How many checkpoints of a run are kept."""
+"""The number of checkpoints kept for a run."""
 
-_SHELF = "checkpoints"
-# A checkpoint that is being replaced by another of the same timestep steps aside under this name until that is safe.
+_FOLDER = "checkpoints"
+# The old checkpoint of a timestep keeps this name until a new one of the same timestep has replaced it.
 _REPLACED = ".replaced"
 _NAME = re.compile(rf"(0|[1-9]\d*)({re.escape(_REPLACED)})?")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved; `skipped` says, in sentences, which newer checkpoints could not be used and why."""
+    """A loaded checkpoint; `skipped` has a sentence for each newer one that could not be used."""
 
     timestep: int
     arrays: dict[str, np.ndarray]
@@ -59,16 +59,16 @@ def save(
 
     Arrays may have any shape, () and (0, ...) included. The manifest is kept as JSON: tuples come back as lists.
     """
-    shelf = Path(folder) / _SHELF
-    path = shelf / str(int(timestep))
+    checkpoints = Path(folder) / _FOLDER
+    path = checkpoints / str(int(timestep))
     contiguous = {name: _storable(name, array) for name, array in arrays.items()}
     with storing(path):
-        if not shelf.is_dir():
-            shelf.mkdir(exist_ok=True)  # never the run folder itself, which may have been moved
-            sync_folder(shelf.parent)
-        remove_leftovers(shelf)
-        _finish_replacements(shelf)
-        temporary = shelf / temporary_name(path.name)
+        if not checkpoints.is_dir():
+            checkpoints.mkdir(exist_ok=True)  # not the run folder itself, which may have been moved
+            sync_folder(checkpoints.parent)
+        remove_leftovers(checkpoints)
+        _finish_replacements(checkpoints)
+        temporary = checkpoints / temporary_name(path.name)
         try:
             temporary.mkdir()
             _write(temporary, int(timestep), contiguous, manifest)
@@ -76,19 +76,19 @@ def save(
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-    _prune(shelf, int(timestep), keep)
+    _prune(checkpoints, int(timestep), keep)
     return path
 
 
 def load_latest(folder: str | os.PathLike[str]) -> Checkpoint:
     """The newest checkpoint of the run in `folder` that is undamaged."""
-    shelf = Path(folder) / _SHELF
+    checkpoints = Path(folder) / _FOLDER
     skipped: list[str] = []
-    # A writer may prune or replace what was just listed; then the list is made again.
+    # A writer may prune or replace a listed checkpoint; then the list is made again.
     for _ in range(10):
         skipped = []
         vanished = False
-        for path in _candidates(shelf):
+        for path in _candidates(checkpoints):
             try:
                 return _load(path, skipped)
             except CheckpointError as damage:
@@ -97,35 +97,35 @@ def load_latest(folder: str | os.PathLike[str]) -> Checkpoint:
         if not vanished:
             break
     if not skipped:
-        raise CheckpointError(f"there is no checkpoint in {shelf}; start the experiment without resuming")
+        raise CheckpointError(f"there is no checkpoint in {checkpoints}; start the experiment without resuming")
     raise CheckpointError(
-        f"no checkpoint in {shelf} can be used ({'; '.join(skipped)}); start the experiment without resuming"
+        f"no checkpoint in {checkpoints} can be used ({'; '.join(skipped)}); start the experiment without resuming"
     )
 
 
 def latest_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """What the newest checkpoint says of itself, without its arrays; {} if there is none that can be read."""
-    for path in _candidates(Path(folder) / _SHELF):
+    """The manifest of the newest readable checkpoint, without its arrays; {} if there is none."""
+    for path in _candidates(Path(folder) / _FOLDER):
         with contextlib.suppress(CheckpointError, OSError):
             return dict(_read_manifest(path)["manifest"])
     return {}
 
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> list[int]:
-    """The timesteps that have a checkpoint, oldest first; whether each is undamaged is seen when it is loaded."""
-    return sorted({_timestep(path) for path in _candidates(Path(folder) / _SHELF)})
+    """The timesteps that have a checkpoint, oldest first; damage is only detected when one is loaded."""
+    return sorted({_timestep(path) for path in _candidates(Path(folder) / _FOLDER)})
 
 
 def size_of(checkpoint: Path) -> int:
-    """How many bytes a checkpoint has; 0 if it is gone."""
+    """The bytes of a checkpoint; 0 if it is gone."""
     with contextlib.suppress(OSError):
         return sum(file.stat().st_size for file in checkpoint.iterdir())
     return 0
 
 
 def total_size(folder: str | os.PathLike[str]) -> int:
-    """How many bytes all checkpoints of a run have."""
-    return sum(size_of(path) for path in _candidates(Path(folder) / _SHELF))
+    """The bytes of all checkpoints of a run."""
+    return sum(size_of(path) for path in _candidates(Path(folder) / _FOLDER))
 
 
 def _write(temporary: Path, timestep: int, arrays: dict[str, np.ndarray], manifest: Mapping[str, Any]) -> None:
@@ -140,7 +140,7 @@ def _write(temporary: Path, timestep: int, arrays: dict[str, np.ndarray], manife
         if code is None:
             raise CheckpointError(f"the state cannot be saved: {error}") from error
         raise storage_error(temporary.parent / str(timestep), int(code[1]), str(error)) from error
-    # safetensors makes its files private; the folder has the permissions the user's umask asks for.
+    # safetensors makes its files private; the folder has the permissions of the user's umask.
     file.chmod(temporary.stat().st_mode & 0o666)
     with file.open("rb") as stream:
         os.fsync(stream.fileno())
@@ -155,7 +155,7 @@ def _write(temporary: Path, timestep: int, arrays: dict[str, np.ndarray], manife
         "arrays": {"file": ARRAYS, "bytes": size, "sha256": digest},
         "manifest": manifest,
     }
-    # Through JSON once, so that the digest is of what a reader will see.
+    # Converted to JSON and back, so that the digest is of the content that a reader gets.
     content = json.loads(json.dumps(content, default=_plain))
     content["sha256"] = _digest(content)
     write_synced(temporary / MANIFEST, json.dumps(content, indent=1).encode())
@@ -178,8 +178,8 @@ def _publish(temporary: Path, path: Path) -> None:
         _discard(aside)
 
 
-def _finish_replacements(shelf: Path) -> None:
-    for aside in shelf.glob(f"*{_REPLACED}"):
+def _finish_replacements(checkpoints: Path) -> None:
+    for aside in checkpoints.glob(f"*{_REPLACED}"):
         path = aside.with_name(aside.name.removesuffix(_REPLACED))
         if path.is_dir():
             _discard(aside)
@@ -187,25 +187,25 @@ def _finish_replacements(shelf: Path) -> None:
             aside.rename(path)
 
 
-def _prune(shelf: Path, timestep: int, keep: int) -> None:
-    # Checkpoints beyond this timestep are left alone: damaged ones that a resume fell back from, or another run's.
-    upto = [path for path in _candidates(shelf) if _timestep(path) <= timestep]
+def _prune(checkpoints: Path, timestep: int, keep: int) -> None:
+    # Later checkpoints are kept: they may be damaged ones that a resume has skipped, or those of another run.
+    upto = [path for path in _candidates(checkpoints) if _timestep(path) <= timestep]
     for path in upto[max(keep, 1) :]:
         _discard(path)
 
 
 def _discard(path: Path) -> None:
-    # Renamed first: a crash while deleting must leave no half checkpoint under a checkpoint's name.
+    # Renamed first, since a crash while deleting must not leave a partial checkpoint under a valid name.
     doomed = path.with_name(temporary_name(path.name))
     with contextlib.suppress(OSError):
         path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _candidates(shelf: Path) -> list[Path]:
-    if not shelf.is_dir():
+def _candidates(checkpoints: Path) -> list[Path]:
+    if not checkpoints.is_dir():
         return []
-    found = [path for path in shelf.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    found = [path for path in checkpoints.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=lambda path: (_timestep(path), not path.name.endswith(_REPLACED)), reverse=True)
 
 
@@ -261,7 +261,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def _storable(name: str, array: Any) -> np.ndarray:
-    # safetensors writes from the array's address, so anything but row order would be saved as other numbers.
+    # safetensors copies memory from the array's address, so it needs row order.
     result = np.require(array, requirements="C")
     if result.dtype.kind not in "biufV" or result.dtype.hasobject:
         raise CheckpointError(f'"{name}" has numbers of type {result.dtype}, which a checkpoint cannot hold')

@@ -1,8 +1,8 @@
 """Demonstrations: timesteps of good episodes, in one safetensors file that any program can read or write.
 
-Arrays, each [M, ...] in order of time, episode after episode: observations and next_observations as the environment
-shows them, actions as it takes them, rewards (float32), terminated and truncated (bool). The header holds the format,
-its version, a description (environment, spaces, episodes, mean_return) and one checksum over all of it.
+The arrays are [M, ...] in order of time, episode after episode: observations and next_observations of the environment,
+actions as it takes them, rewards (float32), terminated and truncated (bool). The header holds the format, its version,
+a description (environment, spaces, episodes, mean_return) and one checksum over all of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ARRAYS = ("observations", "actions", "rewards", "terminated", "truncated", "next
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Whole episodes, and where they were played."""
+    """Whole episodes of an environment."""
 
     environment: str
     observation: Space
@@ -37,7 +37,7 @@ class Demonstrations:
     arrays: dict[str, np.ndarray]
     """The ARRAYS by name, each [M, ...]."""
     mean_return: float
-    """Of the episodes, not discounted."""
+    """The mean undiscounted return of the episodes."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -47,11 +47,11 @@ class Demonstrations:
 
     @property
     def ended(self) -> np.ndarray:
-        """Bool [M]: the timesteps that end an episode (or, where lives are counted, a life)."""
+        """Bool [M]: the timesteps that end an episode, or a life if those count."""
         return self.arrays["terminated"] | self.arrays["truncated"]
 
     def save(self, path: Path | str) -> Path:
-        """Writes one file; a reader finds all of it or what was there before."""
+        """Writes one file; a reader finds the old content or all of the new."""
         path = Path(path)
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ class Demonstrations:
         return path
 
     def fitting(self, observation: Space, action: Space, where: str) -> Demonstrations:
-        """Itself, or a UserError where an environment's spaces are others."""
+        """Itself; raises a UserError if an environment has other spaces."""
         for what, own, wanted in (("observations", self.observation, observation), ("actions", self.action, action)):
             if form(own) != form(wanted):
                 raise UserError(
@@ -77,7 +77,7 @@ class Demonstrations:
         return self
 
     def first(self, timesteps: int) -> Demonstrations:
-        """No more than so many timesteps; an episode that does not fit is cut, and counts as truncated there."""
+        """At most the first `timesteps`; an episode that does not fit is cut and counts as truncated."""
         if timesteps >= len(self):
             return self
         arrays = {name: array[:timesteps].copy() for name, array in self.arrays.items()}
@@ -85,7 +85,7 @@ class Demonstrations:
         return Demonstrations(self.environment, self.observation, self.action, arrays, self.mean_return)
 
     def seen_through(self, preprocessing: Preprocessing) -> tuple[np.ndarray, np.ndarray]:
-        """(observations, next_observations) as preprocessing shows them to an agent, [M, ...]."""
+        """(observations, next_observations) after an agent's preprocessing, [M, ...]."""
         shown, following = [], []
         starts = np.concatenate([[True], self.ended[:-1]])
         state = preprocessing.initial((1,))
@@ -99,7 +99,7 @@ class Demonstrations:
 
 
 def find(name: str) -> Path:
-    """The file of that name: an absolute path, or one from the current folder, or else from the project around it."""
+    """The file of that name: an absolute path, or one relative to the current folder or else to its project."""
     here = Path.cwd()
     project = find_project(here)
     folders = [here] if project in (None, here) else [here, project]
@@ -112,24 +112,24 @@ def find(name: str) -> Path:
 
 
 def load_named(name: str) -> Demonstrations:
-    """Those of the file that an experiment names: the one that came along with it, or else one of this machine."""
+    """Those that an experiment names: from the file that accompanies it, or else from one on this machine."""
     data = bundles.unpack(name)
-    return load(find(name)) if data is None else _understood(data, name)
+    return load(find(name)) if data is None else _parsed(data, name)
 
 
 def load(path: Path | str) -> Demonstrations:
-    """The demonstrations in a file; UserError where it is none, damaged, or from a later Steppe."""
+    """The demonstrations in a file; UserError if it holds none, is damaged, or is from a later Steppe."""
     path = Path(path)
     shown = shown_path(path)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise StorageError(f"cannot read {shown}: {(error.strerror or str(error)).lower()}") from error
-    return _understood(data, shown)
+    return _parsed(data, shown)
 
 
-def _understood(data: bytes, shown: str) -> Demonstrations:
-    """The demonstrations that these bytes are, of a file that messages call `shown`."""
+def _parsed(data: bytes, shown: str) -> Demonstrations:
+    """The demonstrations in the content of a file that messages call `shown`."""
     try:
         metadata, arrays = parse(data)
     except ValueError as error:
@@ -142,7 +142,7 @@ def _understood(data: bytes, shown: str) -> Demonstrations:
         environment, mean_return = str(about["environment"]), float(about["mean_return"])
         spaces = from_json(about["observation"]), from_json(about["action"])
     except Exception as error:
-        # Whoever wrote the file may have described anything.
+        # A forged description can fail anywhere.
         raise UserError(f"{shown} holds a description that cannot be understood: {error}") from error
     try:
         return Demonstrations(environment, *spaces, arrays, mean_return)
@@ -151,7 +151,7 @@ def _understood(data: bytes, shown: str) -> Demonstrations:
 
 
 def form(space: Space) -> Any:
-    """What two spaces must have in common; bounds may be written with other digits."""
+    """The properties of a space that must agree; bounds may differ in rounding."""
     match space:
         case Box():
             return "box", space.shape, space.dtype == "uint8"
@@ -162,7 +162,7 @@ def form(space: Space) -> Any:
 
 
 def _check(demonstrations: Demonstrations) -> None:
-    """Everything that learning relies on."""
+    """Checks everything that learning relies on."""
     arrays, count = demonstrations.arrays, len(demonstrations.arrays.get("rewards", ()))
     if set(arrays) != set(ARRAYS):
         raise UserError(f"demonstrations have the arrays {', '.join(ARRAYS)}, not {', '.join(sorted(arrays))}")

@@ -1,4 +1,4 @@
-"""What a policy is worth: the returns of whole episodes that it has played, and the figures that tell of them."""
+"""The evaluation of a policy: the returns of whole episodes, and statistics of them."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ import numpy as np
 from steppe.files.durable import write_atomically
 
 FILE = "evaluation.json"
-"""What the evaluation at the end of a run is called in its folder."""
+"""The file of the final evaluation in a run folder."""
 FORMAT = "steppe-evaluation"
 VERSION = 1
 RESAMPLES = 2000
-"""How many times the returns are drawn anew for the interval of their mean."""
+"""The number of bootstrap samples for the interval of the mean."""
 CONFIDENCE = 0.95
-"""How often an interval that is made in this way should hold the true mean."""
+"""The confidence level of the interval."""
 _DRAWN_AT_ONCE = 1_000_000
 _FIGURES = ("episodes", "seed", "greedy", "mean", "deviation", "iqm", "interval", "min", "max", "mean_length")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Whole episodes that a policy played beside all training, and their figures.
+    """Whole episodes that a policy played outside of training, and statistics of their returns.
 
-    A return is the sum of an episode's rewards: not discounted, and not clipped or scaled for the learner.
+    A return is the sum of an episode's rewards, neither discounted nor clipped or scaled for the learner.
     """
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
-    """In timesteps, as decisions of the policy."""
+    """In timesteps, which are decisions of the policy."""
     seed: int
     greedy: bool
-    """Whether the best action was taken instead of a drawn one."""
+    """Whether the best action was taken instead of a sampled one."""
     environment: str
     timestep: int
-    """After how many timesteps of training the policy was saved."""
+    """The timestep of training at which the policy was saved."""
 
     @property
     def episodes(self) -> int:
-        """How many were played."""
+        """The number of episodes."""
         return len(self.returns)
 
     @property
@@ -65,17 +65,17 @@ class Evaluation:
 
     @cached_property
     def interval(self) -> tuple[float, float]:
-        """The 95% percentile bootstrap interval of the mean; its draws follow from the seed."""
+        """The 95% percentile bootstrap interval of the mean, reproducible by the seed."""
         return bootstrap_interval(self.returns, self.seed)
 
     @property
     def min(self) -> float:
-        """The least return."""
+        """The lowest return."""
         return float(np.min(self.returns))
 
     @property
     def max(self) -> float:
-        """The largest return."""
+        """The highest return."""
         return float(np.max(self.returns))
 
     @property
@@ -84,7 +84,7 @@ class Evaluation:
         return float(np.mean(self.lengths))
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure, and every return and length."""
+        """All statistics, returns and lengths."""
         figures = {name: getattr(self, name) for name in _FIGURES} | {"interval": list(self.interval)}
         played = {"environment": self.environment, "timestep": self.timestep}
         return played | figures | {"returns": list(self.returns), "lengths": list(self.lengths)}
@@ -92,13 +92,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """What a run has found out at its end: what its last and its best policy are worth on the same episodes."""
+    """The evaluation at the end of a run, of its last and its best policy on the same episodes."""
 
     last: Evaluation
     best: Evaluation | None
-    """None where the best policy is the last one, or was not evaluated."""
+    """None if the best policy is the last one, or was not evaluated."""
     handed_out: Literal["last", "best"]
-    """Which of them is in policy/."""
+    """The one in policy/."""
 
     def write(self, folder: Path) -> None:
         """Writes evaluation.json into the run folder."""
@@ -112,7 +112,7 @@ class FinalEvaluation:
         write_atomically(folder / FILE, json.dumps(data, indent=1) + "\n")
 
     def to_status(self) -> dict[str, Any]:
-        """What status.json says of it, which is what `records.scores` reads."""
+        """The entry in status.json, which `Score.read` reads."""
         shown = self.best if self.handed_out == "best" and self.best is not None else self.last
         return {
             "mean": shown.mean,
@@ -126,7 +126,7 @@ class FinalEvaluation:
 
 
 def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float]:
-    """The percentile bootstrap interval of a mean (Efron 1979): how it varies over samples drawn from the values."""
+    """The percentile bootstrap interval of a mean (Efron 1979), from resamples of the values."""
     given = np.asarray(values, float)
     rng = np.random.default_rng([seed, len(given)])
     rows = max(1, _DRAWN_AT_ONCE // len(given))

@@ -1,4 +1,4 @@
-"""What status.json says of a run's newest evaluation."""
+"""A run's newest evaluation, as in status.json."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ LARGEST = 1e300
 
 
 class Score(NamedTuple):
-    """The newest evaluation of a run, as its status tells it: one on the way, or that at its end."""
+    """The newest evaluation of a run: one during training, or the final one."""
 
     mean: float
-    """Of the policy that is handed out, once the run has ended."""
+    """The mean return, at the end of a run that of the policy in policy/."""
     episodes: int
     timestep: int
     interval: tuple[float, float] | None = None
-    """Of an evaluation at the end."""
+    """The 95% interval of the mean; final evaluations only."""
     policy: str | None = None
-    """ "last" or "best", of an evaluation at the end."""
+    """ "last" or "best"; final evaluations only."""
     last: float | None = None
     best: float | None = None
 
     @classmethod
     def read(cls, data: Any) -> Score | None:
-        """None where there was no evaluation, or nothing that this version understands."""
+        """Parses the entry; None if there is none that this version understands."""
         if not isinstance(data, dict):
             return None
         mean, last, best = (finite_number(data.get(name)) for name in ("mean", "last", "best"))

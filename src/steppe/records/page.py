@@ -1,4 +1,4 @@
-"""The report's page around its content: style, skeleton, tables, numbers as people say them; all text is escaped."""
+"""Parts of the report's page: tables, tiles, and numbers in readable form; all text is escaped."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _SHORT_FORMS = {"kl": "KL", "td": "TD"}
 
 
 def document(title: str, body: str) -> str:
-    """A whole page, page.html around its content, that asks the network for nothing and whose policy forbids it to."""
+    """The whole page from page.html, whose content security policy forbids all requests."""
     page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     before, after = page.split("{body}")
     return before.replace("{title}", escape(title)) + body + after
 
 
 def section(title: str, content: str) -> str:
-    """A titled card, or nothing where there is no content."""
+    """A titled card, or nothing without content."""
     return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>\n" if content else ""
 
 
 def beside(*sections: str) -> str:
-    """Cards side by side where there is room."""
+    """Cards side by side if there is room."""
     return f'<div class="pair">{"".join(sections)}</div>'
 
 
 def tile(name: str, value: str, more: str = "", kind: str = "") -> str:
-    """One of the numbers at the top."""
+    """One of the figures at the top."""
     below = f'<div class="more">{escape(more)}</div>' if more else ""
     shown = f'<div class="value">{escape(value)}</div>{below}'
     return f'<div class="tile {kind}"><dt>{escape(name)}</dt><dd>{shown}</dd></div>'
@@ -43,7 +43,7 @@ def pairs(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def settings(rows: Iterable[tuple[str, str, bool]]) -> str:
-    """A table of names and values, in bold type if they were given."""
+    """A table of names and values; those that were given are bold."""
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{_emphasised(escape(value), is_given)}</td></tr>'
         for name, value, is_given in rows
@@ -52,7 +52,7 @@ def settings(rows: Iterable[tuple[str, str, bool]]) -> str:
 
 
 def columns(head: list[str], rows: Iterable[Iterable[str]], numbers: int = 0) -> str:
-    """A table with a head; cells are HTML already; the last `numbers` columns stand to the right."""
+    """A table with a head; cells are HTML; the last `numbers` columns are right-aligned."""
     kinds = [""] * (len(head) - numbers) + [' class="number"'] * numbers
     top = "".join(f'<th scope="col"{kind}>{escape(cell)}</th>' for cell, kind in zip(head, kinds, strict=True))
     body = "".join(
@@ -112,7 +112,7 @@ def counted(count: float, what: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time span as people say it: 850 ms, 12.3 s, 4 min 10 s, 2 h 5 min, 3 d 4 h."""
+    """A readable time span: 850 ms, 12.3 s, 4 min 10 s, 2 h 5 min, 3 d 4 h."""
     if seconds is None or seconds < 0:
         return "–"
     if seconds < 1:
@@ -128,7 +128,7 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(epoch: float) -> str:
-    """A time of day, in UTC since a report travels."""
+    """A date and time, in UTC since reports are sent around."""
     try:
         return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):

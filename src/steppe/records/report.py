@@ -1,7 +1,7 @@
-"""The report: one HTML file that tells a run's story to a person, wherever the file is sent.
+"""The report of a run: one self-contained HTML file.
 
-It is made from the run folder alone (experiment.json, status.json, metrics.jsonl, videos/), at any moment of the run,
-and copes with any of them missing or broken.
+It is made from the run folder alone (experiment.json, status.json, metrics.jsonl, videos/), at any time of the run, and
+copes with missing or damaged files.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FILE = "report.html"
 _MOST_VIDEO_BYTES = 5_000_000
 _TABLE_ROWS = 60
 _WINDOW = 100
-"""How many episodes a mean return is of, once there are so many."""
+"""The number of episodes in a mean return, once there are as many."""
 
-# Drawn small, in this order, before the rest in the order of its first appearance.
+# The first of the small charts; the others follow in the order of their first appearance.
 _FIRST = ("loss", "policy_loss", "value_loss", "entropy", "steps_per_second", "mean_length", "evaluation_length")
 _NOT_DRAWN = frozenset({"time", "timestep", "episode", "update", "worker", "event", "mean_return", "evaluation_return"})
 _STATES = {"completed": "good", "failed": "bad"}
@@ -139,7 +139,7 @@ def _tiles(run: _ReportedRun) -> str:
 
 
 def _evaluation(run: _ReportedRun) -> list[str]:
-    """What the policy is worth by the newest evaluation, beside what was reached while learning."""
+    """The tile of the newest evaluation."""
     found = Score.read(run.status.get("evaluation"))
     if found is None:
         return []
@@ -153,7 +153,7 @@ def _evaluation(run: _ReportedRun) -> list[str]:
 
 
 def _window(episodes: float | None) -> str:
-    """Which episodes a mean return is of, once so many have ended."""
+    """The episodes that a mean return is over."""
     if not episodes:
         return ""
     return ", last episode" if episodes == 1 else f", last {min(int(episodes), _WINDOW)} episodes"
@@ -179,7 +179,7 @@ def _learning_curve(run: _ReportedRun) -> str:
             '<span><svg viewBox="0 0 22 12"><path class="mark" d="M11 0l6 6l-6 6l-6 -6z"/></svg>'
             "evaluation of the policy</span></div>"
         )
-    # The page's style shows one of the two, by the width of the screen.
+    # The page's style shows one of the two, depending on the screen's width.
     return legend + charts.draw(chart, charts.LARGE, charts.TALL) + _numbers(run)
 
 
@@ -196,7 +196,7 @@ def _numbers(run: _ReportedRun) -> str:
 
 
 def _spaced(indices: Sequence[int]) -> Sequence[int]:
-    """Evenly chosen ones, _TABLE_ROWS at most, the last among them."""
+    """At most _TABLE_ROWS of them, evenly spaced, the last included."""
     return indices[::-1][:: -(-len(indices) // _TABLE_ROWS) or 1]
 
 
@@ -251,7 +251,7 @@ def _setting_groups(groups: list[SettingGroup]) -> str:
 
 
 def _title(path: str) -> str:
-    """`optimizer.learning_rate` as words; a number stays beside its name."""
+    """`optimizer.learning_rate` as words, with no line break before a number."""
     return " · ".join(page.words(part.replace(" ", "\u00a0")) for part in path.split("."))
 
 
@@ -293,14 +293,14 @@ def _files(run: _ReportedRun) -> str:
 
 
 def _again(run: _ReportedRun) -> str:
-    # Another run of the same seed is none of the group's.
+    # A repeated run does not belong to the group.
     alone = ("--set", "group=null") if run.experiment.get("group") else ()
     line = page.command("steppe", "train", "-f", "experiment.json", "-n", f"{run.name}-again", *alone)
     return f"<p>With a copy of this run's experiment.json beside you:</p>{line}"
 
 
 def _seconds(run: _ReportedRun) -> float | None:
-    """Spent training, over all starts: pauses and work that a resume did again are not counted."""
+    """Training time over all starts, without pauses and without work that a resume repeated."""
     return finite_number(run.status.get("seconds")) or None
 
 
@@ -328,12 +328,12 @@ def _named(spec: Any) -> str:
 
 
 def _link(run: _ReportedRun, path: Path) -> str:
-    # The "./" keeps a name with a colon from being read as an address.
+    # Without "./" a name with a colon would be read as a URL scheme.
     return escape("./" + quote(path.relative_to(run.folder).as_posix()) + "/" * path.is_dir())
 
 
 def _bytes(path: Path) -> int:
-    """The size of a file, or of all files in a folder, from which a running experiment may remove some meanwhile."""
+    """The size of a file or a folder; a running experiment may remove files meanwhile."""
     if path.is_file():
         return path.stat().st_size
     total = 0

@@ -1,7 +1,7 @@
-"""Which settings of a run are shown, by group: what applies to it, with what was given told from defaults.
+"""The settings of a run in groups: those that apply to it, with given ones distinguished from defaults.
 
-It works on experiment.json as it is, which may be of another version or damaged. Since a run begins, the file has a
-section `effective`: see docs/run-folder.md.
+The input is the raw experiment.json, which may be of another version or damaged. From the beginning of a run on, it has
+a section `effective`: see docs/run-folder.md.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from steppe.specs.loading.files import EFFECTIVE
 Json = Mapping[str, Any]
 
 _FOR_RUN_MODES = {"distributed": ("distributed",), "asynchronous": ("async",), "ray": ("distributed", "async")}
-"""Section of an experiment -> the run modes that it is for."""
+"""Section of an experiment -> its run modes."""
 _LIMITS = ("total_timesteps", "episodes", "stop_at_return")
 _OF_ENVIRONMENT = ("num_envs", "max_timesteps_per_episode", "repeat_actions")
-"""Fields of an experiment that its environment's effective settings tell."""
+"""Fields of an experiment that the effective settings of its environment include."""
 _WHOLE = ("observation", "action")
-"""Objects that are told in one line."""
+"""Objects that take one line."""
 _NO_SETTINGS = ("name", "schema_version")
 _PARTS = ("agent", "network", "environment")
 
@@ -32,27 +32,27 @@ class RunSetting:
     name: str
     value: Any
     is_given: bool
-    """Whether the experiment says it; False for a default, and where that is not known."""
+    """Whether the experiment sets it; False for a default, or if that is unknown."""
 
 
 @dataclass(frozen=True)
 class SettingGroup:
-    """Settings that belong together: those of the agent, the network, the environment, the experiment, a section."""
+    """The settings of the agent, the network, the environment, the experiment, or a section."""
 
     name: str
     settings: tuple[RunSetting, ...]
 
 
 def knows_defaults(experiment: Json) -> bool:
-    """Whether the file tells every default too: since version 0.1 it does once the run has begun."""
+    """Whether the file has all defaults, as it does since version 0.1 once the run has begun."""
     return bool(_object(experiment.get(EFFECTIVE)))
 
 
 def groups_of(experiment: Json, policy: Json | None = None, *, everything: bool = False) -> list[SettingGroup]:
-    """The groups that have anything to show.
+    """The groups that are not empty.
 
-    Without `everything` they leave out what is not set, and what has no part in a run of this run mode, platform and
-    agent, unless it was given. `policy` is policy.json, which tells the network of a run that did not note it.
+    Without `everything` they omit settings that are not set, or that have no effect with this run mode, platform and
+    agent, unless they were given. `policy` is policy.json, whose network is used if the experiment has none.
     """
     effective = _object(experiment.get(EFFECTIVE))
     given = {str(path) for path in _list(effective.get("given"))}
@@ -87,7 +87,7 @@ def groups_of(experiment: Json, policy: Json | None = None, *, everything: bool 
 
 
 def _experiment_group(experiment: Json, effective: Json, given: set[str], everything: bool) -> SettingGroup:
-    """The fields of the experiment itself, with its limits as they hold."""
+    """The fields of the experiment itself, with its effective limits."""
     limits = _object(effective.get("limits"))
     told = {*_NO_SETTINGS, *(_OF_ENVIRONMENT if effective else ())}
     settings = []
@@ -103,7 +103,7 @@ def _experiment_group(experiment: Json, effective: Json, given: set[str], everyt
 
 
 def _applies(name: str, experiment: Json) -> bool:
-    """Whether runs of this run mode and platform look at a field or section."""
+    """Whether a field or section has an effect in this run mode and on this platform."""
     mode, platform = experiment.get("run_mode", "single"), experiment.get("platform", "local")
     if name in _FOR_RUN_MODES:
         return mode in _FOR_RUN_MODES[name] and not (name == "ray" and platform == "kubernetes")
@@ -138,7 +138,7 @@ def _environment_rows(environment: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _flat(value: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings as (path, value); each object of a list is a value."""
+    """Nested settings as (path, value); objects in lists are values."""
     for name, item in value.items():
         if isinstance(item, dict) and item:
             yield from _flat(item, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Videos of an episode: a GIF that plays in any browser and fits into the report."""
+"""Videos of an episode, as GIFs that play in any browser and fit into the report."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from steppe.files.durable import write_atomically
 
 MOST_BYTES = 4_500_000
 MOST_FRAMES = 500
-# A GIF counts time in hundredths of a second, and browsers slow down what is shown for less than two.
+# A GIF counts hundredths of a second, and browsers slow down frames of less than two.
 _SHORTEST_CENTISECONDS = 2
 
 
 def write_gif(frames: Sequence[np.ndarray], path: str | os.PathLike[str], fps: int) -> Path:
     """Write frames [H, W, 3] of bytes as a GIF that plays at the episode's own speed, and return its path.
 
-    Where there are too many frames or bytes, it shows every second, third, ... frame for two, three, ... times as long.
+    If there are too many frames or bytes, it shows every second, third, ... frame for two, three, ... times as long.
     """
     path = Path(path)
     checked = [_checked(frame) for frame in frames]
@@ -59,12 +59,12 @@ def _encode(frames: list[np.ndarray], every: int, fps: int) -> bytes:
     except ImportError as error:
         raise MissingExtra("writing a video", "video") from error
 
-    # The last frame says how the episode ended, so it is always shown.
+    # The last frame shows the end of the episode, so it is always included.
     indices = sorted({*range(0, len(frames), every), len(frames) - 1})
-    # Each time is rounded from the true start of its frame, so rounding does not add up over the video.
+    # Durations are differences of rounded start times, so rounding errors do not add up.
     starts = [round(100 * index / fps) for index in indices] + [round(100 * len(frames) / fps)]
     durations = [10 * max(b - a, _SHORTEST_CENTISECONDS) for a, b in itertools.pairwise(starts)]
-    # One palette for all frames, taken from a few of them: a palette each would make still areas flicker.
+    # One palette for all frames, since still areas would flicker with one each.
     samples = [frames[i] for i in np.linspace(0, len(frames) - 1, min(len(frames), 8)).round().astype(int)]
     palette = Image.fromarray(np.concatenate(samples, axis=0)).quantize(256, dither=Image.Dither.NONE)
     images = [Image.fromarray(frames[i]).quantize(palette=palette, dither=Image.Dither.NONE) for i in indices]

@@ -1,1 +1,1 @@
-"""Where the metrics of a run go: a JSON object a line, and TensorBoard's event files."""
+"""Destinations of a run's metrics: JSON lines, and TensorBoard's event files."""

@@ -1,4 +1,4 @@
-"""Metrics: one JSON object a line in `metrics.jsonl`, and the same numbers for TensorBoard in `tensorboard/`."""
+"""Metrics: one JSON object a line in `metrics.jsonl`, and the same numbers as TensorBoard files in `tensorboard/`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steppe.tracking.tensorboard import EventFile
 FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 
-# Where a number stands rather than what it says: the axes of every chart, so not charts themselves.
+# The coordinates of a record, which are axes of charts and get no chart of their own.
 _AXES = frozenset({"time", "timestep", "worker", "event"})
 _GROUPS = {
     "mean_return": "episode",
@@ -37,10 +37,10 @@ _GROUPS = {
 
 
 class MetricsWriter:
-    """Appends the metrics of one run to the files of its folder; each record is in the files when `write` returns."""
+    """Appends the metrics of one run to the files of its folder, unbuffered."""
 
     def __init__(self, folder: str | os.PathLike[str], resume_from: int | None = None) -> None:
-        """Continue the files in `folder`; `resume_from` is the timestep after which earlier records no longer count."""
+        """Continue the files in `folder`; records after the timestep `resume_from` are superseded."""
         self._folder, self._path = folder, Path(folder) / FILE
         self._resume_from = resume_from
         self._events: EventFile | None = None
@@ -53,7 +53,7 @@ class MetricsWriter:
             self._append({"event": "resumed", "timestep": int(resume_from), "time": time.time()})
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record, adding the time where it has none; NaN and infinities are written as null."""
+        """Append one record, with the time if it has none; NaN and infinities are written as null."""
         plain = {"time": None, **_plain(record)}
         if not _is_number(plain["time"]):
             plain["time"] = time.time()
@@ -79,7 +79,7 @@ class MetricsWriter:
     def _append(self, record: dict[str, Any]) -> None:
         line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         with storing(self._path):
-            # After a line that a kill or a full disk cut short, a new one must start on its own.
+            # A line that a kill or a full disk cut short is ended first.
             data = b"\n" + line if self._torn else line
             self._torn = True
             write_all(self._file, data)
@@ -87,9 +87,9 @@ class MetricsWriter:
 
 
 def read_metrics(folder: str | os.PathLike[str], events: bool = False) -> list[dict[str, Any]]:
-    """The records of a run, oldest first, without those a resume has overtaken and without lines that are not records.
+    """The records of a run, oldest first, without those that a resume has superseded and without invalid lines.
 
-    With `events`, the lines that mark a resume, or another start in the same file, are given too, as
+    With `events`, the lines that mark a resume, or another start in the same file, are included, as
     `{"event": "resumed", "timestep": ..., "time": ...}` and `{"event": "started", ...}`.
     """
     path = Path(folder) / FILE
@@ -140,7 +140,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    if type(value) is float:  # nearly all are
+    if type(value) is float:  # the common case
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -149,7 +149,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):
-        # int and float may be subclassed (numpy.float64 is), and only the plain ones print the same everywhere.
+        # Subclasses such as numpy.float64 print differently in some versions.
         number = int(value) if isinstance(value, int) else float(value)
         return number if math.isfinite(number) else None
     if hasattr(value, "tolist"):

@@ -1,6 +1,6 @@
 """TensorBoard's event files, written without TensorBoard.
 
-A file is a sequence of records. Each holds one `Event`, a protocol-buffer message, of which a run needs these fields:
+A file is a sequence of records, each with one `Event`, a protocol-buffer message. A run needs these of its fields:
 
     message Event {
       double wall_time = 1;
@@ -27,12 +27,12 @@ _START = 1
 
 
 class EventFile:
-    """One event file. Each record is in it when `write` returns."""
+    """One event file, written unbuffered."""
 
     def __init__(self, folder: Path, resume_from: int | None) -> None:
-        """Begin a new file in `folder`; what earlier files hold after the timestep `resume_from` no longer counts."""
+        """Begin a new file in `folder`; values of earlier files after the timestep `resume_from` are superseded."""
         now = time.time_ns()
-        # Runs that are resumed within the same second must not share a name.
+        # The nanoseconds keep files apart that begin within the same second.
         name = f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{now % 10**9:09d}.{os.getpid()}"
         self._path = folder / name
         with storing(self._path):
@@ -87,7 +87,7 @@ def _key(field: int, wire_type: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """A number from 0, seven bits a byte, the lowest first; all bytes but the last have their highest bit set."""
+    """A varint of a number from 0: seven bits a byte, lowest first; the high bit marks all bytes but the last."""
     data = bytearray()
     while value > 0x7F:
         data.append(value & 0x7F | 0x80)
@@ -97,9 +97,9 @@ def _varint(value: int) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """TensorBoard's: CRC-32C, turned by 15 bits and shifted, so that a checksum of checksums is not zero."""
+    """The masked CRC-32C of TFRecord files: rotated by 15 bits, plus a constant."""
     import google_crc32c
 
     value = google_crc32c.value(data)
-    turned = (value >> 15 | value << 17) & 0xFFFFFFFF
-    return struct.pack("<I", (turned + 0xA282EAD8) & 0xFFFFFFFF)
+    rotated = (value >> 15 | value << 17) & 0xFFFFFFFF
+    return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)

@@ -1,1 +1,1 @@
-"""Finds what is wrong with an environment before anything is trained in it."""
+"""Checks of an environment before training."""

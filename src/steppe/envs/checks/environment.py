@@ -1,4 +1,4 @@
-"""Checks an environment before anything is trained in it, and says of each mistake how to put it right."""
+"""Checks an environment before training, with a fix for each mistake."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ from steppe.specs.user_code import told
 Level = Literal["ok", "warning", "problem"]
 STEPS = 1000
 SECONDS = 20.0
-"""How long random actions are taken at most."""
+"""The most time for random actions."""
 COMPARED = 100
-"""How many steps are taken twice with one seed."""
+"""The number of steps that are repeated with the same seed."""
 SLOW = 500.0
-"""Steps a second below which worker processes are worth a word."""
+"""Steps a second below which worker processes are suggested."""
 LARGE = 100.0
-"""Values beyond which a network learns better from normalised ones."""
+"""The absolute value from which on normalisation is suggested."""
 RESET = "write def reset(self, *, seed=None, options=None) and call super().reset(seed=seed) first in it"
 
 
 @dataclass(frozen=True)
 class EnvironmentFinding:
-    """What was found of one part of an environment."""
+    """A finding about one part of an environment."""
 
     part: str
     """ "making", "spaces", "reset", "observations", "rewards", "endings", "seed", "arrays", "speed" or "rendering"."""
     level: Level
     found: str
     fix: str = ""
-    """What to do about it."""
+    """The way to correct it."""
 
 
 @dataclass(frozen=True)
 class EnvironmentCheck:
-    """Everything that was found."""
+    """All findings about an environment."""
 
     environment: str
     findings: tuple[EnvironmentFinding, ...]
 
     @property
     def problems(self) -> tuple[EnvironmentFinding, ...]:
-        """What keeps an agent from learning, or may."""
+        """Findings that can keep an agent from learning."""
         return tuple(finding for finding in self.findings if finding.level == "problem")
 
     @property
     def warnings(self) -> tuple[EnvironmentFinding, ...]:
-        """What is worth knowing or mending."""
+        """Findings that are worth knowing or correcting."""
         return tuple(finding for finding in self.findings if finding.level == "warning")
 
     @property
@@ -88,9 +88,9 @@ class EnvironmentCheck:
 
 
 def check_environment(spec: EnvironmentSpec, steps: int = STEPS, seed: int = 0) -> EnvironmentCheck:
-    """Makes the environment, takes up to `steps` random actions in it, and lists everything that it finds.
+    """Makes the environment, takes up to `steps` random actions in it, and lists all findings.
 
-    A UserError if there is no environment of this name or its settings are wrong.
+    Raises a UserError if there is no environment of this name or its settings are wrong.
     """
     if steps < 1:
         raise UserError(f"a check takes at least 1 step, not {steps}")
@@ -100,7 +100,7 @@ def check_environment(spec: EnvironmentSpec, steps: int = STEPS, seed: int = 0) 
 
 
 class _Check:
-    """One environment and what has been found of it; each finding is listed once."""
+    """One environment and its findings; each finding is listed once."""
 
     def __init__(self, spec: EnvironmentSpec, steps: int, seed: int) -> None:
         self.spec, self.steps, self.seed = spec, steps, seed
@@ -110,12 +110,12 @@ class _Check:
         self.takes_seed = True
 
     def begin(self, seed: int | None = None) -> Any:
-        """The first observation of an episode, also from a `reset` that returns nothing else or takes no seed."""
+        """The first observation of an episode, also from a `reset` without info or seed."""
         value = self.env.reset() if seed is None or not self.takes_seed else self.env.reset(seed=seed)
         return value[0] if not list(values.reset_mistakes(value)) else value
 
     def run(self) -> None:
-        """Part by part; what needs a part that failed is left out."""
+        """Checks part by part; parts that depend on a failed one are skipped."""
         if not self._make():
             return
         try:
@@ -166,7 +166,7 @@ class _Check:
         return is_usable
 
     def _space(self, name: str, space: spaces.Space) -> None:
-        """What is wrong with the bounds of a space."""
+        """Checks the bounds of a space."""
         if isinstance(space, spaces.Dict | spaces.Tuple):
             inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
             for key, each in inner:
@@ -188,7 +188,7 @@ class _Check:
             self._warning("spaces", f"{name} looks like an image, but is not within 0 to 255", "write low=0, high=255")
 
     def _reset(self) -> bool:
-        """Whether episodes can begin."""
+        """Checks `reset`; returns whether episodes can begin."""
         before = len(self.findings)
         names, takes_any = _parameters(self.env.unwrapped.reset)
         missing = [name for name in ("seed", "options") if name not in names and not takes_any]
@@ -213,7 +213,7 @@ class _Check:
         return True
 
     def _play(self) -> None:
-        """Random actions: observations, rewards, endings, arrays, speed."""
+        """Checks observations, rewards, endings, arrays and speed by random actions."""
         before = len(self.findings)
         played = _Played(self)
         try:
@@ -227,15 +227,15 @@ class _Check:
         parts = {finding.part for finding in self.findings[before:]}
         if "observations" not in parts:
             self._ok("observations", f"{played.taken:,} of them were of their space")
-        self._tell_scale(played)
-        self._tell_endings(played)
+        self._check_scale(played)
+        self._check_endings(played)
         if "arrays" not in {finding.part for finding in self.findings[before:]}:
             self._ok("arrays", "each observation is an array of its own, and actions are left as they are")
         speed = played.taken / max(played.seconds, 1e-9)
         fix = '"vectorization": "processes" steps several of them at once, on several cores' if speed < SLOW else ""
         self._ok("speed", f"{speed:,.0f} steps a second in this process", fix)
 
-    def _tell_scale(self, played: _Played) -> None:
+    def _check_scale(self, played: _Played) -> None:
         if played.largest > LARGE:
             self._warning(
                 "observations",
@@ -252,7 +252,7 @@ class _Check:
         else:
             self._ok("rewards", f"from {low:.4g} to {high:.4g}")
 
-    def _tell_endings(self, played: _Played) -> None:
+    def _check_endings(self, played: _Played) -> None:
         lengths = played.lengths
         if lengths:
             mean = sum(lengths) / len(lengths)
@@ -268,12 +268,12 @@ class _Check:
             )
 
     def _compare_seeds(self) -> None:
-        """Two episodes with the same seed and the same actions."""
+        """Compares two episodes with the same seed and actions."""
         fix = "draw random numbers only from self.np_random, which super().reset(seed=seed) seeds"
         try:
             first, second = self._trace(), self._trace()
         except Exception:
-            return  # told above
+            return  # reported above
         for step, ((one, gained), (other, gained_too)) in enumerate(zip(first, second, strict=False)):
             if not values.are_equal(one, other) or not values.are_equal(gained, gained_too):
                 where = "the first observation" if step == 0 else f"step {step}"
@@ -293,7 +293,7 @@ class _Check:
         return seen
 
     def _render(self) -> None:
-        """Whether a film can be made."""
+        """Checks whether videos can be made."""
         how = 'accept render_mode in __init__, keep it as self.render_mode, and return an image for "rgb_array"'
         draw_off_screen()
         try:
@@ -339,11 +339,11 @@ class _Check:
 
 
 class _Played:
-    """Random actions, and what they led to."""
+    """Random actions and their results."""
 
     def __init__(self, check: _Check) -> None:
         self._check, self._env = check, check.env
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.taken = 0
         self.seconds = 0.0
         self.rewards: list[float] = []
@@ -407,14 +407,14 @@ class _Played:
                 self.largest = max(self.largest, float(np.abs(array).max()))
 
     def _once(self, part: str, found: str, fix: str, is_serious: bool = False) -> None:
-        """The first of each kind; a thousand steps make the same mistake a thousand times."""
-        if f"{part} {fix}" not in self._told:
-            self._told.add(f"{part} {fix}")
+        """Adds only the first mistake of each kind, since every step may repeat it."""
+        if f"{part} {fix}" not in self._reported:
+            self._reported.add(f"{part} {fix}")
             self._check._note(part, [values.Mistake(f"at step {self.taken}: {found}", fix, is_serious)])
 
 
 def _parameters(function: Any) -> tuple[set[str], bool]:
-    """(the names of its parameters, whether it takes any others by name)."""
+    """(the names of its parameters, whether it takes arbitrary keyword arguments)."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What is wrong with one value that an environment returned, and how to put it right."""
+"""Mistakes in the values that an environment returns, with a fix for each."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gymnasium import spaces
 
 
 class Mistake(NamedTuple):
-    """A sentence on what was found, and one on how to mend it."""
+    """A sentence about a mistake, and one on how to correct it."""
 
     found: str
     fix: str
     is_serious: bool = True
-    """Whether it can spoil training; other mistakes are worth knowing."""
+    """Whether it can spoil training."""
 
 
 class Unreadable(Exception):
-    """What a step returned cannot be read."""
+    """The result of a step cannot be read."""
 
 
 STEP = "return observation, reward, terminated, truncated, info"
@@ -72,13 +72,13 @@ def flag_mistakes(name: str, flag: Any) -> Iterator[Mistake]:
 
 
 def reset_mistakes(value: Any) -> Iterator[Mistake]:
-    """Mistakes of what `reset` returned as a whole."""
+    """Mistakes in the structure of `reset`'s result."""
     if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[1], dict):
         yield Mistake(f"reset returned {_shown(value)}", "return two values: observation, info, where info is a dict")
 
 
 def step_mistakes(value: Any) -> Iterator[Mistake]:
-    """Mistakes of what `step` returned as a whole, which cannot be read any further."""
+    """Mistakes in the structure of `step`'s result, which prevent further checks."""
     if not isinstance(value, tuple | list):
         yield Mistake(f"step returned {_shown(value)}, not five values", STEP)
     elif len(value) != 5:
@@ -86,7 +86,7 @@ def step_mistakes(value: Any) -> Iterator[Mistake]:
 
 
 def five_values(value: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """The five values of a step, also of the old gym's four; Unreadable if there is no telling which is which."""
+    """The five values of a step, also from the old gym's four; else Unreadable."""
     if isinstance(value, tuple | list) and len(value) == 4:
         obs, reward, done, info = value
         return obs, reward, done, False, info

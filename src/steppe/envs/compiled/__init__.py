@@ -1,1 +1,1 @@
-"""Environments in JAX, which are compiled together with the agent."""
+"""Environments in JAX, compiled together with the agent."""

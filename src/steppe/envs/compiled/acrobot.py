@@ -80,17 +80,17 @@ class Acrobot(CompiledEnv):
 
 
 def _advance(state: AcrobotState, slope: AcrobotState, seconds: float) -> AcrobotState:
-    """Where a constant slope leads."""
+    """The state after moving along a constant slope."""
     return AcrobotState(*(value + seconds * change for value, change in zip(state, slope, strict=True)))
 
 
 def _derivative(state: AcrobotState, torque: jax.Array) -> AcrobotState:
-    """How fast each of the four numbers changes, by the book's equations rather than the paper's."""
+    """The derivatives of the four numbers, by the equations of Sutton and Barto's book rather than the paper's."""
     angle_1, angle_2, velocity_1, velocity_2 = state
     cos_2, sin_2 = jnp.cos(angle_2), jnp.sin(angle_2)
     d1 = CENTRE**2 + (1.0 + CENTRE**2 + 2 * CENTRE * cos_2) + 2 * INERTIA
     d2 = (CENTRE**2 + CENTRE * cos_2) + INERTIA
-    # cos(x - pi / 2) of the original is sin(x), which float32 computes more exactly.
+    # sin(x) instead of the original's cos(x - pi / 2), which is less exact in float32.
     phi2 = CENTRE * GRAVITY * jnp.sin(angle_1 + angle_2)
     phi1 = (
         -CENTRE * velocity_2**2 * sin_2
@@ -107,6 +107,6 @@ def _derivative(state: AcrobotState, torque: jax.Array) -> AcrobotState:
 
 def _wrap(angle: jax.Array) -> jax.Array:
     """The same angle within [-pi, pi]."""
-    # Velocities are bounded, so one step turns an arm by less than two rounds: no loop is needed.
+    # Bounded velocities turn an arm by less than two rounds a step, so no loop is needed.
     turns = jnp.ceil((jnp.abs(angle) - math.pi) / (2 * math.pi))
     return angle - jnp.sign(angle) * jnp.maximum(turns, 0.0) * (2 * math.pi)

@@ -21,7 +21,7 @@ from steppe.specs.spaces import Box, Discrete, Space
 Side = Annotated[int, Field(ge=1, le=256)]
 Cell = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 SIDE = 384
-"""How many pixels the longer side of a picture has, about."""
+"""The approximate number of pixels of a picture's longer side."""
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
 
 
@@ -137,7 +137,7 @@ class GridWorld(CompiledEnv):
     def render(self, state: GridWorldState, pixels: int | None = None) -> np.ndarray:
         """A picture with `pixels` for each cell's side, uint8 [..., 3]: grey walls, green goal, blue agent.
 
-        Without `pixels` its longer side has about SIDE of them.
+        Without `pixels` the longer side has about SIDE pixels.
         """
         pixels = pixels or max(4, SIDE // max(self.height, self.width))
         picture = np.full((self.height * self.width, 3), 255, np.uint8)
@@ -170,7 +170,7 @@ def _free_cells(env: GridWorld) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _successors(env: GridWorld) -> np.ndarray:
-    """Where each move leads from each cell, int32 [cells, 4]."""
+    """The successor of each cell for each move, int32 [cells, 4]."""
     rows, columns = np.divmod(np.arange(env.width * env.height), env.width)
     table = []
     for down, right in MOVES:
@@ -194,8 +194,8 @@ def _is_connected(env: GridWorld) -> bool:
 
 
 def _draw_other(key: jax.Array, free: np.ndarray, taken: jax.Array) -> jax.Array:
-    """A free cell other than `taken`, int32 [], each as likely."""
+    """A uniformly drawn free cell other than `taken`, int32 []."""
     index = jax.random.randint(key, (), 0, len(free) - 1)
     cells = jnp.asarray(free)
-    # The cells are ascending, so skipping one means moving every later draw up by one place.
+    # The cells are ascending, so every draw from the skipped one on moves up by one.
     return jnp.where(cells[index] >= taken, cells[index + 1], cells[index])

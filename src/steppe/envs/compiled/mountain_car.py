@@ -36,7 +36,7 @@ class _Hill(CompiledEnv):
         return Box((2,), (MIN_POSITION, -MAX_SPEED), (MAX_POSITION, MAX_SPEED))
 
     def reset(self, key: jax.Array) -> MountainCarState:
-        """Still, somewhere in the valley's bottom."""
+        """At rest, near the bottom of the valley."""
         return MountainCarState(jax.random.uniform(key, (), minval=-0.6, maxval=-0.4), jnp.zeros((), jnp.float32))
 
     def observe(self, state: MountainCarState) -> jax.Array:
@@ -84,7 +84,7 @@ class MountainCarContinuous(_Hill):
         return Box((1,), (-1.0,), (1.0,))
 
     def step(self, state: MountainCarState, action: jax.Array) -> tuple[MountainCarState, jax.Array, jax.Array]:
-        """One push of at most 0.0015; the force beyond its bounds is not felt but, as in the original, is paid for."""
+        """One push of at most 0.0015; as in the original, force beyond its bounds has no effect but costs reward."""
         force = action[0]
         state, terminated = self._move(state, jnp.clip(force, -1.0, 1.0) * 0.0015, goal=0.45)
         return state, jnp.where(terminated, 100.0, 0.0) - 0.1 * jnp.square(force), terminated

@@ -56,7 +56,7 @@ class Pendulum(CompiledEnv):
         cost = jnp.square(angle) + 0.1 * jnp.square(velocity) + 0.001 * jnp.square(torque)
         velocity = velocity + (1.5 * self.g * jnp.sin(angle) + 3.0 * torque) * SECONDS_PER_STEP
         velocity = jnp.clip(velocity, -MAX_SPEED, MAX_SPEED)
-        # The original lets the angle grow; kept within one round here, float32 stays as exact in a long episode.
+        # The original lets the angle grow; wrapped, it keeps its precision in float32 in long episodes.
         angle = _wrap(angle + velocity * SECONDS_PER_STEP)
         return PendulumState(angle, velocity), -cost, jnp.zeros((), bool)
 
@@ -66,5 +66,5 @@ class Pendulum(CompiledEnv):
 
 
 def _wrap(angle: jax.Array) -> jax.Array:
-    """The same angle within [-pi, pi]; one round suffices, for a step turns it by 0.4 at most."""
+    """The same angle within [-pi, pi]; one round suffices, since a step turns it by 0.4 at most."""
     return angle - jnp.where(angle > math.pi, 2 * math.pi, jnp.where(angle < -math.pi, -2 * math.pi, 0.0))

@@ -1,4 +1,4 @@
-"""A compiled environment in which each action is taken several times."""
+"""A compiled environment that repeats each action."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from steppe.specs.spaces import Space
 
 
 class Repeated(CompiledEnv):
-    """One decision is `times` steps of another environment, or fewer where the episode ends; their rewards add up."""
+    """One decision is `times` steps of another environment, fewer if the episode ends; their rewards are summed."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     id: ClassVar[str] = "repeated"
     inner: Any
-    """The environment."""
+    """The repeated environment."""
     times: int
     """How many steps each action lasts."""
 
@@ -38,16 +38,16 @@ class Repeated(CompiledEnv):
         return self.inner.reset(key)
 
     def step(self, state: State, action: Any) -> tuple[State, Any, Any]:
-        """The action, as often as it is repeated."""
+        """Repeats the action."""
 
         def again(_: int, carry: tuple[State, Any, Any]) -> tuple[State, Any, Any]:
             state, reward, over = carry
-            following, more, terminated = self.inner.step(state, action)
-            state = jax.tree.map(lambda old, new: jnp.where(over, old, new), state, following)
+            successor, more, terminated = self.inner.step(state, action)
+            state = jax.tree.map(lambda old, new: jnp.where(over, old, new), state, successor)
             return state, reward + jnp.where(over, 0.0, more), over | terminated
 
         return jax.lax.fori_loop(1, self.times, again, self.inner.step(state, action))
 
     def observe(self, state: State) -> Any:
-        """What the environment shows."""
+        """The environment's observation."""
         return self.inner.observe(state)

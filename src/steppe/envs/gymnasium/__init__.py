@@ -1,1 +1,1 @@
-"""Environments of gymnasium's: made, wrapped and stepped together."""
+"""Gymnasium environments: their construction, wrappers, and several of them stepped together."""

@@ -1,4 +1,4 @@
-"""One Atari game that can be drawn, seen through the same preprocessing as ale-py's vector environment, in NumPy."""
+"""One Atari game that can be drawn, with the preprocessing of ale-py's vector environment in NumPy."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FIRE = 1
 
 
 class SingleAtari(gymnasium.Env):
-    """The whole game with its full score: for films, where lost lives and clipped rewards would only confuse."""
+    """A whole game with its full score, without an end at lost lives and without clipped rewards: for videos."""
 
     def __init__(self, game: str, settings: AtariSettings, render_mode: str | None = None) -> None:
         import ale_py
         from ale_py.env import AtariEnv
 
-        # Otherwise each game greets on the terminal.
+        # Otherwise each game prints a banner.
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self.render_mode = render_mode
         self.metadata = {
@@ -45,7 +45,7 @@ class SingleAtari(gymnasium.Env):
         self.action_space = self._game.action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        """A new game, after FIRE and some frames in which nothing is done."""
+        """A new game, after FIRE and a random number of no-op frames."""
         super().reset(seed=seed)
         screen, info = self._game.reset(seed=seed)
         waiting = int(self.np_random.integers(max(1, self._settings.no_op_max)))
@@ -74,11 +74,11 @@ class SingleAtari(gymnasium.Env):
         return self._game.render()
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Closes the game."""
         self._game.close()
 
     def _observe(self, screen: np.ndarray) -> np.ndarray:
-        """The screen [height, width] or [height, width, 3], shrunk, as the newest of the stacked frames."""
+        """The stacked frames, with the shrunk screen [height, width] or [height, width, 3] as the newest."""
         self._frames = np.roll(self._frames, -1, axis=0)
         size = (self._settings.height, self._settings.width)
         self._frames[-1] = screen if screen.shape[:2] == size else _shrunk(screen, size)
@@ -96,7 +96,7 @@ def _shrunk(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 def _means(values: np.ndarray, parts: int) -> np.ndarray:
     """[parts, ...]: the mean over each of `parts` equal stretches of the first axis, which may cut through elements."""
     count = len(values)
-    # By running sums, which are linear inside an element: a matrix product would wake threads for so little work.
+    # By cumulative sums, interpolated within elements: a matrix product would start threads for so little work.
     sums = np.concatenate([np.zeros_like(values[:1]), np.cumsum(values, axis=0)])
     edges = np.linspace(0, count, parts + 1)
     whole = np.minimum(edges.astype(int), count - 1)

@@ -1,4 +1,4 @@
-"""The vectorised version that an environment itself brings (`vector_entry_point`), where its resets are exact."""
+"""The vectorised version of an environment's own (`vector_entry_point`), if its resets are exact."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_REWARDS = np.zeros(0, np.float32)
 class NativeEnvs:
     """N environments in one vectorised object that resets each of them in the step in which its episode ends.
 
-    Versions that reset one step late are refused: in that step they ignore the action, and a learner would be shown a
+    Versions that reset one step late are refused: they ignore the action of that step, so a learner would learn from a
     step that nobody took.
     """
 
@@ -70,7 +70,7 @@ class NativeEnvs:
             observation_space, self._write = observation_crossing(self._envs.single_observation_space, spec.id)
             if isinstance(self._envs.single_observation_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
                 raise UserError(f'environment "{spec.id}" observes a Dict or Tuple in its native version; {WAY_OUT}')
-            action_space, self._offer = action_crossing(self._envs.single_action_space, spec.id)
+            action_space, self._to_env = action_crossing(self._envs.single_action_space, spec.id)
         except SteppeError:
             self.close()
             raise
@@ -79,27 +79,27 @@ class NativeEnvs:
         self._taken = 0
 
     def reset(self, seed: int, observations: np.ndarray) -> None:
-        """Seeds the whole object with `seed`."""
+        """Seeds the vectorised object with `seed`."""
         self._taken = 0
         try:
             self._envs.action_space.seed(seed)
-            seen, _ = self._envs.reset(seed=seed)
-            self._copy(seen, observations, range(len(observations)))
+            observed, _ = self._envs.reset(seed=seed)
+            self._copy(observed, observations, range(len(observations)))
         except Exception as error:
             raise self._fault(error) from error
         self._check(observations, NO_REWARDS, self._named)
 
     def step(self, actions: np.ndarray, out: StepBuffers) -> bool:
-        """As `Loop.step`."""
+        """As `SyncEnvs.step`."""
         self._taken += 1
         try:
-            offered = np.asarray(self._offer(actions))
-            seen, rewards, terminated, truncated, info = self._envs.step(offered)
+            offered = np.asarray(self._to_env(actions))
+            observed, rewards, terminated, truncated, info = self._envs.step(offered)
             out.rewards[:] = rewards
             out.terminated[:] = terminated
             np.logical_and(truncated, ~out.terminated, out=out.truncated)
             ended = np.flatnonzero(out.terminated | out.truncated)
-            self._copy(seen, out.next_observations, range(len(out.rewards)))
+            self._copy(observed, out.next_observations, range(len(out.rewards)))
             if ended.size:
                 out.observations[:] = out.next_observations
                 self._copy(info["final_obs"], out.next_observations, ended)
@@ -111,14 +111,14 @@ class NativeEnvs:
         return bool(ended.size)
 
     def close(self) -> None:
-        """Closes the object once."""
+        """Closes the vectorised object; may be called again."""
         envs, self._envs = self._envs, None
         if envs is not None:
             envs.close()
 
-    def _copy(self, seen: Any, rows: np.ndarray, which: Any) -> None:
+    def _copy(self, observed: Any, rows: np.ndarray, which: Any) -> None:
         for i in which:
-            self._write(seen[i], rows, int(i))
+            self._write(observed[i], rows, int(i))
 
     def _fault(self, error: Exception) -> EnvironmentFault:
         return EnvironmentFault(

@@ -1,4 +1,4 @@
-"""Environments spread over worker processes: results come back through shared memory, one byte each way signals a step.
+"""Environments in worker processes: results lie in shared memory, and one byte each way signals a step.
 
 The workers are plain child processes of `python -m steppe.envs.gymnasium._worker`, neither forked (JAX's threads do not
 survive a fork) nor spawned by `multiprocessing` (which would run the user's script again). A worker ends when its pipe
@@ -30,11 +30,11 @@ from steppe.specs.spaces import Space, action_dtype, from_json, to_json
 
 IN_MEMORY = "/dev/shm"
 END_SECONDS = 5.0
-"""How long a worker may take to close its environments and end."""
+"""The time for a worker to close its environments and end."""
 
 
 class ProcessEnvs:
-    """N environments in at most as many workers as there are processors, each with its share of them."""
+    """N environments, spread over at most as many workers as there are processors."""
 
     def __init__(self, spec: EnvironmentSpec, count: int, max_timesteps: int | None, repeat: int) -> None:
         env, own_limit = make_env(spec)
@@ -71,13 +71,13 @@ class ProcessEnvs:
             raise
 
     def reset(self, seed: int, observations: np.ndarray) -> None:
-        """As `Loop.reset`."""
+        """As `SyncEnvs.reset`."""
         self._taken = 0
         self._send(b"r" + seed.to_bytes(16, "little"))
         observations[:] = self._shared.next_observations
 
     def step(self, actions: np.ndarray, out: StepBuffers) -> bool:
-        """As `Loop.step`."""
+        """As `SyncEnvs.step`."""
         self._taken += 1
         self._actions[:] = actions.reshape(self._actions.shape)
         self._send(b"s")
@@ -86,7 +86,7 @@ class ProcessEnvs:
         return bool(out.terminated.any() or out.truncated.any())
 
     def close(self) -> None:
-        """Ends the workers: by closing their pipes, and by force if that does not help."""
+        """Ends the workers by closing their pipes, or by force if that fails."""
         self._finalizer()
         self._memory.close()
 
@@ -96,7 +96,7 @@ class ProcessEnvs:
         self._wait()
 
     def _wait(self) -> None:
-        """Waits for every worker, also when one has failed, so that all are ready for the next command."""
+        """Waits for every worker, also if one has failed, so that all are ready for the next command."""
         where = f'environment "{self._id}" at step {self._taken}'
         failures = [failure for worker in self._workers if (failure := worker.wait(where)) is not None]
         if failures:
@@ -115,7 +115,7 @@ class _Worker:
                 [sys.executable, "-m", "steppe.envs.gymnasium._worker", *map(str, fds)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
-                # Several workers share the processors: a thread pool in each would only get in the others' way.
+                # Workers share the processors, so thread pools of their own would slow each other down.
                 env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ},
             )
         finally:
@@ -125,14 +125,14 @@ class _Worker:
         self.send(len(text).to_bytes(8, "little") + text)
 
     def send(self, command: bytes) -> None:
-        """Writes a command; a dead worker is noticed when its answer is waited for."""
+        """Writes a command; `wait` notices a dead worker."""
         with contextlib.suppress(BrokenPipeError):
             view = memoryview(command)
             while view:
                 view = view[os.write(self._commands, view) :]
 
     def wait(self, where: str) -> Exception | None:
-        """The failure the worker reports, or None when it has done its part."""
+        """The failure that the worker reports, or None after success."""
         match os.read(self._answers, 1):
             case b"k":
                 return None
@@ -151,7 +151,7 @@ class _Worker:
                 )
 
     def dismiss(self) -> None:
-        """Closes the pipes, upon which the worker ends by itself."""
+        """Closes the pipes, after which the worker ends by itself."""
         for fd in (self._commands, self._answers):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -172,7 +172,7 @@ class _Worker:
 
 
 def _end(workers: list[_Worker]) -> None:
-    # All are told before any is waited for, so that slow ones end side by side.
+    # All are dismissed first, so that slow ones end in parallel.
     for worker in workers:
         worker.dismiss()
     while workers:
@@ -180,21 +180,21 @@ def _end(workers: list[_Worker]) -> None:
 
 
 def _memory(size: int) -> IO[bytes]:
-    """A nameless file of `size` bytes, in memory where the system has room for it there."""
+    """An unnamed file of `size` bytes, in memory if there is room."""
     for folder in (IN_MEMORY, tempfile.gettempdir()):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as unless_kept:
-            memory = unless_kept.enter_context(tempfile.TemporaryFile(dir=folder))
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            memory = stack.enter_context(tempfile.TemporaryFile(dir=folder))
             if hasattr(os, "posix_fallocate"):
-                # Reserved now: room that is missing when it is first written to would kill the process.
+                # Reserved now, since a first write without room would kill the process.
                 os.posix_fallocate(memory.fileno(), 0, size)
             memory.truncate(size)
-            unless_kept.pop_all()
+            stack.pop_all()
             return memory
     raise StorageError(f"there is no room for {size:,} bytes in {IN_MEMORY} or in {tempfile.gettempdir()}; free some")
 
 
 def shared_size(observation_space: Space, action_space: Space, count: int) -> int:
-    """How many bytes `shared_arrays` needs."""
+    """The bytes that `shared_arrays` needs."""
     return sum(_aligned(shape, dtype) for shape, dtype in _shapes(observation_space, action_space, count))
 
 
@@ -223,5 +223,5 @@ def _shapes(observation_space: Space, action_space: Space, count: int) -> list[t
 
 def _aligned(shape: tuple[int, ...], dtype: str) -> int:
     size = int(np.prod(shape, dtype=int)) * np.dtype(dtype).itemsize
-    # Each array on its own cache lines, so that workers do not slow each other down at the borders.
+    # Each array has its own cache lines, to prevent false sharing between workers.
     return max(64, -(-size // 64) * 64)

@@ -1,4 +1,4 @@
-"""The tight loop over environments that live in this process; worker processes run the same loop."""
+"""The loop over environments of this process; worker processes run the same loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from steppe.envs.gymnasium.factory import make_env
 from steppe.envs.gymnasium.wrappers import notices_of
-from steppe.envs.spaces import Offer, Write, action_crossing, bulk_writer, observation_crossing
+from steppe.envs.spaces import ToEnv, Write, action_crossing, bulk_writer, observation_crossing
 from steppe.errors import EnvironmentFault, UserError
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Space
@@ -20,7 +20,7 @@ INFINITY = float("inf")
 
 
 class StepBuffers(NamedTuple):
-    """Where one step's results are written; without an ended episode `observations` may be left as it was."""
+    """Arrays for the results of one step; `observations` may be left unchanged if no episode ended."""
 
     observations: np.ndarray
     next_observations: np.ndarray
@@ -30,7 +30,7 @@ class StepBuffers(NamedTuple):
 
 
 class EnvDescription(NamedTuple):
-    """What all environments of a spec have in common, and how many decisions an episode may have."""
+    """The spaces of a spec's environments, and the limit of decisions in an episode."""
 
     observation_space: Space
     action_space: Space
@@ -52,7 +52,7 @@ class SyncEnvs:
         self._id, self._first = spec.id, first
         self._envs: list[Any] = []
         self._write: Write
-        self._offer: Offer
+        self._to_env: ToEnv
         try:
             for i in range(count):
                 env, own_limit = make_env(spec, render_mode, number=first + i)
@@ -62,7 +62,7 @@ class SyncEnvs:
                     f'environment "{spec.id}" returned the same environment twice; let it make a new one each time, or '
                     "use num_envs=1"
                 )
-            self.description, self._write, self._offer = describe(spec, self._envs[0], own_limit, max_timesteps)
+            self.description, self._write, self._to_env = describe(spec, self._envs[0], own_limit, max_timesteps)
             self._own_limit = own_limit
             for env in self._envs[1:]:
                 if (env.observation_space, env.action_space) != (
@@ -78,14 +78,14 @@ class SyncEnvs:
         self.notices = notices_of(self._envs[0], spec.id)
         self._write_all = bulk_writer(self._envs[0].observation_space, self._write)
         self._taken = 0
-        # The decision at which each environment is truncated, in decisions of the run: one comparison a step, not N.
+        # The decision of the run at which each environment is truncated, so that a step needs one comparison, not N.
         self._deadlines = [0] * count
         self._next_deadline: float
         self._check = NumberCheck(self.description.observation_space)
         self.play_by(max_timesteps, repeat)
 
     def play_by(self, max_timesteps: int | None, repeat: int) -> None:
-        """What an episode is from the next reset on."""
+        """Changes the rules of an episode from the next reset on."""
         self.description = self.description._replace(limit=_shorter(self._own_limit, max_timesteps))
         self._steps = [env.step if repeat == 1 else _repeated(env.step, repeat) for env in self._envs]
         self._next_deadline = INFINITY
@@ -100,32 +100,32 @@ class SyncEnvs:
         self._set_deadlines(range(len(self._envs)))
 
     def step(self, actions: np.ndarray, out: StepBuffers) -> bool:
-        """actions: [N, ...]; writes rows 0 to N - 1 of `out`. The hot path: per environment only what must be."""
+        """Actions [N, ...]; writes rows 0 to N - 1 of `out`. A hot path: little work per environment."""
         self._taken += 1
-        observations, following, rewards, terminated, truncated = out
+        observations, successors, rewards, terminated, truncated = out
         terminated.fill(False)
         truncated.fill(False)
-        seen: list[Any] = []
+        observed: list[Any] = []
         gained: list[float] = []
         ended: list[int] = []
         try:
-            for step, action in zip(self._steps, self._offer(actions), strict=True):
+            for step, action in zip(self._steps, self._to_env(actions), strict=True):
                 obs, reward, is_terminated, is_truncated, _ = step(action)
                 if is_terminated or is_truncated:
-                    (terminated if is_terminated else truncated)[len(seen)] = True
-                    ended.append(len(seen))
-                seen.append(obs)
+                    (terminated if is_terminated else truncated)[len(observed)] = True
+                    ended.append(len(observed))
+                observed.append(obs)
                 gained.append(reward)
         except (Exception, SystemExit) as error:
-            raise self._fault(len(seen), error) from error
-        self._keep(seen, gained, following, rewards)
+            raise self._fault(len(observed), error) from error
+        self._keep(observed, gained, successors, rewards)
         if self._taken >= self._next_deadline:
             late = [i for i, deadline in enumerate(self._deadlines) if deadline <= self._taken and not terminated[i]]
             truncated[late] = True
             ended = sorted({*ended, *late})
         if not ended:
             return False
-        observations[:] = following
+        observations[:] = successors
         for i in ended:
             self._begin(i, observations)
         self._set_deadlines(ended)
@@ -138,13 +138,13 @@ class SyncEnvs:
             with contextlib.suppress(Exception):
                 env.close()
 
-    def _keep(self, seen: list[Any], gained: list[Any], observations: np.ndarray, rewards: np.ndarray) -> None:
-        """Writes what N environments returned, and names the one that returned something that cannot be used."""
+    def _keep(self, observed: list[Any], gained: list[Any], observations: np.ndarray, rewards: np.ndarray) -> None:
+        """Writes the results of N environments; names the one that returned an invalid value."""
         try:
             rewards[:] = gained
-            self._write_all(seen, observations)
+            self._write_all(observed, observations)
         except Exception:
-            for i, (obs, reward) in enumerate(zip(seen, gained, strict=True)):
+            for i, (obs, reward) in enumerate(zip(observed, gained, strict=True)):
                 try:
                     rewards[i] = float(reward)
                 except Exception as error:
@@ -184,7 +184,7 @@ class SyncEnvs:
 
 
 def _wrong_count(error: BaseException, method: str) -> str | None:
-    """What to say if `error` is from taking apart what `step` or `reset` returned, and so not from inside of them."""
+    """A sentence if `error` comes from unpacking the result of `step` or `reset`, and not from inside of them."""
     is_ours = isinstance(error, TypeError | ValueError) and "unpack" in str(error) and not place_of(error)
     if not is_ours:
         return None
@@ -197,7 +197,7 @@ def _wrong_count(error: BaseException, method: str) -> str | None:
 
 
 def _repeated(step: Any, times: int) -> Any:
-    """A step that takes its action several times, adds the rewards up, and stops where the episode does."""
+    """A step that repeats its action, adds up the rewards, and stops at the end of the episode."""
 
     def repeat(action: Any) -> tuple[Any, float, bool, bool, Any]:
         total = 0.0
@@ -213,11 +213,11 @@ def _repeated(step: Any, times: int) -> Any:
 
 def describe(
     spec: EnvironmentSpec, env: Any, own_limit: int | None, max_timesteps: int | None
-) -> tuple[EnvDescription, Write, Offer]:
-    """The description of an environment, and how observations and actions cross to it."""
+) -> tuple[EnvDescription, Write, ToEnv]:
+    """The description of an environment, and the conversions of its observations and actions."""
     observation_space, write = observation_crossing(env.observation_space, spec.id)
-    action_space, offer = action_crossing(env.action_space, spec.id)
-    return EnvDescription(observation_space, action_space, _shorter(own_limit, max_timesteps)), write, offer
+    action_space, to_env = action_crossing(env.action_space, spec.id)
+    return EnvDescription(observation_space, action_space, _shorter(own_limit, max_timesteps)), write, to_env
 
 
 def _shorter(*limits: int | None) -> int | None:
@@ -225,12 +225,12 @@ def _shorter(*limits: int | None) -> int | None:
 
 
 class NumberCheck:
-    """Finds numbers that cannot be learned from, for less than two microseconds a step."""
+    """Finds NaN, infinities and invalid choices, in less than two microseconds a step."""
 
     def __init__(self, space: Space) -> None:
         self._is_float = isinstance(space, Box) and space.dtype == "float32"
         self._choices: tuple[int, np.ndarray] | None = None
-        """The first choice and the one after the last, where observations are choices."""
+        """The first choice and the one after the last, if observations are choices."""
         if isinstance(space, Discrete):
             self._choices = space.start, np.asarray(space.start + space.n)
         elif isinstance(space, MultiDiscrete):
@@ -246,7 +246,7 @@ class NumberCheck:
                 self.row(row, lambda what, i=i: fault(i, what))
 
     def row(self, row: np.ndarray, fault: Any) -> None:
-        """Raises fault(what) when one observation has a bad number."""
+        """Raises fault(what) if one observation has a bad number."""
         if not self._is_bad(row):
             return
         if self._choices is None:
@@ -263,5 +263,5 @@ class NumberCheck:
 
 def _has_no_number(values: np.ndarray) -> bool:
     """Whether a value is NaN or infinite."""
-    # Searching the bytes takes a third of the time of `.all()`, and this runs in every step.
+    # Searching the bytes takes a third of the time of `.all()`, in every step.
     return 0 in np.isfinite(values).tobytes()

@@ -1,4 +1,4 @@
-"""A process that steps its share of the environments.
+"""A worker process that steps its share of the environments.
 
 It is started as `python -m steppe.envs.gymnasium._worker MEMORY COMMANDS ANSWERS`.
 """
@@ -16,8 +16,8 @@ from steppe.specs.user_code import traceback_of
 
 
 def main(memory: int, commands: int, answers: int) -> None:
-    """Obeys commands until their pipe closes; every argument is an open file's number."""
-    # Ctrl-C goes to the whole group; the parent decides what it means and closes the pipe.
+    """Executes commands until their pipe closes; the arguments are file descriptors."""
+    # Ctrl-C reaches the whole process group; the parent handles it and closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     job = json.loads(_read(commands, int.from_bytes(_read(commands, 8), "little")))
     sys.path[:] = job["path"]
@@ -30,7 +30,7 @@ def main(memory: int, commands: int, answers: int) -> None:
 
 
 def _serve(job: dict, memory: int, commands: int, answers: int) -> None:
-    # Only now is the user's path in place.
+    # The user's path is set only now.
     from steppe.envs.gymnasium._processes import read_spaces, shared_arrays
     from steppe.envs.gymnasium._sync import StepBuffers, SyncEnvs
     from steppe.specs.environment import EnvironmentSpec
@@ -46,7 +46,7 @@ def _serve(job: dict, memory: int, commands: int, answers: int) -> None:
                 if command == b"r":
                     loop.reset(int.from_bytes(_read(commands, 16), "little"), mine.next_observations)
                 elif not loop.step(actions[first:end], mine):
-                    # The parent sees the observations of all workers at once, so they must be there in any case.
+                    # The parent reads the observations of all workers at once, so they must always be written.
                     mine.observations[:] = mine.next_observations
                 os.write(answers, b"k")
             except SteppeError as error:

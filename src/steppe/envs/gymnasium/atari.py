@@ -1,6 +1,6 @@
-"""AtariEnvs games in ale-py's C++ vector environment, with the preprocessing that everybody compares with.
+"""Atari games in ale-py's C++ vector environment, with the standard preprocessing.
 
-Mnih et al. 2015 (doi:10.1038/nature14236); sticky actions as Machado et al. 2018 recommend them (arXiv:1709.06009).
+Mnih et al. 2015 (doi:10.1038/nature14236); sticky actions as recommended by Machado et al. 2018 (arXiv:1709.06009).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from steppe.specs.loading.validation import validate
 from steppe.specs.spaces import Box, Discrete
 
 NO_LIMIT = 2**30
-"""Frames that no game lasts: time limits are counted here, for ale-py shows another last frame where it cuts."""
+"""More frames than any game has: limits are enforced here, since ale-py's own limit changes the last frame."""
 
 
 class AtariSettings(Settings):
-    """How an AtariEnvs game is played and seen."""
+    """How an Atari game is played and seen."""
 
     frame_skip: Count = Field(4, validation_alias=AliasChoices("frame_skip", "frameskip"))
     """How many frames each action lasts."""
@@ -64,7 +64,7 @@ class AtariSettings(Settings):
         return Box(shape, (0.0,), (255.0,), "uint8")
 
     def limit(self, max_timesteps: int | None) -> int:
-        """How many decisions a game may last."""
+        """The most decisions in a game."""
         own = max(1, self.max_frames // self.frame_skip)
         return own if max_timesteps is None else min(own, max_timesteps)
 
@@ -75,7 +75,7 @@ def settings_of(spec: EnvironmentSpec) -> AtariSettings:
 
 
 def make_single(spec: EnvironmentSpec, render_mode: str | None) -> tuple[gymnasium.Env, int]:
-    """(one game seen as `AtariEnvs` shows it, but with the full score and no end at lost lives; its time limit)."""
+    """(one game with the observations of `AtariEnvs`, but the full score and no end at lost lives; its time limit)."""
     from steppe.envs.gymnasium._atari_single import SingleAtari
 
     settings = settings_of(spec)
@@ -83,9 +83,9 @@ def make_single(spec: EnvironmentSpec, render_mode: str | None) -> tuple[gymnasi
 
 
 class AtariEnvs:
-    """N games in the threads of ale-py, each of which starts its next game in the step in which one ended.
+    """N games in threads of ale-py; a game that ends is followed by the next one in the same step.
 
-    A lost life is an end for the learner and not for the game, so `EnvStep.terminated` and `EnvStep.finished` differ.
+    A lost life ends an episode for the learner but not the game, so `EnvStep.terminated` and `EnvStep.finished` differ.
     """
 
     def __init__(self, spec: EnvironmentSpec, count: int, max_timesteps: int | None, repeat: int) -> None:
@@ -118,35 +118,35 @@ class AtariEnvs:
         """Starts new games, number i seeded with seed + i; observations: [N, ...]."""
         self._taken = 0
         count = len(observations)
-        # ale-py keeps seeds in 32 bits, and negative ones mean none.
+        # ale-py's seeds have 32 bits, and negative ones mean no seed.
         seeds = (seed + np.arange(count)) % 2**31
         try:
-            seen, info = self._envs.reset(seed=seeds)
+            observed, info = self._envs.reset(seed=seeds)
         except Exception as error:
             raise self._fault(error) from error
-        observations[:] = self._arranged(seen)
+        observations[:] = self._arranged(observed)
         self._frames = info["episode_frame_number"]
         self._deadlines = np.full(count, self._limit)
         self._next_deadline = self._limit
 
     def take(self, actions: np.ndarray) -> EnvStep:
-        """One decision in each game; actions: [N]. The arrays are ale-py's own, which it makes anew for every step."""
+        """One decision in each game; actions: [N]. The arrays are ale-py's, which allocates new ones in every step."""
         self._taken += 1
         try:
-            seen, scores, terminated, _, info = self._envs.step(actions.astype(np.int64))
-            seen = self._arranged(seen)
-            following, finished, truncated = seen, self._none, self._none
+            observed, scores, terminated, _, info = self._envs.step(actions.astype(np.int64))
+            observed = self._arranged(observed)
+            successors, finished, truncated = observed, self._none, self._none
             frames = info["episode_frame_number"]
             if terminated.any():
-                # After a lost life the frames are counted on; after the end of a game they start again.
+                # The frame number continues after a lost life, and restarts after the end of a game.
                 finished = terminated & (frames != self._frames + self._settings.frame_skip)
                 if finished.any():
-                    following = seen.copy()
-                    following[finished] = self._arranged(info["final_obs"])[finished]
+                    successors = observed.copy()
+                    successors[finished] = self._arranged(info["final_obs"])[finished]
             self._frames = frames
             if self._taken >= self._next_deadline and (late := (self._deadlines <= self._taken) & ~finished).any():
                 truncated, finished = late & ~terminated, finished | late
-                seen = self._begin_anew(late)
+                observed = self._begin_anew(late)
         except Exception as error:
             raise self._fault(error) from error
         if finished is not self._none:
@@ -154,10 +154,10 @@ class AtariEnvs:
             self._next_deadline = int(self._deadlines.min())
         scores = scores.astype(np.float32)
         rewards = np.sign(scores) if self._settings.clip_rewards else scores
-        return EnvStep(seen, rewards, terminated, truncated, following, scores, finished)
+        return EnvStep(observed, rewards, terminated, truncated, successors, scores, finished)
 
     def close(self) -> None:
-        """Ends the threads, which ale-py does when nobody holds it any more."""
+        """Drops ale-py's object, which ends its threads."""
         self._envs = None
 
     @property
@@ -166,16 +166,16 @@ class AtariEnvs:
         return self.description.limit
 
     def _begin_anew(self, which: np.ndarray) -> np.ndarray:
-        """New games where `which` [N] says so; the observations of all [N, ...]."""
-        seen, info = self._envs.reset(options={"reset_mask": which})
+        """Starts new games in `which` [N]; returns the observations of all [N, ...]."""
+        observed, info = self._envs.reset(options={"reset_mask": which})
         self._frames = info["episode_frame_number"]
-        return self._arranged(seen)
+        return self._arranged(observed)
 
-    def _arranged(self, seen: np.ndarray) -> np.ndarray:
-        """Frames first as they are; [N, frames, height, width, 3] with the colours of all frames last."""
+    def _arranged(self, observed: np.ndarray) -> np.ndarray:
+        """Grey frames unchanged; [N, frames, height, width, 3] with the colours of all frames last."""
         if self._settings.grayscale:
-            return seen
-        return np.moveaxis(seen, 1, 3).reshape(len(seen), *self._settings.observation_space.shape)
+            return observed
+        return np.moveaxis(observed, 1, 3).reshape(len(observed), *self._settings.observation_space.shape)
 
     def _fault(self, error: Exception) -> EnvironmentFault:
         return EnvironmentFault(
@@ -185,7 +185,7 @@ class AtariEnvs:
 
 
 class LossOfLife(gymnasium.Wrapper):
-    """Ends an episode, or changes the reward, where a life is lost: what TensorForce's ALE environment offered."""
+    """Ends an episode, or changes the reward, when a life is lost, as TensorForce's ALE environment did."""
 
     def __init__(self, env: gymnasium.Env, terminates: bool = False, reward: float = 0.0) -> None:
         super().__init__(env)
@@ -193,13 +193,13 @@ class LossOfLife(gymnasium.Wrapper):
         self._lives = 0
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """A new game, with all lives."""
+        """Starts a new game, with all lives."""
         obs, info = self.env.reset(**options)
         self._lives = info["lives"]
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """One step; an end where a life was lost, if that is asked for."""
+        """One step; terminates at a lost life if that is asked for."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         if info["lives"] < self._lives:
             reward = float(reward) + self._reward
@@ -227,10 +227,10 @@ def _vector_env(game: str, count: int, settings: AtariSettings) -> Any:
         frameskip=settings.frame_skip,
         maxpool=settings.max_pool,
         noop_max=settings.no_op_max,
-        # Its episodic_life starts a new game at each lost life; this tells of it and plays on.
+        # Its episodic_life starts a new game at each lost life; life_loss_info reports it and continues.
         episodic_life=False,
         life_loss_info=settings.episodic_life,
-        # Returns are counted of the full score, so it is clipped here.
+        # Returns need the full score, so rewards are clipped in this module.
         reward_clipping=False,
         use_fire_reset=settings.fire_at_start,
     )

@@ -1,4 +1,4 @@
-"""Makes gymnasium environments from a spec and says in one sentence why one cannot be made."""
+"""Constructs gymnasium environments from a spec; a failure is one sentence with the reason."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 def make_env(
     spec: EnvironmentSpec, render_mode: str | None = None, number: int = 0
 ) -> tuple[gymnasium.Env, int | None]:
-    """(a new environment without its time limit and checks, that limit); the caller counts the time.
+    """(a new environment without its time limit and checks, that limit); the caller enforces the limit.
 
-    `number` says which of a run's environments it is, where each has an address of its own.
+    `number` is the environment's number in the run, for those with an address each.
     """
     if spec.id in CONNECTIONS and (spec.id == "remote" or render_mode is not None):
         raise UserError(f'environment "{spec.id}" lives elsewhere and sends no pictures, so it cannot be shown')
@@ -82,13 +82,13 @@ def make_env(
 
 
 def _unmade(spec: EnvironmentSpec, settings: dict[str, Any], error: Exception) -> EnvironmentFault:
-    """An environment whose code raised while it was imported or made."""
+    """The error for an environment whose code raised while it was imported or constructed."""
     way_out = f"check its settings {settings}" if settings else "correct it"
     return EnvironmentFault(f'environment "{spec.id}" could not be made: {told(error)}; {way_out} ({DEBUG})')
 
 
 def find_spec(id: str) -> Any:
-    """The gymnasium registration of an id, for which the module before its colon or its package is imported."""
+    """The gymnasium registration of an id; imports the module before its colon, or its package."""
     module, _, name = id.rpartition(":")
     if module:
         import_module(module, f'environment "{id}"')
@@ -115,7 +115,7 @@ def find_spec(id: str) -> Any:
 
 
 def find_callable(id: str) -> Callable[..., Any] | None:
-    """What `module:callable` names; None where importing the module has registered an id of that name instead."""
+    """The callable of `module:callable`; None if importing the module has registered an id of that name instead."""
     module_name, _, name = id.partition(":")
     what = f'environment "{id}"'
     module = import_module(module_name, what, name)
@@ -146,7 +146,7 @@ def _make_registered(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env, 
             settings = _for_atari(settings)
         case "mujoco":
             _let_mujoco_log()
-    # The time limit is counted by GymnasiumEnvs, in decisions, and the wrappers below cost time in every step.
+    # GymnasiumEnvs enforces the time limit, in decisions; gymnasium's wrappers would cost time in every step.
     env = gymnasium.make(registration, max_episode_steps=-1, disable_env_checker=True, **settings)
     if type(env) is gymnasium.wrappers.OrderEnforcing:
         env = env.env
@@ -154,7 +154,7 @@ def _make_registered(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env, 
 
 
 def _make_from_module(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env, int | None]:
-    """What `module:callable` returns; or, as gymnasium has it, the id that importing the module registers."""
+    """The result of `module:callable`; or, as in gymnasium, of the id that importing the module registers."""
     name = id.partition(":")[2]
     target = find_callable(id)
     if target is not None:
@@ -167,13 +167,13 @@ def _make_from_module(id: str, settings: dict[str, Any]) -> tuple[gymnasium.Env,
 
 
 def _limited(env: gymnasium.Env) -> tuple[gymnasium.Env, int | None]:
-    """The environment and the time limit that it has by itself."""
-    # Where the callable uses gymnasium.make, its time limit keeps the time; knowing it keeps a shorter one away.
+    """The environment and its own time limit."""
+    # An environment from gymnasium.make enforces its limit itself; knowing it prevents a default that is shorter.
     return env, None if env.spec is None else env.spec.max_episode_steps
 
 
 def _own_limit(env: gymnasium.Env, settings: dict[str, Any]) -> int | None:
-    """After how many timesteps an environment truncates at the latest by itself, where it is known to."""
+    """The timesteps after which an environment truncates by itself, if known."""
     frames, skipped = settings.get("max_num_frames_per_episode"), settings.get("frameskip")
     if isinstance(frames, int) and skipped:
         return frames // (skipped if isinstance(skipped, int) else skipped[0]) or None
@@ -187,27 +187,27 @@ def _own_limit(env: gymnasium.Env, settings: dict[str, Any]) -> int | None:
 
 
 def _for_atari(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as ale-py takes them, and no greeting on the terminal by each game."""
+    """Settings as ale-py takes them; also turns off the banner of each game."""
     import ale_py
 
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    # JSON has no tuples, and ale-py takes no list for a range.
+    # JSON has no tuples, and ale-py accepts no list as a range.
     is_range = isinstance(settings.get("frameskip"), list)
     return settings | {"frameskip": tuple(settings["frameskip"])} if is_range else settings
 
 
 def _let_mujoco_log() -> None:
-    """Sends MuJoCo's warnings to the log: by itself it writes a file into whatever folder it runs in."""
+    """Sends MuJoCo's warnings to the log instead of a file in the current folder."""
     try:
         import mujoco
-    except ImportError:  # which gymnasium says better
+    except ImportError:  # reported better by gymnasium
         return
     if mujoco.get_mju_user_warning() is None:
         mujoco.set_mju_user_warning(_log_mujoco)
 
 
 def _log_mujoco(sentence: str) -> None:
-    # What is out of date in gymnasium's models is nothing that a user can change.
+    # A user cannot change deprecated parts of gymnasium's models.
     log.log(logging.INFO if "deprecated" in sentence else logging.WARNING, "MuJoCo: %s", sentence)
 
 

@@ -1,4 +1,4 @@
-"""Wrappers named in a spec, put around a gymnasium environment; and finding what a path in a spec names."""
+"""Wrappers of a spec around a gymnasium environment, and the lookup of names in modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from steppe.specs.user_code import DEBUG, told
 
 
 def wrapped(env: gymnasium.Env, spec: EnvironmentSpec) -> gymnasium.Env:
-    """The environment inside the wrappers of its spec, the first one innermost."""
+    """The environment with the wrappers of its spec, the first one innermost."""
     for wrapper in spec.wrappers:
         settings = {name: value for name, value in wrapper.items() if name != "type"}
         env = _wrap(env, wrapper["type"], settings, f'wrapper "{wrapper["type"]}" of environment "{spec.id}"')
@@ -29,13 +29,13 @@ def wrapped(env: gymnasium.Env, spec: EnvironmentSpec) -> gymnasium.Env:
 
 
 def import_module(name: str, what: str, wanted: str = "Name") -> ModuleType:
-    """A module of the user's folder or of an installed package, for its `wanted`; `what` begins an error's sentence."""
+    """A module of the user's folder or an installed package; `what` begins an error, `wanted` is in its hint."""
     if name.endswith(".py") or "/" in name:
         module = name.removesuffix(".py").replace("/", ".").strip(".")
         raise UserError(f'{what} names the file "{name}"; write its module instead, as in "{module}:{wanted}"')
     is_known = name.partition(".")[0] in sys.modules
     if not is_known and str(Path.cwd()) not in sys.path and "" not in sys.path:
-        # A console script does not have the user's folder on its path, `python -m` does.
+        # Unlike `python -m`, a console script does not have the current folder on its path.
         sys.path.append(str(Path.cwd()))
     try:
         return importlib.import_module(name)
@@ -49,7 +49,7 @@ def import_module(name: str, what: str, wanted: str = "Name") -> ModuleType:
 
 
 def find_in(module: ModuleType, name: str) -> Any:
-    """What a module holds under a dotted name, or None."""
+    """The object with a dotted name in a module, or None."""
     target: Any = module
     for part in name.split("."):
         target = getattr(target, part, None)
@@ -65,7 +65,7 @@ def not_in(module: ModuleType, name: str, what: str) -> UserError:
 
 
 class WithoutText(gymnasium.ObservationWrapper):
-    """Leaves the texts of a Dict observation out: no network here reads them."""
+    """Removes the texts of a Dict observation, which no network here can read."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -76,12 +76,12 @@ class WithoutText(gymnasium.ObservationWrapper):
         )
 
     def observation(self, observation: Any) -> Any:
-        """The rest."""
+        """The observation without texts."""
         return {name: value for name, value in observation.items() if name not in self.left_out}
 
 
 def without_text(env: gymnasium.Env) -> gymnasium.Env:
-    """The environment, inside a `WithoutText` where it observes text and something else, too."""
+    """The environment, in a `WithoutText` if it observes texts beside other values."""
     space = env.observation_space
     if isinstance(space, spaces.Dict) and 0 < len(_texts(space)) < len(space.spaces):
         return WithoutText(env)
@@ -89,7 +89,7 @@ def without_text(env: gymnasium.Env) -> gymnasium.Env:
 
 
 def notices_of(env: gymnasium.Env, id: str) -> tuple[str, ...]:
-    """What a user should know of how an environment is observed."""
+    """A notice on texts that are left out of the observations."""
     if not isinstance(env, WithoutText):
         return ()
     names = ", ".join(f'"{name}"' for name in env.left_out)
@@ -97,7 +97,7 @@ def notices_of(env: gymnasium.Env, id: str) -> tuple[str, ...]:
 
 
 def _texts(space: spaces.Dict) -> list[str]:
-    # By the kind of their elements: packages have spaces of text of their own beside gymnasium's.
+    # By the type of their elements, since packages have text spaces of their own.
     return [name for name, inner in space.spaces.items() if inner.dtype is not None and inner.dtype.kind == "U"]
 
 
@@ -122,7 +122,7 @@ def _wrap(env: gymnasium.Env, path: str, settings: dict[str, Any], what: str) ->
 
 
 def _find_wrapper(path: str, what: str) -> Callable[..., Any]:
-    """The class or function that is called so, in a module or in this process."""
+    """The class or function of that name, in a module or in this process."""
     if path.startswith(IN_PROCESS):
         from steppe.envs.gymnasium import in_process
 
@@ -140,10 +140,10 @@ def _find_wrapper(path: str, what: str) -> Callable[..., Any]:
 
 
 def _check_arguments(wrapper: Any, settings: dict[str, Any], what: str) -> None:
-    """Names an argument that the wrapper does not have, or one that it cannot do without."""
+    """Refuses unknown and missing arguments of a wrapper, by name."""
     try:
         parameters = list(inspect.signature(wrapper).parameters.values())[1:]
-    except (TypeError, ValueError):  # written in C, say: it will complain by itself
+    except (TypeError, ValueError):  # for example written in C, which checks them itself
         return
     named = {each.name: each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)

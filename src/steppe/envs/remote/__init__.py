@@ -1,1 +1,1 @@
-"""Environments in another process or on another machine: the protocol, the client that trains, the server."""
+"""Environments in another process or on another machine: the client that trains in them, and the server."""

@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 
 class RemoteEnvs:
-    """N environments in one server, or spread over several; one message each way and server for a step of all.
+    """N environments in one server or spread over several; a step takes one message each way for each server.
 
-    When a connection breaks, all are made again and all episodes start anew, which `EpisodesCut` tells.
+    If a connection breaks, all are reconnected and all episodes restart, which `EpisodesCut` reports.
     """
 
     def __init__(self, spec: EnvironmentSpec, count: int, max_timesteps: int | None, repeat: int) -> None:
@@ -30,7 +30,7 @@ class RemoteEnvs:
         self._rules = (max_timesteps, repeat)
         self._credentials = (read_token(self._settings.token_file), client_tls(self._settings))
         self._links = shares(self._settings.servers, count, self._settings.timeout)
-        self._seed = self._taken = self._lives = 0
+        self._seed = self._taken = self._restarts = 0
         try:
             self.description: EnvDescription = self._open()
         except ServerLost as lost:
@@ -51,7 +51,7 @@ class RemoteEnvs:
             self._recover(lost, observations)
 
     def take(self, actions: np.ndarray) -> EnvStep:
-        """One decision in each environment; an `EpisodesCut` when a connection broke and all episodes start anew."""
+        """One decision in each environment; raises `EpisodesCut` if a connection broke and all episodes restarted."""
         self._taken += 1
         self._buffers.reverse()
         out = self._buffers[0]
@@ -66,29 +66,29 @@ class RemoteEnvs:
                 "episodes; resume from the last checkpoint",
                 out.next_observations,
             ) from None
-        observations, following, rewards, terminated, truncated = out
-        self._check(following, rewards, self._named)
+        observations, successors, rewards, terminated, truncated = out
+        self._check(successors, rewards, self._fault)
         ended = terminated | truncated
         began = [rest.began for rest in rests if rest.began is not None]
         scores = self._joined([rest.scores for rest in rests], rewards)
         finished = self._joined([rest.finished for rest in rests], ended)
         if scores is not rewards:
-            self._check(following[:0], scores, self._named)
+            self._check(successors[:0], scores, self._fault)
         if not began:
-            return EnvStep(following, rewards, terminated, truncated, following, scores, finished)
-        observations[:] = following
+            return EnvStep(successors, rewards, terminated, truncated, successors, scores, finished)
+        observations[:] = successors
         observations[ended] = np.concatenate(began)
         for i in np.flatnonzero(ended).tolist():
-            self._check.row(observations[i], lambda what, i=i: self._named(i, what + " when it was reset"))
-        return EnvStep(observations, rewards, terminated, truncated, following, scores, finished)
+            self._check.row(observations[i], lambda what, i=i: self._fault(i, what + " when it was reset"))
+        return EnvStep(observations, rewards, terminated, truncated, successors, scores, finished)
 
     def close(self) -> None:
-        """Tells the servers to close their environments; may be called again."""
+        """Asks the servers to close their environments; may be called again."""
         for link in self._links:
             link.close()
 
     def _open(self) -> EnvDescription:
-        """Connects to every server; what their environments have in common."""
+        """Connects to every server; returns the common description of their environments."""
         for link in self._links:
             link.open(*self._credentials, *self._rules)
             if link.description != self._links[0].description:
@@ -99,22 +99,22 @@ class RemoteEnvs:
 
     def _begin(self, seed: int, observations: np.ndarray) -> None:
         for link in self._links:
-            # Seeds beyond what a message can hold are wrapped around.
+            # Seeds too large for a message wrap around.
             link.ask_reset((seed + link.rows.start) % 2**63)
         for link in self._links:
             link.take_reset(observations[link.rows])
         for i, row in enumerate(observations):
-            self._check.row(row, lambda what, i=i: self._named(i, what + " when it was reset"))
+            self._check.row(row, lambda what, i=i: self._fault(i, what + " when it was reset"))
 
     def _recover(self, lost: ServerLost, observations: np.ndarray) -> None:
-        """Connects again, with growing pauses, and writes the first observations of new episodes."""
+        """Reconnects with exponential back-off, and writes the first observations of new episodes."""
         log.warning("%s: its connection broke at step %d (%s); connecting again", lost.link, self._taken, lost)
         backoff, reason = Backoff(self._settings.reconnect), lost
         while True:
             self._drop()
-            # Not the first seed again, or the same episodes would be played after every break.
-            self._lives += 1
-            seed = int(np.random.SeedSequence([self._seed % 2**63, self._lives]).generate_state(1)[0])
+            # A new seed, since the same episodes would be played again after every break otherwise.
+            self._restarts += 1
+            seed = int(np.random.SeedSequence([self._seed % 2**63, self._restarts]).generate_state(1)[0])
             try:
                 if self._open() != self.description:
                     raise UserError(f"{self._links[0]} has other spaces or time limits than before it was lost")
@@ -128,10 +128,10 @@ class RemoteEnvs:
                 log.warning("%s: connected again; all episodes have started anew", lost.link)
                 return
             if not backoff.wait():
-                raise self._gave_up(reason) from None
+                raise self._unrecovered(reason) from None
 
     def _joined(self, parts: list[np.ndarray | None], default: np.ndarray) -> np.ndarray:
-        """What the servers sent of their shares, [N]; `default` itself where none sent anything."""
+        """The servers' shares as one array [N], missing ones from `default`; `default` itself if all are missing."""
         if all(part is None for part in parts):
             return default
         shares = zip(self._links, parts, strict=True)
@@ -141,7 +141,7 @@ class RemoteEnvs:
         for link in self._links:
             link.drop()
 
-    def _named(self, i: int, what: str) -> EnvironmentFault:
+    def _fault(self, i: int, what: str) -> EnvironmentFault:
         link = next(link for link in self._links if i < link.rows.stop)
         return EnvironmentFault(
             f"{link} (number {i}) at step {self._taken}: {what}; correct the environment, then resume from the last "
@@ -162,7 +162,7 @@ class RemoteEnvs:
             f"ENVIRONMENT --port {address.rpartition(':')[2]}"
         )
 
-    def _gave_up(self, lost: ServerLost) -> EnvironmentFault:
+    def _unrecovered(self, lost: ServerLost) -> EnvironmentFault:
         return EnvironmentFault(
             f"{lost.link}: its connection broke at step {self._taken} and could not be made again within "
             f"{self._settings.reconnect:g} s ({lost}); start its server, then resume from the last checkpoint"

@@ -1,4 +1,4 @@
-"""Serves any gymnasium environment to learners elsewhere: each that has greeted gets a thread and environments."""
+"""Serves any environment to remote learners; each connection gets a thread and environments of its own."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from steppe.specs.environment import EnvironmentSpec
 
 LIMITS = AdmissionLimits(connections=256, connections_per_address=192)
 END_SECONDS = 5.0
-"""How long the steps under way may take when the server ends."""
+"""The time for the steps under way when the server ends."""
 
 log = logging.getLogger(__name__)
 
 
 class EnvironmentServer:
-    """Listens from its making on; `serve` answers until `stop` is called, from a signal handler or another thread."""
+    """Listens as soon as it is constructed; `serve` answers until a signal handler or another thread calls `stop`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class EnvironmentServer:
         max_envs: int = 256,
         limits: AdmissionLimits = LIMITS,
     ) -> None:
-        # Whatever is wrong with the environment should be heard now, and not by the first who wants to train.
+        # Errors of the environment are raised now instead of to the first learner.
         GymnasiumEnvs(spec, 1).close()
         self._spec = spec
         self._quota = EnvironmentQuota(max_envs)
@@ -53,18 +53,18 @@ class EnvironmentServer:
         token = token if self._local_token is None else self._local_token.token
         at, number = self._listener.getsockname()[:2]
         self.address = str(at), int(number)
-        """(host, port) that it really listens at."""
+        """The actual (host, port)."""
         greeting = Greeting(NAME, VERSION, token, "server", "client")
         self._admission = Admission(self._listener, greeting, tls, self._welcome, limits)
         self._sessions: dict[EnvironmentSession, threading.Thread] = {}
 
     @property
     def token_file(self) -> Path | None:
-        """Where the token is that it made for itself, if it did."""
+        """The file of the token that the server generated, if it did."""
         return None if self._local_token is None else self._local_token.files[0]
 
     def serve(self) -> None:
-        """Takes connections until it is stopped; then lets the steps under way finish and closes all environments."""
+        """Admits connections until it is stopped; then finishes the steps under way and closes all environments."""
         try:
             self._admission.serve()
         finally:
@@ -73,7 +73,7 @@ class EnvironmentServer:
             self._end_sessions()
 
     def stop(self) -> None:
-        """Lets `serve` return; may be called again, and when it has returned."""
+        """Makes `serve` return; may be called again, and after it has returned."""
         self._admission.stop()
 
     def _welcome(self, member: AdmittedConnection) -> None:

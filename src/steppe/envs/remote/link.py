@@ -23,7 +23,7 @@ CLOSE_SECONDS = 2.0
 
 
 class ServerLost(Exception):
-    """A connection is gone, or was not to be had now; it may be had again."""
+    """A connection was lost or refused; another attempt may succeed."""
 
     def __init__(self, link: ServerLink, reason: str) -> None:
         super().__init__(reason)
@@ -31,22 +31,22 @@ class ServerLost(Exception):
 
 
 class ServerBusy(ServerLost):
-    """The server has no room for more environments now."""
+    """The server has no room for more environments at the moment."""
 
 
 class StepExtras(NamedTuple):
-    """What an answer to a step holds only sometimes."""
+    """The optional parts of the answer to a step."""
 
     began: np.ndarray | None
     """[ended, ...]: the first observations of the episodes that began."""
     scores: np.ndarray | None
-    """Float32 [count]: the rewards before any clipping, where they differ."""
+    """Float32 [count]: the rewards before any clipping, if they differ."""
     finished: np.ndarray | None
-    """Bool [count]: where a whole episode is over, where that differs from terminated or truncated."""
+    """Bool [count]: whether a whole episode is over, if that differs from terminated or truncated."""
 
 
 class ServerLink:
-    """The environments `first` to `first + count - 1` of a run, in a server."""
+    """The environments `first` to `first + count - 1` of a run, in one server."""
 
     def __init__(self, address: str, first: int, count: int, timeout: float) -> None:
         self.address, self.rows = address, slice(first, first + count)
@@ -58,7 +58,7 @@ class ServerLink:
         self.asked = ""
 
     def open(self, token: str | None, tls: ssl.SSLContext | None, max_timesteps: int | None, repeat: int) -> None:
-        """Connects and has the environments made."""
+        """Connects and asks for the environments."""
         self.asked = ""
         sock = self._connect(tls)
         token = token if token is not None else token_of_peer(sock)
@@ -67,14 +67,14 @@ class ServerLink:
         self._send(greeting | ({"token": token} if token is not None else {}))
         self._channel.limit = protocol.DESCRIPTION_LIMIT
         welcome = self._receive("welcome")
-        with self._understanding():
+        with self._decoding():
             version = protocol.read_count(welcome, "version")
             self.environment = protocol.read_text(welcome, "environment", 200)
         if version != protocol.VERSION:
-            raise UserError(self._versions(version))
+            raise UserError(self._version_message(version))
         self._send({"op": "make", "count": self._count, "max_timesteps": max_timesteps, "repeat": repeat})
         made = self._receive("made")
-        with self._understanding():
+        with self._decoding():
             self.description = EnvDescription(
                 protocol.read_space(made, "observation_space"),
                 protocol.read_space(made, "action_space"),
@@ -97,20 +97,20 @@ class ServerLink:
     def take_reset(self, observations: np.ndarray) -> None:
         """Waits for the first observations, [count, ...]."""
         answer = self._receive("began")
-        with self._understanding():
+        with self._decoding():
             protocol.read_array(answer, "observations", observations)
 
     def ask_step(self, actions: np.ndarray) -> None:
-        """Asks for one decision everywhere; actions: [count, ...]."""
+        """Asks for one decision in each environment; actions: [count, ...]."""
         space = self.description.action_space
         if self._bounds is not None:
             actions = np.clip(actions.reshape(len(actions), *space.shape), *self._bounds)
         self._send({"op": "step", "actions": protocol.to_wire(actions.astype(action_dtype(space), copy=False))})
 
     def take_step(self, out: StepBuffers) -> StepExtras:
-        """Writes the [count, ...] rows of all but `observations`, and returns what only some steps have."""
+        """Writes the [count, ...] rows of all results but `observations`, and returns the optional parts."""
         answer = self._receive("stepped")
-        with self._understanding():
+        with self._decoding():
             protocol.read_array(answer, "next_observations", out.next_observations)
             protocol.read_array(answer, "rewards", out.rewards)
             protocol.read_array(answer, "terminated", out.terminated)
@@ -127,7 +127,7 @@ class ServerLink:
             )
 
     def close(self) -> None:
-        """Lets the server close its environments, so that they are free for the next who asks, and hangs up."""
+        """Asks the server to close its environments, which frees their room, and hangs up."""
         channel, self._channel = self._channel, None
         if channel is None:
             return
@@ -137,7 +137,7 @@ class ServerLink:
         channel.close()
 
     def drop(self) -> None:
-        """Hangs up without a word."""
+        """Hangs up at once."""
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
@@ -181,24 +181,24 @@ class ServerLink:
         except protocol.ChannelClosed as error:
             raise ServerLost(self, str(error)) from None
         except protocol.TooSlow:
-            raise self._slow() from None
+            raise self._timeout_fault() from None
 
     def _receive(self, op: str) -> protocol.Message:
-        """The answer to what was asked; an error of the server is raised as what it is."""
+        """The answer to the last request; an error of the server is raised as the matching exception."""
         try:
             answer = self._open_channel.receive(self._timeout)
         except protocol.ChannelClosed as error:
             raise ServerLost(self, str(error)) from None
         except protocol.TooSlow:
-            raise self._slow() from None
+            raise self._timeout_fault() from None
         except Malformed as error:
-            raise self._babble(error) from None
+            raise self._protocol_fault(error) from None
         if answer["op"] == "error":
-            with self._understanding():
+            with self._decoding():
                 kind, message = protocol.read_text(answer, "kind"), protocol.read_text(answer, "message")
-            raise self._reported(kind, message, answer.get("version"))
+            raise self._server_error(kind, message, answer.get("version"))
         if answer["op"] != op:
-            raise self._babble(f'answered "{self.asked}" by "{answer["op"][:50]}"')
+            raise self._protocol_fault(f'answered "{self.asked}" by "{answer["op"][:50]}"')
         return answer
 
     @property
@@ -208,13 +208,13 @@ class ServerLink:
         return self._channel
 
     @contextlib.contextmanager
-    def _understanding(self) -> Any:
+    def _decoding(self) -> Any:
         try:
             yield
         except Malformed as error:
-            raise self._babble(error) from None
+            raise self._protocol_fault(error) from None
 
-    def _reported(self, kind: str, message: str, version: Any) -> Exception:
+    def _server_error(self, kind: str, message: str, version: Any) -> Exception:
         self.drop()
         match kind:
             case "busy":
@@ -225,37 +225,37 @@ class ServerLink:
                     "token_file, or set STEPPE_ENV_TOKEN"
                 )
             case "version":
-                return UserError(self._versions(version))
+                return UserError(self._version_message(version))
             case "user":
                 return UserError(f"the environment server at {self.address} says: {message}")
             case _:
                 return EnvironmentFault(f"the environment server at {self.address} says: {message}")
 
-    def _versions(self, theirs: Any) -> str:
+    def _version_message(self, theirs: Any) -> str:
         return (
             f"the environment server at {self.address} speaks version {str(theirs)[:20]} of the protocol and this "
             f"Steppe version {protocol.VERSION}; install the same version of Steppe on both sides"
         )
 
-    def _slow(self) -> EnvironmentFault:
+    def _timeout_fault(self) -> EnvironmentFault:
         self.drop()
         return EnvironmentFault(
             f'{self}: its server did not answer "{self.asked}" within {self._timeout:g} s; see what it does, or '
             "give it more time with timeout, then resume from the last checkpoint"
         )
 
-    def _babble(self, what: object) -> EnvironmentFault:
+    def _protocol_fault(self, what: object) -> EnvironmentFault:
         self.drop()
         hint = " (is it served with TLS? then set tls_ca)" if self.asked == "hello" else ""
         name = f'version {protocol.VERSION} of the protocol "{protocol.NAME}"'
         return EnvironmentFault(
-            f"{self}: its server {what}, so it does not speak {name}{hint}; "
-            'use "steppe env serve", or correct the server'
+            f'{self}: its server {what}, so it does not speak {name}{hint}; use "steppe env serve", or correct the '
+            "server"
         )
 
 
 def _read(answer: protocol.Message, field: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray | None:
-    """The array in a field, where it is there."""
+    """The array in a field, or None if the field is missing."""
     if field not in answer:
         return None
     out = np.empty(shape, dtype)

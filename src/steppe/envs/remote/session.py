@@ -1,4 +1,4 @@
-"""One learner's connection that has greeted, seen from the server: makes environments, resets and steps them."""
+"""The server's side of one learner's connection: makes environments, resets and steps them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import action_dtype, to_json
 
 MAKE_SECONDS = 60.0
-"""How long a learner may take from its greeting until it asks for environments; later it may be silent for long."""
-TELL_SECONDS = 10.0
-"""How long a learner may take to receive an error."""
+"""The time from a learner's greeting to its request for environments; later it may be silent for long."""
+ERROR_SECONDS = 10.0
+"""The time for a learner to receive an error."""
 LARGEST_NUMBER = 2**31 - 1
-"""Of timesteps and repetitions that a learner may ask for."""
+"""The most timesteps and repetitions that a learner may ask for."""
 
 log = logging.getLogger(__name__)
 _making = threading.Lock()
-"""Environments are made one after the other: importing and registering are not made for several threads."""
+"""Environments are made one at a time, since imports and registrations are not thread-safe."""
 
 
 class EnvironmentQuota:
@@ -63,14 +63,14 @@ class EnvironmentSession:
         self._is_stopped = False
 
     def run(self) -> None:
-        """From the welcome to the end; whatever goes wrong is told to the learner, where that is possible."""
+        """Serves from the welcome to the end; errors are reported to the learner if possible."""
         try:
             self._channel = channel = protocol.Channel(self._member.sock)
             if self._is_stopped:
                 return
             channel.send(
                 {"op": "welcome", "version": protocol.VERSION, "server": _server(), "environment": self._spec.id},
-                TELL_SECONDS,
+                ERROR_SECONDS,
             )
             log.info("%s: connected", self._peer)
             while (request := channel.receive(MAKE_SECONDS if self._envs is None else None))["op"] != "close":
@@ -80,21 +80,21 @@ class EnvironmentSession:
         except (protocol.ChannelClosed, protocol.TooSlow) as error:
             log.info("%s: disconnected (%s)", self._peer, str(error) or "too slow")
         except RequestRefused as error:
-            self._tell(error.kind, str(error))
+            self._send_error(error.kind, str(error))
         except Malformed as error:
-            self._tell("protocol", f"the client {error}")
+            self._send_error("protocol", f"the client {error}")
         except SteppeError as error:
-            self._tell("user" if isinstance(error, UserError) else "fault", str(error))
+            self._send_error("user" if isinstance(error, UserError) else "fault", str(error))
         except Exception as error:
             log.exception("%s: the server failed", self._peer)
-            self._tell("fault", f"the server failed: {type(error).__name__}: {error}")
+            self._send_error("fault", f"the server failed: {type(error).__name__}: {error}")
         finally:
             self._release()
             (self._channel or self._member.sock).close()
             self._member.leave()
 
     def stop(self) -> None:
-        """Ends the session after the step that is under way; called from another thread."""
+        """Ends the session after the current step; called from another thread."""
         self._is_stopped = True
         if self._channel is not None:
             self._channel.stop_receiving()
@@ -116,9 +116,9 @@ class EnvironmentSession:
         count = protocol.read_count(request, "count")
         max_timesteps = protocol.read_count(request, "max_timesteps", most=LARGEST_NUMBER, optional=True)
         repeat = protocol.read_count(request, "repeat", most=LARGEST_NUMBER)
-        why_not = self._quota.take(count)
-        if why_not is not None:
-            raise RequestRefused("busy", why_not)
+        refusal = self._quota.take(count)
+        if refusal is not None:
+            raise RequestRefused("busy", refusal)
         self._count = count
         with _making:
             envs = self._envs = GymnasiumEnvs(self._spec, count, max_timesteps, repeat)
@@ -153,17 +153,17 @@ class EnvironmentSession:
             answer["finished"] = protocol.to_wire(step.finished)
         return answer
 
-    def _tell(self, kind: str, message: str) -> None:
-        """Says what is wrong; that is the last message of a connection."""
+    def _send_error(self, kind: str, message: str) -> None:
+        """Sends an error, the last message of a connection."""
         log.warning("%s: %s", self._peer, message)
         error = {"op": "error", "kind": kind, "message": message[: protocol.LONGEST_ERROR], "version": protocol.VERSION}
         if self._channel is not None:
             with contextlib.suppress(protocol.ChannelClosed, protocol.TooSlow):
-                self._channel.send(error, TELL_SECONDS)
+                self._channel.send(error, ERROR_SECONDS)
                 self._channel.hang_up()
 
     def _release(self) -> None:
-        """Closes the environments and frees their places."""
+        """Closes the environments and frees their room."""
         envs, self._envs = self._envs, None
         if envs is not None:
             envs.close()

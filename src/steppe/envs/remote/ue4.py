@@ -1,7 +1,7 @@
-"""Games of Unreal Engine 4 that run the old learning plug-in, as gymnasium environments.
+"""Games of Unreal Engine 4 with the old learning plug-in, as gymnasium environments.
 
-The plug-in speaks frames of 8 ASCII digits of length and a MessagePack body, with arrays as msgpack-numpy writes them.
-Its Python wrote text and bytes alike, so both are read as bytes here and decoded where text belongs.
+The plug-in sends frames: a length of 8 ASCII digits and a MessagePack body, with arrays in the format of msgpack-numpy.
+Its Python wrote text and bytes alike, so both are read as bytes here, and texts are decoded.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from steppe.specs.running.connections import UE4_ADDRESS, Ue4Settings, split_add
 DIGITS = 8
 MOST_COMBINATIONS = 1024
 NUMBERS = {"b", "i", "u", "f"}
-"""The kinds of NumPy's numbers: booleans, whole ones with and without sign, real ones."""
+"""NumPy's kinds of numbers: booleans, signed and unsigned integers, floats."""
 PLAIN = re.compile(r"[<>|=]?(\?|b1|[iu][1248]|f[248])")
-"""How NumPy writes the types of these numbers."""
+"""NumPy's notation for the types of these numbers."""
 
 
 class GameError(Exception):
-    """The game is not there, breaks off, is too slow, or answers with an error or with something else."""
+    """The game is missing, breaks off, is too slow, or answers with an error or an invalid message."""
 
 
 def connect(settings: dict[str, Any], number: int) -> UE4:
-    """The game for environment `number` of a run, each of which needs one of its own."""
+    """The game for environment `number` of a run; each environment needs its own game."""
     given = Ue4Settings(**settings)
     if number >= len(given.games):
         games = f"{len(given.games)} game{'s' if len(given.games) > 1 else ''}"
@@ -50,9 +50,9 @@ def connect(settings: dict[str, Any], number: int) -> UE4:
 class UE4(gymnasium.Env):
     """One game. Keys are pressed or released, axes are numbers between their lowest and highest scale.
 
-    Agents here take either choices or numbers, so `controls` says which of the two they get: "keys" (MultiBinary; axes
-    rest at 0), "axes" (Box; keys are released) or "combinations" (Discrete: every key up or down, every axis at 0 or at
-    one of its scales; number 0 is to do nothing). "auto" is whichever of the first two the game has, else the last.
+    Actions here are choices or numbers, so `controls` selects one kind: "keys" (MultiBinary; axes stay at 0), "axes"
+    (Box; keys are released) or "combinations" (Discrete: every key up or down, every axis at 0 or at one of its scales;
+    number 0 does nothing). "auto" is "keys" or "axes" if the game has only one of them, else "combinations".
     """
 
     def __init__(
@@ -64,30 +64,30 @@ class UE4(gymnasium.Env):
         observations: list[str] | None = None,
         timeout: float = 60.0,
     ) -> None:
-        self._line = _Line(address, timeout)
+        self._connection = _Connection(address, timeout)
         self._pace = {"delta_time": float(delta_time), "num_ticks": int(num_ticks)}
         try:
-            answer = self._line.ask({"cmd": "get_spec"})
+            answer = self._connection.ask({"cmd": "get_spec"})
             self.game = _text(answer.get("game_name", ""))
-            self._eyes = _eyes(_object(answer, "observation_space_desc"), observations, address)
-            self._keys, self._axes = _hands(_object(answer, "action_space_desc"), address)
+            self._observed_spaces = _observations(_object(answer, "observation_space_desc"), observations, address)
+            self._keys, self._axes = _keys_and_axes(_object(answer, "action_space_desc"), address)
             self.action_space, self.combinations = self._controls(controls, address)
         except BaseException:
-            self._line.close()
+            self._connection.close()
             raise
-        seen = {name: space for name, (space, _) in self._eyes.items()}
+        seen = {name: space for name, (space, _) in self._observed_spaces.items()}
         self.observation_space = next(iter(seen.values())) if len(seen) == 1 else spaces.Dict(seen)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Restarts the level; the game takes seeds of 31 bits."""
         super().reset(seed=seed)
         if seed is not None:
-            self._line.ask({"cmd": "seed", "value": seed % 2**31})
-        return self._observed(self._line.ask({"cmd": "reset"})), {}
+            self._connection.ask({"cmd": "seed", "value": seed % 2**31})
+        return self._observed(self._connection.ask({"cmd": "reset"})), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Lets the game run for `num_ticks` ticks."""
-        answer = self._line.ask({"cmd": "step", **self._pace, **self.message_of(action)})
+        answer = self._connection.ask({"cmd": "step", **self._pace, **self.message_of(action)})
         try:
             reward, ended = float(answer.get("_reward", 0.0)), bool(answer.get("_is_terminal", False))
         except (TypeError, ValueError):
@@ -95,11 +95,11 @@ class UE4(gymnasium.Env):
         return self._observed(answer), reward, ended, False, {}
 
     def set(self, *setters: tuple[str, Any] | tuple[str, Any, bool]) -> Any:
-        """Changes the game, each setter ("Actor:Property", value, whether it is added to the old one); what is seen."""
-        return self._observed(self._line.ask({"cmd": "set", "setters": [list(setter) for setter in setters]}))
+        """Changes the game by setters ("Actor:Property", value, whether to add it); returns the observation."""
+        return self._observed(self._connection.ask({"cmd": "set", "setters": [list(setter) for setter in setters]}))
 
     def message_of(self, action: Any) -> dict[str, Any]:
-        """What a step sends for an action: `actions` for the keys, `axes` for the axes."""
+        """The message for an action: `actions` for the keys, `axes` for the axes."""
         match self.action_space:
             case spaces.MultiBinary():
                 pressed, values = np.asarray(action).astype(bool).tolist(), [0.0] * len(self._axes)
@@ -110,16 +110,16 @@ class UE4(gymnasium.Env):
                 pressed, values = list(combination[: len(self._keys)]), list(combination[len(self._keys) :])
         return {
             "actions": [[key, bool(is_pressed)] for key, is_pressed in zip(self._keys, pressed, strict=True)],
-            # The game multiplies a key's value by its scale, and the agent speaks of the axis itself.
+            # The game multiplies a key's value by its scale, and the agent's value is that of the axis.
             "axes": [[key, float(value) / scale] for (key, scale, _), value in zip(self._axes, values, strict=True)],
         }
 
     def close(self) -> None:
-        """Hangs up; the game goes on."""
-        self._line.close()
+        """Hangs up; the game continues."""
+        self._connection.close()
 
     def _controls(self, controls: str, address: str) -> tuple[spaces.Space, list[tuple[Any, ...]]]:
-        """(the action space, the table of combinations where it is one of them)."""
+        """(the action space, the table of combinations if it has one)."""
         if controls == "auto":
             controls = "combinations" if self._keys and self._axes else "keys" if self._keys else "axes"
         have = {"keys": self._keys, "axes": self._axes, "combinations": [*self._keys, *self._axes]}[controls]
@@ -140,42 +140,42 @@ class UE4(gymnasium.Env):
         return spaces.Discrete(count), list(itertools.product(*choices))
 
     def _observed(self, answer: dict[str, Any]) -> Any:
-        # Later plug-ins put observations in an object of their own, earlier ones beside the rest.
+        # Later plug-ins put observations into an object of their own, earlier ones beside the other fields.
         found = answer.get("obs_dict", answer)
         if not isinstance(found, dict):
             raise GameError("the game sent observations that are no object")
-        seen = {name: _value(found, name, space, shape) for name, (space, shape) in self._eyes.items()}
+        seen = {name: _value(found, name, space, shape) for name, (space, shape) in self._observed_spaces.items()}
         return next(iter(seen.values())) if len(seen) == 1 else seen
 
 
-Eyes = dict[str, tuple[spaces.Box, tuple[int, ...]]]
-"""What is observed, by name: (its space, the shape in which the game sends it)."""
+Observations = dict[str, tuple[spaces.Box, tuple[int, ...]]]
+"""The observations by name: (space, shape in the game's messages)."""
 
 
-def _eyes(description: dict[str, Any], names: list[str] | None, address: str) -> Eyes:
-    """The observations a game describes, or the named ones of them."""
+def _observations(description: dict[str, Any], names: list[str] | None, address: str) -> Observations:
+    """The observations that a game describes, or the named ones."""
     if names is not None and (unknown := sorted({*names} - description.keys())):
         raise UserError(
             f'the game at {address} has no observation "{unknown[0]}"; it has {", ".join(sorted(description))}'
         )
-    eyes = {}
-    # In the order of their names, since a policy must find them again after the game was changed.
+    observations: Observations = {}
+    # Sorted by name, since a policy must find them again after the game has changed.
     for name in sorted(description if names is None else names):
-        eye = _eye(_object(description, name))
-        if eye is None:
+        observation = _observation(_object(description, name))
+        if observation is None:
             kind = _text(description[name].get("type", "nothing"))
             raise UserError(
                 f'the game at {address} observes {kind} as "{name}", which cannot be learned from; list the others in '
                 '"observations"'
             )
-        eyes[name] = eye
-    if not eyes:
+        observations[name] = observation
+    if not observations:
         raise UserError(f"the game at {address} has nothing to observe; place an observer in it")
-    return eyes
+    return observations
 
 
-def _eye(description: dict[str, Any]) -> tuple[spaces.Box, tuple[int, ...]] | None:
-    """One observation's space, or None where it is not made of numbers."""
+def _observation(description: dict[str, Any]) -> tuple[spaces.Box, tuple[int, ...]] | None:
+    """The space of one observation, or None if it does not consist of numbers."""
     kind = _text(description.get("type", "")).lower()
     if kind == "bool":
         return spaces.Box(0.0, 1.0, (1,), np.float32), ()
@@ -184,18 +184,18 @@ def _eye(description: dict[str, Any]) -> tuple[spaces.Box, tuple[int, ...]] | No
     shape = _shape(description.get("shape", ()))
     low, high = (description.get(name, description.get(f"{name}_value")) for name in ("min", "max"))
     if kind in ("intbox", "int") and len(shape) in (2, 3) and (low, high) == (0, 255):
-        # A grey picture has one channel: networks for pictures want to be told so.
+        # A grey picture gets a channel axis, which networks for pictures need.
         return spaces.Box(0, 255, shape if len(shape) == 3 else (*shape, 1), np.uint8), shape
     low, high = -np.inf if low is None else float(low), np.inf if high is None else float(high)
     return spaces.Box(low, high, shape or (1,), np.float32), shape
 
 
 Axis = tuple[str, float, tuple[float, ...]]
-"""(the key that stands for it, that key's scale, 0 and every scale it has)."""
+"""(a key that moves it, that key's scale, 0 and all its scales)."""
 
 
-def _hands(description: dict[str, Any], address: str) -> tuple[list[str], list[Axis]]:
-    """(one key for each action mapping, one for each axis mapping), by the names of the mappings."""
+def _keys_and_axes(description: dict[str, Any], address: str) -> tuple[list[str], list[Axis]]:
+    """(a key for each action mapping, an `Axis` for each axis mapping), sorted by the mappings' names."""
     keys: list[str] = []
     axes: list[Axis] = []
     for name in sorted(description):
@@ -230,8 +230,8 @@ def _value(found: dict[str, Any], name: str, space: spaces.Box, shape: tuple[int
     return value.astype(space.dtype).reshape(space.shape)
 
 
-class _Line:
-    """The connection: one question, one answer."""
+class _Connection:
+    """The connection to a game, with one answer to each command."""
 
     def __init__(self, address: str, timeout: float) -> None:
         self._address, self._timeout = address, timeout
@@ -245,7 +245,7 @@ class _Line:
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Sends a command and waits for its answer, names as text and arrays as NumPy's."""
+        """Sends a command and returns its answer, decoded to texts and NumPy arrays."""
         command = message["cmd"]
         deadline = time.monotonic() + self._timeout
         body = pack(message, old=True)
@@ -290,7 +290,7 @@ class _Line:
 
 
 def _decoded(value: Any) -> Any:
-    """MessagePack's values with names as text and msgpack-numpy's arrays and numbers as NumPy's."""
+    """MessagePack values with names as text, and msgpack-numpy's arrays and numbers as NumPy's."""
     if isinstance(value, list):
         return [_decoded(item) for item in value]
     if not isinstance(value, dict):
@@ -302,7 +302,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _array(parts: dict[str, Any]) -> Any:
-    """An array or single number; only plain numbers, for msgpack-numpy would unpickle anything else."""
+    """An array or a number; only plain types, since msgpack-numpy would unpickle others."""
     kind, written, data = parts.get("kind", b""), parts.get("type"), parts.get("data")
     if kind not in (b"", "") or not PLAIN.fullmatch(_text(written)) or not isinstance(data, bytes):
         raise Malformed("sent an array of something other than numbers, which is refused")

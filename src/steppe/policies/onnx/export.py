@@ -1,8 +1,8 @@
 """A policy as an ONNX model: observation [batch, *shape] -> the greedy action as environments take it, and outputs.
 
-A policy that remembers (recurrent, or with frames that are stacked) also takes what it remembers, such as
-"1_lstm/hidden" [batch, size], zeros where an episode begins, and gives what to remember next under the same names after
-"next/". The names and shapes are those of `Policy.initial_state`.
+A recurrent policy, or one that stacks frames, also takes its state, such as "1_lstm/hidden" [batch, size] (zeros at the
+beginning of an episode), and returns the next state under the same names after "next/". The names and shapes are those
+of `Policy.initial_state`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from steppe.policies.policy import Policy
 
 OPSET = 17
-IR_VERSION = 8  # what opset 17 came with, so that runtimes of its time load the file
+IR_VERSION = 8  # the version that came with opset 17, so that runtimes of its time load the file
 
 
 def export(policy: Policy, path: Path) -> Path:
-    """Writes the model to `path`, which ends in .onnx or in nothing, and returns it."""
+    """Writes the model to `path`, whose suffix is .onnx or none, and returns the path."""
     if path.suffix not in ("", ".onnx"):
         raise UserError(
             f'policies are exported as ONNX, not as "{path.suffix}"; call the file {path.with_suffix(".onnx")}'
@@ -46,7 +46,7 @@ def export(policy: Policy, path: Path) -> Path:
 
 
 def build(policy: Policy) -> Any:
-    """The model of a policy with a network; input float32, or int64 where observations are choices."""
+    """The model of a policy with a network; the input is float32, or int64 if observations are choices."""
     from onnx import TensorProto, helper
 
     description = policy.description
@@ -88,7 +88,7 @@ def build(policy: Policy) -> Any:
 
 
 def _outputs(graph: OnnxGraph, policy: Policy, network: NetworkPlan) -> str:
-    """Normalise, encode, layers, head: the name of [batch, outputs]."""
+    """Normalisation, encoding, layers and head; returns the name of [batch, outputs]."""
     description, tensors = policy.description, policy.tensors
     seen = "observation"
     if description.preprocessing is not None:
@@ -127,7 +127,7 @@ def _outputs(graph: OnnxGraph, policy: Policy, network: NetworkPlan) -> str:
 
 
 def _action(graph: OnnxGraph, policy: Policy, outputs: str) -> str:
-    """The greedy action, as `heads.greedy` and `heads.postprocess` make it."""
+    """The greedy action, as in `heads.greedy` and `heads.postprocess`."""
     from onnx import TensorProto, helper
 
     space = policy.description.action
@@ -142,7 +142,7 @@ def _action(graph: OnnxGraph, policy: Policy, outputs: str) -> str:
     if isinstance(space, MultiDiscrete):
         return graph.argmax_each(outputs, space.nvec)
     low, high = (bound.ravel() for bound in space.bounds())
-    action = _within_one(graph, policy.kind, outputs, space.size)
+    action = _continuous(graph, policy.kind, outputs, space.size)
     if policy.kind in heads.STRETCHED:
         action = graph.call("Add", low, graph.call("Mul", graph.call("Add", action, np.float32(1)), (high - low) / 2))
     action = graph.call("Min", graph.call("Max", action, low), high)
@@ -152,8 +152,8 @@ def _action(graph: OnnxGraph, policy: Policy, outputs: str) -> str:
     return graph.call("Reshape", action, np.array([-1, *space.shape]))
 
 
-def _within_one(graph: OnnxGraph, kind: str, outputs: str, size: int) -> str:
-    """The greedy continuous action [batch, size], within +-1 where its kind is stretched over the bounds."""
+def _continuous(graph: OnnxGraph, kind: str, outputs: str, size: int) -> str:
+    """The greedy continuous action [batch, size], within +-1 if its kind is scaled to the bounds."""
 
     def cut(x: str, start: int) -> str:
         return graph.cut(x, start, start + size)

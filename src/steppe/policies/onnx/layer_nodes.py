@@ -1,4 +1,4 @@
-"""The layers of an exported model, as `steppe.policies.forward` computes them in NumPy."""
+"""The layers of an exported model, equal to those of `steppe.policies.forward` in NumPy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def join(graph: OnnxGraph, step: LayerPlan, values: list[str]) -> str:
 
 
 def apply(graph: OnnxGraph, step: LayerPlan, params: dict[str, np.ndarray], x: str) -> str:
-    """One layer on [batch, *step.input], channels last; the state that one with a memory leaves is an output."""
+    """One layer on [batch, *step.input], channels last; the next state of a recurrent layer is an output."""
     if step.states:
         return _recurrent(graph, step, params, x)
     layer: Any = step.layer
@@ -38,7 +38,7 @@ def apply(graph: OnnxGraph, step: LayerPlan, params: dict[str, np.ndarray], x: s
                 bias = [params["skip_bias"]] if "skip_bias" in params else []
                 x = graph.call("Add", graph.call("Gemm", inner, params["skip_kernel"], *bias), flat)
         case "conv1d" | "conv2d":
-            # ONNX wants kernels [out, in, *window] where XLA has [*window, in, out].
+            # ONNX has kernels [out, in, *window], XLA has [*window, in, out].
             weights = [np.moveaxis(params["kernel"], (-1, -2), (0, 1)), *([params["bias"]] if "bias" in params else [])]
             x = _channels_first(graph, step, x, lambda each, **window: graph.call("Conv", each, *weights, **window))
         case "pool2d":
@@ -58,7 +58,7 @@ def apply(graph: OnnxGraph, step: LayerPlan, params: dict[str, np.ndarray], x: s
 
 
 def _recurrent(graph: OnnxGraph, step: LayerPlan, params: dict[str, np.ndarray], x: str) -> str:
-    """One timestep of `steppe.policies.cells`; the state after it is an output of the model."""
+    """One timestep of `steppe.policies.cells`; the next state is an output of the model."""
     layer: Any = step.layer
     size = layer.size
     names = [name for name, _ in step.states]
@@ -83,7 +83,7 @@ def _recurrent(graph: OnnxGraph, step: LayerPlan, params: dict[str, np.ndarray],
 
 
 def _channels_first(graph: OnnxGraph, step: LayerPlan, x: str, operate: Callable[..., str]) -> str:
-    """`operate` with the channels moved in front of the positions, and back."""
+    """Applies `operate` with the channels first, and moves them back."""
     layer: Any = step.layer
     axes = len(step.input) - 1
     x = graph.call("Transpose", x, perm=[0, axes + 1, *range(1, axes + 1)])
@@ -110,7 +110,7 @@ def _bend(graph: OnnxGraph, layer: Any, params: dict[str, np.ndarray], x: str) -
 
 
 def _activate(graph: OnnxGraph, name: str, x: str) -> str:
-    """The activation, as jax.nn defines it."""
+    """The activation as in jax.nn."""
     match name:
         case "none":
             return x

@@ -1,4 +1,4 @@
-"""The nodes and constants of an ONNX model in the making."""
+"""The nodes and constants of an ONNX model under construction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exported model does to an observation before the first layer: preprocessing, then encoding."""
+"""The part of an exported model before the first layer: preprocessing, then encoding."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 
 def preprocess(graph: OnnxGraph, preprocessing: Preprocessing, x: str) -> str:
-    """What the stages do to [batch, *shape]; the frames that are stacked come and go as states of the model."""
+    """The stages on [batch, *shape]; stacked frames are inputs and outputs of the model, as states."""
     if preprocessing.is_stateful:
-        # Whether an episode has begun: 0 before its first observation, 1 from then on.
+        # 0 before the first observation of an episode, 1 from then on.
         nothing = graph.call("Mul", EPISODE_BEGUN, np.float32(0.0))
         graph.call("Add", nothing, np.float32(1.0), name=f"next/{EPISODE_BEGUN}")
     shape = preprocessing.observation.shape
@@ -56,7 +56,7 @@ def preprocess(graph: OnnxGraph, preprocessing: Preprocessing, x: str) -> str:
 
 
 def encode(graph: OnnxGraph, encoding: Encoding, x: str, is_normalized: bool) -> str:
-    """What `Encoding` does, for [batch, *space.shape]."""
+    """`Encoding` of [batch, *space.shape]."""
     from onnx import TensorProto
 
     space = encoding.space
@@ -81,7 +81,7 @@ def encode(graph: OnnxGraph, encoding: Encoding, x: str, is_normalized: bool) ->
 
 
 def _stacked(graph: OnnxGraph, stack: Stack, x: str) -> str:
-    """The frames that are remembered and this one [batch, *frame] after them; copies of it where an episode begins."""
+    """The kept frames followed by this one [batch, *frame]; copies of it at the beginning of an episode."""
     state, last = f"{STATE_PREFIX}{stack.name}", stack.shape[-1]
     frame = graph.call("Unsqueeze", x, np.array([-1])) if stack.adds_axis else x
     width = last // stack.length
@@ -93,7 +93,7 @@ def _stacked(graph: OnnxGraph, stack: Stack, x: str) -> str:
 
 
 def _resampled(graph: OnnxGraph, operation: Resampling, shape: tuple[int, ...], x: str) -> str:
-    """An image [batch, *shape] multiplied by the weights of its rows and of its columns."""
+    """An image [batch, *shape] times the weights of its rows and of its columns."""
     for name in ("rows", "columns") if operation.rows_first else ("columns", "rows"):
         matrix = getattr(operation, name)
         if matrix is None:
@@ -109,7 +109,7 @@ def _resampled(graph: OnnxGraph, operation: Resampling, shape: tuple[int, ...], 
 
 
 def _encode_part(graph: OnnxGraph, encoding: Encoding, x: str) -> str:
-    """What `Encoding` does with a part of a flattened observation [batch, size of the whole]."""
+    """`Encoding` of a part of a flattened observation [batch, size of the whole]."""
     from onnx import TensorProto
 
     part = encoding.part
