@@ -26,7 +26,7 @@ from steppe.runners.play.episodes import EpisodeRules, play
 from steppe.specs.environment import EnvironmentSpec
 
 BY_ENVIRONMENT = P(None, AXIS)
-"""How trajectories [T, N, ...] are cut."""
+"""How trajectories [T, N, ...] are divided among devices."""
 
 
 class HostEngine(Engine):
@@ -49,20 +49,20 @@ class HostEngine(Engine):
         self._spread = DeviceSpread(agent)
         self.shards = self._spread.shards
         learned = self._spread.over_devices(self._learned, (EVERYWHERE, BY_ENVIRONMENT), (EVERYWHERE, EVERYWHERE))
-        # Each device has a core of its own; none hands a part of its products over to another's.
+        # Each device has a core of its own, and computes its products alone.
         jitted = jit_for_learning if agent.situation.shards == 1 else jit_for_threads
         self._learn = jitted(learned, donate_argnums=0)
         self._metric_names: list[str] = []
         self._window = EpisodeWindow()
 
     def begin(self, seed: int) -> None:
-        """Fresh parameters and fresh episodes."""
+        """Starts with fresh parameters and fresh episodes."""
         self._learner = self._spread.placed(begin(self.agent, keys.make(seed)), EVERYWHERE)
         self._collector = RolloutCollector(self.agent, self.envs, self._state, np.random.default_rng(seed))
         self._collector.start(seed)
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
-        """Everything but the environments, which start new episodes."""
+        """Restores everything but the environments, which start new episodes."""
         arrays = dict(arrays)
         rng = np.random.default_rng()
         rng.bit_generator.state = json.loads(arrays.pop("host/rng").tobytes())
@@ -81,7 +81,7 @@ class HostEngine(Engine):
         }
 
     def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
-        """Collects and learns, iteration by iteration."""
+        """Collects rollouts and learns from them, one by one."""
         window, rows = self._window, list[dict[str, float]]()
         finished, reached, healthy = 0, False, True
         fault: EnvironmentFault | None = None
@@ -123,17 +123,17 @@ class HostEngine(Engine):
 
     @property
     def _state(self) -> TrainState:
-        """The agent's, to act with."""
+        """The agent's state on one device, for acting."""
         return self._spread.one_copy(self._learner.agent)
 
     def _cut_off(self, learner: Learner) -> Learner:
-        """What comes next does not follow from the newest timesteps of the memory."""
+        """Marks the ends of episodes in the memory: the next timestep does not continue them."""
         if self.agent.experience != "transitions":
             return learner
         return learner._replace(memory=self.agent.memory.cut(learner.memory))  # type: ignore[attr-defined]
 
     def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
-        """`learn` with all metrics in one vector, so that one transfer brings them."""
+        """`learn`, with all metrics in one vector for a single transfer."""
         metrics: Metrics
         learner, metrics = learn(self.agent, learner, trajectory)
         metrics["is_healthy"] = is_healthy(learner, metrics)

@@ -19,25 +19,25 @@ from steppe.runners.engines.learning import LARGEST_TIMESTEP, per_step_rewards
 from steppe.specs.spaces import Box, Space
 
 SLOW_IN_NUMPY = {"conv1d", "conv2d", "pool2d", "custom"}
-"""Layers for which a compiled forward pass is worth its dispatch."""
+"""Layers for which a compiled forward pass is faster in spite of its dispatch."""
 
 
 @dataclass
 class CollectedRollout:
-    """One rollout; the next one is written into the same arrays."""
+    """One rollout; the next one reuses its arrays."""
 
     trajectory: Trajectory
     timesteps: int = 0
-    """How many were taken, in all environments together."""
+    """The number of timesteps, of all environments together."""
     returns: list[float] = field(default_factory=list)
-    """Of the episodes that ended."""
+    """The returns of the episodes that ended."""
     lengths: list[int] = field(default_factory=list)
     is_cut_off: bool = False
-    """Whether the episodes of the rollout before were lost, so that they do not go on in this one."""
+    """Whether the episodes of the previous rollout were lost, so that this one does not continue them."""
 
 
 class RolloutCollector:
-    """Steps environments with an agent's policy; remembers where their episodes stand."""
+    """Steps environments with an agent's policy and keeps track of their episodes."""
 
     def __init__(self, agent: Agent[Any], envs: HostEnvs, state: TrainState, rng: np.random.Generator) -> None:
         self.agent = agent
@@ -54,14 +54,14 @@ class RolloutCollector:
             self._act = jit_for_few(agent.act_and_value if has_values else agent.act)  # type: ignore[attr-defined]
             self._acting = jax.jit(lambda state: agent.cut(agent.acting(state)))
         elif agent.perturbs_parameters:
-            # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
+            # A compiled call copies all parameters, so it is only used if it computes something.
             self._acting = jax.jit(agent.acting)
         self._buffers = _allocate(agent, self._actor, agent.situation.observation, agent.situation.action)
         if has_values:
             self._buffers = self._buffers._replace(values=np.zeros_like(self._buffers.rewards))
 
     def start(self, seed: int) -> None:
-        """New episodes everywhere."""
+        """Starts new episodes everywhere."""
         envs = self.envs.num_envs
         self._observations = self.envs.reset(seed)
         self._episode_returns = np.zeros(envs)
@@ -134,7 +134,7 @@ class RolloutCollector:
         return collected
 
     def _cut(self, t: int, observations: np.ndarray) -> None:
-        """All episodes have started anew before timestep t, which was not taken: the one before was their last."""
+        """Handles the restart of all episodes before timestep t: timestep t - 1 was their last."""
         if t:
             self._buffers.truncated[t - 1] |= ~self._buffers.terminated[t - 1]
         self._episode_returns[:] = 0.0
@@ -146,7 +146,7 @@ class RolloutCollector:
     def _act_in_numpy(
         self, observations: np.ndarray, noise: np.ndarray | None, timestep: int, internals: Internals
     ) -> tuple[np.ndarray, np.ndarray, Internals]:
-        """The same as `agent.act`, without a dispatch: for a small network that costs more than the forward pass."""
+        """The same as `agent.act` in NumPy: a compiled call costs more than the forward pass of a small network."""
         actor = self._actor
         outputs, internals = actor.outputs_after(observations, internals)
         log_std = actor.tensors.get("head/log_std", 0.0)
@@ -154,7 +154,7 @@ class RolloutCollector:
         return actions, outputs, internals
 
     def _restarted(self, internals: Internals, ended: np.ndarray) -> Internals:
-        """What is remembered where an episode ended is forgotten."""
+        """Resets the recurrent state of the environments whose episode ended."""
         initial = self.agent.initial_internals((self.envs.num_envs,))
         return {
             name: np.where(ended.reshape(-1, *(1,) * (value.ndim - 1)), initial[name], value)
@@ -163,7 +163,7 @@ class RolloutCollector:
 
 
 def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Space) -> Trajectory:
-    """Room for one rollout, [T, N, ...]."""
+    """Arrays for one rollout [T, N, ...]."""
     lead = (agent.horizon, agent.situation.num_envs)
     outputs = heads.outputs_size(actor.kind, action)
     action_shape = (action.size,) if isinstance(action, Box) else action.shape
@@ -190,8 +190,8 @@ def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Spac
 def _repeat(buffers: Trajectory, length: int) -> None:
     """Fills a rollout that ended early with copies of itself, so that minibatches of it are full.
 
-    Nothing flows from one copy into another, since all episodes are cut where the rollout ended. A last copy that is
-    not whole has no weight, so that all timesteps count alike.
+    All episodes are cut at the end of each copy, so that the copies do not influence each other. An incomplete last
+    copy has weight 0, so that all timesteps count alike.
     """
     buffers.truncated[length - 1] |= ~buffers.terminated[length - 1]
     for leaf in jax.tree.leaves(buffers):
@@ -204,6 +204,6 @@ def _repeat(buffers: Trajectory, length: int) -> None:
 
 
 def _room(agent: Agent[Any], lead: tuple[int, int]) -> Internals:
-    """For what the actor remembers, [T, N, ...]."""
+    """Arrays for the recurrent state [T, N, ...]."""
     one = agent.initial_internals(lead[1:])
     return {name: np.zeros((lead[0], *value.shape), value.dtype) for name, value in one.items()}
