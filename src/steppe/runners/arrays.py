@@ -15,6 +15,11 @@ from steppe.memories import ReplayState, held, put_back
 from steppe.runners import keys
 
 
+def below(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays whose names start with the prefix, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
 def to_arrays(tree: Any) -> dict[str, np.ndarray]:
     """{"learner/agent/params": array, ...}; random keys become their words. Always copies."""
     arrays: dict[str, np.ndarray] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -70,6 +71,33 @@ def is_healthy(learner: Learner, metrics: Metrics) -> Array:
     params = learner.agent.params
     # One product instead of a test of each parameter: it is not finite if any parameter is not, or is huge.
     return jnp.isfinite(metrics.get("loss", jnp.float32(0.0))) & jnp.isfinite(jnp.vdot(params, params))
+
+
+class LearnStep:
+    """`learn` for a compiled call from Python, with all metrics in one vector for a single transfer."""
+
+    def __init__(self, agent: Agent[Any], average: Callable[[Array], Array] = lambda values: values) -> None:
+        """`average` is the mean over devices, if the environments are spread."""
+        self._agent, self._average = agent, average
+        self._names: list[str] = []
+
+    def learn(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
+        """The function to be compiled."""
+        learner, metrics = learn(self._agent, learner, trajectory)
+        metrics["is_healthy"] = is_healthy(learner, metrics)
+        self._names = list(metrics)
+        return learner, self._average(jnp.stack([jnp.float32(value) for value in metrics.values()]))
+
+    def named(self, values: Any) -> dict[str, float]:
+        """The metrics of a call by name, `is_healthy` and `updates` among them."""
+        return dict(zip(self._names, np.asarray(values).tolist(), strict=True))
+
+
+def episodes_cut(agent: Agent[Any], learner: Learner) -> Learner:
+    """Marks the ends of episodes in the memory, if there is one: the next timestep does not continue them."""
+    if agent.experience != "transitions":
+        return learner
+    return learner._replace(memory=agent.memory.cut(learner.memory))  # type: ignore[attr-defined]
 
 
 def timesteps_of(trajectory: Trajectory) -> Timesteps:

@@ -15,6 +15,7 @@ from steppe.envs.interruption import EpisodesCut
 from steppe.policies import heads
 from steppe.policies.policy import Policy
 from steppe.runners.compilation import jit_for_few
+from steppe.runners.engines.episode_collector import EpisodeCollector
 from steppe.runners.engines.learning import LARGEST_TIMESTEP, per_step_rewards
 from steppe.specs.spaces import Box, Space
 
@@ -36,13 +37,12 @@ class CollectedRollout:
     """Whether the episodes of the previous rollout were lost, so that this one does not continue them."""
 
 
-class RolloutCollector:
+class RolloutCollector(EpisodeCollector):
     """Steps environments with an agent's policy and keeps track of their episodes."""
 
     def __init__(self, agent: Agent[Any], envs: HostEnvs, state: TrainState, rng: np.random.Generator) -> None:
+        super().__init__(envs, rng)
         self.agent = agent
-        self.envs = envs
-        self.rng = rng
         self._preprocess = per_step_rewards(agent)
         self._actor = agent.actor(state)
         network = self._actor.description.network
@@ -62,12 +62,11 @@ class RolloutCollector:
 
     def start(self, seed: int) -> None:
         """Starts new episodes everywhere."""
-        envs = self.envs.num_envs
-        self._observations = self.envs.reset(seed)
-        self._episode_returns = np.zeros(envs)
-        self._episode_lengths = np.zeros(envs, np.int64)
-        self._running_returns = np.zeros(envs, np.float32)
-        self._internals = self.agent.initial_internals((envs,))
+        self.begin_episodes(self.envs.reset(seed))
+
+    def initial_state(self) -> Internals:
+        """As the agent has it."""
+        return self.agent.initial_internals((self.envs.num_envs,))
 
     def collect(self, state: TrainState, timestep: int) -> CollectedRollout:
         """A rollout with the policy of a state."""
@@ -84,7 +83,7 @@ class RolloutCollector:
         while t < agent.horizon and (enough is None or len(collected.returns) < enough):
             observations = self._observations
             drawn = None if is_greedy else noise[t]
-            internals = self._internals
+            internals = self._state
             now = timestep + t * num_envs
             if self._act is None:
                 actions, outputs, following = self._act_in_numpy(observations, drawn, now, internals)
@@ -98,14 +97,11 @@ class RolloutCollector:
             try:
                 step = envs.step(agent.to_host(actions))
             except EpisodesCut as cut:
-                self._cut(t, cut.observations)
+                self.cut_episodes(buffers, t, cut.observations)
                 collected.is_cut_off |= t == 0
                 continue
-            self._episode_returns += step.scores
-            self._episode_lengths += 1
             rewards = step.rewards if self._preprocess is None else self._preprocess(step.rewards)
-            self._running_returns *= discount
-            self._running_returns += rewards
+            self.count(step, rewards, discount)
             buffers.actions[t] = actions
             buffers.outputs[t] = outputs
             buffers.rewards[t] = rewards
@@ -116,32 +112,12 @@ class RolloutCollector:
             for name, value in internals.items():
                 buffers.internals[name][t] = value
                 buffers.next_internals[name][t] = following[name]
-            ended = step.terminated | step.truncated
-            if ended.any():
-                for i in np.flatnonzero(step.finished):
-                    collected.returns.append(float(self._episode_returns[i]))
-                    collected.lengths.append(int(self._episode_lengths[i]))
-                self._episode_returns[step.finished] = 0.0
-                self._episode_lengths[step.finished] = 0
-                self._running_returns[ended] = 0.0
-                following = self._restarted(following, ended)
-            self._internals = following
-            self._observations = step.observations
+            self.finish_step(step, following, collected.returns, collected.lengths)
             t += 1
         if enough is not None:
             _repeat(buffers, t)
         collected.timesteps = t * num_envs
         return collected
-
-    def _cut(self, t: int, observations: np.ndarray) -> None:
-        """Handles the restart of all episodes before timestep t: timestep t - 1 was their last."""
-        if t:
-            self._buffers.truncated[t - 1] |= ~self._buffers.terminated[t - 1]
-        self._episode_returns[:] = 0.0
-        self._episode_lengths[:] = 0
-        self._running_returns[:] = 0.0
-        self._internals = self.agent.initial_internals((self.envs.num_envs,))
-        self._observations = observations
 
     def _act_in_numpy(
         self, observations: np.ndarray, noise: np.ndarray | None, timestep: int, internals: Internals
@@ -152,14 +128,6 @@ class RolloutCollector:
         log_std = actor.tensors.get("head/log_std", 0.0)
         actions, internals = self.agent.choose(outputs, noise, timestep, internals, log_std, np)
         return actions, outputs, internals
-
-    def _restarted(self, internals: Internals, ended: np.ndarray) -> Internals:
-        """Resets the recurrent state of the environments whose episode ended."""
-        initial = self.agent.initial_internals((self.envs.num_envs,))
-        return {
-            name: np.where(ended.reshape(-1, *(1,) * (value.ndim - 1)), initial[name], value)
-            for name, value in internals.items()
-        }
 
 
 def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Space) -> Trajectory:

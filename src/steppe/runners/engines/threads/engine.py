@@ -14,7 +14,7 @@ from steppe.errors import CheckpointError, EnvironmentFault
 from steppe.policies.policy import Policy
 from steppe.runners import keys
 from steppe.runners._base import Chunk, ChunkLimits, Engine
-from steppe.runners.arrays import from_arrays, to_arrays
+from steppe.runners.arrays import below, from_arrays, to_arrays
 from steppe.runners.engines.compiled.rollout import Rollout
 from steppe.runners.engines.learning import LARGEST_TIMESTEP, begin
 from steppe.runners.engines.threads.exploration import explores_apart
@@ -67,9 +67,9 @@ class ThreadsEngine(Engine):
                 f"the checkpoint is of {'another run mode' if count is None else f'{int(count)} workers'}, but this "
                 f"experiment has {self.num_workers} in threads; it was made by an experiment with other settings"
             )
-        self.model.restore(_below("model/", arrays))
+        self.model.restore(below("model/", arrays))
         for worker in self._workers:
-            carry = from_arrays(worker.carry(), _below(f"workers/{worker.index}/", arrays))
+            carry = from_arrays(worker.carry(), below(f"workers/{worker.index}/", arrays))
             worker.restore(carry, arrays.get(f"randomness/{worker.index}"))
         self.window.record(arrays["window/returns"].tolist(), arrays["window/lengths"].tolist())
         self._start()
@@ -143,7 +143,3 @@ class ThreadsEngine(Engine):
         for worker in self._workers:
             worker.start()
         self._worker_threads = WorkerThreads(self._workers)
-
-
-def _below(start: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}

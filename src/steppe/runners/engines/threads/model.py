@@ -16,6 +16,7 @@ import numpy as np
 from steppe.agents._base import Agent, TrainState
 from steppe.agents.core.normalizers import Statistics
 from steppe.errors import CheckpointError
+from steppe.runners.arrays import below
 from steppe.runners.engines.shared_optimizers import SharedOptimizer
 from steppe.runners.engines.threads.optimizer_plan import UpdatePlan
 
@@ -156,10 +157,7 @@ class SharedModel:
                 }
                 statistics.restore(Statistics(**saved))
         for number, optimizer in enumerate(self._optimizers):
-            start = f"optimizers/{number}/"
-            optimizer.restore(
-                {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
-            )
+            optimizer.restore(below(f"optimizers/{number}/", arrays))
 
     @property
     def _optimizers(self) -> list[Any]:
