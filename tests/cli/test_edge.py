@@ -240,11 +240,11 @@ def test_training_imports_neither_gymnasium_nor_export_before_the_first_timestep
     code = (
         "import sys; from steppe.runners.loop import TrainingLoop; from steppe.cli import main; late = "
         "['gymnasium', 'onnx', 'PIL', 'flax', 'tensorboardX', 'boto3', 'steppe.specs.serving', "
-        "'steppe.runners.play.evaluation']; advance = TrainingLoop._take_in\n"
+        "'steppe.runners.play.evaluation']; advance = TrainingLoop._count_chunk\n"
         "def told(*arguments):\n"
         "    print([name for name in late if name in sys.modules], file=sys.stderr)\n"
         "    advance(*arguments)\n"
-        "TrainingLoop._take_in = told\n"
+        "TrainingLoop._count_chunk = told\n"
         "main('train CartPole-v1 --agent ppo -q -t 1024 --set video=false --set final_evaluation=null'.split())"
     )
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""How an experiment is trained. Importing this is light; JAX comes with the first check or run."""
+"""Trains experiments. Importing this is light; JAX is imported with the first check or run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 
 def check(spec: ExperimentSpec, resumed: Path | None = None) -> list[str]:
-    """Builds everything that the experiment needs and throws it away; notices of what will have no effect.
+    """Builds everything that the experiment needs and discards it; returns notices of settings without effect.
 
-    `resumed` is the folder of the run that trains on: it may do so in this process, where JAX is set up once.
+    `resumed` is the folder of a run to be resumed, perhaps in this process, where JAX can only be set up once.
 
-    Raises a UserError for whatever cannot work: unknown agents and settings, networks that do not fit the
+    Raises a UserError for everything that cannot work: unknown agents and settings, networks that do not fit the
     observations, actions that the algorithm cannot take.
     """
     from steppe.records.checkpoints import latest_manifest
@@ -36,7 +36,7 @@ def check(spec: ExperimentSpec, resumed: Path | None = None) -> list[str]:
         let_threads_compute(spec.num_workers)
     elif spec.run_mode == "distributed" and spec.ray.gpus_per_worker:
         keep_off_gpus()
-    # The other run modes and platforms are made of the same agents and environments.
+    # The other run modes are built from the same agents and environments.
     shards: int | None = 1
     xla_threads: int | None = 1
     if spec.run_mode == "single":
@@ -58,9 +58,9 @@ def run(
     request: Callable[[], str | None],
     on_progress: Callable[[Progress], None],
 ) -> RunOutcome:
-    """Trains in this process and leaves metrics, checkpoints, policies and a video in `folder`.
+    """Trains in this process and writes metrics, checkpoints, policies and a video to `folder`.
 
-    `request` is asked between chunks of about a fifth of a second whether to "pause" or "stop".
+    `request` is called between chunks of about a fifth of a second; it may return "pause" or "stop".
     """
     from dataclasses import replace
 
@@ -79,16 +79,16 @@ def run(
     finally:
         engine.close()
     if is_evaluated(spec, outcome.state):
-        loop.tell("evaluating")
+        loop.show_phase("evaluating")
         outcome = replace(outcome, evaluation=evaluate_at_end(spec, Path(folder), outcome, request))
-    loop.tell("filming" if is_filmed(spec, outcome.state) else "exporting")
+    loop.show_phase("filming" if is_filmed(spec, outcome.state) else "exporting")
     outcome.notices.extend(leave_video_and_onnx(spec, Path(folder), outcome.state))
     return outcome
 
 
 def _kept_spreading(manifest: dict[str, Any]) -> tuple[int | None, int | None]:
-    """(host devices, XLA's threads) of a checkpoint; None chooses them for this machine.
+    """(host devices, XLA threads) of a checkpoint; None lets them be chosen for this machine.
 
-    Checkpoints that do not say the threads are of versions that had one.
+    Checkpoints without a number of threads were made by versions that used one.
     """
     return manifest.get("shards"), manifest.get("xla_threads", 1 if manifest else None)

@@ -1,6 +1,6 @@
-"""Nested states as flat dicts of named NumPy arrays, and back: what a checkpoint holds.
+"""Nested states as flat dicts of named NumPy arrays, as in checkpoints, and back.
 
-Of a replay memory it holds only what is filled.
+Only the filled part of a replay memory is kept.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ from steppe.memories import ReplayState, compact, restore
 from steppe.runners import keys
 
 
+def below(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays whose names start with the prefix, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
 def to_arrays(tree: Any) -> dict[str, np.ndarray]:
-    """{"learner/agent/params": array, ...}; random keys are written as their words. Always copies."""
+    """{"learner/agent/params": array, ...}; random keys become their words. Always copies."""
     arrays: dict[str, np.ndarray] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree, _is_memory)[0]:
         if _is_memory(leaf):
@@ -47,7 +52,7 @@ def from_arrays(template: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def _memory(name: str, template: ReplayState, arrays: dict[str, np.ndarray]) -> ReplayState:
-    """A replay memory; one that an older version saved has no frames."""
+    """Restores a replay memory; those saved by older versions have no frames."""
     has_frames = any(each.startswith(f"{name}/frames/") for each in arrays)
     like = template if has_frames else template._replace(frames=())
     saved = jax.tree_util.tree_map_with_path(lambda path, _: _found(f"{name}/{_name(path)}", arrays), like)

@@ -1,4 +1,4 @@
-"""What a finished run leaves behind besides numbers: its policy as ONNX and a film of it."""
+"""The ONNX file and the video of a finished run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ log = logging.getLogger(__name__)
 
 
 def is_filmed(spec: ExperimentSpec, state: str) -> bool:
-    """Whether a run that ends in this state leaves a film."""
+    """Whether a run that ends in this state makes a video."""
     return spec.video and state == "completed"
 
 
 def leave_video_and_onnx(spec: ExperimentSpec, folder: Path, state: str) -> list[str]:
-    """Both where they can be had; what keeps one of them from being made is noted and fails no run."""
+    """Makes both if possible; returns a notice for each that could not be made, which does not fail the run."""
     policy = load_policy(folder / "policy", allow_modules=named_by(spec))
     steps = {"ONNX file": _leave_onnx} | ({"video": _leave_video} if is_filmed(spec, state) else {})
     notices = []

@@ -1,4 +1,4 @@
-"""How much disk the checkpoints of a run will take: told before it trains, if it is much."""
+"""The disk space that the checkpoints of a run will take, for a notice before it trains."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from steppe.records.checkpoints import KEPT
 from steppe.specs.experiment import ExperimentSpec
 
 LARGE = 100_000_000
-"""From how many bytes on a checkpoint is worth a word."""
+"""Checkpoints of fewer bytes are not mentioned."""
 SHARED_OUT = ("multi-threaded", "distributed")
-"""Run modes in which each worker has its part of the memory."""
+"""Run modes in which each worker has a part of the memory."""
 
 
 def size_notices(spec: ExperimentSpec, agent: Any, folder: Path) -> list[str]:
-    """What a user should know of the room that checkpoints in `folder` will take."""
+    """Notices about the disk space of checkpoints in `folder`."""
     size = largest_size(spec, agent)
     if size < LARGE:
         return []
-    # One more is written before the oldest is deleted.
+    # A new checkpoint is written before the oldest one is deleted.
     needed = (KEPT + 1) * size
     told = (
         f"a checkpoint takes up to {readable_size(size)}, most of it the replay memory when it is full "
@@ -36,7 +36,7 @@ def size_notices(spec: ExperimentSpec, agent: Any, folder: Path) -> list[str]:
 
 
 def largest_size(spec: ExperimentSpec, agent: Any) -> int:
-    """The bytes of a replay memory as full as it gets in this run; 0 if the agent has none."""
+    """The largest size in bytes of the replay memory in this run; 0 if the agent has none."""
     if agent is None or agent.experience != "transitions":
         return 0
     # Here, since a learner with a policy of the user's own needs no JAX.
@@ -51,5 +51,5 @@ def largest_size(spec: ExperimentSpec, agent: Any) -> int:
 
 
 def readable_size(size: int) -> str:
-    """A number of bytes as people write it."""
+    """A number of bytes in MB or GB."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.0f} MB"

@@ -1,4 +1,4 @@
-"""The settings that a run really has: those of its spec, with every default and everything that follows from others."""
+"""The effective settings of a run: those of its spec with all defaults and all values derived from others."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from steppe.specs.spaces import Box, Discrete, Space
 def effective(spec: ExperimentSpec, agent: Any) -> dict[str, Any]:
     """The section `effective` of experiment.json, for an agent that was built from `spec`.
 
-    `given` lists the paths of all settings that the experiment names, as against defaults, and `without_effect` those
-    of the agent that have no part in this run.
+    `given` lists the paths of all settings that the experiment gives, and `without_effect` those of the agent that this
+    run does not use.
     """
-    # Not the agent's own: of a memory each of several workers has its part.
+    # Not those of the agent object: a worker's memory is only a part of the whole.
     settings = spec.agent.settings_as(agent_class(spec.agent).Settings)
     episodes, timesteps = spec.limits
     return {
-        "agent": {"type": spec.agent.type} | _settled(agent, settings),
+        "agent": {"type": spec.agent.type} | _agent_settings(agent, settings),
         "network": _network(agent),
         "environment": _environment(spec, agent),
         "limits": {"total_timesteps": timesteps, "episodes": episodes, "stop_at_return": spec.stop_at_return},
@@ -37,8 +37,8 @@ def effective(spec: ExperimentSpec, agent: Any) -> dict[str, Any]:
     }
 
 
-def _settled(agent: Any, settings: Any) -> dict[str, Any]:
-    """All settings of the agent, with what "auto" and null have come to."""
+def _agent_settings(agent: Any, settings: Any) -> dict[str, Any]:
+    """All settings of the agent, with the values that stand for "auto" and null."""
     values = settings.model_dump(mode="json")
     chosen = {
         "distribution": "kind",
@@ -49,7 +49,7 @@ def _settled(agent: Any, settings: Any) -> dict[str, Any]:
     if values.get("optimization_steps") is None:
         chosen["minibatches"] = "minibatches_per_epoch"
     values |= {name: getattr(agent, own, values[name]) for name, own in chosen.items() if name in values}
-    # null of these means another setting.
+    # For these settings null means the value of another one.
     for name, source in (
         ("critic_learning_rate", values.get("learning_rate")),
         ("critic_optimizer", values.get("optimizer")),
@@ -61,7 +61,7 @@ def _settled(agent: Any, settings: Any) -> dict[str, Any]:
 
 
 def _network(agent: Any) -> dict[str, Any] | None:
-    """Each layer as it is built, with the shape of its output, and how many parameters there are in all."""
+    """Each layer with the shape of its output, and the number of parameters."""
     layers, layout = getattr(agent, "layers", None), getattr(agent, "layout", None)
     if not isinstance(layers, NetworkSpec) or layout is None:
         return None
@@ -123,9 +123,9 @@ def _space(space: Space) -> dict[str, Any]:
 
 
 def _given(spec: ExperimentSpec, settings: Any) -> Iterator[str]:
-    """The paths of the settings that were written, as far as that is known once defaults were written beside them.
+    """The paths of the given settings.
 
-    An agent's settings are kept as they were written. Of all others those that differ from their defaults count.
+    An agent's settings are kept as they were written; of all others those that differ from their defaults count.
     """
     yield "agent.type"
     yield from _set_in(settings, "agent.")
@@ -157,7 +157,7 @@ def _set_in(model: BaseModel, prefix: str) -> Iterator[str]:
 
 
 def _without_effect(agent: Any, settings: Any) -> Iterator[str]:
-    """Settings that only say more about another one, which this run does not use."""
+    """Settings that depend on another one which this run does not use."""
 
     def value(name: str) -> Any:
         return getattr(settings, name, None)

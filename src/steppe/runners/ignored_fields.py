@@ -1,4 +1,4 @@
-"""What an experiment says for another run mode than its own: told, and otherwise without effect."""
+"""Fields of an experiment that its run mode ignores, for notices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _FIELDS = {
     },
 }
 _SECTIONS = {"distributed": ("distributed",), "asynchronous": ("async",), "ray": ("distributed", "async")}
-"""Part of an experiment -> the run modes that look at it."""
+"""Section of an experiment -> the run modes that use it."""
 
 
 def ignored_fields(spec: ExperimentSpec) -> list[str]:
-    """A sentence for each field, and each part, that differs from its default and that this run mode never looks at."""
+    """A notice for each field or section that differs from its default and that this run mode ignores."""
     fields = _FIELDS.get(spec.run_mode, {})
     sentences = [f"{name} {fields[name]}" for name in _changed(spec, fields)]
     for section, modes in _SECTIONS.items():
@@ -35,5 +35,5 @@ def ignored_fields(spec: ExperimentSpec) -> list[str]:
 
 
 def _changed(part: Spec, names: Iterable[str]) -> list[str]:
-    """Those of the names whose value is not the default."""
+    """The names of fields whose value is not the default."""
     return [name for name in names if getattr(part, name) != type(part).model_fields[name].default]

@@ -1,4 +1,4 @@
-"""How many cores share a large update: decided from the spec, since JAX must know it before it starts."""
+"""How many cores share a large update: computed from the spec, since JAX must know it before it starts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.learning.defaults_by_kind import kind_of
 
 WORK_PER_DEVICE = 2**26
-"""How many multiplications of one convolution over a minibatch pay for a device: Nature's network has as many over 37
-pictures. Dense layers are left to one device: two that share 256 rows of 256 x 256 take as long as one."""
+"""The multiplications of one convolution over a minibatch that are worth a device: those of the Nature DQN network over
+37 pictures. Dense layers stay on one device: two that share 256 rows of 256 x 256 take as long as one."""
 POSITIONS = 49
-"""At how many places a convolution is applied at least, for all that a spec tells: Nature's last one."""
+"""The assumed number of positions of a convolution, that of the last one of the Nature DQN network."""
 WORK_PER_THREAD = 2**23
-"""How many multiplications of one dense layer over a batch pay for a thread: 256 x 256 weights have as many over 128
+"""The multiplications of one dense layer over a batch that are worth a thread: those of 256 x 256 weights over 128
 rows."""
 
 
 def devices_for(spec: ExperimentSpec, cores: int | None = None) -> int:
-    """How many host devices share the environments of a host run, and the minibatches of what is seen there."""
+    """The number of host devices that share the environments of a host run, and their minibatches."""
     cores = available_cores() if cores is None else cores
     most = min(cores, _work_of_minibatch(spec) // WORK_PER_DEVICE)
     devices = 1
@@ -32,9 +32,9 @@ def devices_for(spec: ExperimentSpec, cores: int | None = None) -> int:
 
 
 def threads_for(spec: ExperimentSpec, cores: int | None = None) -> int:
-    """How many of XLA's threads share the products of an update from a replay memory.
+    """The number of XLA's threads that share the products of an update from a replay memory.
 
-    One if the network has convolutions: those take longer in two threads than in one.
+    It is one if the network has convolutions, which take longer in two threads than in one.
     """
     cores = available_cores() if cores is None else cores
     settings, layers = _settings(spec), _layers(spec)
@@ -44,7 +44,7 @@ def threads_for(spec: ExperimentSpec, cores: int | None = None) -> int:
 
 
 def _is_even(spec: ExperimentSpec, devices: int) -> bool:
-    """Whether each device gets as many environments, whose timesteps make up the minibatches that are asked for."""
+    """Whether environments and minibatches can be divided evenly among the devices."""
     settings, num_envs = _settings(spec), num_envs_of(spec)
     is_recurrent = spec.network is not None and spec.network.is_recurrent
     if is_recurrent or getattr(settings, "rollout_episodes", None) is not None or num_envs % devices:
@@ -64,7 +64,7 @@ def _work_of_minibatch(spec: ExperimentSpec) -> int:
 
 
 def _timesteps(spec: ExperimentSpec) -> int:
-    """How many timesteps of all environments an update learns from."""
+    """The timesteps of all environments in one update."""
     settings, num_envs = _settings(spec), num_envs_of(spec)
     total = getattr(settings, "rollout_timesteps", None)
     return settings.horizon * num_envs if total is None else -(-total // num_envs) * num_envs
@@ -75,7 +75,7 @@ def _settings(spec: ExperimentSpec) -> Any:
 
 
 def _layers(spec: ExperimentSpec) -> list[Any]:
-    """Those of the network, or the agent's own for what the environment's id tells of its observations."""
+    """The layers of the spec's network, or the agent's default for the kind of observations guessed from the id."""
     from steppe.specs.spaces import Box
 
     if spec.network is not None:
@@ -87,7 +87,7 @@ def _layers(spec: ExperimentSpec) -> list[Any]:
 
 
 def _filter_weights(layers: list[Any]) -> int:
-    """Weights of the largest convolution, but of the first one, whose inputs a spec does not tell."""
+    """Weights of the largest convolution except the first, whose inputs are not in the spec."""
     most, inputs = 0, 0
     for layer in layers:
         if layer.type in ("conv1d", "conv2d"):
@@ -102,7 +102,7 @@ def _filter_weights(layers: list[Any]) -> int:
 
 
 def _dense_weights(layers: list[Any]) -> int:
-    """Weights of the largest dense layer, but of those whose inputs a spec does not tell."""
+    """Weights of the largest dense layer whose inputs are known from the spec."""
     most, inputs = 0, 0
     for layer in layers:
         if layer.type in ("dense", "linear"):

@@ -45,7 +45,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class TrainingLoop:
-    """One run of one experiment in this process."""
+    """One run of one experiment in this process: progress, metrics, checkpoints, and when to end."""
 
     def __init__(
         self, spec: ExperimentSpec, engine: Engine, folder: Path | HeldFolder, request: Request, show: OnProgress
@@ -74,23 +74,22 @@ class TrainingLoop:
         self.notices: list[str] = []
 
     def run(self, checkpoint: Checkpoint | None) -> RunOutcome:
-        """Trains, from a checkpoint or from nothing, until something ends it; the work so far is always saved."""
+        """Trains, from a checkpoint or anew, until a limit or a request ends it; the work so far is always saved."""
         self.show(Progress("compiling"))
         if checkpoint is not None:
             self._restore(checkpoint)
         else:
             self.engine.begin(self.seed)
-        self._tell_settings()
+        self._show_settings()
         self._clock = time.perf_counter() - self.seconds
-        self._summaries = self._schedule(self.spec.summary_frequency)
-        self._saves = self._schedule(self.spec.saver_frequency)
+        self._summaries = self._trigger(self.spec.summary_frequency)
+        self._saves = self._trigger(self.spec.saver_frequency)
         evaluation = self.spec.evaluation
-        self._evaluations = self._schedule(Frequency(evaluation.every, "t")) if evaluation else None
+        self._evaluations = self._trigger(Frequency(evaluation.every, "t")) if evaluation else None
         resume_from = None if checkpoint is None else self.timestep
         with MetricsWriter(self.folder, resume_from=resume_from) as self._metrics:
             if checkpoint is None:
                 self._save()
-            # The first chunk of training compiles.
             self.show(self._progress("compiling"))
             state, reason = self._train()
             self._finish()
@@ -101,8 +100,8 @@ class TrainingLoop:
             state, reason, self.timestep, self.episode, self.update, self.mean_return, self.seconds, self.notices
         )
 
-    def tell(self, phase: str) -> None:
-        """Says what is done now that the training is over."""
+    def show_phase(self, phase: str) -> None:
+        """Shows a phase after the training."""
         self.show(self._progress(phase))
 
     def _train(self) -> tuple[str, str]:
@@ -114,7 +113,7 @@ class TrainingLoop:
             started = time.perf_counter()
             chunk = self.engine.advance(iterations, self.timestep, self._limits())
             spent = time.perf_counter() - started
-            self._take_in(chunk, spent)
+            self._count_chunk(chunk, spent)
             if not chunk.is_healthy:
                 raise TrainingDiverged(self._divergence())
             if chunk.fault is not None:
@@ -131,7 +130,7 @@ class TrainingLoop:
             iterations = self._next_size(chunk, spent)
 
     def _ending(self) -> tuple[str, str] | None:
-        """(state, reason) when the run is over."""
+        """(state, reason) if the run is over."""
         if self.timestep_limit is not None and self.timestep >= self.timestep_limit:
             return "completed", f"all {self.timestep_limit:,} timesteps were run"
         if self.episode_limit is not None and self.episode >= self.episode_limit:
@@ -141,7 +140,7 @@ class TrainingLoop:
         return None
 
     def _iterations_left(self) -> int:
-        """Until the next thing that is due at a certain timestep."""
+        """The iterations until the next event that is due at a known timestep."""
         lefts = [s.timesteps_left(self.timestep) for s in (self._saves, self._evaluations) if s]
         if self.timestep_limit is not None:
             lefts.append(self.timestep_limit - self.timestep)
@@ -151,7 +150,7 @@ class TrainingLoop:
         return max(1, math.ceil(min(known) / self.engine.timesteps_per_iteration))
 
     def _next_size(self, chunk: Chunk, spent: float) -> int:
-        """As many iterations as fill CHUNK_SECONDS; growth is gradual, since the first chunk includes compilation."""
+        """The iterations that fill CHUNK_SECONDS; they grow gradually, since the first chunk includes compilation."""
         fitting = int(CHUNK_SECONDS * chunk.iterations / max(spent, 1e-6))
         least = self.engine.least_iterations
         return int(np.clip(fitting, least, max(least, min(8 * chunk.iterations, self.engine.most_iterations))))
@@ -163,16 +162,16 @@ class TrainingLoop:
         known = [left for left in lefts if left is not None]
         return ChunkLimits(min(known) if known else None, self.spec.stop_at_return)
 
-    def _take_in(self, chunk: Chunk, spent: float) -> None:
-        """Counts what a chunk did and writes a summary at each iteration where one is due."""
+    def _count_chunk(self, chunk: Chunk, spent: float) -> None:
+        """Counts the results of a chunk and writes metrics for each iteration at which they are due."""
         columns = chunk.columns
         before = self.seconds
         self.seconds = time.perf_counter() - self._clock
-        # The first chunk includes the compilation, so its speed tells nothing.
+        # The speed of the first chunk includes compilation.
         if self.is_warm:
-            self._note_speed(int(np.sum(columns.get("timesteps", 0))), spent)
+            self._measure_speed(int(np.sum(columns.get("timesteps", 0))), spent)
         self.is_warm = True
-        # As Python's own numbers: taking them out of arrays one by one takes longer than all the rest.
+        # As Python numbers: indexing the arrays one by one would take longer than everything else here.
         counts = (columns[name].tolist() for name in ("timesteps", "episodes", "updates")) if chunk.iterations else ()
         for i, (timesteps, episodes, updates) in enumerate(zip(*counts, strict=True)):
             self.timestep += timesteps
@@ -182,14 +181,14 @@ class TrainingLoop:
             if self._summaries.is_due(self.timestep, self.episode, at):
                 self._summarize(columns, i)
         if chunk.iterations:
-            self._note_returns(columns, chunk.iterations - 1)
-            self._note_metrics(columns)
-        # Where all workers are gone no iteration tells it.
+            self._update_means(columns, chunk.iterations - 1)
+            self._keep_metrics(columns)
+        # Without workers there are no iterations, but still current values.
         self.latest = self.latest | {name: float(value) for name, value in chunk.figures.items()}
         if self.spec.evaluation is None and self._is_best(self.mean_return):
             self.best_policy = self.engine.policy(self.timestep)
 
-    def _note_speed(self, timesteps: int, spent: float) -> None:
+    def _measure_speed(self, timesteps: int, spent: float) -> None:
         self._newest.append((timesteps, spent))
         while sum(seconds for _, seconds in self._newest) - self._newest[0][1] > SPEED_SECONDS:
             self._newest.popleft()
@@ -197,17 +196,17 @@ class TrainingLoop:
         self.steps_per_second = taken / max(seconds, 1e-9)
 
     def _summarize(self, columns: dict[str, np.ndarray], i: int) -> None:
-        self._note_returns(columns, i)
-        # Workers are there before anything is learned.
+        self._update_means(columns, i)
+        # The number of workers is written even before the first update.
         self._write(_metrics(columns, i) if columns["updates"][i] or "workers" in columns else {})
 
-    def _note_metrics(self, columns: dict[str, np.ndarray]) -> None:
-        """Keeps those of the newest iteration that learned something, for the progress and for a run's last line."""
+    def _keep_metrics(self, columns: dict[str, np.ndarray]) -> None:
+        """Keeps the metrics of the newest iteration with updates, for the progress and for the last line."""
         learned = np.flatnonzero(columns["updates"])
         if learned.size or "workers" in columns:
             self.latest = _metrics(columns, int(learned[-1]) if learned.size else -1)
 
-    def _note_returns(self, columns: dict[str, np.ndarray], i: int) -> None:
+    def _update_means(self, columns: dict[str, np.ndarray], i: int) -> None:
         self.mean_return = _number(columns["mean_return"][i])
         self.mean_length = _number(columns["mean_length"][i])
 
@@ -231,7 +230,7 @@ class TrainingLoop:
         evaluation = self.spec.evaluation
         assert evaluation is not None
         self.show(self._progress("evaluating"))
-        # Seeded by the timestep alone: evaluating more or less often must not change what is learned.
+        # Seeded by the timestep alone: evaluating more or less often must not change the training.
         seed = (self.seed * 1_000_003 + self.timestep) % 2**31
         with self.engine.paused():
             mean_return, mean_length = self.engine.evaluate(evaluation.episodes, evaluation.greedy, seed)
@@ -248,8 +247,8 @@ class TrainingLoop:
         return True
 
     def _save(self) -> None:
-        """Checkpoint and policies; nothing is done twice for the same timestep and update."""
-        # Where workers are slow, much may be learned from what they sent before.
+        """Saves checkpoint and policies, once for the same timestep and update."""
+        # With slow workers there may be updates without new timesteps.
         if (self.saved_at, self._saved_update) == (self.timestep, self.update):
             return
         self.show(self._progress("saving"))
@@ -260,7 +259,7 @@ class TrainingLoop:
         log.info("saved at timestep %d%s", self.timestep, told)
 
     def _save_now(self) -> int:
-        """Returns the size of the checkpoint."""
+        """Returns the size of the checkpoint in bytes."""
         manifest = {
             "timestep": self.timestep,
             "episode": self.episode,
@@ -276,7 +275,7 @@ class TrainingLoop:
             "settings": self._settings(),
         }
         remove_evaluation(self.folder)
-        # The checkpoint comes last: a resumed run must not take a best policy for saved that was not.
+        # The checkpoint comes last: it must not promise a best policy that was not saved.
         folder = self.folder / "policy"
         with storing(folder):
             folder.mkdir(exist_ok=True)  # never the run folder itself, which may have been moved
@@ -329,7 +328,7 @@ class TrainingLoop:
         agent = self.engine.agent
         return {} if agent is None else json.loads(json.dumps(agent.settings.model_dump(mode="json")))
 
-    def _tell_settings(self) -> None:
+    def _show_settings(self) -> None:
         """Reports the notices of the engine and the run's effective settings."""
         room = checkpoint_size.size_notices(self.spec, self.engine.agent, Path(self.folder))
         for sentence in (*self.engine.notices, *room):
@@ -351,7 +350,7 @@ class TrainingLoop:
             "agent.learning_rate or agent.max_gradient_norm may keep a new run from it"
         )
 
-    def _schedule(self, frequency: Frequency) -> PeriodicTrigger:
+    def _trigger(self, frequency: Frequency) -> PeriodicTrigger:
         return PeriodicTrigger(frequency, self.timestep, self.episode, self.seconds)
 
     def _progress(self, phase: str) -> Progress:
@@ -372,7 +371,7 @@ class TrainingLoop:
 
 
 def _metrics(columns: dict[str, np.ndarray], i: int) -> dict[str, float]:
-    """What the agent says of one iteration."""
+    """The agent's metrics of one iteration."""
     counted = {"timesteps", "episodes", "updates", "mean_return", "mean_length"}
     return {name: float(column[i]) for name, column in columns.items() if name not in counted}
 
@@ -382,7 +381,7 @@ def _number(value: Any) -> float | None:
 
 
 def _differences(was: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(name, before, now) of what differs; settings that only one of the versions has are none of it."""
+    """(name, before, now) of different settings; those that only one of the versions has are left out."""
     if not (isinstance(was, dict) and isinstance(now, dict)):
         if was != now:
             yield name, was, now

@@ -1,4 +1,4 @@
-"""When something is due again: every so many seconds, episodes or timesteps."""
+"""Triggers that are due every so many seconds, episodes or timesteps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from steppe.specs.running.frequency import Frequency
 
 
 class PeriodicTrigger:
-    """Due once for every multiple of its frequency that a run has passed."""
+    """Due once for every multiple of its frequency that the run passes."""
 
     def __init__(self, frequency: Frequency, timestep: int = 0, episode: int = 0, seconds: float = 0.0) -> None:
         self.frequency = frequency
@@ -14,18 +14,18 @@ class PeriodicTrigger:
         self._advance(timestep, episode, seconds)
 
     def is_due(self, timestep: int, episode: int, seconds: float) -> bool:
-        """Whether a multiple was passed since the last time this was true."""
+        """Whether the run has passed a multiple since this was last true."""
         if self._measure(timestep, episode, seconds) < self._next:
             return False
         self._advance(timestep, episode, seconds)
         return True
 
     def timesteps_left(self, timestep: int) -> int | None:
-        """How many timesteps until it is due, where they decide."""
+        """Timesteps until it is due; None if it is counted in another unit."""
         return max(int(self._next) - timestep, 0) if self.frequency.unit == "t" else None
 
     def episodes_left(self, episode: int) -> int | None:
-        """How many episodes until it is due, where they decide."""
+        """Episodes until it is due; None if it is counted in another unit."""
         return max(int(self._next) - episode, 0) if self.frequency.unit == "e" else None
 
     def _advance(self, timestep: int, episode: int, seconds: float) -> None:

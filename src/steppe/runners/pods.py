@@ -1,4 +1,4 @@
-"""What the Pods of one experiment agree on: ports, and which of them hold which Ray actors."""
+"""Constants and functions shared by the Pods of one experiment: ports, files, and Ray resources."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.running.distributed import RaySpec
 
 DOOR_PORT = 8470
-"""Where the driver tells how it is going, and hears what is asked of it."""
+"""The port of the driver's status server, which also receives requests."""
 LEARNER_PORT = 8471
-"""Where the learner of run mode async takes in workers."""
+"""The port at which the learner of run mode async accepts workers."""
 RAY_PORT = 6379
-"""Where the driver's Ray takes in the other Pods."""
+"""The port at which the driver's Ray accepts the other Pods."""
 CREW_FILE_VARIABLE = "STEPPE_CREW_FILE"
-"""Names the file in which a learner writes down what its workers must know."""
+"""Names the file in which a learner writes the configuration of its workers."""
 JOINED_FILE_VARIABLE = "STEPPE_JOINED_FILE"
-"""Names the file in which a training writes down how many have joined it."""
+"""Names the file in which a training writes how many workers and servers have joined."""
 RAY_VARIABLE = "STEPPE_POD_RAY"
-"""Names the address of a Ray that runs in the driver's Pod already, since somebody else starts it."""
+"""Names the address of a Ray that already runs in the driver's Pod, if Steppe does not start it (KubeRay)."""
 STORE_SHARE, LARGEST_STORE = 0.3, 2**28
-"""How much of the memory of a worker's or server's Pod Ray may keep messages in, and how many bytes at most."""
+"""The share of a Pod's memory for Ray's object store, and its largest size in bytes."""
 LOOK_SECONDS, TELL_SECONDS = 0.5, 60.0
-"""How often Pods that are missing are looked for, and how often that is told."""
+"""How often missing Pods are looked for, and how often that is logged."""
 
 log = logging.getLogger(__name__)
 
 
 def resource_of(kind: str) -> str:
-    """Ray's name for room for one actor of this kind, "worker" or "server", which only the Pods of that kind have."""
+    """The Ray resource that only Pods of this kind ("worker" or "server") have, one for each actor."""
     return f"steppe_{kind}"
 
 
 def pod_resources(spec: ExperimentSpec, kind: str) -> dict[str, float]:
-    """What an actor of this kind asks Ray for, beside CPUs and GPUs."""
+    """The resources that an actor of this kind asks Ray for beside CPUs and GPUs."""
     return {resource_of(kind): 1} if spec.platform == "kubernetes" else {}
 
 
 def ray_of(spec: ExperimentSpec) -> RaySpec:
-    """The Ray of a driver and the other Pods of its experiment: one that is there, or one that the driver starts."""
+    """The Ray settings of a driver in a Pod: the Ray that already runs there, or one that the driver starts."""
     address = os.environ.get(RAY_VARIABLE) or None
     return spec.ray.model_copy(update={"port": RAY_PORT if address is None else None, "address": address})
 
 
 def is_listening(host: str, port: int, seconds: float) -> bool:
-    """Whether somebody listens there, who takes no longer than that to answer."""
+    """Whether a server accepts a connection within `seconds`."""
     try:
         socket.create_connection((host, port), seconds).close()
     except OSError:
@@ -58,18 +58,18 @@ def is_listening(host: str, port: int, seconds: float) -> bool:
 
 
 def store_bytes(memory: float) -> int:
-    """How many bytes of a Pod's memory Ray may keep messages in."""
+    """The size of Ray's object store in a Pod with this memory, in bytes."""
     return int(min(memory * STORE_SHARE, LARGEST_STORE))
 
 
 class RollCall:
-    """Writes down who has joined the training, for the driver's Pod to tell."""
+    """Writes how many workers and servers have joined, for the status server of the driver's Pod."""
 
     def __init__(self) -> None:
         self._noted: dict[str, dict[str, int]] = {}
 
     def note(self, kind: str, here: int, wanted: int) -> None:
-        """So many of this kind, "worker" or "server", are here now; the most that ever were are remembered."""
+        """Records the current number of a kind, "worker" or "server", and the largest so far."""
         before = self._noted.get(kind, {})
         now = {"here": here, "wanted": wanted, "most": max(here, before.get("most", 0))}
         file = os.environ.get(JOINED_FILE_VARIABLE)
@@ -79,7 +79,7 @@ class RollCall:
 
 
 def wait_for_pods(spec: ExperimentSpec, roll: RollCall) -> None:
-    """Waits until there is room for every parameter server and for a worker: a cluster may take its time for Pods."""
+    """Waits for the Pods of all parameter servers and of one worker, which a cluster may be slow to start."""
     import ray
 
     needed = {"server": spec.num_parameter_servers, "worker": 1}

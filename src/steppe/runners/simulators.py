@@ -1,4 +1,4 @@
-"""A simulator that stands beside a Pod's own container, and takes its time to start."""
+"""Waits for a simulator in a container of the same Pod, which may be slow to start."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.running.connections import RemoteSettings, split_address
 
 PATIENCE = 600.0
-"""How many seconds a simulator may take to listen; who acts then finds out by itself that there is none."""
+"""How many seconds a simulator may take to listen; after that connecting to it fails."""
 LOOK_SECONDS = 0.5
 
 
 def wait_for_simulator(environment: EnvironmentSpec, seconds: float = PATIENCE) -> None:
-    """Waits until whatever the environment is connected to in this Pod listens; what is elsewhere is not waited for."""
+    """Waits until the simulators at loopback addresses listen; others are not waited for."""
     deadline = time.monotonic() + seconds
     for address in _addresses(environment):
         host, port = split_address(address)
@@ -24,7 +24,7 @@ def wait_for_simulator(environment: EnvironmentSpec, seconds: float = PATIENCE) 
 
 
 def _addresses(environment: EnvironmentSpec) -> list[str]:
-    # A game of UE4 would take whoever connects for its player.
+    # A UE4 game would take this connection for its player.
     if environment.id != "remote":
         return []
     settings = RemoteSettings.model_validate(environment.settings)

@@ -1,1 +1,1 @@
-"""The engines: how timesteps are collected and learned from, one folder a run mode."""
+"""The engines: how timesteps are collected and learned from, a folder for each run mode."""

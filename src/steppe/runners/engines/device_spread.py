@@ -1,4 +1,4 @@
-"""Environments spread over host devices: each device learns from its own, and all take the same, averaged steps."""
+"""Environments spread over host devices: each device learns from its own, and all take the same averaged steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERYWHERE = P()
 
 
 class DeviceSpread:
-    """Over how many devices an agent's environments are spread; a single one leaves all as it is."""
+    """Distributes an agent's environments and programs over its devices; with one device it changes nothing."""
 
     def __init__(self, agent: Agent[Any]) -> None:
         self.shards = agent.context.shards
@@ -27,17 +27,17 @@ class DeviceSpread:
             agent.axis = AXIS
 
     def over_devices(self, function: Callable[..., Any], takes: Any, gives: Any) -> Callable[..., Any]:
-        """The function on every device at once, on its part of what it `takes`; both are trees of PartitionSpecs."""
+        """The function on all devices at once; `takes` and `gives` are trees of PartitionSpecs."""
         if self.shards == 1:
             return function
         return jax.shard_map(function, mesh=self._mesh, in_specs=takes, out_specs=gives, check_vma=False)
 
     def placed(self, tree: Any, spec: P) -> Any:
-        """On the devices where such a function wants it."""
+        """Puts a tree on the devices as such a function expects."""
         return tree if self.shards == 1 else jax.device_put(tree, NamedSharding(self._mesh, spec))
 
     def one_copy(self, tree: Any) -> Any:
-        """What is the same on every device, on the first one alone."""
+        """The copy on the first device of a tree that is the same on all."""
         return tree if self.shards == 1 else jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
     def averaged(self, values: Any) -> Any:

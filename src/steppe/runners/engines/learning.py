@@ -1,8 +1,9 @@
-"""From collected timesteps to a better agent: the same step whether they came from a compiled or a host environment."""
+"""One iteration of learning from collected timesteps, for compiled and for host environments."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,22 +19,22 @@ from steppe.runners.compilation import jit_for_learning
 from steppe.specs.spaces import Box, Space
 
 LARGEST_TIMESTEP = 2**30
-"""Timesteps are counted by the host without bound; inside compiled programs schedules see no more than this."""
+"""The largest timestep in compiled programs, for schedules; the host counts without bound."""
 PRETRAINING_CHUNK = 1000
-"""How many updates of pretraining are one call, between which the log is written."""
+"""The updates of pretraining between two lines of the log."""
 
 log = logging.getLogger(__name__)
 
 
 class Learner(NamedTuple):
-    """An agent's state and its memory, () where it has none."""
+    """An agent's state and its memory, () if it has none."""
 
     agent: TrainState
     memory: ReplayState | DemonstratedState | tuple[()]
 
 
 def begin(agent: Agent[Any], key: Array, pretrains: bool = True) -> Learner:
-    """Before the first timestep, but after what can be learned from demonstrations; not where it is not wanted."""
+    """The initial learner, after pretraining on demonstrations unless `pretrains` is false."""
     memory: Any = ()
     if agent.experience == "transitions":
         memory = agent.memory.init(example_of(agent))  # type: ignore[attr-defined]
@@ -43,13 +44,13 @@ def begin(agent: Agent[Any], key: Array, pretrains: bool = True) -> Learner:
 
 
 def per_step_rewards(agent: Agent[Any]) -> RewardPreprocessing | None:
-    """What is done to every reward as it comes; None where nothing is, or where all of a rollout are needed."""
+    """The preprocessing of each reward as it comes; None without one, or if it needs all rewards of a rollout."""
     stages = agent.reward_preprocessing
     return None if stages is None or stages.spans_rollout else stages
 
 
 def learn(agent: Agent[Any], learner: Learner, trajectory: Trajectory) -> tuple[Learner, Metrics]:
-    """Takes in [T, N, ...] timesteps; the metrics are scalars, `updates` says how many optimiser steps were taken."""
+    """Learns from timesteps [T, N, ...]; the metrics are scalars, and `updates` is the number of optimiser steps."""
     before = learner.agent.updates
     if agent.reward_preprocessing is not None and agent.reward_preprocessing.spans_rollout:
         average = None if agent.axis is None else partial(jax.lax.pmean, axis_name=agent.axis)
@@ -66,14 +67,41 @@ def learn(agent: Agent[Any], learner: Learner, trajectory: Trajectory) -> tuple[
 
 
 def is_healthy(learner: Learner, metrics: Metrics) -> Array:
-    """Whether loss and parameters are finite: a finite loss can still have had a gradient that was not."""
+    """Whether loss and parameters are finite: the gradient of a finite loss may not be."""
     params = learner.agent.params
-    # One product instead of a look at each: not finite where any parameter is not, or where they are all but lost.
+    # One product instead of a test of each parameter: it is not finite if any parameter is not, or is huge.
     return jnp.isfinite(metrics.get("loss", jnp.float32(0.0))) & jnp.isfinite(jnp.vdot(params, params))
 
 
+class LearnStep:
+    """`learn` for a compiled call from Python, with all metrics in one vector for a single transfer."""
+
+    def __init__(self, agent: Agent[Any], average: Callable[[Array], Array] = lambda values: values) -> None:
+        """`average` is the mean over devices, if the environments are spread."""
+        self._agent, self._average = agent, average
+        self._names: list[str] = []
+
+    def learn(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
+        """The function to be compiled."""
+        learner, metrics = learn(self._agent, learner, trajectory)
+        metrics["is_healthy"] = is_healthy(learner, metrics)
+        self._names = list(metrics)
+        return learner, self._average(jnp.stack([jnp.float32(value) for value in metrics.values()]))
+
+    def named(self, values: Any) -> dict[str, float]:
+        """The metrics of a call by name, `is_healthy` and `updates` among them."""
+        return dict(zip(self._names, np.asarray(values).tolist(), strict=True))
+
+
+def episodes_cut(agent: Agent[Any], learner: Learner) -> Learner:
+    """Marks the ends of episodes in the memory, if there is one: the next timestep does not continue them."""
+    if agent.experience != "transitions":
+        return learner
+    return learner._replace(memory=agent.memory.cut(learner.memory))  # type: ignore[attr-defined]
+
+
 def timesteps_of(trajectory: Trajectory) -> Timesteps:
-    """What a replay memory keeps of a trajectory."""
+    """The part of a trajectory that a replay memory keeps."""
     return Timesteps(
         trajectory.observations,
         trajectory.actions,
@@ -120,19 +148,19 @@ def _replay(agent: Any, learner: Learner, trajectory: Trajectory) -> tuple[Learn
 
     shapes = jax.eval_shape(once, state, kept)[2]
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    # A loop of no rounds instead of a branch: XLA runs it faster on CPUs, and copies no memory that it only reads.
+    # A loop of zero rounds instead of a branch: XLA runs it faster on CPUs, and does not copy an unchanged memory.
     rounds = jnp.where(enough, settings.updates, 0)
     start = (state, kept if memory.prioritized else (), zeros)
     state, own, total = jax.lax.fori_loop(0, rounds, again, start)
     metrics = jax.tree.map(lambda leaf: leaf / settings.updates, total)
     kept = own if memory.prioritized else kept
-    # Noise in parameters follows from the key, and must change before anything is learned too.
+    # Noise in parameters is drawn from the key, and must change even before the first update.
     key = jnp.where(enough, state.key, jax.random.split(state.key)[1])
     return Learner(state._replace(key=key), kept), metrics
 
 
 def _pretrained(agent: Any, learner: Learner) -> Learner:
-    """After all updates on demonstrations alone."""
+    """The learner after all updates on demonstrations."""
     total = agent.pretraining_updates
     pretrain = jit_for_learning(partial(_pretrain, agent), donate_argnums=0)
     for done in range(0, total, PRETRAINING_CHUNK):
@@ -143,7 +171,7 @@ def _pretrained(agent: Any, learner: Learner) -> Learner:
 
 
 def _pretrain(agent: Any, learner: Learner, updates: Array) -> tuple[Learner, Array]:
-    """So many updates on demonstrations; the loss of the last one."""
+    """Takes `updates` updates on demonstrations; returns the loss of the last one."""
     memory = agent.memory
 
     def once(_: Array, carry: tuple[TrainState, DemonstratedState, Array]) -> Any:
@@ -160,5 +188,5 @@ def _pretrain(agent: Any, learner: Learner, updates: Array) -> tuple[Learner, Ar
 
 
 def _batch(drawn: Sample) -> Transitions:
-    """All of a sample but where it was drawn from."""
+    """A sample without the places that it was drawn from."""
     return Transitions(**{name: value for name, value in drawn._asdict().items() if name != "places"})

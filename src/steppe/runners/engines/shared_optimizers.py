@@ -41,25 +41,25 @@ if TYPE_CHECKING:
     from steppe.agents.core.optimizers import OptimizerSettings
 
 BLOCK = 16_384
-"""How many parameters are worked on at once: what several passes go over stays in a core's cache."""
+"""The parameters of one pass: they stay in a core's cache over several operations."""
 
 Schedule = float | Callable[[Any], Any]
-"""A learning rate, or one by the number of steps taken before."""
+"""A learning rate, or a function of the number of steps before."""
 
 
 class ComputedStep(NamedTuple):
-    """One step, before it is taken."""
+    """One step, before it is applied."""
 
     change: Any
-    """What comes off the parameters."""
+    """What is subtracted from the parameters."""
     increments: list[Any]
     """What is added to each statistic after its decay."""
     after: list[Any]
-    """What each statistic becomes by that, where nobody else has moved it meanwhile."""
+    """Each statistic after the step, if no other thread has changed it meanwhile."""
 
 
 class UpdateRule:
-    """How an elementwise optimiser turns gradients into changes: pure, of NumPy's arrays or of JAX's."""
+    """How an elementwise optimiser turns gradients into changes: a pure function of NumPy or JAX arrays."""
 
     def __init__(self, spec: OptimizerSpec, schedule: Schedule) -> None:
         """`spec` is elementwise (adam, rmsprop, ...), or a clipped_step of one that is."""
@@ -69,7 +69,7 @@ class UpdateRule:
             self._clipping_value, spec = spec.clipping_value, spec.optimizer
         self._kind: _Kind = _KINDS[type(spec)](spec)
         self.decays = self._kind.decays
-        """Of each statistic, by its name: how much of it stays when a step is taken."""
+        """The decay of each statistic, by its name."""
         self.initial = self._kind.initial
 
     def compute(self, gradient: Any, statistics: Any, taken: Any, xp: Any) -> ComputedStep:
@@ -82,7 +82,7 @@ class UpdateRule:
 
 
 class SharedOptimizer:
-    """One optimiser's statistics of `size` parameters, and its steps: by one owner, or told, and moved by many."""
+    """One optimiser's statistics of `size` parameters. One owner may `step`, or many threads may `move`."""
 
     def __init__(self, rule: UpdateRule, size: int) -> None:
         self.rule, self.size = rule, size
@@ -93,7 +93,7 @@ class SharedOptimizer:
         self._counting = threading.Lock()
 
     def step(self, params: np.ndarray, gradient: np.ndarray) -> None:
-        """Moves params [size] one step against the gradient [size]; for an owner that nobody else interferes with."""
+        """Computes and applies one step against the gradient [size], for a single owner."""
         taken = self._count()
         for start in range(0, self.size, BLOCK):
             block = slice(start, start + BLOCK)
@@ -107,13 +107,13 @@ class SharedOptimizer:
         """Takes a step that its rule has told, [size] and [statistics, size]; any number of threads may at once."""
         self._count()
         if increments.size:
-            # Of what they are by now: what others have added since stays.
+            # Decays the current statistics rather than the ones read earlier, so concurrent updates survive.
             self.statistics *= self._decays
             self.statistics += increments
         params -= change
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Copies of all that the next step depends on: statistics [size], and "count"."""
+        """Copies of everything that the next step depends on: statistics [size], and "count"."""
         named = zip(self.rule.decays, self.statistics, strict=True)
         return {name: values.copy() for name, values in named} | {"count": np.array(self.taken)}
 
@@ -129,7 +129,7 @@ class SharedOptimizer:
         self.taken = int(arrays["count"])
 
     def _count(self) -> int:
-        """How many steps were taken before this one."""
+        """Counts a step; returns the number of steps before it."""
         with self._counting:
             self.taken += 1
             return self.taken - 1
@@ -137,18 +137,18 @@ class SharedOptimizer:
 
 @dataclass(frozen=True)
 class Steps:
-    """How one batch becomes steps of a shared optimiser."""
+    """How a shared optimiser steps on one batch."""
 
     optimizer: OptimizerSpec
-    """Elementwise, or a clipped_step of one that is: what `UpdateRule` takes."""
+    """Elementwise, or a clipped_step of one that is, for `UpdateRule`."""
     repeats: int = 1
-    """How many steps are taken on the batch (multi_step)."""
+    """The number of steps on the batch (multi_step)."""
     fraction: float = 1.0
-    """How large a part of the batch each step is taken on (subsampling_step)."""
+    """The fraction of the batch that each step uses (subsampling_step)."""
 
 
 def shared_steps(spec: OptimizerSpec, run_mode: str) -> Steps:
-    """What an optimiser comes down to where the model is shared; a UserError where it needs a model of its own."""
+    """How an optimiser steps on a shared model; a UserError if it needs a model of its own."""
     inner: Any = spec
     repeats, fraction = 1, 1.0
     if isinstance(inner, MultiStep):
@@ -184,7 +184,7 @@ def learning_rate(settings: OptimizerSettings, total_updates: int | None, start:
 
 
 class _Kind(ABC):
-    """One kind of optimiser. What is written in place here is written by NumPy only, and into what is made here."""
+    """One kind of optimiser. In-place operations only change arrays that were made in the same function."""
 
     initial: float = 0.0
 
@@ -250,7 +250,7 @@ class _Adam(_Kind):
         return ComputedStep(change, [share, squares], [mu, nu])
 
     def _direction(self, mu: Any, gradient: Any, taken: Any, rate: Any) -> Any:
-        """The mean of the gradients, as if it had not begun at zero, times the rate."""
+        """The bias-corrected mean of the gradients, times the rate."""
         return rate / _bias_correction(self.spec.beta1, taken + 1) * mu
 
 
@@ -316,7 +316,7 @@ def _first_refused(spec: Any) -> Any:
 
 
 def _squares_increment(values: Any, decay: float) -> Any:
-    """What a running mean of squares grows by."""
+    """The increment of a running mean of squares."""
     squares = values * values
     squares *= 1.0 - decay
     return squares
@@ -330,6 +330,6 @@ def _updated(statistic: Any, decay: float, increment: Any) -> Any:
 
 
 def _bias_correction(decay: float, steps: Any) -> Any:
-    """How much all that a running mean has seen weighs in it after so many steps, when it began at zero."""
-    # Nothing weighs anything at a decay of 1, and then there is nothing to scale either.
+    """Adam's bias correction: 1 - decay**steps."""
+    # With a decay of 1 the mean stays zero, so the divisor does not matter.
     return 1.0 - decay**steps if decay < 1.0 else 1.0

@@ -14,7 +14,7 @@ from steppe.specs.environment import EnvironmentSpec
 
 
 class EpisodeRules(NamedTuple):
-    """Which environment is played, and what an episode is in it."""
+    """An environment, with the time limit and the action repeat of its episodes."""
 
     environment: EnvironmentSpec
     max_timesteps: int | None = None
@@ -32,7 +32,7 @@ class PlayedEpisode(NamedTuple):
 def play(
     policy: Policy, rules: EpisodeRules, width: int, episodes: int, greedy: bool, seed: int
 ) -> tuple[float, float]:
-    """(mean return, mean length) of so many episodes, at most `width` of them at once."""
+    """(mean return, mean length) of `episodes` episodes, at most `width` of them at once."""
     done: list[PlayedEpisode] = []
     with GymnasiumPlayEnvs(rules.environment, rules.max_timesteps, rules.repeat_actions, min(episodes, width)) as envs:
         play_episodes(policy, envs, episodes, greedy, seed, done.append)
@@ -49,9 +49,9 @@ def play_episodes(
     may_begin: Callable[[], bool] = lambda: True,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Plays episodes to their ends, each of which is handed to `ended`.
+    """Plays whole episodes, and calls `ended` with each.
 
-    Once `may_begin` denies it no other one begins. `tick` is called before each timestep, and may raise.
+    No further episode begins once `may_begin` is false. `tick` is called before each timestep, and may raise.
     """
     rng = np.random.default_rng(seed)
     width = envs.num_envs
@@ -66,7 +66,7 @@ def play_episodes(
         try:
             step = envs.step(actions)
         except EpisodesCut as cut:
-            # Half an episode says nothing; it is played again.
+            # Interrupted episodes do not count; they are played again.
             returns[:], lengths[:], observations = 0.0, 0, cut.observations
             policy.reset()
             continue

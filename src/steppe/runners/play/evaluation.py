@@ -1,4 +1,4 @@
-"""Plays whole episodes with a policy to tell what it is worth, beside all training."""
+"""Evaluates a policy by playing whole episodes in environments of its own."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from steppe.specs.environment import IN_PROCESS
 from steppe.specs.experiment import ExperimentSpec
 
 EPISODES = 100
-"""How many are played where nothing else is said."""
+"""The default number of episodes."""
 MOST_ENVS = 8
-"""How many environments are stepped together at most: more of them hardly play faster in one process."""
+"""The most environments stepped together: more are hardly faster in one process."""
 LOOK_SECONDS = 0.2
-"""How often an evaluation with a time limit looks whether it should end."""
+"""How often an evaluation with a time limit checks whether it should end."""
 FIRST_SEED = 2**31
-"""Environments of an evaluation are seeded from here on; those of evaluations on the way of a run lie below."""
+"""The smallest seed of these evaluations; evaluations during training use smaller ones."""
 
 
 class NoEpisode(SteppeError):
-    """There was no time for a single episode."""
+    """No episode ended in time."""
 
 
 class _OutOfTime(Exception):
-    """An episode that is being played takes too long."""
+    """The time of an evaluation is over."""
 
 
 class TimeLimit:
-    """How long an evaluation may take: in its first half episodes begin, in its second they end.
+    """The time limit of an evaluation: episodes begin in its first half and end in its second.
 
-    So episodes are not left out because they are long, unless one takes half of the time.
+    So long episodes are not left out, unless one takes more than half of the time.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TimeLimit:
         return self._clock() - self._began < self.seconds / 2
 
     def check(self) -> None:
-        """Called at each timestep; raises when the time is over."""
+        """Called at each timestep; raises an exception when the time is over."""
         now = self._clock()
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
@@ -116,7 +116,7 @@ def evaluate(
 
 
 def fresh_seed(seed: int) -> int:
-    """Where an evaluation with this seed begins: away from the episodes of a training with the same seed."""
+    """The first seed of an evaluation, apart from those of a training with the same seed."""
     return FIRST_SEED + int(np.random.SeedSequence([seed, FIRST_SEED]).generate_state(1)[0]) % 2**30
 
 
@@ -125,8 +125,8 @@ def open_environments(
 ) -> GymnasiumPlayEnvs | CompiledPlayEnvs:
     """The experiment's environments, compiled or not as training would have them; every episode has an end.
 
-    With `as_gymnasium` the gymnasium original of a compiled environment is taken, where there is one of the same
-    settings: few environments are stepped as fast in it, and nothing has to be compiled.
+    With `as_gymnasium` the gymnasium original of a compiled environment is used, if there is one with the same
+    settings: it steps a few environments as fast, without compilation.
     """
     environment, limit, repeat = spec.environment, spec.max_timesteps_per_episode, spec.repeat_actions
     compiled = is_compiled(spec)
@@ -141,7 +141,7 @@ def open_environments(
 
 
 def check_fit(policy: Policy, env: Any, id: str) -> None:
-    """Refuses a policy of other spaces before it acts on something it does not know."""
+    """Refuses a policy that was trained with other spaces."""
     description = policy.description
     for what, own, wanted in (
         ("observations", description.shown, env.observation_space),

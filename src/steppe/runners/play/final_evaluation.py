@@ -1,4 +1,4 @@
-"""At the end of a run: the last and the best policy play the same fresh episodes, and the better one is handed out."""
+"""The evaluation at the end of a run: the last and the best policy play the same episodes; the better one is kept."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ from steppe.specs.experiment import ExperimentSpec, FinalEvaluationSpec
 SHARE_OF_TRAINING = 0.1
 LEAST_SECONDS, MOST_SECONDS = 20.0, 60.0
 PATIENCE_SECONDS = 60.0
-"""How much longer than planned an evaluation may take before its environment is taken to hang."""
+"""How much longer than planned an evaluation may take before its environment counts as hanging."""
 WORKERS_PLAY = ("async", "distributed")
-"""Run modes whose environments are the workers', so that one that hangs does not keep the run from its end."""
+"""Run modes whose environments are in other processes, so that a hanging one need not keep the run from ending."""
 ONE_PLAYER = "ue4"
-"""The id of environments that play with one learner at a time, which may not have left yet."""
+"""The id of environments that serve one learner at a time, which may still be connected."""
 
 log = logging.getLogger(__name__)
 
 
 class _EndRequested(SteppeError):
-    """Somebody asked the run to end."""
+    """The run was asked to end."""
 
 
 def is_evaluated(spec: ExperimentSpec, state: str) -> bool:
-    """Whether a run that ends in this state evaluates what it leaves."""
+    """Whether a run that ends in this state evaluates its policies."""
     return spec.final_evaluation is not None and state == "completed"
 
 
 def evaluate_at_end(
     spec: ExperimentSpec, folder: Path, outcome: RunOutcome, request: Callable[[], str | None]
 ) -> FinalEvaluation | None:
-    """Plays with both policies, hands out the better one and writes evaluation.json.
+    """Plays with both policies, puts the better one into policy/ and writes evaluation.json.
 
-    None, and a notice, if they cannot be evaluated here. No run fails by it. A request to end the run ends it too.
+    Returns None, with a notice, if they cannot be evaluated here; the run does not fail. A request to end the run ends
+    the evaluation too.
     """
     wishes = spec.final_evaluation
     assert wishes is not None
@@ -75,7 +76,7 @@ def evaluate_at_end(
 
 
 def remove_evaluation(folder: Path | HeldFolder) -> None:
-    """Removes what an evaluation of earlier policies left: a run that trains on saves others."""
+    """Removes the results of an earlier evaluation: a resumed run saves other policies."""
     last = folder / "policy" / "last"
     with storing(last):
         if last.is_dir():
@@ -84,7 +85,7 @@ def remove_evaluation(folder: Path | HeldFolder) -> None:
 
 
 def _policies(spec: ExperimentSpec, folder: Path) -> tuple[Policy, Policy | None]:
-    """(the last policy, the best one if that is another)."""
+    """(the last policy, the best one if that is a different one)."""
     place, allowed = folder / "policy", named_by(spec)
     kept = place / "last"
     last = load_policy(kept if (kept / TENSORS_FILE).is_file() else place, allow_modules=allowed)
@@ -118,7 +119,7 @@ def _evaluated(
             raise _EndRequested(f"the run was asked to {wish} meanwhile")
 
     def played(policy: Policy, episodes: int) -> Evaluation:
-        # One environment: if the time is over, some episodes are whole instead of all being cut.
+        # One environment: when the time is over, some episodes are complete instead of all being cut.
         limit = TimeLimit(seconds / (1 if best is None else 2), look)
         seed, greedy = spec.seed or 0, wishes.greedy
         return evaluate(policy, spec, episodes=episodes, seed=seed, greedy=greedy, num_envs=1, time_limit=limit)
@@ -143,7 +144,7 @@ def _evaluated(
 
 
 def _unless_it_hangs(evaluated: Callable[[], FinalEvaluation], seconds: float) -> FinalEvaluation:
-    """What `evaluated` returns or raises; an error if that takes far longer than `seconds`."""
+    """Returns or raises what `evaluated` does; raises an error if that takes far longer than `seconds`."""
     answers: queue.SimpleQueue[FinalEvaluation | BaseException] = queue.SimpleQueue()
 
     def answer() -> None:
@@ -167,7 +168,7 @@ def _hand_out(folder: Path, which: str, last: Policy, best: Policy | None) -> No
     """Puts the chosen policy into policy/, and keeps the last one beside it if it is not that."""
     place = folder / "policy"
     if which == "best" and best is not None:
-        # The last one first: whatever ends this half-way, it is somewhere.
+        # The last policy first, so that it is never lost.
         last.save(place / "last")
         best.save(place)
     elif (place / "last").is_dir():

@@ -1,4 +1,4 @@
-"""Environments to play in, compiled or not, that take actions as policies give them. Importing this is light."""
+"""Compiled and gymnasium environments that take the actions of policies. Importing this is light."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GymnasiumPlayEnvs(GymnasiumEnvs):
         num_envs: int = 1,
         render_mode: str | None = None,
     ) -> None:
-        """`limit`: timesteps after which an episode is cut; `repeat`: how many steps each action lasts."""
+        """`limit`: timesteps after which an episode is cut; `repeat`: the steps for which each action is repeated."""
         super().__init__(environment, num_envs, limit, repeat, render_mode)
 
     def step(self, actions: np.ndarray) -> EnvStep:
@@ -41,7 +41,7 @@ class CompiledPlayEnvs:
         usual_limit: int | None = None,
         num_envs: int = 1,
     ) -> None:
-        """`usual_limit` is for where neither `limit` nor the environment says when an episode is cut."""
+        """`usual_limit` applies if neither `limit` nor the environment has a time limit."""
         import jax
 
         from steppe.envs.compiled.repeated import Repeated
@@ -86,7 +86,7 @@ class CompiledPlayEnvs:
         return EnvStep(observations, rewards, terminated, truncated, following, rewards, finished)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """There is nothing to close."""
 
     def __enter__(self) -> CompiledPlayEnvs:
         return self

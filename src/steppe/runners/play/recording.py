@@ -15,29 +15,29 @@ from steppe.runners.play.evaluation import check_fit, open_environments
 from steppe.specs.experiment import ExperimentSpec
 
 TRIES = 20
-"""How many episodes are played for each one that is wanted, before too few of them are good enough."""
+"""The most episodes played for each one that is wanted."""
 
 
 @dataclass(frozen=True)
 class RecordingRequest:
-    """What is to be recorded."""
+    """The options of a recording."""
 
     episodes: int
     seed: int = 0
     greedy: bool = True
-    """Whether the best action is taken instead of a drawn one."""
+    """Whether the best action is taken instead of a random one."""
     min_return: float | None = None
     """The least return of an episode that is kept."""
 
     @property
     def most_episodes(self) -> int:
-        """How many are played at most."""
+        """The most episodes to play."""
         return self.episodes if self.min_return is None else self.episodes * TRIES
 
 
 @dataclass(frozen=True)
 class RecordingProgress:
-    """How far it is."""
+    """The progress of a recording."""
 
     played: int
     kept: int
@@ -52,26 +52,26 @@ class RecordingProgress:
 def record(
     policy: Policy,
     spec: ExperimentSpec,
-    wish: RecordingRequest,
+    request: RecordingRequest,
     show: Callable[[RecordingProgress], None] = lambda recorded: None,
 ) -> tuple[Demonstrations, RecordingProgress]:
-    """Plays in the experiment's environment, one episode after the other, until enough were good enough."""
-    rng = np.random.default_rng(wish.seed)
+    """Plays one episode after the other until enough of them have at least the wanted return."""
+    rng = np.random.default_rng(request.seed)
     with open_environments(spec) as env:
         check_fit(policy, env, spec.environment.id)
         kept: list[_RecordedEpisode] = []
         returns: list[float] = []
-        observations = env.reset(wish.seed)
-        while len(kept) < wish.episodes and len(returns) < wish.most_episodes:
-            episode, observations = _play(policy, env, observations, wish.greedy, rng)
+        observations = env.reset(request.seed)
+        while len(kept) < request.episodes and len(returns) < request.most_episodes:
+            episode, observations = _play(policy, env, observations, request.greedy, rng)
             returns.append(episode.score)
-            if wish.min_return is None or episode.score >= wish.min_return:
+            if request.min_return is None or episode.score >= request.min_return:
                 kept.append(episode)
             progress = _progress(kept, returns)
             show(progress)
         if not kept:
             raise UserError(
-                f"none of {len(returns)} episodes had a return of at least {wish.min_return:g} (the best had "
+                f"none of {len(returns)} episodes had a return of at least {request.min_return:g} (the best had "
                 f"{max(returns):g}); ask for less with --min-return, or record a better policy"
             )
         columns = ([row[i] for episode in kept for row in episode.rows] for i in range(len(ARRAYS)))

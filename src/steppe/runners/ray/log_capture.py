@@ -1,4 +1,4 @@
-"""What a worker logs and prints, kept until it is handed on to the driver: a run has one log."""
+"""Captures what a worker logs and prints, for the driver: a run has one log."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from io import TextIOBase
 from typing import Any, TextIO
 
 MOST_LINES = 200
-"""How many lines are kept between two reports; what a flood of them says is said by the first."""
+"""The most lines kept between two reports; of more only the first are kept."""
 
 
 class LogCapture:
-    """Hears Python's logging and all that is printed, while the context lasts."""
+    """Captures Python's logging and everything printed, while the context lasts."""
 
     def __init__(self, most_lines: int = MOST_LINES, *, passes_on: bool = False) -> None:
-        """With `passes_on`, what is printed or warned of is also seen where it was before."""
+        """With `passes_on`, printed lines and warnings also go where they went before."""
         self._most, self._passes_on = most_lines, passes_on
         self._lines: list[tuple[int, str]] = []
         self._unheard = 0
@@ -24,7 +24,7 @@ class LogCapture:
     def __enter__(self) -> None:
         root, own = logging.getLogger(), logging.getLogger("steppe")
         self._before = sys.stdout, sys.stderr
-        # Where nobody else handles warnings, Python prints them; with a handler of ours it would not any more.
+        # Without any handler Python prints warnings; with this handler it would no longer.
         self._handler.printed = self._before[1] if self._passes_on and not root.handlers else None
         root.addHandler(self._handler)
         own.setLevel(logging.INFO)
@@ -36,14 +36,14 @@ class LogCapture:
         logging.getLogger().removeHandler(self._handler)
 
     def add(self, level: int, line: str) -> None:
-        """Takes in one line."""
+        """Adds one line."""
         if len(self._lines) < self._most:
             self._lines.append((level, line))
         else:
             self._unheard += 1
 
     def take_lines(self) -> list[tuple[int, str]]:
-        """All lines since the last time."""
+        """Returns all lines since the last call."""
         lines, unheard = self._lines, self._unheard
         self._lines, self._unheard = [], 0
         return [*lines, (logging.WARNING, f"{unheard:,} more lines")] if unheard else lines
@@ -54,7 +54,7 @@ class _CaptureHandler(logging.Handler):
         super().__init__()
         self._capture = capture
         self.printed: TextIO | None = None
-        """Where warnings are seen too, if anywhere."""
+        """Where warnings are printed too, or None."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING or record.name.partition(".")[0] == "steppe":
@@ -64,14 +64,14 @@ class _CaptureHandler(logging.Handler):
 
 
 class _CapturedStream(TextIOBase):
-    """A file whose lines are heard."""
+    """A text stream whose lines are captured."""
 
     def __init__(self, capture: LogCapture, passed_on: TextIO | None) -> None:
         self._capture, self._passed_on = capture, passed_on
         self._begun = ""
 
     def write(self, text: Any) -> int:
-        """Whole lines; the rest waits."""
+        """Captures complete lines; the rest waits."""
         if self._passed_on is not None:
             self._passed_on.write(text)
         *lines, self._begun = (self._begun + text).split("\n")
@@ -81,10 +81,10 @@ class _CapturedStream(TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """What is passed on does not wait."""
+        """Flushes the stream that lines are passed on to."""
         if self._passed_on is not None:
             self._passed_on.flush()
 
     def fileno(self) -> int:
-        """For programs that are started to print where this process does, which only others hear."""
+        """For child processes, whose output goes to the original stream."""
         return super().fileno() if self._passed_on is None else self._passed_on.fileno()

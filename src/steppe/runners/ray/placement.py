@@ -1,4 +1,4 @@
-"""Whether a Ray can place workers as an experiment wants them: found out before any of them waits for ever."""
+"""Checks whether a Ray can place the workers of an experiment, before any of them waits for ever."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def check_sharing(spec: ExperimentSpec) -> None:
-    """Refuses shares so small that Ray would put more workers on a GPU than may be there; Pods are bounded already."""
+    """Refuses shares so small that Ray would put too many workers on a GPU; Pods are limited already."""
     share, most = spec.ray.gpus_per_worker, spec.ray.workers_per_gpu or WORKERS_PER_GPU
     together = min(spec.num_workers, math.floor(1 / share + 1e-9)) if share else 0
     if spec.platform == "kubernetes" or together <= most:
@@ -26,7 +26,7 @@ def check_sharing(spec: ExperimentSpec) -> None:
 
 
 def check_room(ray: Any, spec: RaySpec, can_grow: bool) -> None:
-    """Finds out at once whether a worker fits on any machine of this Ray, which would wait for ever for one."""
+    """Refuses, or warns, if a worker fits on no machine of this Ray: it would wait for ever."""
     wanted = {"CPU": spec.cpus_per_worker, "GPU": spec.gpus_per_worker}
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if any(all(machine.get(name, 0.0) >= much for name, much in wanted.items()) for machine in machines):

@@ -1,10 +1,10 @@
-"""Ends what is left of a Ray when the process that started it is gone: `python ray_reaper.py FOLDER PID`.
+"""Ends the rest of a Ray when the process that started it is gone: `python ray_reaper.py FOLDER PID`.
 
-Ray's own processes follow each other into death, but some only after a minute, and one that was stopped never does. All
-of them hold files open in the folder of their session, which is nobody else's, so that is how they are known. This
-waits for the end of its standard input, which comes when the session is over or its process has died in any way.
+Ray's own processes end when one of them does, but some only after a minute, and a stopped one never. All of them have
+files open in the folder of their session, which nobody else uses, so they can be found by that. This program waits for
+the end of its standard input, which comes when the session is over or its process has died in any way.
 
-Nothing but the standard library is imported: it runs beside every session, and should weigh nothing.
+It only imports the standard library, since it runs beside every session and should take little memory.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ GIVE_UP_SECONDS = 30.0
 
 
 def main(folder: str, owner: int) -> None:
-    """Waits, kills, tidies up; the owner, who may keep Ray's logs open, is left alone."""
-    # What ends the session by a signal to all must not end this before its work.
+    """Waits, kills and removes the folder; the owner, which may have Ray's logs open, is not killed."""
+    # A signal to the whole session must not end this program before its work.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

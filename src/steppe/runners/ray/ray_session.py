@@ -1,15 +1,15 @@
-"""A Ray for as long as a run needs one: joined where the experiment names an address, else started and stopped again.
+"""Connects a run to Ray: joins the Ray at an address, or starts one and stops it again.
 
     with ray_session(spec.ray, cpus=4.5) as session:
         worker = ray.remote(Worker).options(num_cpus=spec.ray.cpus_per_worker).remote(...)
 
-`cpus` is how much of them all actors together ask for; a Ray that is started here has that many, whatever the machine
+`cpus` are the CPUs that all actors ask for together; a Ray that is started here has that many, whatever the machine
 has. `session.address` is where other machines join. An engine enters the context in `begin` and leaves it in `close`
-(`contextlib.ExitStack`). Import `ray` only inside of it: the environment says how Ray talks from its first import on.
+(`contextlib.ExitStack`). Import `ray` only inside the context: Ray reads environment variables at its first import.
 
 A Ray that is started here listens on loopback, or, with `spec.port`, on every interface. Either way nothing runs on it
-without its token: one of its own on loopback, else that of RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token.
-Its processes end with the context, and with this process, however that dies.
+without its token: a random one on loopback, else that of RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token. Its
+processes end with the context, and with this process, however it dies.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class RaySession(NamedTuple):
 
 @contextmanager
 def ray_session(spec: RaySpec, *, cpus: float) -> Iterator[RaySession]:
-    """Connects this process to Ray; see the top of this file."""
+    """Connects this process to Ray; see the docstring of this module."""
     with ExitStack() as stack:
         ray = sys.modules.get("ray")
         if ray is not None and ray.is_initialized():
-            # Whoever connected this process has chosen the Ray, and ends it.
+            # The caller has connected this process, and ends the connection.
             yield RaySession(ray.get_runtime_context().gcs_address, is_own=False)
             return
         if spec.address is not None:
@@ -86,7 +86,7 @@ def ray_session(spec: RaySpec, *, cpus: float) -> Iterator[RaySession]:
 
 
 def has_token() -> bool:
-    """Whether this machine knows a token for Ray."""
+    """Whether this machine has a token for Ray."""
     path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"
     return bool(os.environ.get("RAY_AUTH_TOKEN")) or Path(path).is_file()
 
@@ -109,7 +109,7 @@ def _started(spec: RaySpec, cpus: int) -> Iterator[RaySession]:
             f"a Ray that listens on port {spec.port} for other machines needs a token that they know too; set "
             'RAY_AUTH_TOKEN to the same secret everywhere (python -c "import secrets; print(secrets.token_hex(32))")'
         )
-    # Ray would have its workers yield to every other program, and to the one that they work for.
+    # Without niceness 0 Ray's workers would yield to every other program, and to their own driver.
     changes = {MODE_SWITCH: "token", LOOPBACK_SWITCH: "1" if listens else "0", NICENESS: "0"}
     if not listens:
         changes |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -132,7 +132,7 @@ def _started(spec: RaySpec, cpus: int) -> Iterator[RaySession]:
 
 @contextmanager
 def _joined(address: str, spec: RaySpec) -> Iterator[RaySession]:
-    """A Ray that runs already; where no part of it runs on this machine, this machine becomes one without CPUs."""
+    """Joins a running Ray; if it has no node on this machine, one without CPUs is started here."""
     is_client = address.startswith("ray://")
     host, _, port = address.removeprefix("ray://").rpartition(":")
     is_here = _is_loopback(host)
@@ -143,18 +143,18 @@ def _joined(address: str, spec: RaySpec) -> Iterator[RaySession]:
         ray = stack.enter_context(_environment(changes, spec.tls))
         _check_answer(host, int(port), spec.tls)
         if not is_client and not is_here and not has_node_here(host, port):
-            _check_lock(address)
+            _check_token(address)
             folder = stack.enter_context(_private_folder())
             words = [f"--address={address}", "--num-cpus=0", f"--object-store-memory={_bytes(spec)}"]
             stack.enter_context(_node(words, folder, f"the Ray at {address} did not take this machine in"))
         stack.enter_context(_connected(ray, address))
         if not has_token() and MODE_SWITCH not in os.environ:
-            _tell_of_open_doors(ray, address)
+            _warn_if_open(ray, address)
         yield RaySession(address, is_own=False)
 
 
-def _check_lock(address: str) -> None:
-    """A node on this machine listens on its network, and does what whoever reaches it says, unless there is a token."""
+def _check_token(address: str) -> None:
+    """Refuses to start a node without a token: anybody who can reach it could run programs on this machine."""
     if has_token() or MODE_SWITCH in os.environ:
         return
     raise UserError(
@@ -164,8 +164,8 @@ def _check_lock(address: str) -> None:
     )
 
 
-def _tell_of_open_doors(ray: Any, address: str) -> None:
-    """Says that the Ray of others has let this process in without a token, where it listens on a network."""
+def _warn_if_open(ray: Any, address: str) -> None:
+    """Warns if the joined Ray listens on a network and takes no token."""
     machines = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
     if not all(map(_is_loopback, machines)):
         log.warning(
@@ -202,7 +202,7 @@ def _connected(ray: Any, address: str, **options: Any) -> Iterator[None]:
 
 
 def _initialize(ray: Any, address: str, options: dict[str, Any]) -> None:
-    """Ray gives its processes 30 seconds to start, which a busy machine may not: once more, where that was it."""
+    """Calls `ray.init`, a second time if Ray's processes did not start within its 30 s, as on a busy machine."""
     for is_last in (False, True):
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -216,12 +216,12 @@ def _initialize(ray: Any, address: str, options: dict[str, Any]) -> None:
 
 @contextmanager
 def _node(words: list[str], folder: Path, failure: str) -> Iterator[None]:
-    """Ray's own processes on this machine, ended with the context or with this process."""
+    """Runs Ray's own processes on this machine, which end with the context or with this process."""
     program = f"from {__name__} import die_with_parent; die_with_parent(); {LAUNCHER}"
     command = [sys.executable, "-c", program, "start", "--block", "--disable-usage-stats", "--log-color=false", *words]
     output = folder / "start.txt"
     with output.open("wb") as file:
-        # A group of its own: Ctrl-C is for the run, which still has a checkpoint to write.
+        # In a session of its own, so that Ctrl-C only reaches the run, which still has a checkpoint to write.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
     try:
         deadline = time.monotonic() + START_SECONDS
@@ -242,7 +242,7 @@ def _node(words: list[str], folder: Path, failure: str) -> Iterator[None]:
 
 @contextmanager
 def _environment(changes: dict[str, str], tls: TLSSpec | None) -> Iterator[Any]:
-    """The module `ray`, which does as the changed environment says; all is as it was afterwards."""
+    """The module `ray` with changed environment variables, which are restored afterwards."""
     changes = changes | (_tls_variables(tls) if tls is not None else {})
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
@@ -266,8 +266,8 @@ def _configured_ray() -> Any:
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A new folder that only this user can reach; it and all processes that use it end with the context, or with this
-    process."""
+    """A new folder that only this user can read; it is removed, and all processes that use it are ended, with the
+    context or with this process."""
     root = Path(tempfile.gettempdir())
     if len(str(root)) > LONGEST_ROOT:
         root = Path("/tmp")
@@ -275,7 +275,7 @@ def _private_folder() -> Iterator[Path]:
     command = [sys.executable, "-I", "-S", ray_reaper.__file__, str(folder), str(os.getpid())]
     reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
-        # Ray opens its own folder to every user of the machine, so that lies inside.
+        # Ray makes its own folder readable for every user of the machine, so it lies inside this one.
         inner = folder / "r"
         inner.mkdir()
         yield inner
@@ -294,7 +294,7 @@ def _tls_variables(tls: TLSSpec) -> dict[str, str]:
 
 
 def _check_answer(host: str, port: int, tls: TLSSpec | None) -> None:
-    """Finds out quickly whether a Ray is there: Ray itself would try for a minute."""
+    """Checks quickly whether a Ray answers: Ray itself would try for a minute."""
     way_out = 'check ray.address (--address), or have a Ray started here (platform "local"); "ray status" there tells'
     try:
         with socket.create_connection((host, port), CONNECT_SECONDS) as plain:
@@ -336,7 +336,7 @@ def _bytes(spec: RaySpec) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence of what was found first, and what to do about it where that is known."""
+    """The first sentence of the root cause, and a way out if one is known."""
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__

@@ -25,7 +25,7 @@ from steppe.runners.engines.learning import LARGEST_TIMESTEP, Learner, begin, is
 
 
 class TrainingState(NamedTuple):
-    """Everything that changes while training: what a checkpoint holds."""
+    """Everything that changes during training, and that a checkpoint holds."""
 
     learner: Learner
     envs: Envs
@@ -33,7 +33,7 @@ class TrainingState(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What each iteration leaves behind; leaves [iterations]."""
+    """The results of each iteration; leaves [iterations]."""
 
     episodes: Array
     mean_return: Array
@@ -65,22 +65,22 @@ class CompiledEngine(Engine):
         self._run: TrainingState | None = None
 
     def begin(self, seed: int) -> None:
-        """Fresh parameters and fresh episodes."""
+        """Starts with fresh parameters and fresh episodes."""
         self._run = self._placed(self._fresh(seed))
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
-        """Every bit as it was."""
+        """Restores everything, so that the run continues bit for bit."""
         self._run = self._placed(from_arrays(self._fresh(seed, pretrains=False), arrays))
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Agent, memory, environments, window: all of it."""
+        """Agent, memory, environments and window."""
         return to_arrays(self._run)
 
     def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
         """One call of the compiled program."""
         self._run, done, reached, healthy, columns = self._program(
             self._run,
-            # NumPy's numbers: each of JAX's own would be a small program.
+            # NumPy numbers: making each JAX number would run a small program.
             np.int32(iterations),
             np.int32(min(timestep, LARGEST_TIMESTEP)),
             np.int32(min(limits.episodes, 2**31 - 1) if limits.episodes is not None else 2**31 - 1),
@@ -100,7 +100,7 @@ class CompiledEngine(Engine):
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
         """All episodes side by side in one program."""
         assert self._run is not None
-        # As the saved policy acts: without the noise that some agents explore with.
+        # Like the saved policy, without the noise that some agents explore with.
         state = self._run.learner.agent
         acting = self._spread.one_copy(ActorParams(state.params, state.observations))
         returns, lengths = self._play(acting, keys.make(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
@@ -112,7 +112,7 @@ class CompiledEngine(Engine):
         return self.agent.policy(self._run.learner.agent, timestep)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """There is nothing to end."""
 
     def _fresh(self, seed: int, pretrains: bool = True) -> TrainingState:
         agent_key, envs = self._begin(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32))
@@ -163,6 +163,6 @@ class CompiledEngine(Engine):
         return TrainingState(learner, envs, window), row
 
     def _placed(self, run: TrainingState) -> TrainingState:
-        """On the devices where the program wants it."""
+        """Puts the state on the devices that the program expects."""
         learner, window = (self._spread.placed(tree, EVERYWHERE) for tree in (run.learner, run.window))
         return TrainingState(learner, self._spread.placed(run.envs, P(AXIS)), window)

@@ -1,7 +1,7 @@
 """Many small arrays as one vector of 32-bit words.
 
-Each array that crosses into or out of a program costs microseconds in which no other thread can run Python, and each
-array that goes round a compiled loop is copied by a step of its own.
+Each argument and result of a compiled program costs microseconds in which no other thread can run Python, and each
+array carried by a compiled loop is copied by a step of its own.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from jax import Array
 from steppe.runners import keys
 
 LARGEST = 16_384
-"""Arrays of more numbers than this cross alone: copying them would cost more than it saves."""
+"""Larger arrays are not packed: copying them would cost more than it saves."""
 WORDS = {np.dtype(name) for name in ("float32", "int32", "uint32")}
 
 
 class ArrayPlacement(NamedTuple):
-    """Where an array lies."""
+    """The place of an array in the vector."""
 
     shape: tuple[int, ...]
     dtype: Any
     start: int
-    """The first word, or -1 where the array crosses alone."""
+    """The first word, or -1 if the array is not packed."""
     size: int
 
 
 class ArraySlice(NamedTuple):
-    """Where a part of what has a name lies."""
+    """The place of an array with a name."""
 
     at: slice
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class ArraySlice(NamedTuple):
 
 
 class PackedDict:
-    """Arrays by name in one vector of words [W], each cut out when it is asked for, since many are not."""
+    """Arrays by name in one vector of words [W]; each is sliced when it is asked for, since many are not."""
 
     __slots__ = ("_cuts", "_floats", "_integers")
 
@@ -76,7 +76,7 @@ class Packing:
                 self._cuts.setdefault(key.key, []).append(cut)
 
     def pack(self, tree: Any) -> tuple[Array, ...]:
-        """(words [W], arrays that cross alone...), inside a compiled program."""
+        """(words [W], arrays that are not packed...), inside a compiled program."""
         leaves = [
             jax.random.key_data(leaf) if keys.is_key(leaf) else jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)
         ]
@@ -86,7 +86,7 @@ class Packing:
         return packed, *(leaf for leaf, at in pairs if at.start < 0)
 
     def unpack(self, packed: tuple[Any, ...]) -> Any:
-        """The tree again, inside a compiled program."""
+        """The inverse of `pack`, inside a compiled program."""
         words, *alone = packed
         rest = iter(alone)
         leaves = []

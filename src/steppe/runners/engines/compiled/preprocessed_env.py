@@ -18,7 +18,7 @@ __all__ = ["PreprocessedHostEnvs", "PreprocessedJaxEnv"]
 
 
 class PreprocessedState(NamedTuple):
-    """A compiled environment's state, and what was made of all that it showed so far."""
+    """A compiled environment's state, with the preprocessed observation and the state of the preprocessing."""
 
     inner: Any
     observation: Array
@@ -26,7 +26,7 @@ class PreprocessedState(NamedTuple):
 
 
 class PreprocessedJaxEnv(CompiledEnv):
-    """A compiled environment seen through preprocessing."""
+    """A compiled environment with preprocessed observations."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -38,7 +38,7 @@ class PreprocessedJaxEnv(CompiledEnv):
 
     @property
     def observation_space(self) -> Space:
-        """What preprocessing makes of it."""
+        """The space of preprocessed observations."""
         return self.preprocessing.space
 
     @property
@@ -47,7 +47,7 @@ class PreprocessedJaxEnv(CompiledEnv):
         return self.inner.action_space
 
     def reset(self, key: Any) -> PreprocessedState:
-        """A new episode, of which nothing was seen before."""
+        """Starts a new episode."""
         state = self.inner.reset(key)
         return self._seen(state, jax.tree.map(jnp.asarray, self.preprocessing.initial(())), is_first=True)
 
@@ -57,7 +57,7 @@ class PreprocessedJaxEnv(CompiledEnv):
         return self._seen(following, state.state, is_first=False), reward, terminated
 
     def observe(self, state: PreprocessedState) -> Any:
-        """What was made of it already."""
+        """The preprocessed observation."""
         return state.observation
 
     def _seen(self, state: Any, before: State, is_first: bool) -> PreprocessedState:

@@ -20,15 +20,15 @@ class Envs(NamedTuple):
     states: Any
     """Leaves [N, ...]."""
     returns: Array
-    """Undiscounted, of the episodes so far [N]."""
+    """Undiscounted returns of the current episodes [N]."""
     running_returns: Array
-    """Discounted, for reward normalisation [N]."""
+    """Discounted returns, for reward normalisation [N]."""
     lengths: Array
-    """Timesteps of the episodes so far [N]."""
+    """Timesteps of the current episodes [N]."""
     internals: Internals
-    """What the actor remembers of the episodes so far; leaves [N, ...]."""
+    """The actor's recurrent state; leaves [N, ...]."""
     keys: Array
-    """One for each device that environments are spread over [shards]."""
+    """One key for each device [shards]."""
 
 
 class Finished(NamedTuple):
@@ -40,7 +40,7 @@ class Finished(NamedTuple):
 
 
 class Rollout:
-    """How an agent and a compiled environment meet."""
+    """Steps compiled environments with an agent's policy."""
 
     def __init__(self, agent: Agent[Any], env: CompiledEnv, max_timesteps: int | None) -> None:
         self.agent = agent
@@ -60,12 +60,12 @@ class Rollout:
         """Acts for `agent.horizon` timesteps in every environment, from `timestep` on."""
         num_envs, horizon = envs.lengths.shape[0], self.agent.horizon
         reset_key, noise_key, key = jax.random.split(envs.keys[0], 3)
-        # All randomness and all fresh starts of the rollout are drawn at once, out of the loop: in it they cost more
-        # than the environment and the network together.
+        # All randomness and all initial states are drawn before the loop: inside it they would cost more than the
+        # environment and the network together.
         fresh = jax.vmap(jax.vmap(self.env.reset))(jax.random.split(reset_key, (horizon, num_envs)))
         is_greedy = self.agent.context.deterministic and not self.agent.always_draws
         noise = None if is_greedy else self.agent.draw_noise(noise_key, (horizon, num_envs))
-        # Of all devices, also where this one has only some of the environments.
+        # Counts the environments of all devices, even if this one has only some of them.
         timesteps = timestep + self.agent.context.num_envs * jnp.arange(horizon)
         initial = self._initial_internals(num_envs)
         acting = self.agent.unflattened(acting)

@@ -17,6 +17,7 @@ from steppe.errors import EnvironmentFault
 from steppe.policies.policy import Policy
 from steppe.runners import keys, pods
 from steppe.runners._base import Chunk, ChunkLimits, Engine
+from steppe.runners.arrays import below
 from steppe.runners.compilation import keep_off_gpus
 from steppe.runners.engines.distributed import server_pool
 from steppe.runners.engines.distributed.gradient_tape import parts_of
@@ -90,18 +91,18 @@ class DistributedEngine(Engine):
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
         """Restores the servers, and the workers if there are as many; otherwise workers begin with empty memories."""
-        own = _below("driver/", arrays)
+        own = below("driver/", arrays)
         self._totals.restore(own)
         self._fresh(seed, pretrains=False)
         self._first_worker, numbers = int(own["next_worker"]), own["workers"].tolist()
         # Checkpoints of earlier versions have no count, only the workers themselves.
         before, now = int(own.get("num_workers", len(numbers))), self.spec.num_workers
         if before == now:
-            self._left = {number: _below(f"workers/{number}/", arrays) for number in numbers}
+            self._left = {number: below(f"workers/{number}/", arrays) for number in numbers}
         if len(self._left) < now:
             self.exact_resume = False
             self.resume_notice = self._what_is_new(before, now)
-        self._start(_below("servers/", arrays), seed)
+        self._start(below("servers/", arrays), seed)
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """All shards and all workers at one moment, when no push is under way."""
@@ -309,8 +310,3 @@ class DistributedEngine(Engine):
         if seen is None:
             return state
         return state._replace(observations=statistics(seen.observations), returns=statistics(seen.returns))
-
-
-def _below(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays whose names start with the prefix, without it."""
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -30,7 +30,15 @@ from steppe.runners.engines.distributed.gradient_tape import (
 )
 from steppe.runners.engines.distributed.moments import Moments, NormalizerMoments, merged_moments, moments, of_values
 from steppe.runners.engines.host.rollout_collector import RolloutCollector
-from steppe.runners.engines.learning import LARGEST_TIMESTEP, Learner, begin, is_healthy, learn
+from steppe.runners.engines.learning import (
+    LARGEST_TIMESTEP,
+    Learner,
+    LearnStep,
+    begin,
+    episodes_cut,
+    is_healthy,
+    learn,
+)
 from steppe.runners.episode_window import WINDOW
 
 
@@ -250,8 +258,8 @@ class HostRolloutLearner(RolloutLearner):
     def __init__(self, agent: Agent[Any], envs: Any, rollouts: int) -> None:
         super().__init__(agent, rollouts)
         self.envs = envs
-        self._names: list[str] = []
-        self._learn = jax.jit(self._learned, donate_argnums=0)
+        self._step = LearnStep(agent)
+        self._learn = jax.jit(self._step.learn, donate_argnums=0)
 
     def begin(self, seed: int, number: int, left: dict[str, np.ndarray] | None = None) -> None:
         """Starts with fresh episodes, and with randomness of its own or everything else as `left` in a checkpoint."""
@@ -261,7 +269,7 @@ class HostRolloutLearner(RolloutLearner):
             left = dict(left)
             rng.bit_generator.state = json.loads(left.pop("host/rng").tobytes())
             own = self._with_own(self._learner, from_arrays(self._own(self._learner), left))
-            self._learner = self._cut_off(own)
+            self._learner = episodes_cut(self.agent, own)
         self._collector = RolloutCollector(self.agent, self.envs, self._learner.agent, rng)
         self._collector.start(int(rng.integers(2**31)))
 
@@ -274,9 +282,9 @@ class HostRolloutLearner(RolloutLearner):
         for index in range(rollouts):
             collected = self._collector.collect(learner.agent, timestep + index * stride)
             if collected.is_cut_off:
-                learner = self._cut_off(learner)
+                learner = episodes_cut(self.agent, learner)
             learner, values = self._learn(learner, collected.trajectory)
-            row = dict(zip(self._names, np.asarray(values).tolist(), strict=True))
+            row = self._step.named(values)
             done.timesteps += collected.timesteps
             done.episodes += len(collected.returns)
             done.returns += collected.returns
@@ -303,19 +311,6 @@ class HostRolloutLearner(RolloutLearner):
         """The state for a checkpoint that no server has, without the environments."""
         rng = json.dumps(self._collector.rng.bit_generator.state).encode()
         return to_arrays(self._own(self._learner)) | {"host/rng": np.frombuffer(rng, np.uint8)}
-
-    def _cut_off(self, learner: Learner) -> Learner:
-        """Marks the ends of episodes in the memory: the next timestep does not continue them."""
-        if self.agent.experience != "transitions":
-            return learner
-        return learner._replace(memory=self.agent.memory.cut(learner.memory))  # type: ignore[attr-defined]
-
-    def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
-        """`learn`, with all metrics in one vector for a single transfer."""
-        learner, metrics = learn(self.agent, learner, trajectory)
-        metrics["is_healthy"] = is_healthy(learner, metrics)
-        self._names = list(metrics)
-        return learner, jnp.stack([jnp.float32(value) for value in metrics.values()])
 
 
 def worker_key(seed: int, number: int) -> Array:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from steppe.agents._base import Agent, Metrics, TrainState, Trajectory
+from steppe.agents._base import Agent, TrainState
 from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.errors import EnvironmentFault
 from steppe.policies.policy import Policy
@@ -20,13 +18,13 @@ from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.compilation import jit_for_learning, jit_for_threads
 from steppe.runners.engines.device_spread import AXIS, EVERYWHERE, DeviceSpread
 from steppe.runners.engines.host.rollout_collector import RolloutCollector
-from steppe.runners.engines.learning import Learner, begin, is_healthy, learn
+from steppe.runners.engines.learning import LearnStep, begin, episodes_cut
 from steppe.runners.episode_window import EpisodeWindow
 from steppe.runners.play.episodes import EpisodeRules, play
 from steppe.specs.environment import EnvironmentSpec
 
 BY_ENVIRONMENT = P(None, AXIS)
-"""How trajectories [T, N, ...] are cut."""
+"""How trajectories [T, N, ...] are divided among devices."""
 
 
 class HostEngine(Engine):
@@ -48,27 +46,28 @@ class HostEngine(Engine):
         self.timesteps_per_iteration = agent.horizon * envs.num_envs
         self._spread = DeviceSpread(agent)
         self.shards = self._spread.shards
-        learned = self._spread.over_devices(self._learned, (EVERYWHERE, BY_ENVIRONMENT), (EVERYWHERE, EVERYWHERE))
-        # Each device has a core of its own; none hands a part of its products over to another's.
+        self._step = LearnStep(agent, self._spread.averaged)
+        learned = self._spread.over_devices(self._step.learn, (EVERYWHERE, BY_ENVIRONMENT), (EVERYWHERE, EVERYWHERE))
+        # Each device has a core of its own, and computes its products alone.
         jitted = jit_for_learning if agent.context.shards == 1 else jit_for_threads
         self._learn = jitted(learned, donate_argnums=0)
-        self._metric_names: list[str] = []
         self._window = EpisodeWindow()
 
     def begin(self, seed: int) -> None:
-        """Fresh parameters and fresh episodes."""
+        """Starts with fresh parameters and fresh episodes."""
         self._learner = self._spread.placed(begin(self.agent, keys.make(seed)), EVERYWHERE)
         self._collector = RolloutCollector(self.agent, self.envs, self._state, np.random.default_rng(seed))
         self._collector.start(seed)
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
-        """Everything but the environments, which start new episodes."""
+        """Restores everything but the environments, which start new episodes."""
         arrays = dict(arrays)
         rng = np.random.default_rng()
         rng.bit_generator.state = json.loads(arrays.pop("host/rng").tobytes())
         self._window.record(arrays.pop("host/returns").tolist(), arrays.pop("host/lengths").tolist())
         template = begin(self.agent, keys.make(seed), pretrains=False)
-        self._learner = self._cut_off(self._spread.placed(from_arrays(template, arrays), EVERYWHERE))
+        restored = self._spread.placed(from_arrays(template, arrays), EVERYWHERE)
+        self._learner = episodes_cut(self.agent, restored)
         self._collector = RolloutCollector(self.agent, self.envs, self._state, rng)
         self._collector.start(int(rng.integers(2**31)))
 
@@ -81,7 +80,7 @@ class HostEngine(Engine):
         }
 
     def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
-        """Collects and learns, iteration by iteration."""
+        """Collects rollouts and learns from them, one by one."""
         window, rows = self._window, list[dict[str, float]]()
         finished, reached, healthy = 0, False, True
         fault: EnvironmentFault | None = None
@@ -94,10 +93,10 @@ class HostEngine(Engine):
                 fault = error
                 break
             if collected.is_cut_off:
-                self._learner = self._cut_off(self._learner)
+                self._learner = episodes_cut(self.agent, self._learner)
             trajectory = self._spread.placed(collected.trajectory, BY_ENVIRONMENT)
             self._learner, values = self._learn(self._learner, trajectory)
-            metrics = dict(zip(self._metric_names, np.asarray(values).tolist(), strict=True))
+            metrics = self._step.named(values)
             healthy = metrics.pop("is_healthy") == 1.0
             window.record(collected.returns, collected.lengths)
             counts = {"timesteps": collected.timesteps, "episodes": len(collected.returns)}
@@ -123,19 +122,5 @@ class HostEngine(Engine):
 
     @property
     def _state(self) -> TrainState:
-        """The agent's, to act with."""
+        """The agent's state on one device, for acting."""
         return self._spread.one_copy(self._learner.agent)
-
-    def _cut_off(self, learner: Learner) -> Learner:
-        """What comes next does not follow from the newest timesteps of the memory."""
-        if self.agent.experience != "transitions":
-            return learner
-        return learner._replace(memory=self.agent.memory.cut(learner.memory))  # type: ignore[attr-defined]
-
-    def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
-        """`learn` with all metrics in one vector, so that one transfer brings them."""
-        metrics: Metrics
-        learner, metrics = learn(self.agent, learner, trajectory)
-        metrics["is_healthy"] = is_healthy(learner, metrics)
-        self._metric_names = list(metrics)
-        return learner, self._spread.averaged(jnp.stack([jnp.float32(value) for value in metrics.values()]))

@@ -10,7 +10,7 @@ from steppe.policies.preprocessing import Preprocessing, State
 
 
 class PreprocessedHostEnvs:
-    """Host environments seen through preprocessing: what the host engine asks of `GymnasiumEnvs`."""
+    """Host environments with preprocessed observations and the interface of `GymnasiumEnvs`."""
 
     def __init__(self, envs: GymnasiumEnvs, preprocessing: Preprocessing) -> None:
         self.envs = envs
@@ -23,7 +23,7 @@ class PreprocessedHostEnvs:
         self._state: State = preprocessing.initial((envs.num_envs,))
 
     def reset(self, seed: int) -> np.ndarray:
-        """New episodes, of which nothing was seen before."""
+        """Starts new episodes everywhere."""
         return self._take_in(self.envs.reset(seed), np.ones(self.num_envs, bool))
 
     def step(self, actions: np.ndarray) -> EnvStep:
@@ -39,7 +39,7 @@ class PreprocessedHostEnvs:
             return step._replace(observations=following, next_observations=following)
         rows = {name: leaf[ended] for name, leaf in self._state.items()}
         fresh, after = self.preprocessing(step.observations[ended], rows, np.ones(int(ended.sum()), bool))
-        # What was returned may be part of the state: neither is written into.
+        # Copied, since the returned observations may be part of the state.
         observations = following.copy()
         observations[ended] = fresh
         self._state = {name: _with_rows(leaf, ended, after[name]) for name, leaf in self._state.items()}

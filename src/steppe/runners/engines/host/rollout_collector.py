@@ -15,34 +15,34 @@ from steppe.envs.gymnasium.vector import GymnasiumEnvs
 from steppe.policies import heads
 from steppe.policies.policy import Policy
 from steppe.runners.compilation import jit_for_few
+from steppe.runners.engines.episode_collector import EpisodeCollector
 from steppe.runners.engines.learning import LARGEST_TIMESTEP, per_step_rewards
 from steppe.specs.spaces import Box, Space
 
 SLOW_IN_NUMPY = {"conv1d", "conv2d", "pool2d", "custom"}
-"""Layers for which a compiled forward pass is worth its dispatch."""
+"""Layers for which a compiled forward pass is faster in spite of its dispatch."""
 
 
 @dataclass
 class CollectedRollout:
-    """One rollout; the next one is written into the same arrays."""
+    """One rollout; the next one reuses its arrays."""
 
     trajectory: Trajectory
     timesteps: int = 0
-    """How many were taken, in all environments together."""
+    """The number of timesteps, of all environments together."""
     returns: list[float] = field(default_factory=list)
-    """Of the episodes that ended."""
+    """The returns of the episodes that ended."""
     lengths: list[int] = field(default_factory=list)
     is_cut_off: bool = False
-    """Whether the episodes of the rollout before were lost, so that they do not go on in this one."""
+    """Whether the episodes of the previous rollout were lost, so that this one does not continue them."""
 
 
-class RolloutCollector:
-    """Steps environments with an agent's policy; remembers where their episodes stand."""
+class RolloutCollector(EpisodeCollector):
+    """Steps environments with an agent's policy and keeps track of their episodes."""
 
     def __init__(self, agent: Agent[Any], envs: GymnasiumEnvs, state: TrainState, rng: np.random.Generator) -> None:
+        super().__init__(envs, rng)
         self.agent = agent
-        self.envs = envs
-        self.rng = rng
         self._preprocess = per_step_rewards(agent)
         self._actor = agent.actor(state)
         network = self._actor.description.network
@@ -54,20 +54,19 @@ class RolloutCollector:
             self._act = jit_for_few(agent.act_and_value if has_values else agent.act)  # type: ignore[attr-defined]
             self._acting = jax.jit(lambda state: agent.unflattened(agent.actor_params(state)))
         elif agent.perturbs_parameters:
-            # A compiled call hands out a copy of all parameters, so it is made only where it computes something.
+            # A compiled call copies all parameters, so it is only used if it computes something.
             self._acting = jax.jit(agent.actor_params)
         self._buffers = _allocate(agent, self._actor, agent.context.observation, agent.context.action)
         if has_values:
             self._buffers = self._buffers._replace(values=np.zeros_like(self._buffers.rewards))
 
     def start(self, seed: int) -> None:
-        """New episodes everywhere."""
-        envs = self.envs.num_envs
-        self._observations = self.envs.reset(seed)
-        self._episode_returns = np.zeros(envs)
-        self._episode_lengths = np.zeros(envs, np.int64)
-        self._running_returns = np.zeros(envs, np.float32)
-        self._internals = self.agent.initial_internals((envs,))
+        """Starts new episodes everywhere."""
+        self.begin_episodes(self.envs.reset(seed))
+
+    def initial_state(self) -> Internals:
+        """As the agent has it."""
+        return self.agent.initial_internals((self.envs.num_envs,))
 
     def collect(self, state: TrainState, timestep: int) -> CollectedRollout:
         """A rollout with the policy of a state."""
@@ -84,7 +83,7 @@ class RolloutCollector:
         while t < agent.horizon and (enough is None or len(collected.returns) < enough):
             observations = self._observations
             drawn = None if is_greedy else noise[t]
-            internals = self._internals
+            internals = self._state
             now = timestep + t * num_envs
             if self._act is None:
                 actions, outputs, following = self._act_in_numpy(observations, drawn, now, internals)
@@ -98,14 +97,11 @@ class RolloutCollector:
             try:
                 step = envs.step(agent.to_env_actions(actions))
             except EpisodesCut as cut:
-                self._cut(t, cut.observations)
+                self.cut_episodes(buffers, t, cut.observations)
                 collected.is_cut_off |= t == 0
                 continue
-            self._episode_returns += step.scores
-            self._episode_lengths += 1
             rewards = step.rewards if self._preprocess is None else self._preprocess(step.rewards)
-            self._running_returns *= discount
-            self._running_returns += rewards
+            self.count(step, rewards, discount)
             buffers.actions[t] = actions
             buffers.outputs[t] = outputs
             buffers.rewards[t] = rewards
@@ -116,54 +112,26 @@ class RolloutCollector:
             for name, value in internals.items():
                 buffers.internals[name][t] = value
                 buffers.next_internals[name][t] = following[name]
-            ended = step.terminated | step.truncated
-            if ended.any():
-                for i in np.flatnonzero(step.finished):
-                    collected.returns.append(float(self._episode_returns[i]))
-                    collected.lengths.append(int(self._episode_lengths[i]))
-                self._episode_returns[step.finished] = 0.0
-                self._episode_lengths[step.finished] = 0
-                self._running_returns[ended] = 0.0
-                following = self._restarted(following, ended)
-            self._internals = following
-            self._observations = step.observations
+            self.finish_step(step, following, collected.returns, collected.lengths)
             t += 1
         if enough is not None:
             _repeat(buffers, t)
         collected.timesteps = t * num_envs
         return collected
 
-    def _cut(self, t: int, observations: np.ndarray) -> None:
-        """All episodes have started anew before timestep t, which was not taken: the one before was their last."""
-        if t:
-            self._buffers.truncated[t - 1] |= ~self._buffers.terminated[t - 1]
-        self._episode_returns[:] = 0.0
-        self._episode_lengths[:] = 0
-        self._running_returns[:] = 0.0
-        self._internals = self.agent.initial_internals((self.envs.num_envs,))
-        self._observations = observations
-
     def _act_in_numpy(
         self, observations: np.ndarray, noise: np.ndarray | None, timestep: int, internals: Internals
     ) -> tuple[np.ndarray, np.ndarray, Internals]:
-        """The same as `agent.act`, without a dispatch: for a small network that costs more than the forward pass."""
+        """The same as `agent.act` in NumPy: a compiled call costs more than the forward pass of a small network."""
         actor = self._actor
         outputs, internals = actor.outputs_after(observations, internals)
         log_std = actor.tensors.get("head/log_std", 0.0)
         actions, internals = self.agent.choose(outputs, noise, timestep, internals, log_std, np)
         return actions, outputs, internals
 
-    def _restarted(self, internals: Internals, ended: np.ndarray) -> Internals:
-        """What is remembered where an episode ended is forgotten."""
-        initial = self.agent.initial_internals((self.envs.num_envs,))
-        return {
-            name: np.where(ended.reshape(-1, *(1,) * (value.ndim - 1)), initial[name], value)
-            for name, value in internals.items()
-        }
-
 
 def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Space) -> Trajectory:
-    """Room for one rollout, [T, N, ...]."""
+    """Arrays for one rollout [T, N, ...]."""
     lead = (agent.horizon, agent.context.num_envs)
     outputs = heads.outputs_size(actor.kind, action)
     action_shape = (action.size,) if isinstance(action, Box) else action.shape
@@ -190,8 +158,8 @@ def _allocate(agent: Agent[Any], actor: Policy, observation: Space, action: Spac
 def _repeat(buffers: Trajectory, length: int) -> None:
     """Fills a rollout that ended early with copies of itself, so that minibatches of it are full.
 
-    Nothing flows from one copy into another, since all episodes are cut where the rollout ended. A last copy that is
-    not whole has no weight, so that all timesteps count alike.
+    All episodes are cut at the end of each copy, so that the copies do not influence each other. An incomplete last
+    copy has weight 0, so that all timesteps count alike.
     """
     buffers.truncated[length - 1] |= ~buffers.terminated[length - 1]
     for leaf in jax.tree.leaves(buffers):
@@ -204,6 +172,6 @@ def _repeat(buffers: Trajectory, length: int) -> None:
 
 
 def _room(agent: Agent[Any], lead: tuple[int, int]) -> Internals:
-    """For what the actor remembers, [T, N, ...]."""
+    """Arrays for the recurrent state [T, N, ...]."""
     one = agent.initial_internals(lead[1:])
     return {name: np.zeros((lead[0], *value.shape), value.dtype) for name, value in one.items()}

@@ -14,7 +14,7 @@ __all__ = ["check", "make_engine"]
 
 
 def make_engine(spec: ExperimentSpec) -> Engine:
-    """Environments, agent and threads; everything that can be wrong with a spec is found here."""
+    """Builds environments, agent and threads; finds every mistake in the spec."""
     from steppe.runners import setup
     from steppe.runners.compilation import let_threads_compute
     from steppe.runners.engines.threads.engine import ThreadsEngine
@@ -40,7 +40,7 @@ def make_engine(spec: ExperimentSpec) -> Engine:
 
 
 def check(spec: ExperimentSpec) -> list[str]:
-    """Notices; a UserError for what cannot learn from many threads at once."""
+    """Returns notices; raises a UserError for agents that many threads cannot train at once."""
     from steppe.runners.engines.threads.exploration import CHANCES, FINAL_EPSILONS, explores_apart
 
     engine = make_engine(spec)
@@ -58,7 +58,7 @@ def check(spec: ExperimentSpec) -> list[str]:
 
 
 def _share_memory(agent: Any, num_workers: int) -> None:
-    """Splits the room of the replay memory among the workers, each of whom has one of its own."""
+    """Divides the capacity of the replay memory among the workers, each of which has its own memory."""
     if agent.experience != "transitions":
         return
     memory = agent.memory

@@ -14,7 +14,7 @@ from steppe.errors import CheckpointError, EnvironmentFault
 from steppe.policies.policy import Policy
 from steppe.runners import keys
 from steppe.runners._base import Chunk, ChunkLimits, Engine
-from steppe.runners.arrays import from_arrays, to_arrays
+from steppe.runners.arrays import below, from_arrays, to_arrays
 from steppe.runners.engines.compiled.rollout import Rollout
 from steppe.runners.engines.learning import LARGEST_TIMESTEP, begin
 from steppe.runners.engines.threads.exploration import explores_apart
@@ -40,7 +40,7 @@ class ThreadsEngine(Engine):
         rollout: Rollout | None,
         hosts: HostEnvPool | None,
     ) -> None:
-        """Environments are compiled (`rollout`), or on the host (`hosts`)."""
+        """Exactly one of `rollout` (compiled environments) and `hosts` (host environments) is given."""
         self.agent = agent
         self.num_workers = num_workers
         self.timesteps_per_iteration = agent.horizon * agent.context.num_envs
@@ -54,12 +54,12 @@ class ThreadsEngine(Engine):
         self._is_warm = False
 
     def begin(self, seed: int) -> None:
-        """Fresh parameters and fresh episodes."""
+        """Starts with fresh parameters and fresh episodes."""
         self._build(seed, pretrains=True)
         self._start()
 
     def restore(self, arrays: dict[str, np.ndarray], seed: int) -> None:
-        """Every worker as it was; host environments start new episodes."""
+        """Restores every worker; host environments start new episodes."""
         self._build(seed, pretrains=False)
         count = arrays.get("workers")
         if count is None or int(count) != self.num_workers:
@@ -67,9 +67,9 @@ class ThreadsEngine(Engine):
                 f"the checkpoint is of {'another run mode' if count is None else f'{int(count)} workers'}, but this "
                 f"experiment has {self.num_workers} in threads; it was made by an experiment with other settings"
             )
-        self.model.restore(_below("model/", arrays))
+        self.model.restore(below("model/", arrays))
         for worker in self._workers:
-            carry = from_arrays(worker.carry(), _below(f"workers/{worker.index}/", arrays))
+            carry = from_arrays(worker.carry(), below(f"workers/{worker.index}/", arrays))
             worker.restore(carry, arrays.get(f"randomness/{worker.index}"))
         self.window.record(arrays["window/returns"].tolist(), arrays["window/lengths"].tolist())
         self._start()
@@ -88,11 +88,11 @@ class ThreadsEngine(Engine):
         }
 
     def advance(self, iterations: int, timestep: int, limits: ChunkLimits) -> Chunk:
-        """Hands out `iterations` tickets, or fewer where a limit is reached, and returns when every thread is quiet."""
+        """Hands out `iterations` tickets, or fewer if a limit is reached, and returns when every thread is idle."""
         assert self._worker_threads is not None
         queue = WorkQueue(iterations, timestep, limits, self.window)
         began = time.perf_counter()
-        # Batches that were under way when the mean reached stop_at_return may have lowered it again.
+        # Batches under way when the mean reached stop_at_return may have lowered it again.
         while queue.has_more:
             self._worker_threads.run(queue)
         spent = time.perf_counter() - began
@@ -105,17 +105,17 @@ class ThreadsEngine(Engine):
         return queue.chunk(self._program.metric_names, constants, self.model.is_finite())
 
     def evaluate(self, episodes: int, greedy: bool, seed: int) -> tuple[float, float]:
-        """In environments of its own."""
+        """Plays in environments of its own."""
         if self._play is None:
             return play(self.policy(0), self._rules, self.agent.context.num_envs, episodes, greedy, seed)
-        # As the saved policy acts: without the noise that some agents explore with.
+        # Like the saved policy, without the noise that some agents explore with.
         state = self.model.state()
         acting = ActorParams(state.params, state.observations)
         returns, lengths = self._play(acting, keys.make(seed), episodes, greedy, jnp.int32(LARGEST_TIMESTEP))
         return float(np.mean(returns)), float(np.mean(lengths))
 
     def policy(self, timestep: int) -> Policy:
-        """The policy of the model as it is."""
+        """The policy of the current model."""
         return self.agent.policy(self.model.state(), timestep)
 
     def close(self) -> None:
@@ -143,7 +143,3 @@ class ThreadsEngine(Engine):
         for worker in self._workers:
             worker.start()
         self._worker_threads = WorkerThreads(self._workers)
-
-
-def _below(start: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}

@@ -1,8 +1,8 @@
 """The model that all threads share: one vector of parameters in host memory, moved in place without a lock.
 
-Threads read while others write, so a thread may see half of another's step, and of two steps to the same parameter at
-the same instant one may be lost. That is Hogwild (Recht et al. 2011, arXiv:1106.5730): gradients are noisy anyway, and
-waiting would cost more than it is worth.
+Threads read while others write, so a thread may see half of another's step, and of two simultaneous steps of the same
+parameter one may be lost. That is Hogwild (Recht et al. 2011, arXiv:1106.5730): gradients are noisy anyway, and locking
+would cost more than it gains.
 """
 
 from __future__ import annotations
@@ -16,45 +16,46 @@ import numpy as np
 from steppe.agents._base import Agent, TrainState
 from steppe.agents.core.normalizers import Statistics
 from steppe.errors import CheckpointError
+from steppe.runners.arrays import below
 from steppe.runners.engines.shared_optimizers import SharedOptimizer
 from steppe.runners.engines.threads.optimizer_plan import UpdatePlan
 
 
 class ModelSnapshot(NamedTuple):
-    """What a thread takes from the model before it computes, and what else its program needs to know."""
+    """The model as a thread has read it, with the other inputs of its program."""
 
     params: Any
     target: Any
     observations: Any
-    """Statistics, () where observations are not normalised."""
+    """Statistics, () if observations are not normalised."""
     returns: Any
-    """Statistics, () where rewards are not normalised."""
+    """Statistics, () if rewards are not normalised."""
     updates: Any
-    """How many steps the model had taken: int32."""
+    """The number of steps of the model: int32."""
     timestep: Any
-    """How many timesteps all workers together had taken: int32."""
+    """The number of timesteps of all workers: int32."""
     batch: Any
-    """Which of a rollout's batches is learned from: int32."""
+    """The index of the rollout's batch to learn from: int32."""
     final_epsilon: Any
-    """Where this worker's exploration ends."""
+    """The final epsilon of this worker's exploration."""
     optimizers: Any
-    """An OptimizerReading of each block, of each phase."""
+    """An `OptimizerSnapshot` for each block of each phase."""
 
 
 class OptimizerSnapshot(NamedTuple):
-    """What an optimiser's next step depends on."""
+    """The state of an optimiser."""
 
     statistics: Any
     """[statistics, size]"""
     taken: Any
-    """How many steps it had taken: int32."""
+    """The number of its steps: int32."""
 
 
 class SharedModel:
     """Parameters, targets, statistics of optimisers and normalisers, and the number of steps taken."""
 
     def __init__(self, agent: Agent[Any], plan: UpdatePlan, state: TrainState) -> None:
-        """Starts from a state of the agent's."""
+        """Starts from an agent's state."""
         settings: Any = agent.settings
         self.params = np.array(state.params, np.float32)
         self.target = np.array(state.target, np.float32)
@@ -75,7 +76,7 @@ class SharedModel:
         self._target_waits = getattr(settings, "policy_delay", 1)
 
     def example(self) -> ModelSnapshot:
-        """Shapes and dtypes of a reading."""
+        """A snapshot with the right shapes and dtypes."""
         count = np.int32(0)
         observations: Any = () if self.observations is None else self.observations.value
         returns: Any = () if self.returns is None else self.returns.value
@@ -87,7 +88,7 @@ class SharedModel:
         )
 
     def read(self, into: ModelSnapshot) -> None:
-        """Copies the model as it is now, give or take what others are writing."""
+        """Copies the model, without waiting for threads that write."""
         np.copyto(into.params, self.params)
         if self.target.size:
             np.copyto(into.target, self.target)
@@ -102,10 +103,10 @@ class SharedModel:
                 reading.taken[...] = optimizer.taken
 
     def step(self, phase: int, changes: Sequence[np.ndarray], turn: int) -> int:
-        """Moves the blocks of one phase; how many updates all workers had made before.
+        """Updates the blocks of one phase; returns the number of updates of all workers before.
 
-        Each change is [1 + statistics, size]: what comes off the parameters, and what is added to the optimiser's
-        statistics. `turn` counts what is to be moved by each second or third step only (td3's actor and targets).
+        Each change is [1 + statistics, size]: what is subtracted from the parameters, and what is added to the
+        optimiser's statistics. `turn` counts steps for blocks that only move every few steps (td3's actor and targets).
         """
         for (params, block, optimizer), change in zip(self._phases[phase], changes, strict=True):
             if (turn + 1) % block.every == 0:
@@ -118,11 +119,11 @@ class SharedModel:
         return before
 
     def is_finite(self) -> bool:
-        """Whether no parameter has become NaN or infinite."""
+        """Whether no parameter is NaN or infinite."""
         return bool(np.isfinite(self.params).all())
 
     def state(self) -> TrainState:
-        """The model as the agent's functions take it, but without the optimisers; copied."""
+        """A copy of the model as the agent's state, without the optimisers."""
         params: Any = self.params.copy()
         target: Any = self.target.copy()
         return self._state._replace(
@@ -134,7 +135,7 @@ class SharedModel:
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Copies of all that learning depends on, by name."""
+        """Copies of everything that learning depends on, by name."""
         arrays = {"params": self.params.copy(), "target": self.target.copy(), "updates": np.array(self.updates)}
         for name, statistics in (("observations", self.observations), ("returns", self.returns)):
             if statistics is not None:
@@ -144,7 +145,7 @@ class SharedModel:
         return arrays
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Goes on where `arrays` left off."""
+        """Restores what `arrays` has returned."""
         np.copyto(self.params, _fitting(arrays, "params", self.params))
         np.copyto(self.target, _fitting(arrays, "target", self.target))
         self.updates = int(_fitting(arrays, "updates", np.array(0)))
@@ -156,10 +157,7 @@ class SharedModel:
                 }
                 statistics.restore(Statistics(**saved))
         for number, optimizer in enumerate(self._optimizers):
-            start = f"optimizers/{number}/"
-            optimizer.restore(
-                {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
-            )
+            optimizer.restore(below(f"optimizers/{number}/", arrays))
 
     @property
     def _optimizers(self) -> list[Any]:
@@ -173,36 +171,36 @@ class SharedModel:
 
 
 class SharedStatistics:
-    """Running mean and variance that many threads add to; half of a merge would be wrong, so there is a lock."""
+    """Running mean and variance that many threads update, under a lock: a half-written merge would be wrong."""
 
     def __init__(self, start: Statistics) -> None:
         self.value = Statistics(*(np.array(part, np.float32) for part in start))
         self._lock = threading.Lock()
 
     def read(self, into: Statistics) -> None:
-        """Copies all three numbers as of one moment."""
+        """Copies all three numbers consistently."""
         with self._lock:
             for target, part in zip(into, self.value, strict=True):
                 target[...] = part
 
     def merge(self, mean: np.ndarray, variance: np.ndarray, samples: int) -> None:
-        """Takes in a batch, told by its own mean and variance (Chan et al. 1979)."""
+        """Merges the mean and variance of a batch (Chan et al. 1979)."""
         with self._lock:
             own = self.value
             total = own.samples + samples
-            # By the share of what is new, which stays right where the count has reached the end of its precision.
+            # Weighted by the share of the batch, which stays right when the count exceeds the precision of float32.
             share, shift = np.float32(samples) / total, mean - own.mean
             own.mean[...] += share * shift
             own.variance[...] += share * (variance - own.variance + (1.0 - share) * shift**2)
             own.samples[...] = total
 
     def copied(self) -> Statistics:
-        """As of one moment."""
+        """A consistent copy."""
         with self._lock:
             return Statistics(*(part.copy() for part in self.value))
 
     def restore(self, saved: Statistics) -> None:
-        """As they were."""
+        """Restores saved statistics."""
         for part, value in zip(self.value, saved, strict=True):
             part[...] = value
 

@@ -1,4 +1,4 @@
-"""What an agent's optimisers come down to where many threads step one model: gradients, and whom they move."""
+"""How an agent's optimisers update a model shared by many threads: gradients, and the parameters that they move."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ MODE = "multi-threaded"
 
 @dataclass(frozen=True)
 class Block:
-    """Parameters that one optimiser moves."""
+    """A range of parameters that one optimiser updates."""
 
     start: int
     stop: int
     optimizer: Any
     rate: Schedule
     every: int = 1
-    """It is moved by each so many'th step of a worker only (td3's actor)."""
+    """Updated by every `every`-th step of a worker only (td3's actor)."""
 
     @property
     def rule(self) -> UpdateRule:
-        """How its gradients become changes."""
+        """The optimiser's rule."""
         return UpdateRule(self.optimizer, self.rate)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One gradient of a batch, and the blocks that it moves."""
+    """One gradient of a batch, and the blocks that it updates."""
 
     gradients: Callable[[TrainState, Any], tuple[Array, Metrics]]
-    """As in the agent's contract: [P], of which only the blocks' parts count."""
+    """The agent's function for a gradient [P], of which only the blocks' parts are used."""
     blocks: tuple[Block, ...]
     repeats: int = 1
-    """How many times it is taken on each batch."""
+    """The number of steps on each batch."""
     fraction: float = 1.0
-    """How large a part of the batch it is taken on."""
+    """The fraction of the batch that each step uses."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class UpdatePlan:
 
     phases: tuple[Phase, ...]
     batches: int
-    """How many batches a rollout is cut into, or how many are drawn from the memory."""
+    """The number of batches of a rollout, or drawn from the memory after it."""
     first_update: int = 0
-    """How many timesteps a worker's memory must hold before it learns from it."""
+    """The timesteps that a worker's memory must hold before it learns."""
 
     @property
     def order(self) -> list[tuple[int, int]]:
-        """(phase, batch) of each step, one after the other."""
+        """The (phase, batch) of each step, in order."""
         return [
             (number, batch)
             for batch in range(self.batches)
@@ -71,7 +71,7 @@ class UpdatePlan:
 
 
 def plan_for(agent: Agent[Any], num_workers: int) -> UpdatePlan:
-    """The plan of an agent; a UserError for what needs a model that nobody else moves."""
+    """The plan of an agent; a UserError for agents and optimisers that cannot share their model."""
     if agent.experience == "none":
         return UpdatePlan((), 0)
     if agent.type == "trpo":
@@ -144,7 +144,7 @@ def _first_update(agent: OffPolicy[Any], num_workers: int) -> int:
 
 
 def _rollouts(agent: Agent[Any]) -> int | None:
-    """How many the whole experiment has, over all workers, where that is known."""
+    """The rollouts of the whole experiment, of all workers, if that is known."""
     total = agent.context.total_timesteps
     return None if total is None else -(-total // (agent.horizon * agent.context.num_envs))
 

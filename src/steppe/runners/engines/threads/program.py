@@ -1,4 +1,4 @@
-"""What a worker computes: a rollout and gradients of it, compiled once and run by every thread."""
+"""The compiled programs of a worker: a rollout and its gradients, compiled once and run by every thread."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ log = logging.getLogger(__name__)
 
 
 class WorkerState(NamedTuple):
-    """What a worker takes from one rollout to the next."""
+    """A worker's state between two rollouts."""
 
     envs: Any
-    """Its compiled environments; () where they are on the host."""
+    """Its compiled environments; () for host environments."""
     key: Array
-    """Where its randomness of learning comes from."""
+    """The random key of learning."""
     memory: Any
-    """Its replay memory, () where the agent has none."""
+    """Its replay memory, () if the agent has none."""
     batches: Array
-    """How many batches of the memory it has learned from."""
+    """The number of batches learned from the memory."""
 
 
 class PreparedRollout(NamedTuple):
-    """A rollout made ready to be learned from, in several batches; all of it stays inside compiled programs."""
+    """A rollout prepared for learning in several batches; it stays inside compiled programs."""
 
     batch: Any
     order: Any
-    """Which samples each batch takes, [batches, size]; () where there is one batch of all."""
+    """The samples of each batch [batches, size]; () if there is one batch of all."""
     state: Any
-    """(key, observations, returns) as they were for the first batch."""
+    """The (key, observations, returns) of the first batch."""
 
 
 Packed = tuple[Any, ...]
 
 
 class Program:
-    """Compiled functions over packed arrays; `reports` say how to read what they tell the host."""
+    """Compiled functions over packed arrays; `reports` unpack their results on the host."""
 
     def __init__(
         self, agent: Agent[Any], plan: UpdatePlan, rollout: Rollout | None, example: ModelSnapshot, explores_apart: bool
@@ -73,10 +73,10 @@ class Program:
         self.metric_names: list[list[str]] = [[] for _ in plan.phases]
         """Of each phase, known once it is compiled."""
         self.changes = [[f"change {number}" for number in range(len(phase.blocks))] for phase in plan.phases]
-        """What a report calls the changes of each phase's blocks."""
+        """The names of the changes of each phase's blocks in a report."""
         self.carry: Any = None
-        """How a worker's carry is packed, known once there is one."""
-        # One batch leaves nothing to be kept for others.
+        """How a worker's state is packed, known once there is one."""
+        # A single batch need not be kept for others.
         self._has_more = len(self.steps) > 1
         self._waits = any(block.every > 1 for phase in plan.phases for block in phase.blocks)
         self._compiled: set[str] = set()
@@ -101,31 +101,31 @@ class Program:
         return WorkerState(envs, key, memory, jnp.int32(0))
 
     def packed(self, carry: WorkerState) -> Packed:
-        """For the functions below."""
+        """Packs a state for the functions below."""
         if self.carry is None:
             self.carry = Packing(carry)
             self._pack, self._unpack = jax.jit(self.carry.pack), jax.jit(self.carry.unpack)
         return self._pack(carry)
 
     def unpacked(self, packed: Packed) -> WorkerState:
-        """For a snapshot."""
+        """Unpacks a state for a snapshot."""
         return self._unpack(packed)
 
     def key_of(self, carry: Packed) -> Array:
-        """Where a worker's randomness of learning comes from."""
+        """The random key of a worker's learning."""
         return self._key(carry)
 
     def first(
         self, carry: Packed, trajectory: Trajectory | None, words: np.ndarray
     ) -> tuple[Packed, PreparedRollout, Any]:
-        """Collects where the environments are compiled, and computes the first gradient: (carry, lesson, report)."""
+        """Collects in compiled environments, and computes the first gradient: (state, prepared rollout, report)."""
         if self._first is None:
             self._compile_first(carry, words)
         carry, lesson, report = self._run("first", self._first, carry, trajectory, words)
         return carry, lesson, self.reports["first"].named(np.asarray(report))
 
     def more(self, carry: Packed, lesson: PreparedRollout, words: np.ndarray, phase: int) -> tuple[Packed, Any]:
-        """Another gradient at the model's newest parameters, of the rollout or out of the memory: (carry, report)."""
+        """Another gradient at the newest parameters, of the rollout or of the memory: (state, report)."""
         if self.agent.experience == "transitions":
             carry, report = self._run("replay", self._replay, carry, words)
             return carry, self.reports["replay"].named(np.asarray(report))
@@ -134,7 +134,7 @@ class Program:
         return carry, self.reports[name].named(np.asarray(report))
 
     def cut(self, carry: Packed) -> Packed:
-        """With the newest episodes of the memory ended, since what comes next does not follow from them."""
+        """Marks the ends of episodes in the memory: the next timestep does not continue them."""
         return self._cut(carry)
 
     def _compile_first(self, carry: Packed, words: np.ndarray) -> None:
@@ -150,7 +150,7 @@ class Program:
             )
 
     def _run(self, name: str, function: Any, *arguments: Any) -> Any:
-        """Calls a compiled function; while one thread compiles it, the others wait instead of doing the same."""
+        """Calls a compiled function; the others wait while the first thread compiles it."""
         if name in self._compiled:
             return function(*arguments)
         with self._compiling:

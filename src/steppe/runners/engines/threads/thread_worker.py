@@ -1,4 +1,4 @@
-"""One worker: its own environments, randomness and memory, and what it does with a ticket."""
+"""A worker thread's environments, randomness and memory, and its work for one ticket."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from steppe.runners.engines.threads.program import Program, WorkerState
 
 
 class LearnedBatch(NamedTuple):
-    """What came of one ticket."""
+    """The result of one ticket."""
 
     timesteps: int
     returns: list[float]
-    """Of the episodes that ended, in order of time."""
+    """The returns of the episodes that ended, in order of time."""
     lengths: list[int]
     updates: int
-    """How many steps of the model it led to."""
+    """The number of steps of the model."""
     lag: int
-    """How many steps others had taken between what they were computed from and them, in all."""
+    """The total number of other workers' steps between reading the model and each step."""
     metrics: list[np.ndarray]
     """The sums of each phase's metrics over its steps."""
     counts: list[int]
-    """How many steps that were, for each phase."""
+    """The number of steps of each phase."""
     is_healthy: bool
-    """Whether every loss and gradient was finite; one that was not has not touched the model."""
+    """Whether every loss and gradient was finite; others were not applied to the model."""
 
 
 class ThreadWorker:
     """Number `index` of a run; only its own thread calls `work`."""
 
     def __init__(self, index: int, program: Program, model: SharedModel, seed: int, memory: Any, envs: Any) -> None:
-        """`envs` are its host environments, None where they are compiled; `memory` is what it begins with."""
+        """`envs` are its host environments, None for compiled ones; `memory` is its initial memory."""
         self.index = index
         self.envs = envs
         self._program, self._model = program, model
@@ -58,12 +58,12 @@ class ThreadWorker:
             self._collector = RolloutCollector(agent, envs, model.state(), rng)
 
     def start(self) -> None:
-        """New episodes in host environments."""
+        """Starts new episodes in host environments."""
         if self._collector is not None:
             self._collector.start(int(self._collector.rng.integers(2**31)))
 
     def work(self, timestep: int) -> LearnedBatch:
-        """Collects one rollout and learns from it; `timestep` is how many all workers have taken before."""
+        """Collects one rollout and learns from it; `timestep` is the number of all workers' timesteps before."""
         program, model, reading = self._program, self._model, self._reading
         model.read(reading)
         reading.timestep[...] = min(timestep, LARGEST_TIMESTEP)
@@ -95,17 +95,17 @@ class ThreadWorker:
         return LearnedBatch(timesteps, returns, lengths, sum(counts), lag, metrics, counts, True)
 
     def carry(self) -> WorkerState:
-        """What it takes from one rollout to the next: for a snapshot."""
+        """The state between two rollouts, for a snapshot."""
         return self._program.unpacked(self._carry)
 
     def randomness(self) -> np.ndarray | None:
-        """Where the randomness of host rollouts stands, as bytes."""
+        """The state of the random generator of host rollouts, as bytes."""
         if self._collector is None:
             return None
         return np.frombuffer(json.dumps(self._collector.rng.bit_generator.state).encode(), np.uint8)
 
     def restore(self, carry: WorkerState, randomness: np.ndarray | None) -> None:
-        """Goes on from a snapshot."""
+        """Restores a snapshot."""
         self._carry = self._program.packed(carry)
         if self._collector is not None and randomness is not None:
             self._collector.rng.bit_generator.state = json.loads(randomness.tobytes())
@@ -116,7 +116,7 @@ class ThreadWorker:
             self.envs.close()
 
     def _collect(self, timestep: int) -> CollectedRollout | None:
-        """A rollout of host environments, with the parameters that were read."""
+        """A rollout of host environments with the parameters of the snapshot."""
         if self._collector is None:
             return None
         collected = self._collector.collect(self._acting_state(), timestep)
@@ -126,14 +126,14 @@ class ThreadWorker:
 
     def _acting_state(self) -> TrainState:
         program, reading = self._program, self._reading
-        # Noise that is added to the parameters follows from the worker's own key.
+        # Noise in the parameters is drawn from the worker's own key.
         key: Any = program.key_of(self._carry) if program.agent.perturbs_parameters else None
         nothing = empty(())
         statistics = (reading.observations or nothing, reading.returns or nothing)
         return TrainState(reading.params, reading.target, (), *statistics, key, reading.updates)
 
     def _share_statistics(self, report: Any, timesteps: int) -> None:
-        """What was seen weighs as much as there was of it, which varies where rollouts end with episodes."""
+        """Merges statistics weighted by the timesteps, whose number varies if rollouts end with episodes."""
         for name, statistics in (("observations", self._model.observations), ("returns", self._model.returns)):
             if statistics is not None:
                 mean, variance = report[name]

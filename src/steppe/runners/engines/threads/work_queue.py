@@ -1,4 +1,4 @@
-"""Who may begin another batch, and what the batches brought: exact counts, whatever order the threads run in."""
+"""Hands out batches to threads and collects their results, with exact counts in whatever order the threads run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steppe.runners.episode_window import EpisodeWindow
 
 
 class WorkQueue:
-    """One call of `advance`: hands out so many tickets, and stops handing them out when a limit is reached."""
+    """The work of one call of `advance`: hands out tickets until there are none or a limit is reached."""
 
     def __init__(self, tickets: int, timestep: int, limits: ChunkLimits, window: EpisodeWindow) -> None:
         self._left = tickets
@@ -28,10 +28,10 @@ class WorkQueue:
         self._is_healthy = True
         self._is_stopped = False
         self.error: BaseException | None = None
-        """What the first worker that failed raised."""
+        """The error of the first worker that failed."""
 
     def take(self) -> int | None:
-        """A ticket, which says how many timesteps were taken so far; None when there is none."""
+        """A ticket for one batch: the number of timesteps so far; None if there are no more."""
         with self._lock:
             if not self._left or self._is_over():
                 return None
@@ -39,7 +39,7 @@ class WorkQueue:
             return self._timestep
 
     def commit(self, batch: LearnedBatch) -> None:
-        """Counts a batch that is whole: collected, learned from, and part of the model."""
+        """Counts a complete batch, which was collected and learned from."""
         with self._lock:
             self._window.record(batch.returns, batch.lengths)
             self._timestep += batch.timesteps
@@ -49,28 +49,28 @@ class WorkQueue:
             self._batches.append(batch)
 
     def fail(self, error: BaseException) -> None:
-        """Ends the round with what a worker raised; its batch does not count."""
+        """Ends the round with a worker's error; its batch does not count."""
         with self._lock:
             self.error = self.error or error
 
     def stop(self) -> None:
-        """Lets nobody begin another batch."""
+        """Hands out no further tickets."""
         with self._lock:
             self._is_stopped = True
 
     @property
     def has_more(self) -> bool:
-        """Whether tickets are left that may be taken."""
+        """Whether there are tickets that may be taken."""
         with self._lock:
             return bool(self._left) and not self._is_over()
 
     @property
     def updates(self) -> int:
-        """How many steps of the model the batches led to."""
+        """The number of steps of the model by all batches."""
         return sum(batch.updates for batch in self._batches)
 
     def chunk(self, names: list[list[str]], constants: dict[str, float], is_healthy: bool) -> Chunk:
-        """All batches in the order in which they were committed; `constants` are columns of one value."""
+        """All batches in the order of their commits; `constants` are columns of one value."""
         count, batches = len(self._batches), self._batches
         columns: dict[str, np.ndarray] = {}
         if count:
@@ -112,7 +112,7 @@ def _metrics(names: list[list[str]], batches: list[LearnedBatch]) -> dict[str, n
     for phase, own in enumerate(names):
         counts = np.maximum([batch.counts[phase] for batch in batches], 1)
         none = np.zeros(len(own))
-        # Workers are quiet while their rows are written, so this is written to be quick.
+        # All workers wait for this, so it is written to be quick.
         sums = np.concatenate([batch.metrics[phase] if batch.counts[phase] else none for batch in batches])
         sums = sums.reshape(len(batches), len(own))
         columns |= dict(zip(own, (sums / counts[:, None]).T, strict=True))

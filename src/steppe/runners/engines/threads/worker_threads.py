@@ -1,4 +1,4 @@
-"""The threads of a run: asleep between two calls of `advance`, quiet whenever it returns."""
+"""The threads of a run, which sleep between two calls of `advance`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steppe.runners.engines.threads.thread_worker import ThreadWorker
 from steppe.runners.engines.threads.work_queue import WorkQueue
 
 PATIENCE = 30.0
-"""How many seconds a thread may take to finish its batch when the run is closed."""
+"""How many seconds a thread may take to finish its batch when the engine is closed."""
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,11 @@ class WorkerThreads:
 
     @property
     def alive(self) -> int:
-        """How many threads there are."""
+        """The number of living threads."""
         return sum(thread.is_alive() for thread in self._threads)
 
     def run(self, queue: WorkQueue) -> None:
-        """Has all workers take tickets until there are none, and waits until everyone is quiet."""
+        """Lets all workers take tickets until there are none, and waits until every thread is idle."""
         with self._condition:
             self._queue = queue
             self._round += 1

@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from steppe.agents._base import Metrics, Trajectory
+from steppe.agents._base import Trajectory
 from steppe.runners import keys
 from steppe.runners.arrays import from_arrays, to_arrays
 from steppe.runners.compilation import jit_for_learning
@@ -18,7 +17,7 @@ from steppe.runners.engines.asynchronous.cores.agent_core import AgentCore
 from steppe.runners.engines.asynchronous.wire.batches import BatchFormat, WorkerBatch
 from steppe.runners.engines.asynchronous.wire.board import Spaces
 from steppe.runners.engines.asynchronous.wire.task import Task
-from steppe.runners.engines.learning import Learner, begin, is_healthy, learn
+from steppe.runners.engines.learning import Learner, LearnStep, begin
 
 
 class StackingCore(AgentCore):
@@ -36,7 +35,8 @@ class StackingCore(AgentCore):
         self._rest: WorkerBatch | None = None
         """The worker's batch whose trajectories did not all fit, and how many did."""
         self._used = 0
-        self._learn = jit_for_learning(self._learned, donate_argnums=0)
+        self._step = LearnStep(agent)
+        self._learn = jit_for_learning(self._step.learn, donate_argnums=0)
 
     def begin(self, seed: int) -> None:
         """Fresh parameters."""
@@ -73,7 +73,7 @@ class StackingCore(AgentCore):
     def learn(self, seconds: float) -> Learned:
         """One update."""
         self._learner, values = self._learn(self._learner, self._stack)
-        metrics = dict(zip(self._names, np.asarray(values).tolist(), strict=True))
+        metrics = self._step.named(values)
         healthy, updates = bool(metrics.pop("is_healthy")), round(metrics.pop("updates"))
         self.updates += updates
         self._columns = self._batches = 0
@@ -110,13 +110,6 @@ class StackingCore(AgentCore):
             assert batch.outputs is not None
             log_std = np.broadcast_to(batch.log_std, batch.outputs.shape)
         return jax.tree.leaves(_trajectory(batch, log_std))
-
-    def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
-        metrics: Metrics
-        learner, metrics = learn(self.agent, learner, trajectory)
-        metrics["is_healthy"] = is_healthy(learner, metrics)
-        self._names = list(metrics)
-        return learner, jnp.stack([jnp.float32(value) for value in metrics.values()])
 
 
 def _room(form: BatchFormat, rows: int, width: int) -> Trajectory:

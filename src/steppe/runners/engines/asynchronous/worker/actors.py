@@ -15,11 +15,10 @@ from steppe.policies import heads
 from steppe.policies.description import PolicyDescription, tensor_shapes
 from steppe.policies.policy import Policy
 from steppe.runners.engines.asynchronous.wire.task import Task
+from steppe.runners.engines.episode_collector import State
 from steppe.specs.allowed_modules import EVERY_MODULE
 from steppe.specs.learning.exploration import Noise
 from steppe.specs.spaces import Box, Space
-
-State = dict[str, np.ndarray]
 
 
 class Actor(Protocol):

@@ -13,14 +13,16 @@ from steppe.policies.preprocessing import RewardPreprocessing
 from steppe.runners.engines.asynchronous.wire.batches import BatchFormat, WorkerBatch
 from steppe.runners.engines.asynchronous.wire.task import Task
 from steppe.runners.engines.asynchronous.worker.actors import Actor, State
+from steppe.runners.engines.episode_collector import EpisodeCollector
 from steppe.specs.learning.preprocessing import RewardPreprocessingSpec
 
 
-class BatchCollector:
+class BatchCollector(EpisodeCollector):
     """Steps environments with an actor and keeps track of their episodes."""
 
     def __init__(self, envs: Any, actor: Actor, task: Task, form: BatchFormat, rng: np.random.Generator) -> None:
-        self.envs, self.actor, self.task, self.rng = envs, actor, task, rng
+        super().__init__(envs, rng)
+        self.actor, self.task = actor, task
         self.timesteps = 0
         """The number of timesteps so far, evaluations included."""
         self.tick: Callable[[], None] = lambda: None
@@ -36,11 +38,11 @@ class BatchCollector:
 
     def start(self) -> None:
         """New episodes everywhere."""
-        count = self.envs.num_envs
-        self._observations = self.envs.reset(int(self.rng.integers(2**31)))
-        self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)
-        self._running = np.zeros(count, np.float32)
-        self._state = self.actor.initial(count)
+        self.begin_episodes(self.envs.reset(int(self.rng.integers(2**31))))
+
+    def initial_state(self) -> State:
+        """As the actor has it."""
+        return self.actor.initial(self.envs.num_envs)
 
     @property
     def evaluates_next(self) -> bool:
@@ -63,20 +65,10 @@ class BatchCollector:
             try:
                 step = self.envs.step(actor.to_env_actions(actions))
             except EpisodesCut as cut:
-                self._cut(t, cut.observations)
+                self.cut_episodes(room, t, cut.observations)
                 continue
             self._take(t, step, actions, outputs, state, following)
-            ended = step.terminated | step.truncated
-            has_ended = bool(ended.any())
-            if has_ended:
-                for i in np.flatnonzero(step.finished).tolist():
-                    returns.append(float(self._returns[i]))
-                    lengths.append(int(self._lengths[i]))
-                self._returns[step.finished] = 0.0
-                self._lengths[step.finished] = 0
-                self._running[ended] = 0.0
-                following = self._restarted(following, ended)
-            self._state, self._observations = following, step.observations
+            has_ended = self.finish_step(step, following, returns, lengths)
             t += 1
             self.timesteps += count
             self.tick()
@@ -104,7 +96,7 @@ class BatchCollector:
                 # Of each environment the first episode: quick failures must not be over-represented.
                 results.setdefault(i, (float(self._returns[i]), int(self._lengths[i])))
             ended = step.terminated | step.truncated
-            self._state = self._restarted(following, ended) if ended.any() else following
+            self._state = self.restarted(following, ended) if ended.any() else following
             self._observations = step.observations
             self.timesteps += count
             self.tick()
@@ -117,8 +109,7 @@ class BatchCollector:
         """Writes one timestep of all environments into row t."""
         room = self._room
         rewards = step.rewards if self._rewards is None else self._rewards(step.rewards)
-        self._returns += step.scores
-        self._lengths += 1
+        self.count(step, rewards, self.task.discount)
         room.actions[t] = actions
         room.rewards[t] = rewards
         room.terminated[t] = step.terminated
@@ -127,9 +118,7 @@ class BatchCollector:
         if room.outputs is not None:
             room.outputs[t] = outputs
         if room.running_returns is not None:
-            self._running *= self.task.discount
-            self._running += rewards
-            room.running_returns[t] = self._running
+            room.running_returns[t] = self._running_returns
         for name in room.internals:
             room.internals[name][t] = state[name]
             room.next_internals[name][t] = following[name]
@@ -141,26 +130,6 @@ class BatchCollector:
         # With one environment an evaluation can begin after this episode without cutting another one.
         is_due = self._owed + self.task.evaluation_share * episodes >= 1.0 and self.envs.num_envs == 1
         return t >= self._fewest or is_due
-
-    def _cut(self, t: int, observations: np.ndarray) -> None:
-        """Handles the restart of all episodes before timestep t: timestep t - 1 was their last."""
-        if t:
-            self._room.truncated[t - 1] |= ~self._room.terminated[t - 1]
-        self._returns[:] = 0.0
-        self._lengths[:] = 0
-        self._running[:] = 0.0
-        self._state = self.actor.initial(self.envs.num_envs)
-        self._observations = observations
-
-    def _restarted(self, state: State, ended: np.ndarray) -> State:
-        """Resets the recurrent state of the environments whose episode ended."""
-        if not state:
-            return state
-        initial = self.actor.initial(self.envs.num_envs)
-        return {
-            name: np.where(ended.reshape(-1, *(1,) * (value.ndim - 1)), initial[name], value)
-            for name, value in state.items()
-        }
 
     def _first_rows(self, t: int) -> WorkerBatch:
         room = self._room
