@@ -33,7 +33,7 @@ def test_each_seed_is_an_experiment_of_its_own_that_names_its_group(store: Store
         written = member.folder.spec()
         assert (written.name, written.seed, written.group) == (member.folder.name, member.seed, "walk")
         assert written.model_copy(update={"name": "first", "seed": 1, "group": None}) == spec
-        assert member.folder.status().state == "created"
+        assert member.folder.local_status().state == "created"
 
 
 def test_a_group_without_a_name_gets_a_number_that_is_free(store: Store, spec: ExperimentSpec) -> None:
@@ -120,7 +120,7 @@ def test_a_member_is_resumed_like_any_experiment(store: Store, spec: ExperimentS
     run(member.folder, trainer=trainer(total=30))
     lifecycle.prepare(member.folder, resume=True, fields={"total_timesteps": 60})
     run(member.folder, resume=True, trainer=trainer(total=60))
-    assert member.folder.status().timestep == 60
+    assert member.folder.local_status().timestep == 60
     assert json.loads((member.folder.path / "experiment.json").read_text())["group"] == "walk"
 
 

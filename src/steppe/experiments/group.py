@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import signal
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steppe.errors import StateError, SteppeError, UserError
 from steppe.experiments import lifecycle
 from steppe.experiments.hints import CALLS, Ways
+from steppe.experiments.locations import local
 from steppe.experiments.run_folder.store import RunFolder, Status, Store
 from steppe.records.scores import Score
+from steppe.signals import EndRequest
 
 if TYPE_CHECKING:
     from steppe.platforms.local import LocalProcess
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.2
 """How often the members are looked at."""
-ASKED_BY = {signal.SIGINT: "pause", signal.SIGHUP: "pause", signal.SIGTERM: "stop"}
 
 
 class Member:
@@ -68,10 +67,10 @@ class Member:
         from steppe.envs.cores import VARIABLE
         from steppe.platforms import LocalPlatform
 
-        self._logged = lifecycle.log_size(self.folder)
+        self._logged = local.log_size(self.folder)
         try:
             lifecycle.prepare(self.folder)
-            command, variables = lifecycle.training_command(self.folder), {VARIABLE: str(cores)}
+            command, variables = local.training_command(self.folder), {VARIABLE: str(cores)}
             self._process = LocalPlatform().launch(command, self.folder.log, variables)
         except SteppeError as error:
             self.error, self.is_over = str(error), True
@@ -83,11 +82,11 @@ class Member:
         exit_code = self._process.exit_code()
         # A folder that is moved or damaged meanwhile is its process's to complain about.
         with contextlib.suppress(SteppeError):
-            self.status = self.folder.read_status() if exit_code is None else self.folder.status()
+            self.status = self.folder.read_status() if exit_code is None else self.folder.local_status()
         if exit_code is not None:
             self.is_over = True
             if exit_code and self.status.state == "created":
-                self.error = lifecycle.last_words(self.folder, self._logged)
+                self.error = local.last_words(self.folder, self._logged)
 
     def ask(self, action: str) -> None:
         """Asks its process to pause or stop; again if that was asked before the process listened."""
@@ -131,7 +130,7 @@ class Group:
         """
         at_once = at_once or processes_at_once(self.spec)
         cores = cores_for_each(min(at_once, len(self.members)))
-        with _Asked(announce) as asked:
+        with _Requests(announce) as asked:
             while True:
                 for member in self.members:
                     member.look()
@@ -224,33 +223,15 @@ def cores_for_each(processes: int) -> int:
     return max(1, available_cores() // processes)
 
 
-class _Asked:
-    """What signals have asked for while the block lasts."""
+class _Requests(EndRequest):
+    """What signals ask of all seeds."""
 
     def __init__(self, announce: Callable[[str], None]) -> None:
-        self.action: str | None = None
-        self.signal: int | None = None
+        super().__init__()
         self._announce = announce
-        self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> _Asked:
-        if threading.current_thread() is threading.main_thread():
-            for number in ASKED_BY:
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._heard)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            if handler is not None:  # one that is not Python's cannot be put back
-                signal.signal(number, handler)
-
-    def _heard(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal = number
-        if self.action != "stop":
-            self.action = ASKED_BY[signal.Signals(number)]
+    def received(self, number: signal.Signals) -> None:
+        """Says what will happen."""
         self._announce(f"asking all seeds to {self.action} (Ctrl-C again leaves them to do so by themselves)")
 
 

@@ -88,19 +88,16 @@ def _changeable(spec: ExperimentSpec) -> tuple[str, ...]:
     return CHANGEABLE + more
 
 
-def moved_decay(folder: RunFolder, before: ExperimentSpec, spec: ExperimentSpec) -> list[str]:
-    """A learning rate that falls to zero at total_timesteps falls otherwise when they change: worth a word."""
-    from steppe.records.checkpoints import list_checkpoints
-
+def moved_decay(before: ExperimentSpec, spec: ExperimentSpec, timestep: int | None) -> list[str]:
+    """A notice if new limits move a learning rate that decays until total_timesteps."""
     old, new = before.limits[1], spec.limits[1]
-    if old == new or old is None or new is None:
+    if old == new or old is None or new is None or timestep is None:
         return []
     from steppe.agents import agent_class
 
     settings = spec.agent.settings_as(agent_class(spec.agent).Settings)
     if getattr(settings, "learning_rate_decay", "none") != "linear":
         return []
-    timestep = list_checkpoints(folder.path)[-1]
     was, now = (settings.learning_rate * max(0.0, 1.0 - timestep / total) for total in (old, new))
     return [
         f"learning_rate_decay is linear, so the new total_timesteps moves it: from timestep {timestep:,} on the "

@@ -28,6 +28,7 @@ from steppe.serve.clients import Access, Described, connect
 from steppe.serve.clients.patience import Patience, Patient, Stopped
 from steppe.serve.messages.exchange import Answer, Feedback, Question
 from steppe.serve.play.scores import Episode, Scores
+from steppe.signals import handling
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box
 from steppe.tracking.metrics import MetricsWriter
@@ -113,19 +114,17 @@ def _play(crew: _Crew, metrics: MetricsWriter, scores: Scores, show: Callable[[S
 @contextlib.contextmanager
 def _heeding_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
     """The first Ctrl-C calls `stop`, so that nothing is cut off that is being written; the second is as usual."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    was_pressed = False
 
     def heed(number: int, frame: Any) -> None:
-        signal.signal(number, before or signal.default_int_handler)
+        nonlocal was_pressed
+        if was_pressed:
+            raise KeyboardInterrupt
+        was_pressed = True
         stop()
 
-    before = signal.signal(signal.SIGINT, heed)
-    try:
+    with handling(heed, signal.SIGINT):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before or signal.default_int_handler)
 
 
 class _Abandoned:
