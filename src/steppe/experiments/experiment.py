@@ -270,8 +270,10 @@ class Experiment:
             return fields
         known = self._environment_id()
         if known.startswith(IN_PROCESS) and not isinstance(fields["environment"], str | dict):
+            from steppe import runners
             from steppe.envs.gymnasium.in_process import keep
 
+            runners.release()  # what was built has the object of before
             keep(known, fields["environment"])
             return {name: value for name, value in fields.items() if name != "environment"}
         named = named_environment(fields["environment"])

@@ -128,6 +128,9 @@ class Group:
 
         Ctrl-C pauses those that train and starts no others; a second one leaves them pausing by themselves.
         """
+        from steppe import runners
+
+        runners.release()
         at_once = at_once or processes_at_once(self.spec)
         cores = cores_for_each(min(at_once, len(self.members)))
         with _Requests(announce) as asked:

@@ -34,8 +34,10 @@ class LocalLocation(Location):
 
     def start(self, *, resume: bool = False, force: bool = False, tell: Tell = lambda line: None) -> Started:
         """Starts a process that trains the experiment, and waits until it owns the run folder."""
+        from steppe import runners
         from steppe.platforms import LocalPlatform
 
+        runners.release()  # the other process makes environments of its own
         logged = log_size(self.folder)
         process = LocalPlatform().launch(training_command(self.folder, resume=resume), log=self.folder.log)
         while True:

@@ -91,6 +91,9 @@ class ClusterLocation(Location):
 
     def start(self, *, resume: bool = False, force: bool = False, tell: Tell = lambda line: None) -> Started:
         """Starts the experiment's Pods; a cluster that the experiment describes is made first."""
+        from steppe import runners
+
+        runners.release()
         with ephemeral_cluster.kept(self.folder):
             is_new = address_of(self.folder) is None
             ways = self.folder.ways
