@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli.input.parsing import App
+from steppe.cli.input.parsing import SteppeApp
 from steppe.signals import handling
 
 if TYPE_CHECKING:
     from steppe.envs.remote.server import Server
     from steppe.specs.environment import EnvironmentSpec
 
-app = App(no_args_is_help=True, rich_markup_mode=None)
+app = SteppeApp(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
@@ -123,7 +123,7 @@ def check(
     """
     from dataclasses import asdict
 
-    from steppe.cli.display.console import console, print_json
+    from steppe.display.console import console, print_json
     from steppe.envs.checking.environment import check_environment
     from steppe.experiments.project import let_user_modules_import
 

@@ -10,7 +10,7 @@ import typer
 from steppe.cli.display import experiment_tables
 from steppe.cli.input import completion
 from steppe.cli.input.flags import RESUME_SETS, SEEDS, SETS, with_experiment_flags
-from steppe.cli.input.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, App, experiment_name
+from steppe.cli.input.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, SteppeApp, experiment_name
 from steppe.cli.train import DETACH, QUIET
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ CLUSTER = Annotated[
     ),
 ]
 
-app = App(no_args_is_help=True, rich_markup_mode=None)
+app = SteppeApp(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from steppe.errors import StopTraining, UserError
-from steppe.experiments import group, lifecycle
+from steppe.experiments import lifecycle, seed_group
 from steppe.experiments.given_environment import check_has_name, for_instance, is_same, named_environment
 from steppe.experiments.hints import CALLS
 from steppe.experiments.locations import WAIT_SECONDS, Location, location_of, location_to_start
@@ -22,8 +22,8 @@ from steppe.experiments.run_folder.store import RunFolder, Status, Store
 from steppe.specs.environment import IN_PROCESS
 
 if TYPE_CHECKING:
-    from steppe.experiments.group import Group
     from steppe.experiments.players import Which
+    from steppe.experiments.seed_group import SeedGroup
     from steppe.policies.policy import Policy
     from steppe.records.evaluation import Evaluation
     from steppe.specs.experiment import ExperimentSpec
@@ -34,7 +34,7 @@ log = logging.getLogger("steppe.experiments")
 class Shows(Protocol):
     """What displays a group while it trains."""
 
-    def update(self, group: Group) -> None:
+    def update(self, group: SeedGroup) -> None:
         """Called several times a second."""
 
     def announce(self, sentence: str) -> None:
@@ -88,7 +88,7 @@ class Experiment:
         *,
         folder: str | Path | None = None,
         force: bool = False,
-        show: Callable[[Group], AbstractContextManager[Shows]],
+        show: Callable[[SeedGroup], AbstractContextManager[Shows]],
         **fields: Any,
     ) -> list[Experiment]:
         """Trains several seeds side by side, in processes of their own; `show` makes what displays the group."""
@@ -101,13 +101,13 @@ class Experiment:
         _check_words(fields)
         spec = load(None, fields | {"environment": named_environment(fields["environment"])}, here)
         check_has_name(spec.environment, "a group of seeds")
-        group.check(spec)
+        seed_group.check(spec)
         _tell(lifecycle.check(spec, here))
         path = None if folder is None else Path(folder).expanduser().absolute()
         store, name = (
             (store_for_new_runs(here), fields.get("name")) if path is None else (Store(path.parent), path.name)
         )
-        made = group.create(spec, store, chosen, name=name, force=force, ways=CALLS)
+        made = seed_group.create(spec, store, chosen, name=name, force=force, ways=CALLS)
         with show(made) as shows:
             made.train(shows.update, shows.announce)
         if made.signal == signal.SIGINT:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from steppe.cli.display.progress import Display
 from steppe.cli.starting.following import StatusFeed
+from steppe.display.progress import TrainingDisplay
 from steppe.experiments.run_folder.store import Status
 from steppe.specs.experiment import ExperimentSpec
 
 
-class Said(Display):
+class Said(TrainingDisplay):
     """Remembers what it was to say."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.cli.display.text import age, count, duration, score, size, told_scores
+from steppe.display.text import age, count, duration, score, size, told_scores
 from steppe.experiments.run_folder.states import stands
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ LARGEST = 1e15
 
 def print_list(start: Path, as_json: bool) -> None:
     """Every experiment known from `start`, as a table or as JSON."""
-    from steppe.cli.display.console import console, print_json, table
+    from steppe.display.console import console, print_json, table
     from steppe.errors import ProjectError
     from steppe.experiments.project import known_stores
 
@@ -71,8 +71,8 @@ def print_list(start: Path, as_json: bool) -> None:
 
 def print_experiment(folder: RunFolder, as_json: bool, everything: bool = False) -> None:
     """One experiment's status, settings and files; `everything` are also the settings that do not apply to it."""
-    from steppe.cli.display.console import console, print_json
     from steppe.cli.display.settings_table import setting_lines
+    from steppe.display.console import console, print_json
     from steppe.experiments.locations import location_of
 
     location, spec = location_of(folder), folder.spec_data()
@@ -126,7 +126,7 @@ def print_log(folder: RunFolder, follow: bool) -> None:
 
 def print_ended(folder: RunFolder, status: Status, wanted: State) -> int:
     """How an experiment ended that was asked to; the exit code."""
-    from steppe.cli.display.console import console
+    from steppe.display.console import console
 
     if status.state == wanted:
         console().print(

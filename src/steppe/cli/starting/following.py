@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steppe.cli.display.console import console
+from steppe.display.console import console
 
 if TYPE_CHECKING:
-    from steppe.cli.display.progress import Display
+    from steppe.display.progress import TrainingDisplay
     from steppe.experiments.locations import Location
     from steppe.experiments.run_folder.store import Status
 
 
 def follow_and_show(location: Location, quiet: bool) -> int:
     """Shows the progress of a run until it ends; Ctrl-C only ends the watching. Returns the exit code."""
-    from steppe.cli.display.progress import display
     from steppe.cli.starting.running import print_commands, print_end, say
+    from steppe.display.progress import display
     from steppe.experiments.on_cluster import ephemeral_cluster
 
     folder = location.folder
@@ -43,7 +43,7 @@ def follow_and_show(location: Location, quiet: bool) -> int:
 class StatusFeed:
     """Feeds the statuses of a run to a display, and announces what it waits for."""
 
-    def __init__(self, shows: Display) -> None:
+    def __init__(self, shows: TrainingDisplay) -> None:
         self._shows = shows
         self._announced: set[str] = set()
 

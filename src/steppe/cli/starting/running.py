@@ -8,11 +8,10 @@ import os
 import shlex
 from collections.abc import Collection
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.cli.display.console import console
-from steppe.cli.display.text import duration, last_episodes, score, told_scores
+from steppe.display.console import console
+from steppe.display.text import duration, told_scores
 from steppe.experiments.run_folder.states import stands
 from steppe.specs.loading.files import shown_path
 
@@ -58,7 +57,7 @@ def start_and_show(
 
 
 def _train_here(folder: RunFolder, resume: bool, quiet: bool) -> int:
-    from steppe.cli.display.progress import display
+    from steppe.display.progress import display
     from steppe.experiments.process.run import run
 
     shows = display(folder.spec(), quiet)
@@ -110,20 +109,6 @@ def _large_size(folder: RunFolder) -> str:
 
     size = total_size(folder.path)
     return f" ({size / 1e9:,.1f} GB)" if size >= LARGE else ""
-
-
-def closing_line(name: str, folder: Path, status: Status) -> str:
-    """How a run ended and where its results are, in one sentence for those who called it from Python."""
-    from steppe.records.scores import Score
-
-    why = f": {status.reason}" if status.reason else ""
-    mean = ""
-    if status.mean_return is not None:
-        mean = f"; mean return of {last_episodes(status.episode)} {score(status.mean_return)}"
-    if (evaluation := Score.read(status.evaluation)) is not None:
-        mean += f"{',' if mean else '; mean return'} of {evaluation.episodes} in evaluation {score(evaluation.mean)}"
-    ended = f'experiment "{name}" {stands(status.state)}{why}{mean}'
-    return f"{ended}, in {duration(status.seconds)}; see {shown_path(folder)}"
 
 
 def next_commands(folder: RunFolder, status: Status) -> list[str]:

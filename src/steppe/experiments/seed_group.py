@@ -30,7 +30,7 @@ LOOK_SECONDS = 0.2
 """How often the members are looked at."""
 
 
-class Member:
+class SeedRun:
     """One seed of a group."""
 
     def __init__(self, folder: RunFolder, seed: int) -> None:
@@ -96,7 +96,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Spread:
+class ScoreSummary:
     """The scores of several seeds."""
 
     count: int
@@ -108,10 +108,10 @@ class Spread:
     largest: float
 
 
-class Group:
+class SeedGroup:
     """The members, and their training."""
 
-    def __init__(self, name: str, spec: ExperimentSpec, members: Sequence[Member]) -> None:
+    def __init__(self, name: str, spec: ExperimentSpec, members: Sequence[SeedRun]) -> None:
         self.name, self.spec, self.members = name, spec, list(members)
         self.signal: int | None = None
         """The signal that ended it, if one did."""
@@ -123,7 +123,9 @@ class Group:
             return 128 + self.signal
         return 1 if any(member.has_failed for member in self.members) else 0
 
-    def train(self, show: Callable[[Group], None], announce: Callable[[str], None], at_once: int | None = None) -> None:
+    def train(
+        self, show: Callable[[SeedGroup], None], announce: Callable[[str], None], at_once: int | None = None
+    ) -> None:
         """Trains every member, as many at once as there are cores for, until all are over.
 
         Ctrl-C pauses those that train and starts no others; a second one leaves them pausing by themselves.
@@ -155,23 +157,25 @@ class Group:
         scored = [each for each in self.members if each.status.mean_return is not None]
         return bool(scored) and all(each.evaluation is not None for each in scored)
 
-    def score_of(self, member: Member) -> float | None:
+    def score_of(self, member: SeedRun) -> float | None:
         """What counts of a member: its newest evaluation if all have one, else its mean return while learning."""
         if self.is_evaluated and member.evaluation is not None:
             return member.evaluation.mean
         return member.status.mean_return
 
-    def scores(self) -> Spread | None:
+    def scores(self) -> ScoreSummary | None:
         """The spread of the scores of all members that have one."""
-        return spread_of([found for each in self.members if (found := self.score_of(each)) is not None])
+        return summary_of([found for each in self.members if (found := self.score_of(each)) is not None])
 
 
-def spread_of(scores: Sequence[float]) -> Spread | None:
+def summary_of(scores: Sequence[float]) -> ScoreSummary | None:
     """Mean, deviation, median, least and largest; None of nothing."""
     if not scores:
         return None
     deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
-    return Spread(len(scores), statistics.fmean(scores), deviation, statistics.median(scores), min(scores), max(scores))
+    return ScoreSummary(
+        len(scores), statistics.fmean(scores), deviation, statistics.median(scores), min(scores), max(scores)
+    )
 
 
 def create(
@@ -182,7 +186,7 @@ def create(
     name: str | None = None,
     force: bool = False,
     ways: Ways | None = None,
-) -> Group:
+) -> SeedGroup:
     """A group of new experiments in the store, called after `name`, or after what they train and a new number."""
     check(spec)
     seeds = tuple(seeds)
@@ -198,8 +202,8 @@ def create(
     for seed, folder in folders.items():
         its_own = spec.model_copy(update={"seed": seed, "group": group})
         made = lifecycle.create(its_own, store, name=folder.name, path=folder.path, force=force, ways=ways)
-        members.append(Member(made, seed))
-    return Group(group, spec, members)
+        members.append(SeedRun(made, seed))
+    return SeedGroup(group, spec, members)
 
 
 def check(spec: ExperimentSpec) -> None:
