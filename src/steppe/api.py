@@ -62,14 +62,14 @@ def train(
     With `seeds` (how many, or which) it trains an experiment for each seed, side by side in processes of their own,
     and returns all of them; one that failed says so in its status.
     """
-    from steppe.cli.display.live import print_line
-    from steppe.cli.display.progress import display
-    from steppe.cli.starting.running import closing_line
+    from steppe.display.live import print_line
+    from steppe.display.progress import display
+    from steppe.display.text import closing_line
 
     if seeds is not None:
         from functools import partial
 
-        from steppe.cli.starting.seeds import display as display_group
+        from steppe.display.seed_progress import display as display_group
 
         if on_progress is not None:
             raise UserError("on_progress is for one run, and seeds are trained in other processes; leave one out")

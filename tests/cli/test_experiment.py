@@ -15,7 +15,8 @@ from kube_memory import MemoryKube
 from steppe import runners
 from steppe.clusters import registry
 from steppe.errors import CheckpointError, TrainingDiverged
-from steppe.experiments.on_cluster import places, remote
+from steppe.experiments.on_cluster import location
+from steppe.experiments.on_cluster.address import ClusterAddress, write_address
 from steppe.experiments.run_folder import locks
 from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.platforms.kubernetes.client.kubeapi import KubeError
@@ -86,7 +87,7 @@ def test_quiet_says_nothing(steppe: Any, first: RunFolder) -> None:
 def test_start_works_from_a_folder_below(steppe: Any, first: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(first.path.parent.parent / "configs" / "agents")
     assert steppe("experiment", "start", "-e", "first").code == 0
-    assert first.status().state == "completed"
+    assert first.local_status().state == "completed"
 
 
 def test_start_takes_a_path(steppe: Any, first: RunFolder, tmp_path_factory: Any, monkeypatch: Any) -> None:
@@ -105,7 +106,7 @@ def test_a_completed_experiment_is_resumed_with_more_to_do(
     answer = steppe("experiment", *resume, "-e", "first", "--set", "total_timesteps=1000000")
     assert answer.code == 0
     assert [resumed for _, resumed in trained] == [False, True]
-    assert first.status().timestep == 1_000_000
+    assert first.local_status().timestep == 1_000_000
 
 
 def test_start_again_needs_resume_or_force(steppe: Any, first: RunFolder) -> None:
@@ -210,7 +211,7 @@ def test_a_resume_that_cannot_begin_leaves_the_experiment_completed(
     answer = steppe("experiment", "resume", "-e", "first", "--set", "total_timesteps=1e6")
     assert (answer.code, answer.err) == (1, "error: no checkpoint can be used\n")
     assert "has failed" not in answer.out
-    assert first.status().state == "completed"
+    assert first.local_status().state == "completed"
     shown = steppe("experiment", "show", "-e", "first").out
     assert "the last resume could not begin: no checkpoint can be used" in shown
 
@@ -296,7 +297,7 @@ def test_what_does_not_run_cannot_be_ended(steppe: Any, first: RunFolder, comman
 def test_stop_marks_a_paused_experiment(steppe: Any, first: RunFolder) -> None:
     first.write_status(Status("paused", timestep=5))
     answer = steppe("experiment", "stop", "-e", "first")
-    assert (answer.code, first.status().state) == (0, "stopped")
+    assert (answer.code, first.local_status().state) == (0, "stopped")
     assert "is stopped at timestep 5" in answer.out
 
 
@@ -351,11 +352,11 @@ def kube(first: RunFolder, monkeypatch: pytest.MonkeyPatch) -> MemoryKube:
     server = MemoryKube()
 
     @contextlib.contextmanager
-    def reached(place: places.Place) -> Iterator[tuple[None, RemoteRun]]:
+    def reached(place: ClusterAddress) -> Iterator[tuple[None, RemoteRun]]:
         yield None, RemoteRun(server, place.name)  # type: ignore[arg-type]
 
-    places.write_place(first, places.Place("lab", "space", "steppe-first-1", start=1))
-    monkeypatch.setattr(remote, "reach", reached)
+    write_address(first, ClusterAddress("lab", "space", "steppe-first-1", start=1))
+    monkeypatch.setattr(location, "reach", reached)
     monkeypatch.setattr(registry, "knows", lambda name: True)
     return server
 

@@ -60,7 +60,7 @@ def test_what_is_recorded_can_be_trained_from(steppe: Callable, here: Path, trai
     words = [word for each in sets for word in ("--set", f"agent.{each}")]
     answer = steppe("train", "CartPole-v1", "-A", "dqfd", "-t", "64", "-n", "second", "--set", "video=false", *words)
     assert answer.code == 0, answer.err
-    assert RunFolder(here / "steppe-runs" / "second").status().state == "completed"
+    assert RunFolder(here / "steppe-runs" / "second").local_status().state == "completed"
 
 
 def test_a_run_is_resumed_from_another_folder_with_the_same_demonstrations(
@@ -79,7 +79,7 @@ def test_a_run_is_resumed_from_another_folder_with_the_same_demonstrations(
     monkeypatch.chdir(elsewhere)
     answer = steppe("experiment", "resume", "-e", str(folder), "--set", "total_timesteps=128")
     assert answer.code == 0, answer.err
-    status = RunFolder(folder).status()
+    status = RunFolder(folder).local_status()
     assert (status.state, status.timestep) == ("completed", 128)
 
 

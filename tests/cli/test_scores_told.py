@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from steppe import runners
-from steppe.cli.starting.running import closing_line
+from steppe.display.text import closing_line
 from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.records.evaluation import Evaluation, FinalEvaluation
 from steppe.runners import Progress, RunOutcome

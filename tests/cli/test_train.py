@@ -26,7 +26,7 @@ def test_train_needs_no_project(steppe: Any, here: Path, trained: Any) -> None:
         0.9,
         False,
     )
-    assert RunFolder(here / "steppe-runs" / "CartPole-v1-ppo-1").status().state == "completed"
+    assert RunFolder(here / "steppe-runs" / "CartPole-v1-ppo-1").local_status().state == "completed"
     assert "steppe-runs/CartPole-v1-ppo-1/checkpoints/" in answer.out
     assert "steppe experiment show -e CartPole-v1-ppo-1" in answer.out
 
@@ -116,7 +116,7 @@ def test_a_field_that_does_not_exist_is_named(here: Path) -> None:
 
 def _wait_for(folder: RunFolder, *states: str) -> str:
     deadline = time.monotonic() + 120
-    while not folder.exists or (state := folder.status().state) not in states:
+    while not folder.exists or (state := folder.local_status().state) not in states:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return state
@@ -130,14 +130,14 @@ def test_a_real_detached_run_is_paused_resumed_and_stopped(steppe: Any, here: Pa
     _wait_for(folder, "running")
     assert "is running already" in steppe("experiment", "start", "-e", "mine").err
     assert steppe("experiment", "pause", "-e", "mine").code == 0
-    assert folder.status().state == "paused"
-    paused_at = folder.status().timestep
+    assert folder.local_status().state == "paused"
+    paused_at = folder.local_status().timestep
     assert paused_at in list_checkpoints(folder.path)
     assert steppe("experiment", "resume", "-e", "mine", "--detach").code == 0
     _wait_for(folder, "running")
     assert steppe("experiment", "stop", "-e", "mine").code == 0
-    assert folder.status().state == "stopped"
-    assert folder.status().timestep >= paused_at
+    assert folder.local_status().state == "stopped"
+    assert folder.local_status().timestep >= paused_at
 
 
 @pytest.mark.parametrize(("number", "state"), [(signal.SIGINT, "paused"), (signal.SIGTERM, "stopped")])
@@ -151,10 +151,10 @@ def test_a_real_run_saves_everything_on_a_signal(here: Path, number: signal.Sign
             out, err = process.communicate(timeout=120)
         finally:
             process.kill()
-    assert (process.returncode, folder.status().state, err) == (128 + number, state, "")
+    assert (process.returncode, folder.local_status().state, err) == (128 + number, state, "")
     assert f"is {state}" in out
     assert "steppe experiment resume -e CartPole-v1-random-1" in out
-    assert folder.status().timestep in list_checkpoints(folder.path)
+    assert folder.local_status().timestep in list_checkpoints(folder.path)
 
 
 def test_everything_the_package_offers_is_there_and_importing_it_is_light() -> None:

@@ -14,8 +14,9 @@ import pytest
 import steppe
 from steppe import runners
 from steppe.errors import StateError, SteppeError, UserError
-from steppe.experiments import lifecycle
-from steppe.experiments.on_cluster import watcher
+from steppe.experiments.locations import Started
+from steppe.experiments.locations.local import LocalLocation
+from steppe.experiments.on_cluster.location import ClusterLocation
 from steppe.experiments.run_folder import locks
 from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.records import checkpoints
@@ -113,18 +114,22 @@ def test_one_that_is_detached_on_a_cluster_is_started_there_and_left_to_a_watche
     experiment: steppe.Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(lifecycle, "start_detached", lambda *_, **__: pytest.fail("it trains here"))
-    monkeypatch.setattr(lifecycle, "start_on_cluster", lambda folder, cluster, **_: asked.append((folder, cluster)))
-    monkeypatch.setattr(watcher, "leave", lambda folder, tell: (asked.append(folder), tell("process 7 waits")))
+
+    def start(location: ClusterLocation, **_: Any) -> Started:
+        asked.append((location.folder.path, location._cluster))
+        return Started("starts there")
+
+    def leave(location: ClusterLocation, tell: Any) -> None:
+        asked.append(location.folder.path)
+        tell("process 7 waits")
+
+    monkeypatch.setattr(LocalLocation, "start", lambda *_, **__: pytest.fail("it trains here"))
+    monkeypatch.setattr(ClusterLocation, "start", start)
+    monkeypatch.setattr(ClusterLocation, "leave", leave)
     told: list[str] = []
     assert experiment.start_detached(cluster="lab", announce=told.append) is None
-    (started, cluster), left = asked
-    assert (started.path, cluster, left.path, told) == (
-        experiment.folder,
-        "lab",
-        experiment.folder,
-        ["process 7 waits"],
-    )
+    assert asked == [(experiment.folder, "lab"), experiment.folder]
+    assert told == ["process 7 waits"]
 
 
 def test_an_opened_experiment_speaks_of_calls_too(experiment: steppe.Experiment, trained: Any) -> None:

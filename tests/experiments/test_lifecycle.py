@@ -10,6 +10,7 @@ import pytest
 
 from steppe.errors import SpecError, StateError, SteppeError, UserError
 from steppe.experiments import lifecycle
+from steppe.experiments.locations import location_of, location_to_start
 from steppe.experiments.process.run import run
 from steppe.experiments.run_folder.store import RunFolder, Status, Store
 from steppe.records import checkpoints
@@ -64,7 +65,7 @@ def test_an_ended_experiment_needs_resume_or_force(ended: Any, state: str) -> No
         lifecycle.prepare(folder)
     lifecycle.prepare(folder, resume=True)
     lifecycle.prepare(folder, force=True)
-    assert folder.status().state == "created"
+    assert folder.local_status().state == "created"
     (aside,) = folder.path.glob("before-*")
     assert (aside / "checkpoints").is_dir()
     assert not (folder.path / "checkpoints").exists()
@@ -297,24 +298,24 @@ def test_what_leaves_a_decaying_learning_rate_alone_is_not_told(decaying: RunFol
 def test_an_experiment_for_a_cluster_that_names_none_is_not_started(store: Store, spec: ExperimentSpec) -> None:
     folder = lifecycle.create(spec.model_copy(update={"platform": "kubernetes"}), store, name="later")
     lifecycle.prepare(folder)
-    assert lifecycle.is_for_cluster(folder)
+    assert not location_to_start(folder).is_here
     with pytest.raises(UserError, match=r"no cluster; name one: steppe experiment start -e later -c CLUSTER"):
-        lifecycle.start_on_cluster(folder)
-    assert folder.status().state == "created"
+        location_to_start(folder).start()
+    assert folder.local_status().state == "created"
 
 
 def test_what_was_trained_here_is_not_resumed_on_a_cluster(folder: RunFolder, trainer: Any) -> None:
     run(folder, trainer=trainer())
     with pytest.raises(StateError, match="are on this machine, so it is resumed here"):
-        lifecycle.start_on_cluster(folder, "anywhere", resume=True)
+        location_to_start(folder, "anywhere").start(resume=True)
 
 
 def test_pause_waits_until_it_is_paused(folder: RunFolder, trainer: Any, in_background: Any) -> None:
     held = trainer(hold=True)
     in_background(lambda: run(folder, trainer=held))
     assert held.training.wait(30)
-    assert lifecycle.pause(folder, timeout=30).state == "paused"
-    assert lifecycle.stop(folder).state == "stopped"
+    assert location_of(folder).pause(timeout=30).state == "paused"
+    assert location_of(folder).stop().state == "stopped"
 
 
 def test_a_pause_that_takes_too_long_says_so(folder: RunFolder, wait: Any, in_background: Any) -> None:
@@ -325,9 +326,9 @@ def test_a_pause_that_takes_too_long_says_so(folder: RunFolder, wait: Any, in_ba
         raise StateError("enough")
 
     in_background(lambda: run(folder, trainer=deaf))  # type: ignore[arg-type]
-    wait(lambda: folder.status().is_live)
+    wait(lambda: folder.local_status().is_live)
     with pytest.raises(SteppeError, match=r"is not paused after 0\.01 s; it is still starting"):
-        lifecycle.pause(folder, timeout=0.01)
+        location_of(folder).pause(timeout=0.01)
     release.append(True)
 
 
@@ -335,9 +336,9 @@ def test_a_pause_that_takes_too_long_says_so(folder: RunFolder, wait: Any, in_ba
 def test_what_does_not_run_cannot_be_paused_or_stopped(ended: Any, state: str) -> None:
     folder = ended(state)
     with pytest.raises(StateError, match=rf"(is|has) {state} and cannot be paused"):
-        lifecycle.pause(folder)
+        location_of(folder).pause()
     with pytest.raises(StateError, match=rf"(is|has) {state} (and cannot be stopped|already)"):
-        lifecycle.stop(folder)
+        location_of(folder).stop()
 
 
 def test_download_copies_the_results_and_no_locks(ended: Any, tmp_path: Path) -> None:
@@ -392,7 +393,7 @@ def test_a_detached_process_that_ends_at_once_is_told_by_its_own_words(
     folder.log.write_text("error: an old mistake\n")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(SteppeError, match='"first" could not be started: its process ended at once'):
-        lifecycle.start_detached(folder)
+        location_of(folder).start()
 
 
 def test_a_pause_can_be_waited_for_again(folder: RunFolder, wait: Any, in_background: Any) -> None:
@@ -405,10 +406,10 @@ def test_a_pause_can_be_waited_for_again(folder: RunFolder, wait: Any, in_backgr
         return RunOutcome("paused", "asked to pause", 10, 1, 1, None, 0.1, [])
 
     in_background(lambda: run(folder, trainer=slow))
-    wait(lambda: folder.status().state == "running")
+    wait(lambda: folder.local_status().state == "running")
     folder.ask("pause")
-    wait(lambda: folder.status().state == "pausing")
+    wait(lambda: folder.local_status().state == "pausing")
     with pytest.raises(SteppeError, match="is not paused after 0 s; it is still pausing"):
-        lifecycle.pause(folder, timeout=0)
+        location_of(folder).pause(timeout=0)
     release.append(True)
-    assert lifecycle.wait_until_ended(folder, "paused", 30).state == "paused"
+    assert location_of(folder).follow(lambda status: None, 0.01).state == "paused"

@@ -17,6 +17,7 @@ import pytest
 from steppe.cli import main
 from steppe.errors import StateError
 from steppe.experiments import lifecycle
+from steppe.experiments.locations import location_of
 from steppe.experiments.process.run import run
 from steppe.experiments.run_folder.store import RunFolder, Store
 from steppe.records import checkpoints
@@ -58,26 +59,26 @@ def test_a_trained_experiment_without_a_readable_status_has_failed_and_can_be_re
     trained: RunFolder, trainer: type, data: bytes | None
 ) -> None:
     damage(trained.path / "status.json", data)
-    status = trained.status()
+    status = trained.local_status()
     assert (status.state, status.timestep) == ("failed", 30)
     assert status.reason.startswith("its status cannot be read: ")
     with pytest.raises(StateError, match="has failed and cannot be started; to train on use: steppe experiment resume"):
         lifecycle.prepare(trained)
     with pytest.raises(StateError, match="has failed and cannot be stopped"):
-        lifecycle.stop(trained)
+        location_of(trained).stop()
     lifecycle.prepare(trained, resume=True)
     run(trained, resume=True, trainer=trainer(total=60))
     assert checkpoints.list_checkpoints(trained.path) == [30, 60]
-    assert trained.status().state == "completed"
+    assert trained.local_status().state == "completed"
 
 
 def test_counts_that_were_written_as_floats_are_read(trained: RunFolder) -> None:
     damage(trained.path / "status.json", b'{"state": "completed", "timestep": 30, "update": 24.0}')
-    status = trained.status()
+    status = trained.local_status()
     assert (status.state, status.update) == ("completed", 24)
     assert isinstance(status.update, int)
     damage(trained.path / "status.json", b'{"state": "completed", "timestep": 30, "update": 24.5}')
-    assert trained.status().is_unreadable
+    assert trained.local_status().is_unreadable
 
 
 @pytest.mark.parametrize("data", DAMAGES.values(), ids=DAMAGES.keys())

@@ -125,7 +125,7 @@ def test_an_old_experiment_is_read_as_it_was_written(old: Path) -> None:
         name="small_cluster", machine_type="custom-2-8192", num_nodes=3, location="europe-west1-d"
     )
     assert "summary_frequency" in spec.notices[0]
-    assert folder.status().state == "created"
+    assert folder.local_status().state == "created"
     # As lists read it.
     assert folder.spec_data()["environment"]["id"] == "CartPole-v0"
 

@@ -20,7 +20,7 @@ from processes import wait_until
 
 from steppe.cli import main
 from steppe.clusters import registry
-from steppe.experiments.on_cluster import watcher
+from steppe.experiments.on_cluster import handover, watcher
 from steppe.experiments.run_folder import locks
 from steppe.platforms.kubernetes.manifests import naming
 
@@ -68,7 +68,7 @@ def workplace(
 ) -> Iterator[OwnWorkplace]:
     # What other tests have on the testbed is on none of these clusters.
     monkeypatch.setattr(naming, "MANAGER", namespace)
-    monkeypatch.setattr(watcher, "PROGRAM", ("-c", WATCHER.format(manager=namespace)))
+    monkeypatch.setattr(handover, "WATCHER", ("-c", WATCHER.format(manager=namespace)))
     folder = tmp_path / "project"
     folder.mkdir()
     programs = Programs(tmp_path / "programs")
@@ -110,7 +110,7 @@ def test_a_detached_run_comes_home_and_its_cluster_ends_though_nobody_watches(wo
     workplace.new("alone", total_timesteps=4_000)
     started = workplace.steppe("experiment", "start", "-e", "alone", "--detach")
     folder = workplace.folder_of("alone")
-    log = folder / watcher.LOG_FILE
+    log = folder / handover.LOG_FILE
     assert "on this machine waits for its end, to fetch its results and delete cluster" in started
     wait_until(lambda: not workplace.programs.clusters, "the cluster is deleted", seconds=300, pause=0.5)
     wait_until(lambda: not registry.names(), "the cluster is forgotten")
@@ -133,7 +133,7 @@ def test_completion_that_nobody_watched_is_told_and_download_ends_the_cluster(
     workplace: OwnWorkplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if this machine had been switched off meanwhile.
-    monkeypatch.setattr(watcher, "PROGRAM", ("-c", ""))
+    monkeypatch.setattr(handover, "WATCHER", ("-c", ""))
     workplace.new("late", total_timesteps=4_000)
     workplace.steppe("experiment", "start", "-e", "late", "--detach")
     workplace.wait_for("late", "completed")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steppe.experiments import lifecycle
+from steppe.experiments.locations import local
 from steppe.experiments.run_folder.store import RunFolder
 
 CHILD = """
@@ -39,4 +39,4 @@ def use(monkeypatch: pytest.MonkeyPatch, hold: str = "") -> None:
     def command(folder: RunFolder, *, resume: bool = False) -> list[str]:
         return [sys.executable, "-c", CHILD, str(folder.path), str(TRAINER), hold]
 
-    monkeypatch.setattr(lifecycle, "training_command", command)
+    monkeypatch.setattr(local, "training_command", command)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from steppe.cli.input.parsing import App
+from steppe.cli.input.parsing import SteppeApp
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 COMMANDS = {
@@ -35,12 +35,12 @@ GROUPS = {
 """Group of commands, which is the `app` of a module of that name -> its help, None if the module has it."""
 
 
-def app_for(words: list[str]) -> App:
+def app_for(words: list[str]) -> SteppeApp:
     """The app, with no other command or group than the one that the first word names, if it names one.
 
     Importing all of them, and making the options of each, takes longer than reading a spec.
     """
-    app = App(
+    app = SteppeApp(
         name="steppe",
         help="Runs reinforcement-learning experiments: one file, from a laptop to a cluster.",
         epilog="Begin with: steppe train CartPole-v1",

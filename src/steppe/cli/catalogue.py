@@ -56,7 +56,7 @@ def agents(
 ) -> None:
     """List the agents, or one agent's settings."""
     from steppe import agents
-    from steppe.cli.display.console import console, print_json, table
+    from steppe.display.console import console, print_json, table
     from steppe.specs.describing import field_rows
     from steppe.specs.describing.docstrings import DescribedSchema
     from steppe.specs.learning import defaults_by_kind
@@ -104,7 +104,7 @@ def environments(
     as_json: JSON = False,
 ) -> None:
     """List the environments there are, or one environment's settings."""
-    from steppe.cli.display.console import console, print_json, table
+    from steppe.display.console import console, print_json, table
     from steppe.envs import registry
 
     if name is not None:
@@ -131,7 +131,7 @@ def layers(
     """List the layers a network is made of, or one layer's settings."""
     from typing import get_args
 
-    from steppe.cli.display.console import console, print_json
+    from steppe.display.console import console, print_json
     from steppe.specs.describing import field_rows
     from steppe.specs.describing.docstrings import DescribedSchema
     from steppe.specs.learning.layer_options import Activation
@@ -168,7 +168,7 @@ def schema(
     ],
 ) -> None:
     """Print the JSON Schema of one kind of file."""
-    from steppe.cli.display.console import print_json
+    from steppe.display.console import print_json
 
     print_json(full_schema(kind))
 
@@ -196,7 +196,7 @@ def agent_sentence(name: str) -> str:
 
 def _environment(name: str, as_json: bool) -> None:
     """One environment's settings."""
-    from steppe.cli.display.console import console, print_json, table
+    from steppe.display.console import console, print_json, table
     from steppe.envs import registry
     from steppe.specs.environment import EnvironmentSpec
     from steppe.specs.loading.validation import validate
@@ -226,7 +226,7 @@ def _json(value: Any) -> Any:
 
 
 def _settings_table(settings: type[BaseModel], spelled: Mapping[str, list[str]] | None = None) -> Any:
-    from steppe.cli.display.console import table
+    from steppe.display.console import table
     from steppe.specs.describing import field_rows
 
     listing = table("  SETTING", "TYPE", "DEFAULT", "WHAT IT DOES", drop=("TYPE",))
@@ -259,7 +259,7 @@ def _taken(settings: type[BaseModel], members: Members) -> Members:
 
 def _kind_table(kind: str, members: Members) -> Any:
     """Each type of one kind of object, with its options and their defaults."""
-    from steppe.cli.display.console import table
+    from steppe.display.console import table
     from steppe.specs.describing import field_rows
 
     listing = table(f"  {kind.upper()}", "OPTIONS", "WHAT IT DOES")

@@ -9,7 +9,7 @@ import typer
 
 from steppe.cli.input import completion
 from steppe.cli.input.flags import CLUSTER_SETS
-from steppe.cli.input.parsing import App
+from steppe.cli.input.parsing import SteppeApp
 
 if TYPE_CHECKING:
     from steppe.clusters._base import Record
@@ -24,7 +24,7 @@ CLUSTER = Annotated[
 AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 YES = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 
-app = App(no_args_is_help=True, rich_markup_mode=None)
+app = SteppeApp(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command()
@@ -91,8 +91,8 @@ def create(
 
     Waits until it is ready; run again with the same words, an interrupted command goes on where it was.
     """
-    from steppe.cli.display.progress_lines import telling
     from steppe.clusters import lifecycle, loading, registry
+    from steppe.display.progress_lines import telling
     from steppe.errors import ClusterError
 
     fields = {
@@ -137,9 +137,9 @@ def create(
 @app.command("list")
 def list_clusters(as_json: AS_JSON = False) -> None:
     """List the clusters of all providers."""
-    from steppe.cli.display.console import console, print_json, table
-    from steppe.cli.display.text import age
     from steppe.clusters import lifecycle
+    from steppe.display.console import console, print_json, table
+    from steppe.display.text import age
 
     entries, notes = lifecycle.entries()
     if as_json:
@@ -186,8 +186,8 @@ def delete(
 
     One that was only registered is forgotten, and stays as it is.
     """
-    from steppe.cli.display.progress_lines import telling
     from steppe.clusters import lifecycle
+    from steppe.display.progress_lines import telling
     from steppe.errors import ClusterError, UserError
     from steppe.platforms.kubernetes.client.cluster_deletion import delete_cluster
 
@@ -245,9 +245,9 @@ def check(
     """
     import dataclasses
 
-    from steppe.cli.display.console import console, print_json
-    from steppe.cli.display.progress_lines import telling
     from steppe.clusters import registry
+    from steppe.display.console import console, print_json
+    from steppe.display.progress_lines import telling
     from steppe.platforms.kubernetes.client.kubeapi import Kube
     from steppe.platforms.kubernetes.diagnosis import checking
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import signal
 import socket
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli.input.parsing import App
+from steppe.cli.input.parsing import SteppeApp
+from steppe.signals import handling
 
 if TYPE_CHECKING:
     from steppe.envs.remote.environment_server import EnvironmentServer
     from steppe.specs.environment import EnvironmentSpec
 
-app = App(no_args_is_help=True, rich_markup_mode=None)
+app = SteppeApp(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
@@ -77,19 +79,19 @@ def serve(
     spec = _spec(environment, vectorization, sets or [])
     token, tls = server_token(token_file), server_tls(tls_cert, tls_key)
     server = EnvironmentServer(spec, host, port, token=token, tls=tls, max_envs=max_envs)
-    _end_at_signals(server)
-    words = ["steppe train remote", f"--set environment.address={_reachable(server)}"]
-    if token_file is not None:
-        words.append(f"--set environment.token_file={token_file}")
-    if tls_cert is not None:
-        words.append(f"--set environment.tls_ca={tls_cert}")
-    where = ":".join(map(str, server.address))
-    print(f"serving {spec.id} at {where}; train with: {' '.join(words)}", flush=True)
-    if server.token_file is not None:
-        print(f"note: {token_sentence(server.token_file)}; learners of yours on this machine find it", flush=True)
-    if tls is None and not is_loopback(host):
-        print("note: nothing is encrypted, the token neither; use --tls-cert and --tls-key", flush=True)
-    server.serve()
+    with _ending_at_signals(server):
+        words = ["steppe train remote", f"--set environment.address={_reachable(server)}"]
+        if token_file is not None:
+            words.append(f"--set environment.token_file={token_file}")
+        if tls_cert is not None:
+            words.append(f"--set environment.tls_ca={tls_cert}")
+        where = ":".join(map(str, server.address))
+        print(f"serving {spec.id} at {where}; train with: {' '.join(words)}", flush=True)
+        if server.token_file is not None:
+            print(f"note: {token_sentence(server.token_file)}; learners of yours on this machine find it", flush=True)
+        if tls is None and not is_loopback(host):
+            print("note: nothing is encrypted, the token neither; use --tls-cert and --tls-key", flush=True)
+        server.serve()
     return 0
 
 
@@ -121,7 +123,7 @@ def check(
     """
     from dataclasses import asdict
 
-    from steppe.cli.display.console import console, print_json
+    from steppe.display.console import console, print_json
     from steppe.envs.checks.environment import check_environment
     from steppe.experiments.project import let_user_modules_import
 
@@ -156,15 +158,14 @@ def _spec(name: str, vectorization: str | None, sets: list[str]) -> EnvironmentS
     return spec
 
 
-def _end_at_signals(server: EnvironmentServer) -> None:
-    """The first Ctrl-C or SIGTERM ends it once the steps under way are done, the second at once."""
+def _ending_at_signals(server: EnvironmentServer) -> AbstractContextManager[None]:
+    """The first Ctrl-C or SIGTERM ends the server once the steps under way are done, the second at once."""
 
     def end(number: int, _: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
         server.stop()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
+    return handling(end, signal.SIGINT, signal.SIGTERM)
 
 
 def _reachable(server: EnvironmentServer) -> str:

@@ -94,7 +94,7 @@ def evaluate(
         print("error: the evaluation was ended by Ctrl-C", file=sys.stderr)
         return 130
     if as_json:
-        from steppe.cli.display.console import print_json
+        from steppe.display.console import print_json
 
         print_json(found.to_json())
     else:
@@ -105,9 +105,9 @@ def evaluate(
 @contextlib.contextmanager
 def _progress(episodes: int, is_quiet: bool) -> Iterator[Callable[[list[PlayedEpisode]], None]]:
     """Tells now and then how far it is."""
-    from steppe.cli.display.live import LinePace
-    from steppe.cli.display.progress_lines import telling
-    from steppe.cli.display.text import score
+    from steppe.display.live import LinePace
+    from steppe.display.progress_lines import telling
+    from steppe.display.text import score
 
     pace = LinePace()
     with telling(is_quiet=is_quiet) as tell:
@@ -121,8 +121,8 @@ def _progress(episodes: int, is_quiet: bool) -> Iterator[Callable[[list[PlayedEp
 
 
 def _print(found: Evaluation, word: str) -> None:
-    from steppe.cli.display.console import console
-    from steppe.cli.display.text import score
+    from steppe.display.console import console
+    from steppe.display.text import score
 
     out = console()
     many = f"{found.episodes:,} episode{'' if found.episodes == 1 else 's'}"

@@ -10,7 +10,7 @@ import typer
 from steppe.cli.display import experiment_tables
 from steppe.cli.input import completion
 from steppe.cli.input.flags import RESUME_SETS, SEEDS, SETS, with_experiment_flags
-from steppe.cli.input.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, App, experiment_name
+from steppe.cli.input.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, SteppeApp, experiment_name
 from steppe.cli.train import DETACH, QUIET
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ CLUSTER = Annotated[
     ),
 ]
 
-app = App(no_args_is_help=True, rich_markup_mode=None)
+app = SteppeApp(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command()
@@ -156,10 +156,10 @@ def pause(name: EXPERIMENT_ARGUMENT = None, experiment: EXPERIMENT_OPTION = None
 
     Waits until it is paused.
     """
-    from steppe.experiments import lifecycle
+    from steppe.experiments.locations import location_of
 
     folder = _find(name, experiment, "pause")
-    return experiment_tables.print_ended(folder, lifecycle.pause(folder, timeout), "paused")
+    return experiment_tables.print_ended(folder, location_of(folder).pause(timeout), "paused")
 
 
 @app.command()
@@ -175,10 +175,10 @@ def stop(
 
     Waits until it is stopped; a paused experiment is marked as stopped.
     """
-    from steppe.experiments import lifecycle
+    from steppe.experiments.locations import location_of
 
     folder = _find(name, experiment, "stop")
-    return experiment_tables.print_ended(folder, lifecycle.stop(folder, timeout), "stopped")
+    return experiment_tables.print_ended(folder, location_of(folder).stop(timeout), "stopped")
 
 
 @app.command()
@@ -232,9 +232,9 @@ def manifest(
     For those who apply them themselves, or keep them in git. The Secret is not among them: its comment says how it is
     made.
     """
-    from steppe.experiments.on_cluster import places
+    from steppe.experiments.on_cluster import placement
 
-    print(places.manifest(_find(name, experiment, "manifest"), cluster, namespace), end="")
+    print(placement.manifest(_find(name, experiment, "manifest"), cluster, namespace), end="")
 
 
 @app.command()
@@ -251,16 +251,13 @@ def delete(
     Results in object storage (kubernetes.results) stay, and it is told where, unless --stored is given.
     """
     from steppe.experiments import lifecycle
-    from steppe.experiments.on_cluster import own_cluster, places
+    from steppe.experiments.locations import location_of
     from steppe.specs.loading.files import shown_path
 
     folder = _find(name, experiment, "delete")
     lifecycle.check_deletable(folder, Path.cwd())
-    place = places.place_of(folder)
-    there = f', and its results on cluster "{place.cluster}"' if place is not None else ""
-    if (own := own_cluster.made_for(folder)) is not None:
-        there = f', and cluster "{own}", which was made for it'
-    if not force and not typer.confirm(f"Delete {shown_path(folder.path)} and everything in it{there}?"):
+    too = location_of(folder).deleted_too()
+    if not force and not typer.confirm(f"Delete {shown_path(folder.path)} and everything in it{too}?"):
         print("nothing was deleted")
         return 1
     left = lifecycle.delete(folder, Path.cwd(), stored=stored)

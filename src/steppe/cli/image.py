@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from steppe.cli.input.parsing import App
+from steppe.cli.input.parsing import SteppeApp
 
-app = App(no_args_is_help=True, rich_markup_mode=None)
+app = SteppeApp(no_args_is_help=True, rich_markup_mode=None)
 
 PROGRAM = Annotated[
     str | None,
@@ -49,7 +49,7 @@ def build(
 
     For example: steppe image build -t example.com/team/steppe:1 --extras atari
     """
-    from steppe.cli.display.text import duration
+    from steppe.display.text import duration
     from steppe.images import Recipe, program_for, standard_name
     from steppe.images import build as build_image
 

@@ -103,7 +103,7 @@ def play(
 
     Ctrl-C ends it with a summary of what was played.
     """
-    from steppe.cli.display.scores import display
+    from steppe.display.play_progress import display
     from steppe.experiments.project import let_allowed_modules_import
     from steppe.serve.clients import check_protocol
     from steppe.serve.play.remote_play import PlayPlan
@@ -145,7 +145,7 @@ def play(
         return _interrupted()
     summary = _write_summary(folder, played, plan.environment.id, access)
     if as_json:
-        from steppe.cli.display.console import print_json
+        from steppe.display.console import print_json
 
         print_json(summary)
     elif not quiet:
@@ -189,13 +189,13 @@ def _environment(name: str, allowed: AllowedModules) -> EnvironmentSpec:
 
 def _its_own(protocol: str, access: EndpointAccess, patience: float) -> EnvironmentSpec:
     """The environment in which the endpoint says that its policy was trained."""
-    from steppe.cli.display.scores import Display
+    from steppe.display.play_progress import PlayDisplay
     from steppe.errors import UserError
     from steppe.serve.play.remote_play import describe
     from steppe.specs.environment import EnvironmentSpec
     from steppe.specs.loading.validation import validate
 
-    described = describe(protocol, access, patience, Display("").announce)
+    described = describe(protocol, access, patience, PlayDisplay("").announce)
     name = described.environment
     if name is None:
         raise UserError(f"{access.url} does not say in which environment it was trained; give one by --environment")
@@ -259,10 +259,10 @@ def _write_summary(folder: Path, played: PlayResult, environment: str, access: E
 
 
 def _print_end(played: PlayResult, folder: Path, feedback: str) -> None:
-    from steppe.cli.display.console import console
-    from steppe.cli.display.scores import route_table
-    from steppe.cli.display.text import duration, score
     from steppe.cli.starting.running import say
+    from steppe.display.console import console
+    from steppe.display.play_progress import route_table
+    from steppe.display.text import duration, score
     from steppe.specs.loading.files import shown_path
 
     out, scores = console(), played.scores

@@ -9,9 +9,9 @@ import typer
 
 from steppe.cli.input import completion
 from steppe.cli.input.flags import ALLOW_MODULES
-from steppe.cli.input.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, App, experiment_name
+from steppe.cli.input.parsing import EXPERIMENT_ARGUMENT, EXPERIMENT_OPTION, SteppeApp, experiment_name
 
-app = App(no_args_is_help=True, rich_markup_mode=None)
+app = SteppeApp(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()

@@ -35,7 +35,7 @@ def init(
     In a project that exists, -r only links it to a cloud project. A project of the old tfcli (.tensorforce.json) is
     taken over as it is: no file of it is changed.
     """
-    from steppe.cli.display.console import console
+    from steppe.display.console import console
     from steppe.experiments.old_client import is_old_project, take_over
     from steppe.experiments.project import init_project, link_project
     from steppe.specs.loading.files import PROJECT_FILE

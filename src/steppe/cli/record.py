@@ -91,8 +91,8 @@ class _Progress:
     """A line now and then, less often the longer it takes."""
 
     def __init__(self, wish: RecordingRequest, quiet: bool) -> None:
-        from steppe.cli.display.console import console
-        from steppe.cli.display.live import LinePace
+        from steppe.display.console import console
+        from steppe.display.live import LinePace
 
         self._wish, self._quiet = wish, quiet
         self._console = console()
@@ -102,7 +102,7 @@ class _Progress:
         """Called after each episode."""
         if self._quiet or not self._pace.is_due():
             return
-        from steppe.cli.display.text import score
+        from steppe.display.text import score
 
         kept = f"{recorded.kept} of {self._wish.episodes} episodes"
         played = f" (of {recorded.played} played)" if recorded.played > recorded.kept else ""
@@ -112,9 +112,9 @@ class _Progress:
 def _print_end(
     recorded: RecordingProgress, wish: RecordingRequest, path: str, spec: ExperimentSpec, player: Policy
 ) -> None:
-    from steppe.cli.display.console import console
-    from steppe.cli.display.text import score
     from steppe.cli.starting.running import say
+    from steppe.display.console import console
+    from steppe.display.text import score
     from steppe.specs.spaces import Box
 
     out = console()

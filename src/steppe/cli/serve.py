@@ -11,7 +11,7 @@ import typer
 
 from steppe.cli.input import completion
 from steppe.cli.input.flags import ALLOW_MODULES
-from steppe.cli.input.parsing import EXPERIMENT_OPTION, App, Group
+from steppe.cli.input.parsing import EXPERIMENT_OPTION, CommandGroup, SteppeApp
 from steppe.cli.play import AS_JSON, DEFAULT_URL, ENDPOINT_URL, TLS_CA, TOKEN, TOKEN_FILE
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ DATABASE = Annotated[
 ]
 
 
-class ServeGroup(Group):
+class ServeGroup(CommandGroup):
     """`steppe serve X` is short for `steppe serve start X`, and the help shows what both take."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -54,7 +54,7 @@ class ServeGroup(Group):
         self.format_commands(ctx, formatter)
 
 
-app = App(cls=ServeGroup, no_args_is_help=True, rich_markup_mode=None, subcommand_metavar="[POLICY | COMMAND]")
+app = SteppeApp(cls=ServeGroup, no_args_is_help=True, rich_markup_mode=None, subcommand_metavar="[POLICY | COMMAND]")
 
 
 @app.callback()
@@ -197,8 +197,8 @@ def report(
     """
     import dataclasses
 
-    from steppe.cli.display.console import print_json
     from steppe.cli.display.serve_tables import print_comparison
+    from steppe.display.console import print_json
     from steppe.serve.report import compare
 
     ledger = _ledger(endpoint, _database(database))
@@ -219,8 +219,8 @@ def status(
     as_json: AS_JSON = False,
 ) -> None:
     """Show routes, traffic and rewards of a running endpoint."""
-    from steppe.cli.display.console import print_json
     from steppe.cli.display.serve_tables import print_standing
+    from steppe.display.console import print_json
 
     with _operator(url, token, token_file, tls_ca) as operator:
         standing = operator.standing()
@@ -236,8 +236,8 @@ def versions(
     as_json: AS_JSON = False,
 ) -> None:
     """List the versions of its policies, and which are in service."""
-    from steppe.cli.display.console import print_json
     from steppe.cli.display.serve_tables import print_versions
+    from steppe.display.console import print_json
 
     with _operator(url, token, token_file, tls_ca) as operator:
         policies = operator.standing()["endpoint"]["policies"]
@@ -365,7 +365,7 @@ def _run(endpoint: Endpoint, listening: ServerConfig, token_file: Path | None, t
     import time
     from importlib.metadata import version
 
-    from steppe.cli.display.text import duration
+    from steppe.display.text import duration
     from steppe.net.local_tokens import token_sentence
     from steppe.net.sockets import is_loopback
     from steppe.serve.server import EndpointServer

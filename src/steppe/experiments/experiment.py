@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from steppe.errors import StopTraining, UserError
-from steppe.experiments import group, lifecycle
+from steppe.experiments import lifecycle, seed_group
 from steppe.experiments.given_environment import check_has_name, for_instance, is_same, named_environment
 from steppe.experiments.hints import CALLS
-from steppe.experiments.on_cluster import own_cluster, remote, watcher
+from steppe.experiments.locations import WAIT_SECONDS, Location, location_of, location_to_start
 from steppe.experiments.process.callback import OnProgress, says_stop
 from steppe.experiments.process.run import run
 from steppe.experiments.project import find_experiment, store_for_new_runs
+from steppe.experiments.run_folder.status import progress_of
 from steppe.experiments.run_folder.store import RunFolder, Status, Store
 from steppe.specs.environment import IN_PROCESS
 
 if TYPE_CHECKING:
-    from steppe.experiments.group import Group
     from steppe.experiments.players import Which
+    from steppe.experiments.seed_group import SeedGroup
     from steppe.policies.policy import Policy
     from steppe.records.evaluation import Evaluation
     from steppe.specs.experiment import ExperimentSpec
@@ -33,7 +34,7 @@ log = logging.getLogger("steppe.experiments")
 class Shows(Protocol):
     """What displays a group while it trains."""
 
-    def update(self, group: Group) -> None:
+    def update(self, group: SeedGroup) -> None:
         """Called several times a second."""
 
     def announce(self, sentence: str) -> None:
@@ -87,7 +88,7 @@ class Experiment:
         *,
         folder: str | Path | None = None,
         force: bool = False,
-        show: Callable[[Group], AbstractContextManager[Shows]],
+        show: Callable[[SeedGroup], AbstractContextManager[Shows]],
         **fields: Any,
     ) -> list[Experiment]:
         """Trains several seeds side by side, in processes of their own; `show` makes what displays the group."""
@@ -100,13 +101,13 @@ class Experiment:
         _check_words(fields)
         spec = load(None, fields | {"environment": named_environment(fields["environment"])}, here)
         check_has_name(spec.environment, "a group of seeds")
-        group.check(spec)
+        seed_group.check(spec)
         _tell(lifecycle.check(spec, here))
         path = None if folder is None else Path(folder).expanduser().absolute()
         store, name = (
             (store_for_new_runs(here), fields.get("name")) if path is None else (Store(path.parent), path.name)
         )
-        made = group.create(spec, store, chosen, name=name, force=force, ways=CALLS)
+        made = seed_group.create(spec, store, chosen, name=name, force=force, ways=CALLS)
         with show(made) as shows:
             made.train(shows.update, shows.announce)
         if made.signal == signal.SIGINT:
@@ -146,14 +147,15 @@ class Experiment:
         already, it trains there and is only watched from here: Ctrl-C ends the watching.
         """
         fields = self._with_environment(fields)
-        self._check_object("a cluster" if lifecycle.is_for_cluster(self._folder, cluster) else None)
+        location = location_to_start(self._folder, cluster)
+        self._check_object(location.trainer)
         _tell(lifecycle.prepare(self._folder, resume=resume, force=force, fields=fields))
-        if lifecycle.is_for_cluster(self._folder, cluster):
-            lifecycle.start_on_cluster(self._folder, cluster, resume=resume, force=force, tell=announce)
-            with watcher.watching(self._folder, announce):
-                status = self._follow(on_progress)
-                if own_cluster.is_home_bound(self._folder):
-                    own_cluster.bring_home(self._folder, announce)
+        location = location_to_start(self._folder, cluster)  # fields may have changed the platform
+        if not location.is_here:
+            location.start(resume=resume, force=force, tell=announce)
+            with location.watched(announce):
+                status = self._follow(location, on_progress)
+                location.finish(announce)
             return status
         ended = run(self._folder, resume=resume, on_progress=on_progress, announce=announce)
         if ended.signal == signal.SIGINT:
@@ -178,11 +180,10 @@ class Experiment:
         fields = self._with_environment(fields)
         self._check_object("a process of its own")
         _tell(lifecycle.prepare(self._folder, resume=resume, force=force, fields=fields))
-        if not lifecycle.is_for_cluster(self._folder, cluster):
-            return lifecycle.start_detached(self._folder, resume=resume)
-        lifecycle.start_on_cluster(self._folder, cluster, resume=resume, force=force, tell=announce)
-        watcher.leave(self._folder, announce)
-        return None
+        location = location_to_start(self._folder, cluster)
+        started = location.start(resume=resume, force=force, tell=announce)
+        location.leave(announce)
+        return started.pid
 
     def download(self, to: str | Path, *, force: bool = False) -> list[Path]:
         """Copies what the run left to a folder of your own, from here or from its cluster."""
@@ -192,13 +193,13 @@ class Experiment:
         """Deletes it with all its results, here or on its cluster; `stored` also what it keeps in object storage."""
         lifecycle.delete(self._folder, self.folder.parent.parent, stored=stored)
 
-    def pause(self, timeout: float = lifecycle.WAIT_SECONDS) -> Status:
+    def pause(self, timeout: float = WAIT_SECONDS) -> Status:
         """Asks the process that trains it to save a checkpoint and pause, and waits until it has."""
-        return lifecycle.pause(self._folder, timeout)
+        return location_of(self._folder).pause(timeout)
 
-    def stop(self, timeout: float = lifecycle.WAIT_SECONDS) -> Status:
+    def stop(self, timeout: float = WAIT_SECONDS) -> Status:
         """Asks the process that trains it to save a checkpoint and stop, and waits until it has."""
-        return lifecycle.stop(self._folder, timeout)
+        return location_of(self._folder).stop(timeout)
 
     @property
     def name(self) -> str:
@@ -218,7 +219,7 @@ class Experiment:
     @property
     def status(self) -> Status:
         """State, timesteps, return and times, as of now."""
-        return self._folder.status()
+        return location_of(self._folder).status()
 
     def policy(self, *, allow_modules: str | Iterable[str] = ()) -> Policy:
         """The trained policy: `.act(observation)`.
@@ -269,8 +270,10 @@ class Experiment:
             return fields
         known = self._environment_id()
         if known.startswith(IN_PROCESS) and not isinstance(fields["environment"], str | dict):
+            from steppe import runners
             from steppe.envs.gymnasium.in_process import keep
 
+            runners.release()  # what was built has the object of before
             keep(known, fields["environment"])
             return {name: value for name, value in fields.items() if name != "environment"}
         named = named_environment(fields["environment"])
@@ -285,17 +288,17 @@ class Experiment:
         if needs_name is not None:
             check_has_name(self.spec.environment, needs_name)
 
-    def _follow(self, on_progress: OnProgress | None) -> Status:
-        """Watches it on its cluster, where `on_progress` may stop it."""
+    def _follow(self, location: Location, on_progress: OnProgress | None) -> Status:
+        """Follows the run at its location; `on_progress` may stop it."""
 
         def show(seen: Status) -> None:
-            if on_progress is not None and says_stop(on_progress(remote.progress_of(seen))):
+            if on_progress is not None and says_stop(on_progress(progress_of(seen))):
                 raise StopTraining
 
         try:
-            return remote.follow(self._folder, show)
+            return location.follow(show)
         except StopTraining:
-            return lifecycle.stop(self._folder)
+            return location.stop(WAIT_SECONDS)
 
     def __repr__(self) -> str:
         return f"Experiment({str(self.folder)!r}, {self.status.state})"

@@ -88,12 +88,10 @@ def _changeable(spec: ExperimentSpec) -> tuple[str, ...]:
     return CHANGEABLE + more
 
 
-def moved_decay(folder: RunFolder, before: ExperimentSpec, spec: ExperimentSpec) -> list[str]:
-    """A notice if a new total_timesteps changes a learning rate that falls until then."""
-    from steppe.records.checkpoints import list_checkpoints
-
+def moved_decay(before: ExperimentSpec, spec: ExperimentSpec, timestep: int | None) -> list[str]:
+    """A notice if a new total_timesteps changes a learning rate that decays until then."""
     old, new = before.limits[1], spec.limits[1]
-    if old == new or old is None or new is None:
+    if old == new or old is None or new is None or timestep is None:
         return []
     from steppe.agents import agent_class
     from steppe.specs.learning.learning_rate import decayed_rate
@@ -102,7 +100,6 @@ def moved_decay(folder: RunFolder, before: ExperimentSpec, spec: ExperimentSpec)
     decay = getattr(settings, "learning_rate_decay", "none")
     if decay == "none":
         return []
-    timestep = list_checkpoints(folder.path)[-1]
     start, end = settings.learning_rate, settings.final_learning_rate
     was, now = (decayed_rate(decay, start, end, min(timestep / total, 1.0)) for total in (old, new))
     return [

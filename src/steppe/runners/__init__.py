@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +12,33 @@ from steppe.files.held_folder import HeldFolder
 from steppe.runners._base import Progress, RunOutcome
 from steppe.specs.experiment import ExperimentSpec
 
-__all__ = ["Outcome", "Progress", "check", "run"]
+__all__ = ["Progress", "RunOutcome", "check", "release", "run"]
 
 log = logging.getLogger(__name__)
 
 
 def check(spec: ExperimentSpec, resumed: Path | None = None) -> list[str]:
-    """Builds everything that the experiment needs and discards it; returns notices of settings without effect.
+    """Builds everything that the experiment needs; returns notices of what will have no effect.
 
-    `resumed` is the folder of a run to be resumed, perhaps in this process, where JAX can only be set up once.
-
-    Raises a UserError for everything that cannot work: unknown agents and settings, networks that do not fit the
-    observations, actions that the algorithm cannot take.
+    The engine is kept for a run of the same experiment in this process; `release` closes it. `resumed` is the folder of
+    the run that will continue. Raises a UserError for whatever cannot work: unknown agents and settings, networks that
+    do not fit the observations, actions that the algorithm cannot take.
     """
     from steppe.records.checkpoints import latest_manifest
-    from steppe.runners.compilation import keep_off_gpus, let_threads_compute
-    from steppe.runners.setup import PARALLEL, check_object, make_engine, notices_for, xla_threads_of
+    from steppe.runners import kept_engine
+    from steppe.runners.setup import checked_engine, notices_for
 
-    manifest = {} if resumed is None else latest_manifest(resumed)
-    check_object(spec)
-    if spec.run_mode == "multi-threaded":
-        # JAX is set up once in a process, and the run may be in this one.
-        let_threads_compute(spec.num_workers)
-    elif spec.run_mode == "distributed" and spec.ray.gpus_per_worker:
-        keep_off_gpus()
-    # The other run modes are built from the same agents and environments.
-    shards: int | None = 1
-    xla_threads: int | None = 1
-    if spec.run_mode == "single":
-        shards, xla_threads = _kept_spreading(manifest)
-    elif spec.run_mode == "async":
-        xla_threads = xla_threads_of(spec)
-    make_engine(spec.model_copy(update={"run_mode": "single"}), shards, xla_threads).close()
-    notices = notices_for(spec)
-    if spec.run_mode != "single":
-        notices += import_module(PARALLEL[spec.run_mode]).check(spec)
-    return notices
+    release()
+    spreading = _kept_spreading({} if resumed is None else latest_manifest(resumed))
+    engine, notices = checked_engine(spec, *spreading)
+    kept_engine.keep(spec, spreading, engine)
+    return notices_for(spec) + notices
+
+
+def release() -> None:
+    """Closes the engine that the last check has built; for a process that does not train the experiment itself."""
+    if (kept := sys.modules.get("steppe.runners.kept_engine")) is not None:
+        kept.release()
 
 
 def run(
@@ -65,6 +56,7 @@ def run(
     from dataclasses import replace
 
     from steppe.records.checkpoints import load_latest
+    from steppe.runners import kept_engine
     from steppe.runners.artifacts import is_filmed, leave_video_and_onnx
     from steppe.runners.loop import TrainingLoop
     from steppe.runners.play.final_evaluation import evaluate_at_end, is_evaluated
@@ -72,7 +64,8 @@ def run(
 
     checkpoint = load_latest(folder) if resume else None
     manifest: dict[str, Any] = {} if checkpoint is None else checkpoint.manifest
-    engine = make_engine(spec, *_kept_spreading(manifest))
+    spreading = _kept_spreading(manifest)
+    spec, engine = kept_engine.take(spec, spreading) or (spec, make_engine(spec, *spreading))
     try:
         loop = TrainingLoop(spec, engine, folder, request, on_progress)
         outcome = loop.run(checkpoint)

@@ -34,7 +34,7 @@ PARALLEL = {
     "distributed": "steppe.runners.engines.distributed",
     "async": "steppe.runners.engines.asynchronous",
 }
-"""Run mode -> the package whose `make_engine` and `check` are those of the mode."""
+"""Run mode -> the package whose `make_engine` and `checked_engine` are those of the mode."""
 
 
 def notices_for(spec: ExperimentSpec) -> list[str]:
@@ -179,6 +179,16 @@ def make_engine(spec: ExperimentSpec, shards: int | None = None, xla_threads: in
     return _host_engine(spec, num_envs, shards)
 
 
+def checked_engine(
+    spec: ExperimentSpec, shards: int | None = None, xla_threads: int | None = None
+) -> tuple[Engine, list[str]]:
+    """As `make_engine`, after all that is known to fail later was refused; with notices of the run mode."""
+    check_object(spec)
+    if spec.run_mode != "single":
+        return import_module(PARALLEL[spec.run_mode]).checked_engine(spec)
+    return make_engine(spec, shards, xla_threads), []
+
+
 def _compiled_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine:
     from steppe.runners.engines.compiled.engine import CompiledEngine
 
@@ -207,11 +217,10 @@ def _host_engine(spec: ExperimentSpec, num_envs: int, shards: int) -> Engine:
 
     limit = spec.max_timesteps_per_episode
     envs: Any = GymnasiumEnvs(spec.environment, num_envs, limit, spec.repeat_actions)
-    if limit is None and envs.max_episode_steps is None:
-        envs.close()
-        limit = DEFAULT_EPISODE_LIMIT
-        envs = GymnasiumEnvs(spec.environment, num_envs, limit, spec.repeat_actions)
     try:
+        if limit is None and envs.max_episode_steps is None:
+            limit = DEFAULT_EPISODE_LIMIT
+            envs.play_by(limit, spec.repeat_actions)
         preprocessing = preprocessing_of(spec, envs.observation_space)
         if preprocessing is not None:
             from steppe.runners.engines.compiled.preprocessed_env import PreprocessedHostEnvs

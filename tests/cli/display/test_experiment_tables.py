@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import pytest
 from steppe.cli.display import experiment_tables
 from steppe.clusters import registry
 from steppe.errors import ClusterError
-from steppe.experiments.on_cluster import places, remote
+from steppe.experiments.on_cluster.address import ClusterAddress, write_address
+from steppe.experiments.on_cluster.location import ClusterLocation
 from steppe.experiments.run_folder.store import RunFolder, Status
 
 WAITS = "0 of 2 workers are ready: Pod x waits for a node"
@@ -24,13 +24,13 @@ def placed(steppe: Any, project: Path, trained: Any, monkeypatch: pytest.MonkeyP
     """An experiment on a cluster, and what is seen of it there."""
     assert steppe("experiment", "new", "-f", "cartpole_ppo", "-n", "first").code == 0
     folder = RunFolder(project / "experiments" / "first")
-    place = places.Place("lab", "default", "steppe-first-1", start=1)
-    (folder.path / places.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
+    place = ClusterAddress("lab", "default", "steppe-first-1", start=1)
+    write_address(folder, place)
     monkeypatch.setattr(registry, "knows", lambda name: True)
-    monkeypatch.setattr(remote, "files", lambda folder: pytest.fail("a reader would be started"))
+    monkeypatch.setattr(ClusterLocation, "files_there", lambda self: pytest.fail("a reader would be started"))
 
     def see(**fields: Any) -> RunFolder:
-        monkeypatch.setattr(remote, "status", lambda folder, place: Status(created=1.0, **fields))
+        monkeypatch.setattr(ClusterLocation, "status", lambda self: Status(created=1.0, **fields))
         return folder
 
     return see
@@ -39,7 +39,7 @@ def placed(steppe: Any, project: Path, trained: Any, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("state", ["starting", "running"])
 def test_what_a_run_waits_for_is_told(steppe: Any, placed: Any, monkeypatch: Any, state: str) -> None:
     placed(state=state, phase=WAITS)
-    monkeypatch.setattr(remote, "files", lambda folder: [])
+    monkeypatch.setattr(ClusterLocation, "files_there", lambda self: [])
     assert f'note: experiment "first" is {state}: {WAITS}\n' in steppe("experiment", "list").out.replace("\n ", " ")
     assert json.loads(steppe("experiment", "list", "--json").out)[0]["phase"] == WAITS
     shown = " ".join(steppe("experiment", "show", "-e", "first").out.split())
@@ -57,7 +57,7 @@ def test_the_files_of_a_run_are_those_on_its_cluster(steppe: Any, placed: Any, m
     placed(state="running", phase="training", heartbeat=1.0)
     there = [{"path": "metrics.jsonl", "size": 2000}, {"path": "checkpoints/5/a", "size": 1000}]
     there.append({"path": "checkpoints/5/b", "size": 1000})
-    monkeypatch.setattr(remote, "files", lambda folder: there)
+    monkeypatch.setattr(ClusterLocation, "files_there", lambda self: there)
     shown = " ".join(steppe("experiment", "show", "-e", "first").out.split())
     assert "checkpoints/ 2 files, 2 kB" in shown
     assert "metrics.jsonl 2 kB" in shown
@@ -80,7 +80,7 @@ def test_a_driver_that_does_not_show_its_files_is_no_error(steppe: Any, placed: 
     def away(folder: RunFolder) -> Any:
         raise ClusterError("nobody answers")
 
-    monkeypatch.setattr(remote, "files", away)
+    monkeypatch.setattr(ClusterLocation, "files_there", away)
     assert 'what it has left is on cluster "lab"' in " ".join(steppe("experiment", "show", "-e", "first").out.split())
 
 
@@ -102,7 +102,7 @@ def test_a_log_is_followed_from_before_there_is_anybody_to_read_it(
     def log_of(folder: RunFolder) -> Any:
         yield read, lambda: next(goes_on)
 
-    monkeypatch.setattr(remote, "log_of", log_of)
+    monkeypatch.setattr(ClusterLocation, "log", log_of)
     monkeypatch.setattr(experiment_tables.time, "sleep", lambda seconds: None)
     assert steppe("experiment", "logs", "-e", "first", "--follow").out == "one\ntwo\n"
     said.append(ClusterError("its Pod is starting"))

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from steppe.cli.display import serve_tables
-from steppe.cli.display.console import Console
+from steppe.display.console import Console
 from steppe.serve.report import Comparison, Interval, PolicyEstimate
 
 

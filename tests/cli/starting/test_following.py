@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from steppe.cli.display.progress import Display
-from steppe.cli.starting.following import _Watching
+from steppe.cli.starting.following import StatusFeed
+from steppe.display.progress import TrainingDisplay
 from steppe.experiments.run_folder.store import Status
 from steppe.specs.experiment import ExperimentSpec
 
 
-class Said(Display):
+class Said(TrainingDisplay):
     """Remembers what it was to say."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Said(Display):
 
 def test_trouble_that_is_told_in_turns_is_said_once_until_all_is_well() -> None:
     shows = Said()
-    watching = _Watching(shows)
+    watching = StatusFeed(shows)
     for phase in ("no image (refused)", "no image (waits)", "no image (refused)", "training", "no image (waits)"):
         watching(Status(state="running", phase=phase))
     assert shows.sentences == ["no image (refused)", "no image (waits)", "no image (waits)"]

@@ -11,10 +11,10 @@ import pytest
 
 import steppe as package
 from steppe import runners
-from steppe.cli.starting.seeds import GroupLines
+from steppe.display.seed_progress import SeedLines
 from steppe.errors import UserError
-from steppe.experiments.group import Group, Member
 from steppe.experiments.run_folder.store import RunFolder, Status
+from steppe.experiments.seed_group import SeedGroup, SeedRun
 from steppe.specs.experiment import load_experiment
 
 
@@ -118,11 +118,13 @@ def test_in_python_too_a_seed_and_seeds_exclude_each_other(here: Path) -> None:
 def test_a_seed_without_an_episode_yet_has_no_return_in_its_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    young, old = (Member(RunFolder(Path(f"walk-s{seed}")), seed) for seed in (1, 2))
+    young, old = (SeedRun(RunFolder(Path(f"walk-s{seed}")), seed) for seed in (1, 2))
     old.status = Status(state="running", timestep=2_000, mean_return=21.5)
-    monkeypatch.setattr(Member, "is_running", True)
-    lines = GroupLines(
-        Group("walk", load_experiment(None, {"environment": "CartPole-v1", "name": "walk"}, [], Path()), [young, old])
+    monkeypatch.setattr(SeedRun, "is_running", True)
+    lines = SeedLines(
+        SeedGroup(
+            "walk", load_experiment(None, {"environment": "CartPole-v1", "name": "walk"}, [], Path()), [young, old]
+        )
     )
     lines._next = 0.0
     lines.update(lines.group)

@@ -12,8 +12,10 @@ from scripted_http import Heard, Say, answering
 
 from steppe.clusters import lifecycle as clusters
 from steppe.clusters import registry
-from steppe.experiments import lifecycle
-from steppe.experiments.on_cluster import idle_nodes, places, remote
+from steppe.experiments.locations import location_to_start
+from steppe.experiments.on_cluster import idle_nodes, placement
+from steppe.experiments.on_cluster.address import ClusterAddress, write_address
+from steppe.experiments.on_cluster.location import ClusterLocation
 from steppe.experiments.run_folder.store import RunFolder
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.running.cluster import ClusterSpec
@@ -94,13 +96,13 @@ def test_it_is_told_at_every_start(
     registry.kubeconfig_path("pair").write_text(
         json.dumps({"current-context": "pair", "contexts": [{"name": "pair", "context": {}}]})
     )
-    place = places.Place("pair", "default", "steppe-first-1")
-    monkeypatch.setattr(places, "settle_place", lambda *_: place)
-    monkeypatch.setattr(remote, "start", lambda folder, place, renew: place)
+    place = ClusterAddress("pair", "default", "steppe-first-1")
+    monkeypatch.setattr(placement, "settle_address", lambda *_: place)
+    monkeypatch.setattr(ClusterLocation, "start_at", lambda self, address, renew: address)
     if resume:
-        (folder.path / places.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
+        write_address(folder, place)
     told: list[str] = []
-    lifecycle.start_on_cluster(folder, resume=resume, tell=told.append)
+    location_to_start(folder, "pair").start(resume=resume, tell=told.append)
     assert told == [
         'run mode "single" is one Pod, so that only one of the 2 nodes of cluster "pair" has something to do'
     ]

@@ -17,10 +17,12 @@ from clocks import set_clock
 from steppe.clusters import lifecycle as clusters
 from steppe.clusters import registry
 from steppe.errors import ClusterError, StateError, SteppeError
-from steppe.experiments import lifecycle
-from steppe.experiments.on_cluster import own_cluster, places, remote, watcher
+from steppe.experiments.locations import location_of
+from steppe.experiments.on_cluster import ephemeral_cluster, handover, watcher
+from steppe.experiments.on_cluster.address import ClusterAddress
+from steppe.experiments.on_cluster.location import ClusterLocation
 from steppe.experiments.run_folder import locks
-from steppe.experiments.run_folder.store import RunFolder, Status, Store
+from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder, Status, Store
 from steppe.platforms import LocalPlatform
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.running.cluster import ClusterSpec
@@ -50,8 +52,8 @@ def settle(store: Store, spec: ExperimentSpec, tmp_path: Path, monkeypatch: pyte
 
 
 def place(folder: RunFolder, *, start: int, owns: bool = True) -> None:
-    there = places.Place("lab", "default", "steppe-first-1", start=start, owns_cluster=owns)
-    (folder.path / places.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(there)))
+    there = ClusterAddress("lab", "default", "steppe-first-1", start=start, owns_cluster=owns)
+    (folder.path / CLUSTER_FILE).write_text(json.dumps(dataclasses.asdict(there)))
 
 
 @pytest.fixture
@@ -73,8 +75,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_a_run_on_a_cluster_of_its_own_is_not_left_alone(settle: Settle, launched: list[list[str]]) -> None:
     folder, told = settle(owns=True), list[str]()
-    watcher.leave(folder, told.append)
-    assert [command[1:] for command in launched] == [[*watcher.PROGRAM, str(folder.path)]]
+    handover.hand_over(folder, told.append)
+    assert [command[1:] for command in launched] == [[*handover.WATCHER, str(folder.path)]]
     assert told == [
         'process 4321 on this machine waits for its end, to fetch its results and delete cluster "lab"; what it does: '
         f"{folder.path / '.watcher.log'}"
@@ -86,14 +88,14 @@ def test_a_run_with_simulators_beside_it_is_not_left_alone(
     settle: Settle, launched: list[list[str]], fields: dict[str, Any]
 ) -> None:
     told = list[str]()
-    watcher.leave(settle(owns=False, **fields), told.append)
+    handover.hand_over(settle(owns=False, **fields), told.append)
     assert len(launched) == 1
     assert told[0].startswith("process 4321 on this machine waits for its end, to end the containers beside it;")
 
 
 def test_a_run_that_ends_by_itself_is_left_alone(settle: Settle, launched: list[list[str]]) -> None:
     told = list[str]()
-    watcher.leave(settle(owns=False), told.append)
+    handover.hand_over(settle(owns=False), told.append)
     assert (launched, told) == ([], [])
 
 
@@ -105,7 +107,7 @@ def test_that_nobody_waits_is_told_where_no_process_can_be_started(
 
     monkeypatch.setattr(LocalPlatform, "launch", launch)
     told = list[str]()
-    watcher.leave(settle(owns=True), told.append)
+    handover.hand_over(settle(owns=True), told.append)
     assert told[0].startswith("nobody on this machine waits for its end, to fetch its results and delete cluster")
     assert "(cannot start a process); look after it: steppe experiment show -e" in told[0]
 
@@ -127,7 +129,7 @@ def test_whoever_is_interrupted_while_it_watches_leaves_one(
     folder = settle(owns=True)
 
     def watch() -> None:
-        with watcher.watching(folder, lambda line: None):
+        with handover.handing_over(folder, lambda line: None):
             end()
             time.sleep(5)
 
@@ -138,17 +140,21 @@ def test_whoever_is_interrupted_while_it_watches_leaves_one(
 
 
 def test_whoever_cannot_reach_the_cluster_any_more_leaves_one(settle: Settle, launched: list[list[str]]) -> None:
-    with pytest.raises(ClusterError), watcher.watching(settle(owns=True), lambda line: None):
+    with pytest.raises(ClusterError), handover.handing_over(settle(owns=True), lambda line: None):
         raise ClusterError("out of reach")
     assert len(launched) == 1
 
 
 class Run:
-    """Plays `remote.follow`: what is seen of a run, one look after the other, with things that happen between them."""
+    """Plays `ClusterLocation.follow`: what is seen of a run, look by look, and things that happen in between."""
 
     def __init__(self, folder: RunFolder, *script: Status | Exception | Callable[[], None]) -> None:
         self.folder, self.script = folder, iter(script)
         self.follows = 0
+
+    @property
+    def follow_location(self) -> Callable[..., Status]:
+        return lambda location, on_status, pause: self.follow(location.folder, on_status, pause)
 
     def follow(self, folder: RunFolder, on_status: Callable[[Status], None], pause: float) -> Status:
         assert (folder.path, pause) == (self.folder.path, watcher.LOOK_SECONDS)
@@ -187,19 +193,19 @@ def test_a_run_is_followed_through_troubles_and_its_cluster_ended(
     fetched, ended = list[Path](), list[str]()
     troubles = iter([ClusterError("connection lost"), None])
 
-    def download(folder: RunFolder, to: Path, *, force: bool) -> None:
+    def download(location: ClusterLocation, to: Path, *, force: bool) -> None:
         if error := next(troubles):
             raise error
         fetched.append(to)
 
-    def end(name: str, tell: object, place: places.Place) -> None:
+    def end(name: str, tell: object, place: ClusterAddress) -> None:
         ended.append(f"{name} with {place.name}")
         if len(ended) == 1:
             raise ClusterError("the cloud is away")
 
-    monkeypatch.setattr(remote, "follow", run.follow)
-    monkeypatch.setattr(remote, "download", download)
-    monkeypatch.setattr(own_cluster, "_end", end)
+    monkeypatch.setattr(ClusterLocation, "follow", run.follow_location)
+    monkeypatch.setattr(ClusterLocation, "fetch", download)
+    monkeypatch.setattr(ephemeral_cluster, "_end", end)
     assert watcher.main([str(folder.path)]) == 0
     assert run.follows == 9
     assert slept == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0, 10.0, 20.0]
@@ -215,7 +221,7 @@ def test_a_run_that_is_begun_again_is_followed_anew(settle: Settle, monkeypatch:
     folder = settle(owns=False, pods=SIDECARS)
     again = lambda: place(folder, start=2, owns=False)  # noqa: E731
     run = Run(folder, RUNNING, again, dataclasses.replace(RUNNING, state="paused"), RUNNING, COMPLETED)
-    monkeypatch.setattr(remote, "follow", run.follow)
+    monkeypatch.setattr(ClusterLocation, "follow", run.follow_location)
     assert watcher.main([str(folder.path)]) == 0
     assert run.follows == 2
 
@@ -224,8 +230,8 @@ def test_one_ends_when_another_process_has_brought_the_results_home(
     settle: Settle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = settle(owns=True)
-    run = Run(folder, RUNNING, (folder.path / places.PLACE_FILE).unlink, COMPLETED)
-    monkeypatch.setattr(remote, "follow", run.follow)
+    run = Run(folder, RUNNING, (folder.path / CLUSTER_FILE).unlink, COMPLETED)
+    monkeypatch.setattr(ClusterLocation, "follow", run.follow_location)
     assert watcher.main([str(folder.path)]) == 0
     assert "another process has brought its results home" in capsys.readouterr().out
 
@@ -240,7 +246,7 @@ def test_one_ends_when_there_is_nothing_left_to_wait_for(
         registry.forget("lab") if gone == "the cluster" else folder.path.rename(folder.path.with_name("elsewhere"))
 
     run = Run(folder, RUNNING, vanish, ClusterError("nobody answers"))
-    monkeypatch.setattr(remote, "follow", run.follow)
+    monkeypatch.setattr(ClusterLocation, "follow", run.follow_location)
     assert watcher.main([str(folder.path)]) == 1
     assert "error: nobody answers" in capsys.readouterr().out
 
@@ -248,7 +254,7 @@ def test_one_ends_when_there_is_nothing_left_to_wait_for(
 def test_there_is_one_of_them_at_most(settle: Settle, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = settle(owns=True)
     monkeypatch.setattr(watcher, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(remote, "follow", Run(folder).follow)
+    monkeypatch.setattr(ClusterLocation, "follow", Run(folder).follow_location)
     descriptor = locks.acquire(folder.path, file=watcher.LOCK_FILE)
     assert descriptor is not None
     assert watcher.main([str(folder.path)]) == 0
@@ -257,10 +263,10 @@ def test_there_is_one_of_them_at_most(settle: Settle, monkeypatch: pytest.Monkey
 
 def test_nothing_is_started_on_a_cluster_that_is_about_to_end(settle: Settle) -> None:
     folder = settle(owns=True)
-    descriptor = locks.acquire(folder.path, file=own_cluster.HOME_LOCK)
+    descriptor = locks.acquire(folder.path, file=ephemeral_cluster.FETCH_LOCK)
     assert descriptor is not None
     with pytest.raises(StateError, match="are being fetched from its cluster, which ends then"):
-        lifecycle.start_on_cluster(folder, resume=True)
+        location_of(folder).start(resume=True)
     locks.release(descriptor)
 
 
@@ -270,18 +276,18 @@ def test_results_stay_where_they_are_when_another_process_was_first(
 ) -> None:
     folder, told = settle(owns=True), list[str]()
     folder.write_status(COMPLETED)
-    descriptor = locks.acquire(folder.path, file=own_cluster.HOME_LOCK)
+    descriptor = locks.acquire(folder.path, file=ephemeral_cluster.FETCH_LOCK)
     assert descriptor is not None
 
     def tell(line: str) -> None:
         told.append(line)
         if other == "has fetched them":
-            (folder.path / places.PLACE_FILE).unlink()
+            (folder.path / CLUSTER_FILE).unlink()
         else:
             folder.write_status(dataclasses.replace(RUNNING, state="starting"))
         locks.release(descriptor)
 
-    monkeypatch.setattr(remote, "download", lambda *_, **__: pytest.fail("fetched"))
-    monkeypatch.setattr(own_cluster, "_end", lambda *_: pytest.fail("its cluster was ended"))
-    own_cluster.bring_home(folder, tell)
+    monkeypatch.setattr(ClusterLocation, "fetch", lambda *_, **__: pytest.fail("fetched"))
+    monkeypatch.setattr(ephemeral_cluster, "_end", lambda *_: pytest.fail("its cluster was ended"))
+    ClusterLocation(folder).bring_home(tell)
     assert told == ["another process fetches the results already, or trains it on; waiting for it"]

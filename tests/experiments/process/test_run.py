@@ -29,7 +29,7 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_ends_is_completed(folder: RunFolder, trainer: Any) -> None:
     seen: list[str] = []
     ended = run(folder, trainer=trainer(), on_progress=lambda progress: seen.append(progress.phase))
-    status = folder.status()
+    status = folder.local_status()
     assert (status.state, status.reason, status.timestep, status.mean_return) == ("completed", "counted", 30, 1.5)
     assert (status.pid, status.finished is not None) == (os.getpid(), True)
     assert (ended.signal, ended.exit_code) == (None, 0)
@@ -49,7 +49,7 @@ def test_a_known_error_fails_the_run_with_its_sentence(folder: RunFolder) -> Non
 
     with pytest.raises(TrainingDiverged):
         run(folder, trainer=diverge)  # type: ignore[arg-type]
-    assert (folder.status().state, folder.status().reason) == ("failed", "the loss is NaN at timestep 5")
+    assert (folder.local_status().state, folder.local_status().reason) == ("failed", "the loss is NaN at timestep 5")
 
 
 def test_an_unknown_error_fails_the_run_and_its_traceback_is_in_the_log(folder: RunFolder) -> None:
@@ -58,31 +58,31 @@ def test_an_unknown_error_fails_the_run_and_its_traceback_is_in_the_log(folder: 
 
     with pytest.raises(ZeroDivisionError):
         run(folder, trainer=explode)  # type: ignore[arg-type]
-    assert (folder.status().state, folder.status().reason) == ("failed", "ZeroDivisionError: boom")
+    assert (folder.local_status().state, folder.local_status().reason) == ("failed", "ZeroDivisionError: boom")
     assert "Traceback" in folder.log.read_text()
 
 
 def test_a_spec_that_was_broken_by_hand_fails_the_run(folder: RunFolder) -> None:
     (folder.path / "experiment.json").write_text('{"name": "first"}')
     assert main([str(folder.path)]) == 2
-    assert folder.status().state == "failed"
-    assert "missing field" in folder.status().reason
+    assert folder.local_status().state == "failed"
+    assert "missing field" in folder.local_status().reason
 
 
 def test_a_request_pauses_and_a_resume_goes_on(folder: RunFolder, trainer: Any, in_background: Any) -> None:
     held = trainer(hold=True)
     results = in_background(lambda: run(folder, trainer=held))
     assert held.training.wait(30)
-    assert folder.status().state == "running"
+    assert folder.local_status().state == "running"
     folder.ask("pause")
     while not results:
-        assert folder.status().state in ("running", "pausing", "paused")
-    assert (folder.status().state, folder.status().timestep) == ("paused", 10)
+        assert folder.local_status().state in ("running", "pausing", "paused")
+    assert (folder.local_status().state, folder.local_status().timestep) == ("paused", 10)
     assert folder.asked() is None
     second = trainer()
     run(folder, resume=True, trainer=second)
     assert second.calls[0]["resume"]
-    assert (folder.status().state, folder.status().timestep) == ("completed", 30)
+    assert (folder.local_status().state, folder.local_status().timestep) == ("completed", 30)
 
 
 def test_a_stop_outweighs_a_pause(folder: RunFolder, trainer: Any, in_background: Any) -> None:
@@ -90,15 +90,15 @@ def test_a_stop_outweighs_a_pause(folder: RunFolder, trainer: Any, in_background
     in_background(lambda: run(folder, trainer=held))
     assert held.training.wait(30)
     folder.ask("stop")
-    while folder.status().is_live:
+    while folder.local_status().is_live:
         pass
-    assert folder.status().state == "stopped"
+    assert folder.local_status().state == "stopped"
 
 
 def test_an_old_request_does_not_end_a_new_run(folder: RunFolder, trainer: Any) -> None:
     folder.ask("stop")
     run(folder, trainer=trainer())
-    assert folder.status().state == "completed"
+    assert folder.local_status().state == "completed"
 
 
 def test_a_running_experiment_is_not_started_twice(folder: RunFolder, trainer: Any, in_background: Any) -> None:
@@ -141,7 +141,7 @@ def test_a_report_that_fails_does_not_fail_the_run(folder: RunFolder, trainer: A
 
     monkeypatch.setattr(report, "write_report", fail)
     run(folder, trainer=trainer())
-    assert folder.status().state == "completed"
+    assert folder.local_status().state == "completed"
     assert "no report today" in folder.log.read_text()
 
 
@@ -165,18 +165,18 @@ def test_what_a_failed_run_had_to_say_is_kept(folder: RunFolder) -> None:
 
     with pytest.raises(TrainingDiverged):
         run(folder, trainer=fail)  # type: ignore[arg-type]
-    assert folder.status().notices == ("mind the gap",)
+    assert folder.local_status().notices == ("mind the gap",)
 
 
 def test_an_unknown_speed_is_not_written_as_zero(folder: RunFolder, trainer: Any) -> None:
     run(folder, trainer=trainer())
-    assert folder.status().steps_per_second is None
+    assert folder.local_status().steps_per_second is None
 
 
 @pytest.fixture
 def completed(folder: RunFolder, trainer: Any) -> RunFolder:
     run(folder, trainer=trainer())
-    assert folder.status().state == "completed"
+    assert folder.local_status().state == "completed"
     return folder
 
 
@@ -185,7 +185,7 @@ def test_a_resume_that_cannot_begin_leaves_a_completed_experiment_completed(
 ) -> None:
     reports: list[Path] = []
     monkeypatch.setattr(report, "write_report", reports.append)
-    before = completed.status()
+    before = completed.local_status()
 
     def fail(*_: Any, on_progress: Any, **__: Any) -> None:
         on_progress(Progress("compiling"))
@@ -193,7 +193,7 @@ def test_a_resume_that_cannot_begin_leaves_a_completed_experiment_completed(
 
     with pytest.raises(CheckpointError):
         run(completed, resume=True, trainer=fail)  # type: ignore[arg-type]
-    after = completed.status()
+    after = completed.local_status()
     assert after.notices == ("the last resume could not begin: no checkpoint can be used",)
     assert dataclasses.replace(after, notices=()) == before
     assert "no checkpoint can be used" in completed.log.read_text()
@@ -207,14 +207,16 @@ def test_a_resume_that_fails_while_it_trains_is_failed(completed: RunFolder) -> 
 
     with pytest.raises(TrainingDiverged):
         run(completed, resume=True, trainer=fail)  # type: ignore[arg-type]
-    status = completed.status()
+    status = completed.local_status()
     assert (status.state, status.reason, status.timestep, status.before) == ("failed", "the loss is NaN", 40, None)
 
 
 def test_a_resume_that_begins_forgets_why_an_earlier_one_could_not(completed: RunFolder, trainer: Any) -> None:
-    completed.write_status(dataclasses.replace(completed.status(), notices=("the last resume could not begin: x",)))
+    completed.write_status(
+        dataclasses.replace(completed.local_status(), notices=("the last resume could not begin: x",))
+    )
     run(completed, resume=True, trainer=trainer(total=60))
-    status = completed.status()
+    status = completed.local_status()
     assert (status.state, status.timestep, status.notices, status.before) == ("completed", 60, (), None)
 
 
@@ -241,7 +243,7 @@ def test_the_reason_of_a_failure_is_not_lost_on_a_full_disk(folder: RunFolder, m
 
     with pytest.raises(StorageError):
         run(folder, trainer=fill_the_disk)  # type: ignore[arg-type]
-    assert (folder.status().state, folder.status().reason) == (
+    assert (folder.local_status().state, folder.local_status().reason) == (
         "failed",
         "cannot write checkpoints/10: the disk is full; free some space",
     )
@@ -266,7 +268,7 @@ def test_debug_logging_writes_details_to_the_log(folder: RunFolder, debug: bool)
 CHILD = """
 import sys, time
 from pathlib import Path
-from steppe.experiments import run as module
+from steppe.experiments.process import run as module
 from steppe.experiments.run_folder.store import RunFolder
 from steppe.runners._base import Outcome, Progress
 
@@ -292,10 +294,10 @@ def _child(folder: RunFolder, condition: str = "request() is None") -> subproces
 @pytest.mark.parametrize(("number", "state"), [("SIGINT", "paused"), ("SIGTERM", "stopped"), ("SIGHUP", "paused")])
 def test_a_signal_ends_the_run_in_order(folder: RunFolder, number: str, state: str) -> None:
     with _child(folder) as process:
-        assert folder.status().state == "running"
+        assert folder.local_status().state == "running"
         process.send_signal(getattr(signal, number))
         assert process.wait(30) == 128 + getattr(signal, number)
-    assert folder.status().state == state
+    assert folder.local_status().state == state
 
 
 def test_a_second_ctrl_c_ends_at_once(folder: RunFolder) -> None:
@@ -305,14 +307,14 @@ def test_a_second_ctrl_c_ends_at_once(folder: RunFolder) -> None:
         assert "Ctrl-C again ends at once" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(30) != 0
-    assert folder.status().state == "stopped"
-    assert "second Ctrl-C" in folder.status().reason
+    assert folder.local_status().state == "stopped"
+    assert "second Ctrl-C" in folder.local_status().reason
 
 
 @pytest.mark.faults
 def test_a_killed_run_is_found_failed(folder: RunFolder) -> None:
     with _child(folder) as process:
-        assert folder.status().state == "running"
+        assert folder.local_status().state == "running"
         process.kill()
         process.wait(30)
-    assert (folder.status().state, folder.status().reason) == ("failed", DIED)
+    assert (folder.local_status().state, folder.local_status().reason) == ("failed", DIED)

@@ -21,7 +21,7 @@ def _write(folder: RunFolder, **fields: object) -> None:
 
 def test_a_new_experiment_has_its_spec_and_is_created(folder: RunFolder, spec: ExperimentSpec) -> None:
     assert folder.spec() == spec
-    assert folder.status().state == "created"
+    assert folder.local_status().state == "created"
     assert json.loads((folder.path / "experiment.json").read_text())["environment"]["id"] == "CartPole-v1"
 
 
@@ -49,7 +49,7 @@ def test_a_status_is_read_as_it_was_written(folder: RunFolder) -> None:
         ("a",),
     )
     folder.write_status(status)
-    assert folder.status() == status
+    assert folder.local_status() == status
 
 
 def test_an_existing_experiment_is_not_overwritten(folder: RunFolder, spec: ExperimentSpec) -> None:
@@ -66,7 +66,7 @@ def test_force_keeps_the_old_results_beside(folder: RunFolder, spec: ExperimentS
     assert json.loads((aside / "experiment.json").read_text())["seed"] == 1
     assert json.loads((aside / "status.json").read_text())["timestep"] == 30
     assert folder.spec().seed == 2
-    assert folder.status().state == "created"
+    assert folder.local_status().state == "created"
     assert not (folder.path / "metrics.jsonl").exists()
 
 
@@ -80,7 +80,7 @@ def test_force_twice_in_a_second_keeps_both(folder: RunFolder, spec: ExperimentS
 @pytest.mark.parametrize("state", ["starting", "running", "pausing"])
 def test_a_live_state_without_an_owner_becomes_failed(folder: RunFolder, state: str) -> None:
     _write(folder, state=state, host=socket.gethostname(), heartbeat=time.time(), timestep=7)
-    status = folder.status()
+    status = folder.local_status()
     assert (status.state, status.reason, status.timestep) == ("failed", DIED, 7)
     assert folder.read_status() == status
 
@@ -89,14 +89,14 @@ def test_a_live_state_with_an_owner_stays(folder: RunFolder) -> None:
     _write(folder, state="running", host=socket.gethostname(), heartbeat=0.0)
     descriptor = locks.acquire(folder.path)
     assert descriptor is not None
-    assert folder.status().state == "running"
+    assert folder.local_status().state == "running"
     locks.release(descriptor)
 
 
 @pytest.mark.parametrize(("silence", "state"), [(10.0, "running"), (61.0, "failed")])
 def test_a_run_on_another_host_lives_by_its_heartbeat(folder: RunFolder, silence: float, state: str) -> None:
     _write(folder, state="running", host="elsewhere", heartbeat=time.time() - silence)
-    assert folder.status().state == state
+    assert folder.local_status().state == state
 
 
 def test_a_run_on_another_host_is_not_taken_over(folder: RunFolder) -> None:
@@ -122,8 +122,8 @@ def test_an_owned_folder_is_refused_with_the_process(folder: RunFolder) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"state": "dancing"}'])
 def test_an_experiment_with_a_broken_status_has_failed(folder: RunFolder, text: str) -> None:
     (folder.path / "status.json").write_text(text)
-    assert folder.status().state == "failed"
-    assert folder.status().reason.startswith(f"its status cannot be read: {folder.path / 'status.json'} ")
+    assert folder.local_status().state == "failed"
+    assert folder.local_status().reason.startswith(f"its status cannot be read: {folder.path / 'status.json'} ")
 
 
 def test_requests_are_heard_and_forgotten(folder: RunFolder) -> None:
@@ -169,7 +169,7 @@ def test_delete_refuses_what_is_not_in_the_store(store: Store, folder: RunFolder
 def test_unknown_fields_of_a_later_version_are_ignored(folder: RunFolder) -> None:
     data = dataclasses.asdict(Status("paused")) | {"mood": "good"}
     (folder.path / "status.json").write_text(json.dumps(data))
-    assert folder.status().state == "paused"
+    assert folder.local_status().state == "paused"
 
 
 def test_files_that_are_no_experiments_are_left_where_they_are(store: Store, spec: ExperimentSpec) -> None:
@@ -252,7 +252,7 @@ def _resuming(folder: RunFolder, **before: object) -> Status:
 
 def test_a_completed_experiment_whose_resume_dies_while_it_starts_is_completed(folder: RunFolder) -> None:
     folder.write_status(_resuming(folder, notices=("mind the gap",)))
-    status = folder.status()
+    status = folder.local_status()
     assert (status.state, status.reason, status.pid, status.finished, status.timestep) == (
         "completed",
         "all 30 timesteps were run",
@@ -266,4 +266,4 @@ def test_a_completed_experiment_whose_resume_dies_while_it_starts_is_completed(f
 
 def test_only_the_last_resume_that_could_not_begin_is_noted(folder: RunFolder) -> None:
     folder.write_status(_resuming(folder, notices=("mind the gap", "the last resume could not begin: no luck")))
-    assert folder.status().notices == ("mind the gap", f"the last resume could not begin: {DIED}")
+    assert folder.local_status().notices == ("mind the gap", f"the last resume could not begin: {DIED}")

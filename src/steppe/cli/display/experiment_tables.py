@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import dataclasses
 import time
@@ -9,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.cli.display.text import age, count, duration, score, size, told_scores
+from steppe.display.text import age, count, duration, score, size, told_scores
 from steppe.experiments.run_folder.states import stands
 
 if TYPE_CHECKING:
+    from steppe.experiments.locations import Location
     from steppe.experiments.run_folder.states import State
     from steppe.experiments.run_folder.store import RunFolder, Status
 
@@ -24,7 +26,7 @@ LARGEST = 1e15
 
 def print_list(start: Path, as_json: bool) -> None:
     """Every experiment known from `start`, as a table or as JSON."""
-    from steppe.cli.display.console import console, print_json, table
+    from steppe.display.console import console, print_json, table
     from steppe.errors import ProjectError
     from steppe.experiments.project import known_stores
 
@@ -69,11 +71,13 @@ def print_list(start: Path, as_json: bool) -> None:
 
 def print_experiment(folder: RunFolder, as_json: bool, everything: bool = False) -> None:
     """One experiment's status, settings and files; `everything` are also the settings that do not apply to it."""
-    from steppe.cli.display.console import console, print_json
     from steppe.cli.display.settings_table import setting_lines
+    from steppe.display.console import console, print_json
+    from steppe.experiments.locations import location_of
 
-    status, spec = folder.status(), folder.spec_data()
-    sizes, where = _sizes(folder, status)
+    location, spec = location_of(folder), folder.spec_data()
+    status = location.status()
+    sizes, elsewhere = location.files(status)
     if as_json:
         print_json(
             {
@@ -88,66 +92,41 @@ def print_experiment(folder: RunFolder, as_json: bool, everything: bool = False)
     out = console()
     reason = f": {status.reason}" if status.reason else ""
     out.print(f'experiment "{folder.name}" {stands(status.state)}{reason}', markup=False, style="bold")
-    for label, text in _facts(folder, status):
+    for label, text in _facts(location, status):
         out.print(f"  {label:<12} {text}", markup=False)
     for line, is_heading in setting_lines(spec, _policy(folder), everything=everything):
         out.print(_shown(line), markup=False, style="bold" if is_heading else None)
     out.print("files", style="bold")
     for label, text in _summed(sizes):
         out.print(f"  {label:<24} {text}", markup=False)
-    if where:
-        out.print(f"  {where}", markup=False)
+    if elsewhere:
+        out.print(f"  {elsewhere}", markup=False)
 
 
 def print_log(folder: RunFolder, follow: bool) -> None:
-    """log.txt, and with `follow` what is added to it until the experiment ends."""
-    from steppe.errors import StateError
-    from steppe.experiments.on_cluster import places
-
-    if places.place_of(folder) is not None:
-        _print_remote_log(folder, follow)
-        return
-    if not folder.log.exists() and not (follow and folder.status().is_live):
-        raise StateError(f'experiment "{folder.name}" has no log yet; it is {folder.status().state}')
-    position = 0
-    while True:
-        # Asked before reading: what is written between the two would be lost otherwise.
-        is_live = follow and folder.status().is_live
-        if folder.log.exists():
-            with folder.log.open(encoding="utf-8", errors="replace") as file:
-                file.seek(position)
-                print(file.read(), end="", flush=True)
-                position = file.tell()
-        if not is_live:
-            return
-        time.sleep(0.3)
-
-
-def _print_remote_log(folder: RunFolder, follow: bool) -> None:
-    """The same of a run on a cluster."""
-    import sys
-
+    """Prints the log, and with `follow` also what is added to it until the run ends."""
     from steppe.errors import ClusterError
-    from steppe.experiments.on_cluster import remote
+    from steppe.experiments.locations import location_of
 
-    position = 0
-    with remote.log_of(folder) as (read, goes_on):
+    location, offset = location_of(folder), 0
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    with location.log() as (read_log, is_running):
         while True:
-            is_live = follow and goes_on()
-            # While a Pod is replaced there is nobody to ask.
-            with contextlib.suppress(*([ClusterError] if is_live else [])):
-                text = read(position, is_live)
-                position += len(text)
-                sys.stdout.write(text.decode(errors="replace"))
-                sys.stdout.flush()
-            if not is_live:
+            # Asked before reading, or lines that are written between the two would be lost.
+            goes_on = follow and is_running()
+            # A Pod that is being replaced cannot be asked.
+            with contextlib.suppress(*([ClusterError] if goes_on else [])):
+                data = read_log(offset, goes_on)
+                offset += len(data)
+                print(decoder.decode(data), end="", flush=True)
+            if not goes_on:
                 return
-            time.sleep(1.0)
+            time.sleep(location.poll_seconds)
 
 
 def print_ended(folder: RunFolder, status: Status, wanted: State) -> int:
     """How an experiment ended that was asked to; the exit code."""
-    from steppe.cli.display.console import console
+    from steppe.display.console import console
 
     if status.state == wanted:
         console().print(
@@ -175,19 +154,20 @@ def _row(folder: RunFolder) -> dict[str, Any]:
 
 def _readable_row(folder: RunFolder) -> dict[str, Any]:
     from steppe.errors import ClusterError
-    from steppe.experiments.on_cluster import own_cluster
+    from steppe.experiments.locations import location_of
+    from steppe.experiments.on_cluster import ephemeral_cluster
     from steppe.records.evaluation_score import Score
 
     note = ""
     spec = folder.spec_data()
     try:
-        status = folder.status()
+        status = location_of(folder).status()
     except ClusterError as error:
         # What was last seen of it is better than nothing.
         status, note = folder.read_status(), str(error)
     if status.is_unreadable:
         note = note or f'experiment "{folder.name}": {status.reason}'
-    note = note or _waits(folder, status) or own_cluster.note_of(folder, status)
+    note = note or _waits(folder, status) or ephemeral_cluster.note_of(folder, status)
     environment, agent = spec.get("environment"), spec.get("agent")
     row = {
         "name": folder.name,
@@ -238,12 +218,11 @@ def _waits(folder: RunFolder, status: Status) -> str:
     return f'experiment "{folder.name}" is {status.state}: {status.phase}' if is_told else ""
 
 
-def _facts(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
-    from steppe.experiments.on_cluster import own_cluster, places
+def _facts(location: Location, status: Status) -> list[tuple[str, str]]:
+    from steppe.experiments.on_cluster import ephemeral_cluster
 
-    facts = [("folder", str(folder.path)), ("created", age(status.created))]
-    if (place := places.place_of(folder)) is not None:
-        facts.append(("cluster", f"{place.cluster}, namespace {place.namespace}"))
+    folder = location.folder
+    facts = [("folder", str(folder.path)), ("created", age(status.created)), *location.describe()]
     if status.started is not None:
         facts += [
             ("started", age(status.started)),
@@ -257,7 +236,7 @@ def _facts(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
         facts.append(("process", f"{status.pid} on {status.host}, heard {age(status.heartbeat)}"))
     elif status.finished is not None:
         facts.append(("ended", age(status.finished)))
-    notes = [*status.notices, own_cluster.note_of(folder, status)]
+    notes = [*status.notices, ephemeral_cluster.note_of(folder, status)]
     return [*facts, *(("note", note) for note in notes if note)]
 
 
@@ -269,27 +248,6 @@ def _policy(folder: RunFolder) -> dict[str, Any]:
     with contextlib.suppress(SteppeError):
         return read_object(folder.path / "policy" / "policy.json")
     return {}
-
-
-def _sizes(folder: RunFolder, status: Status) -> tuple[list[tuple[str, int]], str]:
-    """Every file with its size, and where the others are that cannot be seen from here."""
-    from steppe.clusters import registry
-    from steppe.errors import SteppeError
-    from steppe.experiments.on_cluster import places, remote
-
-    found = []
-    for path in folder.files():
-        # A running experiment may have removed it meanwhile.
-        with contextlib.suppress(FileNotFoundError):
-            found.append((path.relative_to(folder.path).as_posix(), path.stat().st_size))
-    place = places.place_of(folder)
-    if place is None or not registry.knows(place.cluster):
-        return found, ""
-    if status.state in ("running", "pausing"):
-        # A driver answers: no Pod must be started just for this.
-        with contextlib.suppress(SteppeError):
-            return [(each["path"], each["size"]) for each in remote.files(folder)], ""
-    return found, f'what it has left is on cluster "{place.cluster}"; fetch it with: {folder.ways.download}'
 
 
 def _summed(files: list[tuple[str, int]]) -> list[tuple[str, str]]:

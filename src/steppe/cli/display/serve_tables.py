@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steppe.cli.display.console import console, table
-from steppe.cli.display.scores import latency
-from steppe.cli.display.text import count, duration, score
+from steppe.display.console import console, table
+from steppe.display.play_progress import latency
+from steppe.display.text import count, duration, score
 
 if TYPE_CHECKING:
     from steppe.serve.report import Comparison, Interval, PolicyEstimate

@@ -61,14 +61,14 @@ class Command(_InFull, TyperCommand):
         return parser
 
 
-class Group(_InFull, TyperGroup):
+class CommandGroup(_InFull, TyperGroup):
     """A group of such commands."""
 
 
-class App(typer.Typer):
+class SteppeApp(typer.Typer):
     """What a group is made with."""
 
-    def __init__(self, *, cls: type[TyperGroup] = Group, **options: Any) -> None:
+    def __init__(self, *, cls: type[TyperGroup] = CommandGroup, **options: Any) -> None:
         super().__init__(cls=cls, **options)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:  # type: ignore[override]

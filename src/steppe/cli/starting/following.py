@@ -1,57 +1,34 @@
-"""Starting an experiment on a cluster from the terminal, and watching it there."""
+"""Following a run that trains outside of this process."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steppe.cli.display.console import console
+from steppe.display.console import console
 
 if TYPE_CHECKING:
-    from steppe.cli.display.progress import Display
-    from steppe.experiments.run_folder.store import RunFolder, Status
+    from steppe.display.progress import TrainingDisplay
+    from steppe.experiments.locations import Location
+    from steppe.experiments.run_folder.store import Status
 
 
-def start_on_cluster_and_show(
-    folder: RunFolder, cluster: str | None, *, resume: bool, force: bool, detach: bool, quiet: bool
-) -> int:
-    """Starts the prepared experiment there, and follows it until it ends; Ctrl-C only ends the watching."""
-    from steppe.cli.starting.running import print_commands, say
-    from steppe.experiments import lifecycle
-    from steppe.experiments.on_cluster import watcher
-
-    def tell(line: str) -> None:
-        say([line], quiet)
-
-    place = lifecycle.start_on_cluster(folder, cluster, resume=resume, force=force, tell=tell)
-    if detach:
-        if not quiet:
-            console().print(
-                f'experiment "{folder.name}" starts on cluster "{place.cluster}" (namespace {place.namespace}); watch '
-                "it with:",
-                markup=False,
-            )
-            print_commands([f"{folder.ways.logs} --follow", folder.ways.show, folder.ways.stop])
-        watcher.leave(folder, tell)
-        return 0
-    return follow_and_show(folder, quiet)
-
-
-def follow_and_show(folder: RunFolder, quiet: bool) -> int:
-    """Shows how a run on a cluster goes; 0 where it ended well."""
-    from steppe.cli.display.progress import display
+def follow_and_show(location: Location, quiet: bool) -> int:
+    """Shows the progress of a run until it ends; Ctrl-C only ends the watching. Returns the exit code."""
     from steppe.cli.starting.running import print_commands, print_end, say
-    from steppe.experiments.on_cluster import own_cluster, remote, watcher
+    from steppe.display.progress import display
+    from steppe.experiments.on_cluster import ephemeral_cluster
+
+    folder = location.folder
 
     def tell(line: str) -> None:
         say([line], quiet)
 
     shows = display(folder.spec(), quiet)
     try:
-        with watcher.watching(folder, tell):
+        with location.watched(tell):
             with shows:
-                status = remote.follow(folder, _Watching(shows))
-            if own_cluster.is_home_bound(folder):
-                own_cluster.bring_home(folder, tell)
+                status = location.follow(StatusFeed(shows))
+            location.finish(tell)
     except KeyboardInterrupt:
         if not quiet:
             console().print(f'\nexperiment "{folder.name}" goes on without you; come back to it with:', markup=False)
@@ -59,27 +36,27 @@ def follow_and_show(folder: RunFolder, quiet: bool) -> int:
         return 130
     if not quiet:
         print_end(folder, status, told=shows.lasting)
-        say([note] if (note := own_cluster.note_of(folder, status)) else [])
+        say([note] if (note := ephemeral_cluster.note_of(folder, status)) else [])
     return 1 if status.state == "failed" else 0
 
 
-class _Watching:
-    """Hands what is seen of a run to a display."""
+class StatusFeed:
+    """Feeds the statuses of a run to a display, and announces what it waits for."""
 
-    def __init__(self, shows: Display) -> None:
+    def __init__(self, shows: TrainingDisplay) -> None:
         self._shows = shows
-        self._said: set[str] = set()
+        self._announced: set[str] = set()
 
     def __call__(self, status: Status) -> None:
-        """Called with every look."""
-        from steppe.experiments.on_cluster import remote
+        """Called with every look at the run."""
+        from steppe.experiments.run_folder.status import progress_of
 
         if " " not in status.phase:
-            # All is well: whatever comes next is news.
-            self._said.clear()
-        elif status.phase not in self._said:
-            # Kubernetes says the same in turns, such as that a pull has failed and that it waits before the next.
-            self._said.add(status.phase)
+            # One word means that all is well, so that every later sentence is news.
+            self._announced.clear()
+        elif status.phase not in self._announced:
+            # Kubernetes alternates between sentences, such as a failed pull and the wait before the next one.
+            self._announced.add(status.phase)
             self._shows.announce(status.phase)
         if status.state in ("running", "pausing"):
-            self._shows.update(remote.progress_of(status))
+            self._shows.update(progress_of(status))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steppe.experiments.group import Group
     from steppe.experiments.run_folder.store import RunFolder, Store
+    from steppe.experiments.seed_group import SeedGroup
     from steppe.specs.experiment import ExperimentSpec
 
 
@@ -61,11 +61,11 @@ def make_group(
     quiet: bool,
     detach: bool,
     fields: Iterable[str] = (),
-) -> Group:
+) -> SeedGroup:
     """The run folders of several seeds of an experiment that is checked once; `fields` are those given beside them."""
     from steppe.cli.starting.running import say
     from steppe.errors import UserError
-    from steppe.experiments import group, lifecycle
+    from steppe.experiments import lifecycle, seed_group
     from steppe.specs.running.seeds import read_seeds
 
     if "seed" in fields:
@@ -76,6 +76,6 @@ def make_group(
             "and to close the terminal meanwhile begin it with nohup: nohup steppe ... --seeds 5 -q &"
         )
     chosen = read_seeds(seeds)
-    group.check(spec)
+    seed_group.check(spec)
     say(lifecycle.check(spec, Path.cwd()), quiet)
-    return group.create(spec, store, chosen, name=name, force=force)
+    return seed_group.create(spec, store, chosen, name=name, force=force)

@@ -8,11 +8,10 @@ import os
 import shlex
 from collections.abc import Collection
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe.cli.display.console import console
-from steppe.cli.display.text import duration, last_episodes, score, told_scores
+from steppe.display.console import console
+from steppe.display.text import duration, told_scores
 from steppe.experiments.run_folder.states import stands
 from steppe.specs.loading.files import shown_path
 
@@ -35,21 +34,30 @@ def say(notices: list[str], quiet: bool = False) -> None:
 def start_and_show(
     folder: RunFolder, *, resume: bool, detach: bool, quiet: bool, force: bool = False, cluster: str | None = None
 ) -> int:
-    """Trains the prepared experiment, here or on a cluster; the exit code."""
-    from steppe.experiments import lifecycle
+    """Starts the prepared experiment, here or on a cluster, and shows its progress; returns the exit code."""
+    from steppe.experiments.locations import location_to_start
 
-    if lifecycle.is_for_cluster(folder, cluster):
-        from steppe.cli.starting.following import start_on_cluster_and_show
+    location = location_to_start(folder, cluster)
+    if location.is_here and not detach:
+        return _train_here(folder, resume, quiet)
 
-        return start_on_cluster_and_show(folder, cluster, resume=resume, force=force, detach=detach, quiet=quiet)
-    if detach:
-        pid = lifecycle.start_detached(folder, resume=resume)
-        if not quiet:
-            console().print(f'experiment "{folder.name}" is training in process {pid}; watch it with:', markup=False)
-            print_commands([f"{folder.ways.logs} --follow", folder.ways.stop])
-        return 0
+    def tell(line: str) -> None:
+        say([line], quiet)
 
-    from steppe.cli.display.progress import display
+    started = location.start(resume=resume, force=force, tell=tell)
+    if not detach:
+        from steppe.cli.starting.following import follow_and_show
+
+        return follow_and_show(location, quiet)
+    if not quiet:
+        console().print(f'experiment "{folder.name}" {started.sentence}; watch it with:', markup=False)
+        print_commands([f"{folder.ways.logs} --follow", folder.ways.show, folder.ways.stop])
+    location.leave(tell)
+    return 0
+
+
+def _train_here(folder: RunFolder, resume: bool, quiet: bool) -> int:
+    from steppe.display.progress import display
     from steppe.experiments.process.run import run
 
     shows = display(folder.spec(), quiet)
@@ -61,7 +69,7 @@ def start_and_show(
             _print_failure(folder, shows.lasting)
         raise
     if not quiet:
-        print_end(folder, folder.status(), told=shows.lasting)
+        print_end(folder, folder.local_status(), told=shows.lasting)
     return ended.exit_code
 
 
@@ -103,33 +111,17 @@ def _large_size(folder: RunFolder) -> str:
     return f" ({size / 1e9:,.1f} GB)" if size >= LARGE else ""
 
 
-def closing_line(name: str, folder: Path, status: Status) -> str:
-    """How a run ended and where its results are, in one sentence for those who called it from Python."""
-    from steppe.records.evaluation_score import Score
-
-    why = f": {status.reason}" if status.reason else ""
-    mean = ""
-    if status.mean_return is not None:
-        mean = f"; mean return of {last_episodes(status.episode)} {score(status.mean_return)}"
-    if (evaluation := Score.read(status.evaluation)) is not None:
-        mean += f"{',' if mean else '; mean return'} of {evaluation.episodes} in evaluation {score(evaluation.mean)}"
-    ended = f'experiment "{name}" {stands(status.state)}{why}{mean}'
-    return f"{ended}, in {duration(status.seconds)}; see {shown_path(folder)}"
-
-
 def next_commands(folder: RunFolder, status: Status) -> list[str]:
     """Commands that work now."""
-    from steppe.experiments.lifecycle import has_checkpoint
-    from steppe.experiments.on_cluster import places
+    from steppe.experiments.locations import location_of
 
-    ways = folder.ways
+    ways, location = folder.ways, location_of(folder)
     commands = [ways.show]
-    if places.place_of(folder) is not None:
-        if status.state in ("paused", "stopped", "failed"):
-            commands.insert(0, ways.resume if status.timestep else ways.restart)
-        return [*commands, ways.download] if status.timestep else commands
     if status.state in ("paused", "stopped", "failed"):
-        commands.insert(0, ways.resume if has_checkpoint(folder) else ways.restart)
+        can_resume = location.has_checkpoint() if location.is_here else status.timestep
+        commands.insert(0, ways.resume if can_resume else ways.restart)
+    if not location.is_here:
+        return [*commands, ways.download] if status.timestep else commands
     data = folder.spec_data()
     learns = data["agent"]["type"] not in ("random", "constant")
     # That of timestep 0 has learned nothing.
@@ -174,7 +166,7 @@ def _print_failure(folder: RunFolder, told: Collection[str]) -> None:
     from steppe.errors import SteppeError
 
     with contextlib.suppress(SteppeError):
-        status = folder.status()
+        status = folder.local_status()
         # Another process's run, or one that never began, is none of this command's.
         if status.state == "failed" and status.pid == os.getpid():
             print_end(folder, status, told, reason=False)

@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from steppe.errors import StorageError
 from steppe.experiments.run_folder.states import Event
 from steppe.experiments.run_folder.store import LOG_FILE, RunFolder, Status
 from steppe.files.held_folder import FolderGone, HeldFolder
+from steppe.signals import EndRequest
 
 if TYPE_CHECKING:
     from steppe.runners import Progress
@@ -184,49 +184,32 @@ class EndedEarly(BaseException):
     """A signal has come before there was anything to save; not an error, so that nobody takes it for one."""
 
 
-class Requests:
-    """What was asked of the running training: by signal in this process, by request.json from another."""
+class Requests(EndRequest):
+    """What was asked of the running training: by a signal to this process, or by request.json from another one."""
 
-    def __init__(self, folder: RunFolder, announce: Callable[[str], None], on_termination: str = "stop") -> None:
-        """`on_termination` is what SIGTERM asks for."""
-        self.signal: signal.Signals | None = None
+    def __init__(
+        self, folder: RunFolder, announce: Callable[[str], None], on_termination: Literal["stop", "pause"] = "stop"
+    ) -> None:
+        super().__init__(on_termination)
         self.may_end_at_once = False
-        """Whether a SIGTERM that asks for a pause ends the run where it is: it has not begun to train."""
-        self._on_termination = on_termination
+        """Whether a SIGTERM that asks for a pause ends the run where it is, since it has not begun to train."""
         self._folder = folder
         self._announce = announce
-        self._action: str | None = None
-        self._told = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Requests:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._heard)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            if handler is not None:  # one that is not Python's cannot be put back
-                signal.signal(number, handler)
+        self._is_logged = False
 
     def latest(self) -> str | None:
         """ "stop" or "pause" once asked for, else None; a stop outweighs a pause."""
-        if self._action != "stop":
-            self._action = self._folder.asked() or self._action
-        if self._action and not self._told:
-            self._told = True
-            log.info("asked to %s", self._action)
-        return self._action
+        if self.action != "stop":
+            self.action = self._folder.asked() or self.action
+        if self.action and not self._is_logged:
+            self._is_logged = True
+            log.info("asked to %s", self.action)
+        return self.action
 
-    def _heard(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
+    def received(self, number: signal.Signals) -> None:
+        """Ends a run that has not begun to train; says what Ctrl-C does."""
         if number == signal.SIGTERM and self._on_termination == "pause" and self.may_end_at_once:
             self.may_end_at_once = False
             raise EndedEarly
-        self._action = self._on_termination if number == signal.SIGTERM else self._action or "pause"
         if number == signal.SIGINT:
             self._announce("pausing: saving a checkpoint (Ctrl-C again ends at once)")

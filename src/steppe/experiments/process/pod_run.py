@@ -84,10 +84,10 @@ def _go_on(folder: RunFolder, asked: argparse.Namespace) -> int:
 
 
 def _train(folder: RunFolder) -> int:
-    from steppe.experiments.lifecycle import has_checkpoint
+    from steppe.experiments.locations.local import has_checkpoint
     from steppe.runners.simulators import wait_for_simulator
 
-    status = folder.status()
+    status = folder.local_status()
     resume = status.state != "created" and has_checkpoint(folder)
     if not resume and status.state != "created":
         # It ended before its first checkpoint: there is nothing to keep.

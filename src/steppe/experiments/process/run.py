@@ -37,7 +37,7 @@ log = logging.getLogger("steppe.experiments")
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunEnd:
     """How a run ended, and the signal that asked for it (Ctrl-C is 2, SIGTERM is 15), if one did."""
 
     outcome: RunOutcome
@@ -59,7 +59,7 @@ def run(
     announce: Callable[[str], None] = lambda sentence: None,
     trainer: Trainer | None = None,
     on_termination: Literal["stop", "pause"] = "stop",
-) -> Ended:
+) -> RunEnd:
     """Owns the folder, trains until an end, writes that end down. Ctrl-C pauses, SIGTERM does `on_termination`.
 
     If `on_progress` returns False or raises StopTraining, the run stops; if it raises anything else, the run fails.
@@ -102,7 +102,7 @@ def run(
                 _fail(owner, f"{type(error).__name__}: {error}")
                 raise
     asked = requests.signal if outcome.state in ("paused", "stopped") else None
-    return Ended(outcome, None if asked is None else int(asked), is_asked_for)
+    return RunEnd(outcome, None if asked is None else int(asked), is_asked_for)
 
 
 @contextmanager

@@ -8,11 +8,14 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steppe.errors import SpecError, StorageError
 from steppe.experiments.run_folder.states import LIVE, STATES, State
 from steppe.specs.loading.limited_reading import MEGABYTE, read_small
+
+if TYPE_CHECKING:
+    from steppe.runners import Progress
 
 LARGEST = 8 * MEGABYTE
 UNREADABLE = "its status cannot be read"
@@ -98,6 +101,25 @@ def read_status_file(path: Path) -> Status:
         return Status.from_data(data)
     except SpecError as error:
         raise SpecError(f"{path} cannot be understood: {error}") from None
+
+
+def progress_of(status: Status) -> Progress:
+    """The status of a run in the form that displays take."""
+    from steppe.runners import Progress
+
+    return Progress(
+        phase=status.phase,
+        timestep=status.timestep,
+        episode=status.episode,
+        update=status.update,
+        mean_return=status.mean_return,
+        mean_length=status.mean_length,
+        best_return=status.best_return,
+        evaluation=status.evaluation,
+        steps_per_second=status.steps_per_second or 0.0,
+        seconds=status.seconds,
+        notices=status.notices,
+    )
 
 
 _KINDS: dict[str, tuple[type, ...]] = {

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from steppe.specs.experiment import ExperimentSpec
 
 SPEC_FILE, STATUS_FILE, REQUEST_FILE, LOG_FILE = "experiment.json", "status.json", "request.json", "log.txt"
+CLUSTER_FILE = "cluster.json"
 ROOM_FILE, ROOM_BYTES = ".room", 16_384
 RESULTS = ("checkpoints", "metrics.jsonl", "policy")
 """What training leaves first."""
@@ -114,14 +115,10 @@ class RunFolder:
         data = read_object(self.path / SPEC_FILE)
         return self.spec().model_dump(mode="json") if client_files.is_old(data) else data
 
-    def status(self) -> Status:
-        """The state of the experiment; a run that died without a word is found out and written down as failed."""
-        from steppe.experiments.on_cluster import places, remote
-
-        if (place := places.place_of(self)) is not None:
-            return remote.status(self, place)
+    def local_status(self) -> Status:
+        """The status of a run on this machine; if its owner died, that is found out and written down as failed."""
         status = self.read_status()
-        return status if not status.is_live or self._has_owner(status) else self._bury()
+        return status if not status.is_live or self._has_owner(status) else self._mark_dead()
 
     def read_status(self) -> Status:
         """status.json as it is written; if it is missing or damaged after training, a failed one that says so."""
@@ -319,7 +316,7 @@ class RunFolder:
         locks.release(descriptor)
         return False
 
-    def _bury(self) -> Status:
+    def _mark_dead(self) -> Status:
         """Writes down how an owner that is gone left the experiment, unless another took over meanwhile."""
         try:
             descriptor = locks.acquire(self.path)

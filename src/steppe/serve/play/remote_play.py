@@ -28,6 +28,7 @@ from steppe.serve.clients import EndpointAccess, ModelDescription, connect
 from steppe.serve.clients.retries import EndpointRetries, PlayStopped, RetryingClient
 from steppe.serve.messages.exchange import Feedback, PolicyAnswer, Question
 from steppe.serve.play.route_scores import PlayedEpisode, PlayScores
+from steppe.signals import handling
 from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Box
 from steppe.tracking.metrics import MetricsWriter
@@ -115,19 +116,17 @@ def _play(
 @contextlib.contextmanager
 def _heeding_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
     """The first Ctrl-C calls `stop`, so that no write is cut off; the second acts as usual."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    was_pressed = False
 
     def heed(number: int, frame: Any) -> None:
-        signal.signal(number, before or signal.default_int_handler)
+        nonlocal was_pressed
+        if was_pressed:
+            raise KeyboardInterrupt
+        was_pressed = True
         stop()
 
-    before = signal.signal(signal.SIGINT, heed)
-    try:
+    with handling(heed, signal.SIGINT):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before or signal.default_int_handler)
 
 
 class _AbandonedEpisode:

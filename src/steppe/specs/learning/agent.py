@@ -30,6 +30,18 @@ Model = TypeVar("Model", bound=BaseModel)
 ModelClass = type[Model]  # inside AgentSpec, `type` is a field
 
 
+class _ReadSettings(dict[Any, Any]):
+    """An agent's model -> the settings as it has read them; no part of a spec's value."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ReadSettings)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
 class AgentSpec(Spec):
     """An agent: a plain string `"ppo"` means `{"type": "ppo"}`, and every further key is one of its settings."""
 
@@ -40,6 +52,7 @@ class AgentSpec(Spec):
     _origins: Origins = PrivateAttr(default_factory=Origins)
     _defaults: Defaults = PrivateAttr(default_factory=Defaults)
     _notices: Notices = PrivateAttr(default_factory=Notices)
+    _read: _ReadSettings = PrivateAttr(default_factory=lambda: _ReadSettings())
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -69,8 +82,14 @@ class AgentSpec(Spec):
     def settings_as(self, model: ModelClass[Model]) -> Model:
         """The settings, checked by an agent's own model; errors name the file they were written in.
 
-        Those that are not given have the defaults of the environment's kind, else the model's own.
+        Those that are not given have the defaults of the environment's kind, else the model's own. Read once.
         """
+        if model not in self._read:
+            self._read[model] = self._read_as(model)
+        settings: Model = self._read[model]
+        return settings
+
+    def _read_as(self, model: ModelClass[Model]) -> Model:
         model = with_defaults(model, self._defaults.settings)
         if not issubclass(model, AgentSettings):
             return validate(model, self.settings, source=self._origins)
@@ -87,12 +106,12 @@ class AgentSpec(Spec):
     def suited_to(self, defaults: Defaults) -> AgentSpec:
         """The same agent with other defaults."""
         agent = self.model_copy()
-        agent._defaults = defaults
+        agent._defaults, agent._read = defaults, _ReadSettings()
         return agent
 
     def written_in(self, origins: Origins) -> None:
         """Remember where the parts were written."""
-        self._origins = origins
+        self._origins, self._read = origins, _ReadSettings()
 
     @model_validator(mode="wrap")
     @classmethod

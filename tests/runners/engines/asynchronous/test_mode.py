@@ -204,18 +204,18 @@ def test_what_cannot_run_this_way_is_refused_before_it_starts(refused, monkeypat
     ],
 )
 def test_settings_without_effect_are_noticed(agent, wishes, words):
-    (notice,) = asynchronous.check(mode(agent, asynchronous=wishes))
+    (notice,) = asynchronous.checked_engine(mode(agent, asynchronous=wishes))[1]
     assert words in notice
 
 
 def test_parameter_servers_are_of_another_run_mode():
-    (notice,) = asynchronous.check(mode(num_parameter_servers=2))
+    (notice,) = asynchronous.checked_engine(mode(num_parameter_servers=2))[1]
     assert notice == 'num_parameter_servers has no effect in run mode "async", which has one learner'
 
 
 def test_slow_networks_are_noticed():
     network = [{"type": "conv2d", "size": 4, "stride": 2}, {"type": "flatten"}, {"type": "dense", "size": 8}]
-    (notice,) = asynchronous.check(mode(environment="worlds:Pictures", network=network))
+    (notice,) = asynchronous.checked_engine(mode(environment="worlds:Pictures", network=network))[1]
     assert "workers act in NumPy" in notice
 
 
@@ -231,16 +231,16 @@ def test_every_agent_runs_or_is_refused_in_one_sentence_with_a_way_out(agent):
         words["demonstrations"] = made_up_file(Box((3,), (-1.0,), (1.0,)), Discrete(2))
     spec = mode(words, LEARNS_HERE.get(agent, CHOOSES))
     if agent in LEARNS_HERE:
-        assert asynchronous.check(spec) == []
+        assert asynchronous.checked_engine(spec)[1] == []
         return
     with pytest.raises(UserError, match=rf'^agent "{agent}" learns .*; use [^.\n]*$'):
-        asynchronous.check(spec)
+        asynchronous.checked_engine(spec)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(asynchronous, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r'pip install "steppe\[cluster\]"'):
-        asynchronous.check(mode())
+        asynchronous.checked_engine(mode())
 
 
 def test_workers_of_a_run_may_import_the_layers_of_its_own_spec(tmp_path, family, monkeypatch):

@@ -16,7 +16,7 @@ from steppe import agents, runners
 from steppe.agents import agent_class
 from steppe.errors import MissingExtra, UserError
 from steppe.runners.engines import distributed
-from steppe.runners.engines.distributed import check
+from steppe.runners.engines.distributed import checked_engine
 from steppe.runners.engines.distributed.gradient_tape import parts_of
 from steppe.runners.engines.distributed.plan import rollouts_per_push, worker_engine, worker_spec
 from steppe.runners.setup import make_engine
@@ -51,7 +51,7 @@ def test_every_agent_is_accepted_or_refused_with_a_reason_and_a_way_out(agent):
         with pytest.raises(UserError, match=REFUSED_AGENTS[agent]):
             runners.check(spec)
     else:
-        assert check(spec) == []
+        assert checked_engine(spec)[1] == []
 
 
 WITH_ADAM = {"optimizer": "adam"}
@@ -78,7 +78,7 @@ def test_every_optimiser_is_accepted_or_refused_with_a_reason_and_a_way_out(opti
         with pytest.raises(UserError, match=f"{REFUSED_OPTIMIZERS[optimizer]}.*{way_out}"):
             runners.check(spec)
     else:
-        assert check(spec) == []
+        assert checked_engine(spec)[1] == []
 
 
 def test_optimisers_that_take_different_numbers_of_steps_are_refused():
@@ -89,13 +89,13 @@ def test_optimisers_that_take_different_numbers_of_steps_are_refused():
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_rollouts_of_so_many_episodes_are_accepted(synchronous):
     agent = {"type": "ppo", "rollout_episodes": 2}
-    assert check(spec_of(agent, num_envs=1, seed=None, distributed={"synchronous": synchronous})) == []
+    assert checked_engine(spec_of(agent, num_envs=1, seed=None, distributed={"synchronous": synchronous}))[1] == []
 
 
 def test_settings_without_effect_are_told():
-    notices = check(spec_of("ppo", distributed={"synchronous": True, "max_staleness": 3, "overlap": True}))
+    notices = checked_engine(spec_of("ppo", distributed={"synchronous": True, "max_staleness": 3, "overlap": True}))[1]
     assert [notice.partition(" ")[0] for notice in notices] == ["distributed.max_staleness", "distributed.overlap"]
-    assert any("runs with the same seed differ" in notice for notice in check(spec_of("ppo", seed=1)))
+    assert any("runs with the same seed differ" in notice for notice in checked_engine(spec_of("ppo", seed=1))[1])
 
 
 def test_shares_of_a_gpu_that_are_too_small_are_refused_before_anything_starts():
@@ -108,7 +108,7 @@ def test_a_token_that_other_machines_will_need_is_told(monkeypatch, tmp_path, to
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", token)
-    notices = check(spec_of("ppo", seed=None, ray={"port": 6399}))
+    notices = checked_engine(spec_of("ppo", seed=None, ray={"port": 6399}))[1]
     assert [notice.partition(",")[0] for notice in notices] == (
         [] if token else ["ray.port 6399 takes in other machines"]
     )
@@ -211,4 +211,4 @@ def test_a_worker_gets_a_part_of_one_gpu_or_whole_ones():
 def test_without_ray_the_extra_is_named_before_anything_is_made(monkeypatch):
     monkeypatch.setattr(distributed, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r'pip install "steppe\[cluster\]"'):
-        check(spec_of("ppo"))
+        checked_engine(spec_of("ppo"))

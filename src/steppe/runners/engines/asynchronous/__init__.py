@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from steppe.runners.play.episodes import EpisodeRules
     from steppe.specs.spaces import Space
 
-__all__ = ["AsyncLearner", "AsyncWorker", "UniformReplay", "check", "make_engine"]
+__all__ = ["AsyncLearner", "AsyncWorker", "UniformReplay", "checked_engine", "make_engine"]
 
 # By name and only when asked for: a worker must not import what only a learner needs.
 _HOMES = {
@@ -37,8 +37,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def check(spec: ExperimentSpec) -> list[str]:
-    """Returns notices of settings without effect; raises a UserError for what cannot run in this mode."""
+def checked_engine(spec: ExperimentSpec) -> tuple[Engine, list[str]]:
+    """The engine, with notices of what will have no effect; a UserError for what cannot run in this mode."""
     from steppe.agents import agent_class
     from steppe.runners.engines.asynchronous.wire.access import access_from
 
@@ -48,7 +48,6 @@ def check(spec: ExperimentSpec) -> list[str]:
     wishes, algorithm = spec.asynchronous, agent_class(spec.agent)
     access_from(wishes.token_file, wishes.tls_cert, wishes.tls_key)
     engine = make_engine(spec)
-    engine.close()
     notices = []
     if spec.num_parameter_servers != ExperimentSpec.model_fields["num_parameter_servers"].default:
         notices.append('num_parameter_servers has no effect in run mode "async", which has one learner')
@@ -67,7 +66,7 @@ def check(spec: ExperimentSpec) -> list[str]:
         )
     if spec.network is not None and {layer.type for layer in spec.network.root} & SLOW:
         notices.append("workers act in NumPy, without JAX, where convolutions and layers of your own take long")
-    return notices
+    return engine, notices
 
 
 def make_engine(spec: ExperimentSpec) -> Engine:

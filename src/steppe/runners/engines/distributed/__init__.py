@@ -16,7 +16,7 @@ from steppe.specs.experiment import ExperimentSpec
 if TYPE_CHECKING:
     from steppe.runners._base import Engine
 
-__all__ = ["check", "make_engine"]
+__all__ = ["checked_engine", "make_engine"]
 
 
 def make_engine(spec: ExperimentSpec) -> Engine:
@@ -26,15 +26,15 @@ def make_engine(spec: ExperimentSpec) -> Engine:
     return DistributedEngine(spec)
 
 
-def check(spec: ExperimentSpec) -> list[str]:
-    """Returns notices; raises a UserError if the experiment cannot be run by parameter servers and workers."""
+def checked_engine(spec: ExperimentSpec) -> tuple[Engine, list[str]]:
+    """The engine, with notices; a UserError says why an experiment cannot be run by parameter servers and workers."""
     from steppe.runners.ray.placement import check_sharing
     from steppe.runners.ray.ray_session import has_token
 
     if spec.platform != "kubernetes" and find_spec("ray") is None:
         raise MissingExtra('run mode "distributed"', "cluster")
     check_sharing(spec)
-    make_engine(spec).close()
+    engine = make_engine(spec)
     notices = []
     ray = spec.ray
     if spec.platform == "local" and ray.port is not None and ray.address is None and not has_token():
@@ -49,4 +49,4 @@ def check(spec: ExperimentSpec) -> list[str]:
         notices.append(
             'with "synchronous": false workers do not wait for each other, so runs with the same seed differ'
         )
-    return notices
+    return engine, notices

@@ -10,7 +10,7 @@ from steppe.specs.experiment import ExperimentSpec
 if TYPE_CHECKING:
     from steppe.runners._base import Engine
 
-__all__ = ["check", "make_engine"]
+__all__ = ["checked_engine", "make_engine"]
 
 
 def make_engine(spec: ExperimentSpec) -> Engine:
@@ -39,22 +39,19 @@ def make_engine(spec: ExperimentSpec) -> Engine:
         raise
 
 
-def check(spec: ExperimentSpec) -> list[str]:
-    """Returns notices; raises a UserError for agents that many threads cannot train at once."""
+def checked_engine(spec: ExperimentSpec) -> tuple[Engine, list[str]]:
+    """The engine, with notices of its settings; a UserError for what cannot learn from many threads at once."""
     from steppe.runners.engines.threads.exploration import CHANCES, FINAL_EPSILONS, explores_apart
 
     engine = make_engine(spec)
-    try:
-        notices = []
-        if explores_apart(engine.agent, spec.num_workers):
-            ends = ", ".join(f"{end:g} ({chance:.0%})" for end, chance in zip(FINAL_EPSILONS, CHANCES, strict=True))
-            notices.append(
-                f"each worker draws where its share of random actions ends: {ends}; it lowers returns while learning, "
-                "so watch those of an evaluation, or give agent.exploration another final_epsilon, for all"
-            )
-        return notices
-    finally:
-        engine.close()
+    notices = []
+    if explores_apart(engine.agent, spec.num_workers):
+        ends = ", ".join(f"{end:g} ({chance:.0%})" for end, chance in zip(FINAL_EPSILONS, CHANCES, strict=True))
+        notices.append(
+            f"each worker draws where its share of random actions ends: {ends}; it lowers returns while learning, "
+            "so watch those of an evaluation, or give agent.exploration another final_epsilon, for all"
+        )
+    return engine, notices
 
 
 def _share_memory(agent: Any, num_workers: int) -> None:

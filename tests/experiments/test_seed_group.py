@@ -11,9 +11,9 @@ import counting_members
 import pytest
 
 from steppe.errors import SpecError, StateError, UserError
-from steppe.experiments import group, lifecycle
-from steppe.experiments.group import Group, Member, processes_at_once, spread_of
+from steppe.experiments import lifecycle, seed_group
 from steppe.experiments.run_folder.store import Status, Store
+from steppe.experiments.seed_group import SeedGroup, SeedRun, processes_at_once, summary_of
 from steppe.specs.experiment import ExperimentSpec
 
 
@@ -27,54 +27,54 @@ def ignore(_: object) -> None:
 
 
 def test_each_seed_is_an_experiment_of_its_own_that_names_its_group(store: Store, spec: ExperimentSpec) -> None:
-    made = group.create(spec, store, (3, 1), name="walk")
+    made = seed_group.create(spec, store, (3, 1), name="walk")
     assert [member.folder.name for member in made.members] == ["walk-s3", "walk-s1"]
     for member in made.members:
         written = member.folder.spec()
         assert (written.name, written.seed, written.group) == (member.folder.name, member.seed, "walk")
         assert written.model_copy(update={"name": "first", "seed": 1, "group": None}) == spec
-        assert member.folder.status().state == "created"
+        assert member.folder.local_status().state == "created"
 
 
 def test_a_group_without_a_name_gets_a_number_that_is_free(store: Store, spec: ExperimentSpec) -> None:
-    assert group.create(spec, store, (1,)).name == "CartPole-v1-random-1"
-    assert group.create(spec, store, (2,)).name == "CartPole-v1-random-2"
+    assert seed_group.create(spec, store, (1,)).name == "CartPole-v1-random-1"
+    assert seed_group.create(spec, store, (2,)).name == "CartPole-v1-random-2"
     lifecycle.create(spec, store)
     assert (store.path / "CartPole-v1-random-1").is_dir()
 
 
 def test_no_member_is_made_if_one_exists_already(store: Store, spec: ExperimentSpec) -> None:
-    group.create(spec, store, (2,), name="walk")
+    seed_group.create(spec, store, (2,), name="walk")
     with pytest.raises(StateError, match=r'"walk-s2" exists already .*--force'):
-        group.create(spec, store, (1, 2), name="walk")
+        seed_group.create(spec, store, (1, 2), name="walk")
     assert not (store.path / "walk-s1").exists()
-    assert len(group.create(spec, store, (1, 2), name="walk", force=True).members) == 2
+    assert len(seed_group.create(spec, store, (1, 2), name="walk", force=True).members) == 2
 
 
 def test_what_cannot_be_a_group_is_refused(store: Store, spec: ExperimentSpec) -> None:
     with pytest.raises(SpecError, match="wrong name"):
-        group.create(spec, store, (1,), name="../evil")
+        seed_group.create(spec, store, (1,), name="../evil")
     elsewhere = spec.model_copy(update={"platform": "kubernetes"})
     with pytest.raises(UserError, match=r"on this machine only; .* --set group=walk, and start each there$"):
-        group.create(elsewhere, store, (1,), name="walk")
+        seed_group.create(elsewhere, store, (1,), name="walk")
 
 
 def test_all_seeds_are_trained_with_no_more_at_once_than_asked(
     store: Store, spec: ExperimentSpec, counting: Any
 ) -> None:
     counting("")
-    made, most = group.create(spec, store, (1, 2, 3), name="walk"), []
+    made, most = seed_group.create(spec, store, (1, 2, 3), name="walk"), []
     made.train(lambda seen: most.append(sum(member.is_running for member in seen.members)), ignore, at_once=2)
     assert max(most) == 2
     assert [member.status.state for member in made.members] == ["completed"] * 3
     assert [member.status.timestep for member in made.members] == [10, 20, 30]
     assert (made.exit_code, made.signal) == (0, None)
-    assert made.scores() == spread_of([1.5, 1.5, 1.5])
+    assert made.scores() == summary_of([1.5, 1.5, 1.5])
 
 
 def test_the_failure_of_one_seed_is_told_and_ends_no_other(store: Store, spec: ExperimentSpec, counting: Any) -> None:
     counting("")
-    made = group.create(spec, store, (13, 14, 1), name="walk")
+    made = seed_group.create(spec, store, (13, 14, 1), name="walk")
     made.train(ignore, ignore, at_once=3)
     never_began, broke, whole = made.members
     assert (never_began.has_failed, never_began.reason) == (True, "no luck today")
@@ -88,9 +88,9 @@ def test_a_signal_ends_all_that_train_and_starts_no_others(
     store: Store, spec: ExperimentSpec, counting: Any, number: signal.Signals, state: str
 ) -> None:
     counting("hold")
-    made, told = group.create(spec, store, (1, 2, 3), name="walk"), []
+    made, told = seed_group.create(spec, store, (1, 2, 3), name="walk"), []
 
-    def interrupt(seen: Group) -> None:
+    def interrupt(seen: SeedGroup) -> None:
         if not told and sum(member.status.state == "running" for member in seen.members) == 2:
             signal.raise_signal(number)
 
@@ -103,7 +103,7 @@ def test_a_signal_ends_all_that_train_and_starts_no_others(
 
 def test_a_closed_terminal_ends_nothing_after_nohup(store: Store, spec: ExperimentSpec, counting: Any) -> None:
     counting("")
-    made, told = group.create(spec, store, (1, 2), name="walk"), []
+    made, told = seed_group.create(spec, store, (1, 2), name="walk"), []
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
     try:
         made.train(lambda _: signal.raise_signal(signal.SIGHUP), told.append, at_once=1)
@@ -116,16 +116,16 @@ def test_a_closed_terminal_ends_nothing_after_nohup(store: Store, spec: Experime
 def test_a_member_is_resumed_like_any_experiment(store: Store, spec: ExperimentSpec, trainer: Any) -> None:
     from steppe.experiments.process.run import run
 
-    (member,) = group.create(spec, store, (1,), name="walk").members
+    (member,) = seed_group.create(spec, store, (1,), name="walk").members
     run(member.folder, trainer=trainer(total=30))
     lifecycle.prepare(member.folder, resume=True, fields={"total_timesteps": 60})
     run(member.folder, resume=True, trainer=trainer(total=60))
-    assert member.folder.status().timestep == 60
+    assert member.folder.local_status().timestep == 60
     assert json.loads((member.folder.path / "experiment.json").read_text())["group"] == "walk"
 
 
 def test_the_score_of_a_seed_is_its_evaluation_once_all_have_one(store: Store, spec: ExperimentSpec) -> None:
-    made = group.create(spec, store, (1, 2, 3), name="walk")
+    made = seed_group.create(spec, store, (1, 2, 3), name="walk")
     first, second = made.members[:2]
     evaluated = {"mean": 200.0, "episodes": 20, "timestep": 30}
     first.status = Status("completed", mean_return=100.0, evaluation=evaluated)
@@ -133,7 +133,7 @@ def test_the_score_of_a_seed_is_its_evaluation_once_all_have_one(store: Store, s
     assert [made.score_of(each) for each in made.members] == [100.0, 50.0, None]
     second.status = Status("completed", mean_return=50.0, evaluation=evaluated | {"mean": 300.0})
     assert [made.score_of(each) for each in made.members] == [200.0, 300.0, None]
-    assert made.scores() == spread_of([200.0, 300.0])
+    assert made.scores() == summary_of([200.0, 300.0])
 
 
 def test_a_process_for_each_core_and_fewer_where_each_has_workers(
@@ -158,24 +158,24 @@ def test_seeds_that_train_at_once_share_the_cores(
 ) -> None:
     monkeypatch.setenv("STEPPE_CORES", "7")
     counting("")
-    made = group.create(spec, store, seeds, name="walk")
+    made = seed_group.create(spec, store, seeds, name="walk")
     made.train(ignore, ignore, at_once=at_once)
     for member in made.members:
         assert f"cores {each}\n" in member.folder.log.read_text()
 
 
 def test_the_spread_of_scores() -> None:
-    spread = spread_of([1.0, 2.0, 6.0])
+    spread = summary_of([1.0, 2.0, 6.0])
     assert spread is not None
     assert (spread.count, spread.mean, spread.median, spread.least, spread.largest) == (3, 3.0, 2.0, 1.0, 6.0)
     assert spread.deviation == pytest.approx(7**0.5)
-    assert spread_of([]) is None
-    assert spread_of([4.0]).deviation == 0.0  # type: ignore[union-attr]
+    assert summary_of([]) is None
+    assert summary_of([4.0]).deviation == 0.0  # type: ignore[union-attr]
 
 
 def test_a_member_that_has_not_begun_is_left_alone(store: Store, spec: ExperimentSpec) -> None:
-    (member,) = group.create(spec, store, (1,), name="walk").members
-    assert isinstance(member, Member)
+    (member,) = seed_group.create(spec, store, (1,), name="walk").members
+    assert isinstance(member, SeedRun)
     member.look()
     member.ask("pause")
     assert member.folder.asked() is None

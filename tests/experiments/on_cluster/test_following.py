@@ -14,8 +14,12 @@ from clocks import set_clock
 
 from steppe.clusters import registry
 from steppe.errors import ClusterError
-from steppe.experiments.on_cluster import places, remote
-from steppe.experiments.run_folder.store import RunFolder, Status
+from steppe.experiments.locations import location_of
+from steppe.experiments.on_cluster import location
+from steppe.experiments.on_cluster.address import ClusterAddress
+from steppe.experiments.on_cluster.location import ClusterLocation
+from steppe.experiments.on_cluster.seen_status import PODS_GONE
+from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder, Status
 from steppe.platforms.kubernetes.client.kubeapi import KubeError
 from steppe.platforms.kubernetes.client.sights import Sight
 
@@ -60,14 +64,14 @@ def on(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
         cluster = Cluster(*sights)
 
         @contextlib.contextmanager
-        def reached(place: places.Place) -> Iterator[tuple[None, Cluster]]:
+        def reached(place: ClusterAddress) -> Iterator[tuple[None, Cluster]]:
             yield None, cluster
 
-        monkeypatch.setattr(remote, "reach", reached)
+        monkeypatch.setattr(location, "reach", reached)
         monkeypatch.setattr(registry, "knows", lambda name: True)
         set_clock(monkeypatch, monotonic=lambda: cluster.now, sleep=cluster.sleep)
-        place = places.Place("lab", "default", "steppe-first-1", start=3)
-        (folder.path / places.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
+        place = ClusterAddress("lab", "default", "steppe-first-1", start=3)
+        (folder.path / CLUSTER_FILE).write_text(json.dumps(dataclasses.asdict(place)))
         folder.write_status(Status(state="starting", created=1.0))
         return cluster
 
@@ -76,7 +80,7 @@ def on(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
 
 def test_trouble_that_lasts_ends_the_run_with_its_sentence(folder: RunFolder, on: Any) -> None:
     cluster = on(Sight(RUNNING, True, "0 of 2 workers are ready: no image", "no image", 90.0, may_pass=True))
-    status = remote.follow(folder, lambda seen: None)
+    status = ClusterLocation(folder).follow(lambda seen: None)
     assert (status.state, status.reason) == ("failed", "no image")
     assert cluster.now == BEGIN + 90.0
     assert cluster.ended == [3]
@@ -86,7 +90,7 @@ def test_trouble_that_passes_ends_nothing(folder: RunFolder, on: Any) -> None:
     troubled = Sight(RUNNING, True, "no image yet", trouble="no image yet", seconds=90.0)
     completed = Sight({"state": "completed", "timestep": 30}, False)
     on(*[troubled] * 80, Sight(RUNNING, True), *[troubled] * 80, completed)
-    assert remote.follow(folder, lambda seen: None).state == "completed"
+    assert ClusterLocation(folder).follow(lambda seen: None).state == "completed"
 
 
 @pytest.mark.parametrize("may_pass", [True, False])
@@ -94,100 +98,100 @@ def test_a_run_that_has_trained_outlives_a_registry_that_is_away(folder: RunFold
     away = Sight(RUNNING, True, "no image", "no image", 90.0, may_pass=may_pass, is_heard=False)
     trained = Sight(RUNNING | {"timestep": 20}, True)
     on(Sight(RUNNING, True), trained, *[away] * 600, Sight({"state": "completed", "timestep": 30}, False))
-    assert remote.follow(folder, lambda seen: None).state == ("completed" if may_pass else "failed")
+    assert ClusterLocation(folder).follow(lambda seen: None).state == ("completed" if may_pass else "failed")
 
 
 def test_a_run_in_a_queue_is_followed_for_as_long_as_it_waits_there(folder: RunFolder, on: Any) -> None:
     queued = Sight(None, True, 'Job x waits for its turn in queue "team"', is_queued=True, is_heard=False)
-    on(*[queued] * int(3 * remote.PENDING_SECONDS), Sight({"state": "completed", "timestep": 30}, False))
-    assert remote.follow(folder, lambda seen: None).state == "completed"
+    on(*[queued] * int(3 * location.PENDING_SECONDS), Sight({"state": "completed", "timestep": 30}, False))
+    assert ClusterLocation(folder).follow(lambda seen: None).state == "completed"
 
 
 def test_a_run_that_waits_for_its_workers_is_not_followed_for_ever(folder: RunFolder, on: Any) -> None:
     cluster = on(Sight(RUNNING, True, "0 of 2 workers are ready: Pod x waits for a node"))
     with pytest.raises(ClusterError, match=r"still waits on cluster .lab.: 0 of 2 workers are ready: Pod x waits"):
-        remote.follow(folder, lambda seen: None)
-    assert remote.PENDING_SECONDS < cluster.now - BEGIN < remote.PENDING_SECONDS + 5
+        ClusterLocation(folder).follow(lambda seen: None)
+    assert location.PENDING_SECONDS < cluster.now - BEGIN < location.PENDING_SECONDS + 5
     assert cluster.ended == []
 
 
 def test_a_run_that_trains_with_some_of_its_workers_is_followed_on(folder: RunFolder, on: Any) -> None:
     phase = "1 of 2 workers are ready: Pod x waits for a node"
-    many = int(remote.PENDING_SECONDS) + 100
+    many = int(location.PENDING_SECONDS) + 100
     training = [Sight(RUNNING | {"timestep": number // 30}, True, phase) for number in range(many)]
     on(*training, Sight({"state": "completed", "timestep": 30}, False))
     seen: list[Status] = []
-    assert remote.follow(folder, seen.append).state == "completed"
+    assert ClusterLocation(folder).follow(seen.append).state == "completed"
     assert seen[0].phase == phase
 
 
 def test_what_a_run_waits_for_is_seen_without_following_it(folder: RunFolder, on: Any) -> None:
     on(Sight(None, True, "the image cannot be pulled", trouble="the image cannot be pulled"))
-    status = folder.status()
+    status = location_of(folder).status()
     assert (status.state, status.phase) == ("starting", "the image cannot be pulled")
 
 
 @pytest.mark.parametrize("stored", [None, RUNNING, {"state": "paused", "timestep": 10}])
 def test_a_driver_job_that_failed_is_a_failure_though_nobody_followed(folder: RunFolder, on: Any, stored: Any) -> None:
     cluster = on(Sight(stored, False, trouble="Job x has failed: too often"))
-    status = folder.status()
+    status = location_of(folder).status()
     assert (status.state, status.reason) == ("failed", "Job x has failed: too often")
     assert cluster.ended == [3]
-    assert folder.status() == status
+    assert location_of(folder).status() == status
     assert cluster.looks == 1
 
 
 def test_a_failure_that_the_run_has_written_down_itself_keeps_its_reason(folder: RunFolder, on: Any) -> None:
     on(Sight({"state": "failed", "reason": "the agent diverged"}, False, trouble="Job x has failed"))
-    assert folder.status().reason == "the agent diverged"
+    assert location_of(folder).status().reason == "the agent diverged"
 
 
 def test_pods_that_are_gone_without_a_word_are_told(folder: RunFolder, on: Any) -> None:
     on(Sight(RUNNING, False))
-    assert folder.status().reason == remote.PODS_GONE
+    assert location_of(folder).status().reason == PODS_GONE
 
 
-@pytest.mark.parametrize(("code", "seconds"), [(403, remote.FORBIDDEN_SECONDS), (0, remote.UNREACHABLE_SECONDS)])
+@pytest.mark.parametrize(("code", "seconds"), [(403, location.FORBIDDEN_SECONDS), (0, location.UNREACHABLE_SECONDS)])
 def test_who_may_not_look_is_told_sooner_than_who_cannot(folder: RunFolder, on: Any, code: int, seconds: float) -> None:
     cluster = on(Sight(None, True, "its Pod is starting"), KubeError("may not get pods/proxy", code))
     with pytest.raises(KubeError, match="may not get pods/proxy"):
-        remote.follow(folder, lambda seen: None)
+        ClusterLocation(folder).follow(lambda seen: None)
     assert seconds < cluster.now - BEGIN < seconds + 3
     assert cluster.ended == []
 
 
-@pytest.mark.parametrize(("ask", "state"), [(remote.stop, "stopped"), (remote.pause, "paused")])
+@pytest.mark.parametrize(("ask", "state"), [(ClusterLocation.stop, "stopped"), (ClusterLocation.pause, "paused")])
 def test_a_run_whose_crashed_driver_is_being_replaced_can_be_ended(
     folder: RunFolder, on: Any, ask: Any, state: str
 ) -> None:
     # The dead Pod's last words.
     died = RUNNING | {"reason": "the training ended without a word (exit code 7)"}
     cluster = on(Sight(died, True, is_heard=False, phase="its Pod is being replaced"))
-    seen = folder.status()
+    seen = location_of(folder).status()
     assert (seen.state, seen.reason, seen.phase) == ("starting", "", "its Pod is being replaced")
-    ended = ask(folder, 1.0)
+    ended = ask(ClusterLocation(folder), 1.0)
     assert (ended.state, ended.timestep) == (state, 10)
     assert ended.reason == f"{state} while its Pod was starting"
     assert cluster.ended == [3]
-    assert folder.status() == ended
+    assert location_of(folder).status() == ended
 
 
 SILENT = Sight(RUNNING, True, "its Pod is starting", is_heard=False, is_silent=True)
 
 
-@pytest.mark.parametrize(("ask", "state"), [(remote.stop, "stopped"), (remote.pause, "paused")])
+@pytest.mark.parametrize(("ask", "state"), [(ClusterLocation.stop, "stopped"), (ClusterLocation.pause, "paused")])
 def test_a_driver_that_misses_an_answer_is_asked_and_not_ended(
     folder: RunFolder, on: Any, ask: Any, state: str
 ) -> None:
     saved = Sight({"state": state, "timestep": 20}, False)
     cluster = on(SILENT, SILENT, Sight(RUNNING, True), Sight(RUNNING, True), saved)
-    ended = ask(folder, 60.0)
+    ended = ask(ClusterLocation(folder), 60.0)
     assert (ended.state, ended.timestep) == (state, 20)
     assert cluster.asked == [ask.__name__]
 
 
 def test_a_driver_that_is_never_heard_is_ended_after_a_while(folder: RunFolder, on: Any) -> None:
     cluster = on(SILENT)
-    assert remote.pause(folder, 1.0).state == "paused"
-    assert remote.LISTEN_SECONDS <= cluster.now - BEGIN < remote.LISTEN_SECONDS + 2
+    assert ClusterLocation(folder).pause(1.0).state == "paused"
+    assert location.LISTEN_SECONDS <= cluster.now - BEGIN < location.LISTEN_SECONDS + 2
     assert (cluster.asked, cluster.ended) == ([], [3])

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from steppe.cli.display import live, progress
+from steppe.display import live, progress
 from steppe.runners import Progress
 from steppe.specs.experiment import ExperimentSpec
 
@@ -20,7 +20,7 @@ def _spec(**fields: object) -> ExperimentSpec:
 TRAINING = Progress("training", 250_000, 700, 1200, 432.1, 400.0, 451.0, 125_000.0, 2.0)
 
 
-def _drawn(panel: progress.Panel) -> str:
+def _drawn(panel: progress.TrainingPanel) -> str:
     out = Console(file=io.StringIO(), width=100)
     out.print(panel.render())
     assert isinstance(out.file, io.StringIO)
@@ -28,7 +28,7 @@ def _drawn(panel: progress.Panel) -> str:
 
 
 def test_the_panel_tells_how_far_it_is() -> None:
-    panel = progress.Panel(_spec(total_timesteps=500_000, stop_at_return=475))
+    panel = progress.TrainingPanel(_spec(total_timesteps=500_000, stop_at_return=475))
     assert "starting" in _drawn(panel)
     panel.update(Progress("compiling"))
     assert "compiling the training program..." in _drawn(panel)
@@ -44,7 +44,7 @@ CREW = {"loss": 0.5, "workers": 4.0, "updates_per_second": 1234.0, "policy_lag":
 
 
 def test_the_panel_tells_of_the_workers_of_a_parallel_run() -> None:
-    panel = progress.Panel(_spec(total_timesteps=500_000))
+    panel = progress.TrainingPanel(_spec(total_timesteps=500_000))
     panel.update(dataclasses.replace(TRAINING, metrics=CREW | {"learner_utilisation": 0.871}))
     rows = [line.strip("│ ").split() for line in _drawn(panel).splitlines()]
     assert ["workers", "4", "updates/s", "1.2k"] in rows
@@ -53,13 +53,16 @@ def test_the_panel_tells_of_the_workers_of_a_parallel_run() -> None:
 
 
 def test_lines_tell_of_them_too(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = progress.Lines(_spec(total_timesteps=500_000))
+    lines = progress.TrainingLines(_spec(total_timesteps=500_000))
     lines.update(dataclasses.replace(TRAINING, metrics=CREW))
     assert "125k steps/s, 4 workers, 1.2k updates/s, 1.25 lag, 3 dropped, " in capsys.readouterr().out
 
 
 def test_that_no_worker_is_left_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    lines, panel = progress.Lines(_spec(total_timesteps=500_000)), progress.Panel(_spec(total_timesteps=500_000))
+    lines, panel = (
+        progress.TrainingLines(_spec(total_timesteps=500_000)),
+        progress.TrainingPanel(_spec(total_timesteps=500_000)),
+    )
     gone = dataclasses.replace(TRAINING, steps_per_second=0.0, metrics=CREW | {"workers": 0.0})
     lines.update(gone)
     assert "mean return 432.1, 0 workers, " in capsys.readouterr().out
@@ -68,7 +71,7 @@ def test_that_no_worker_is_left_is_told(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_episodes_count_where_they_are_the_limit() -> None:
-    lines = progress.Lines(_spec(episodes=1000))
+    lines = progress.TrainingLines(_spec(episodes=1000))
     lines.update(TRAINING)
     assert lines.counted() == "700 of 1k episodes"
     assert lines.done() == 0.7
@@ -110,7 +113,7 @@ def test_lines_thin_out_with_time(capsys: pytest.CaptureFixture[str], monkeypatc
 
 def test_workers_that_start_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     spec = _spec(total_timesteps=500_000, run_mode="distributed", num_workers=4)
-    lines, panel = progress.Lines(spec), progress.Panel(spec)
+    lines, panel = progress.TrainingLines(spec), progress.TrainingPanel(spec)
     starting = Progress("training", metrics=CREW | {"workers": 0.0})
     for display in (lines, panel, lines):
         display.update(starting)
@@ -123,7 +126,7 @@ def test_workers_that_start_are_told_of(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_training_survives_a_reader_that_went_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = progress.Lines(_spec())
+    lines = progress.TrainingLines(_spec())
     tried = []
 
     def gone(*words: object, **__: object) -> None:
@@ -146,7 +149,10 @@ def test_a_speed_that_is_not_known_yet_is_not_shown(
 ) -> None:
     monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
     first = Progress("training", 1024, 44, 16, 21.0)
-    lines, panel = progress.Lines(_spec(total_timesteps=500_000)), progress.Panel(_spec(total_timesteps=500_000))
+    lines, panel = (
+        progress.TrainingLines(_spec(total_timesteps=500_000)),
+        progress.TrainingPanel(_spec(total_timesteps=500_000)),
+    )
     lines.update(first)
     assert capsys.readouterr().out == "1k of 500k timesteps (0%), mean return 21.0, 0 s\n"
     panel.update(first)
@@ -154,7 +160,7 @@ def test_a_speed_that_is_not_known_yet_is_not_shown(
 
 
 def test_both_limits_are_shown_where_there_are_two() -> None:
-    lines = progress.Lines(_spec(episodes=1000, total_timesteps=500_000))
+    lines = progress.TrainingLines(_spec(episodes=1000, total_timesteps=500_000))
     lines.update(TRAINING)
     assert (lines.counted(), lines.done()) == ("250k of 500k timesteps, 700 of 1k episodes", 0.7)
 
@@ -170,14 +176,14 @@ def test_both_limits_are_shown_where_there_are_two() -> None:
     ],
 )
 def test_what_takes_time_is_named(phase: str, words: str) -> None:
-    panel = progress.Panel(_spec())
+    panel = progress.TrainingPanel(_spec())
     panel.update(Progress(phase, 1024))
     assert panel.doing() == words
     assert words in " ".join(_drawn(panel).replace("│", " ").split())
 
 
 def test_every_notice_stays_in_the_panel() -> None:
-    panel = progress.Panel(_spec())
+    panel = progress.TrainingPanel(_spec())
     panel.update(Progress("compiling", notices=("one",)))
     panel.update(Progress("compiling", notices=("one", "two")))
     drawn = _drawn(panel)
@@ -186,7 +192,7 @@ def test_every_notice_stays_in_the_panel() -> None:
 
 
 def test_a_notice_that_was_printed_lasts(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = progress.Lines(_spec())
+    lines = progress.TrainingLines(_spec())
     for _ in range(2):
         lines.update(Progress("compiling", notices=("one",)))
     assert capsys.readouterr().out.count("note: one\n") == 1
@@ -194,7 +200,7 @@ def test_a_notice_that_was_printed_lasts(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_training_survives_a_ctrl_c_while_a_line_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = progress.Lines(_spec())
+    lines = progress.TrainingLines(_spec())
     tried = []
 
     def reentrant(*words: object, **__: object) -> None:
@@ -236,7 +242,7 @@ def test_nothing_of_the_panel_stays_when_keys_were_pressed(monkeypatch: pytest.M
     terminal = io.StringIO()
     out = Console(file=terminal, force_terminal=True, width=60, height=20, color_system=None)
     monkeypatch.setattr(live, "console", lambda: out)
-    panel = progress.Panel(_spec(total_timesteps=500_000))
+    panel = progress.TrainingPanel(_spec(total_timesteps=500_000))
     with panel:
         assert _screen(terminal.getvalue(), 60)[0].startswith("╭─ first: ppo on CartPole-v1")
         terminal.write(keys)

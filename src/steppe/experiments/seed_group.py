@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import signal
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steppe.errors import StateError, SteppeError, UserError
 from steppe.experiments import lifecycle
 from steppe.experiments.hints import CALLS, Ways
+from steppe.experiments.locations import local
 from steppe.experiments.run_folder.store import RunFolder, Status, Store
 from steppe.records.evaluation_score import Score
+from steppe.signals import EndRequest
 
 if TYPE_CHECKING:
     from steppe.platforms.local import LocalProcess
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.2
 """How often the members are looked at."""
-ASKED_BY = {signal.SIGINT: "pause", signal.SIGHUP: "pause", signal.SIGTERM: "stop"}
 
 
-class Member:
+class SeedRun:
     """One seed of a group."""
 
     def __init__(self, folder: RunFolder, seed: int) -> None:
@@ -68,10 +67,10 @@ class Member:
         from steppe.envs.cores import VARIABLE
         from steppe.platforms import LocalPlatform
 
-        self._logged = lifecycle.log_size(self.folder)
+        self._logged = local.log_size(self.folder)
         try:
             lifecycle.prepare(self.folder)
-            command, variables = lifecycle.training_command(self.folder), {VARIABLE: str(cores)}
+            command, variables = local.training_command(self.folder), {VARIABLE: str(cores)}
             self._process = LocalPlatform().launch(command, self.folder.log, variables)
         except SteppeError as error:
             self.error, self.is_over = str(error), True
@@ -83,11 +82,11 @@ class Member:
         exit_code = self._process.exit_code()
         # A folder that is moved or damaged meanwhile is its process's to complain about.
         with contextlib.suppress(SteppeError):
-            self.status = self.folder.read_status() if exit_code is None else self.folder.status()
+            self.status = self.folder.read_status() if exit_code is None else self.folder.local_status()
         if exit_code is not None:
             self.is_over = True
             if exit_code and self.status.state == "created":
-                self.error = lifecycle.last_words(self.folder, self._logged)
+                self.error = local.last_words(self.folder, self._logged)
 
     def ask(self, action: str) -> None:
         """Asks its process to pause or stop; again if that was asked before the process listened."""
@@ -97,7 +96,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Spread:
+class ScoreSummary:
     """The scores of several seeds."""
 
     count: int
@@ -109,10 +108,10 @@ class Spread:
     largest: float
 
 
-class Group:
+class SeedGroup:
     """The members, and their training."""
 
-    def __init__(self, name: str, spec: ExperimentSpec, members: Sequence[Member]) -> None:
+    def __init__(self, name: str, spec: ExperimentSpec, members: Sequence[SeedRun]) -> None:
         self.name, self.spec, self.members = name, spec, list(members)
         self.signal: int | None = None
         """The signal that ended it, if one did."""
@@ -124,14 +123,19 @@ class Group:
             return 128 + self.signal
         return 1 if any(member.has_failed for member in self.members) else 0
 
-    def train(self, show: Callable[[Group], None], announce: Callable[[str], None], at_once: int | None = None) -> None:
+    def train(
+        self, show: Callable[[SeedGroup], None], announce: Callable[[str], None], at_once: int | None = None
+    ) -> None:
         """Trains every member, as many at once as there are cores for, until all are over.
 
         Ctrl-C pauses those that train and starts no others; a second one leaves them pausing by themselves.
         """
+        from steppe import runners
+
+        runners.release()
         at_once = at_once or processes_at_once(self.spec)
         cores = cores_for_each(min(at_once, len(self.members)))
-        with _Asked(announce) as asked:
+        with _Requests(announce) as asked:
             while True:
                 for member in self.members:
                     member.look()
@@ -153,23 +157,25 @@ class Group:
         scored = [each for each in self.members if each.status.mean_return is not None]
         return bool(scored) and all(each.evaluation is not None for each in scored)
 
-    def score_of(self, member: Member) -> float | None:
+    def score_of(self, member: SeedRun) -> float | None:
         """What counts of a member: its newest evaluation if all have one, else its mean return while learning."""
         if self.is_evaluated and member.evaluation is not None:
             return member.evaluation.mean
         return member.status.mean_return
 
-    def scores(self) -> Spread | None:
+    def scores(self) -> ScoreSummary | None:
         """The spread of the scores of all members that have one."""
-        return spread_of([found for each in self.members if (found := self.score_of(each)) is not None])
+        return summary_of([found for each in self.members if (found := self.score_of(each)) is not None])
 
 
-def spread_of(scores: Sequence[float]) -> Spread | None:
+def summary_of(scores: Sequence[float]) -> ScoreSummary | None:
     """Mean, deviation, median, least and largest; None of nothing."""
     if not scores:
         return None
     deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
-    return Spread(len(scores), statistics.fmean(scores), deviation, statistics.median(scores), min(scores), max(scores))
+    return ScoreSummary(
+        len(scores), statistics.fmean(scores), deviation, statistics.median(scores), min(scores), max(scores)
+    )
 
 
 def create(
@@ -180,7 +186,7 @@ def create(
     name: str | None = None,
     force: bool = False,
     ways: Ways | None = None,
-) -> Group:
+) -> SeedGroup:
     """A group of new experiments in the store, called after `name`, or after what they train and a new number."""
     check(spec)
     seeds = tuple(seeds)
@@ -196,8 +202,8 @@ def create(
     for seed, folder in folders.items():
         its_own = spec.model_copy(update={"seed": seed, "group": group})
         made = lifecycle.create(its_own, store, name=folder.name, path=folder.path, force=force, ways=ways)
-        members.append(Member(made, seed))
-    return Group(group, spec, members)
+        members.append(SeedRun(made, seed))
+    return SeedGroup(group, spec, members)
 
 
 def check(spec: ExperimentSpec) -> None:
@@ -224,33 +230,15 @@ def cores_for_each(processes: int) -> int:
     return max(1, available_cores() // processes)
 
 
-class _Asked:
-    """What signals have asked for while the block lasts."""
+class _Requests(EndRequest):
+    """What signals ask of all seeds."""
 
     def __init__(self, announce: Callable[[str], None]) -> None:
-        self.action: str | None = None
-        self.signal: int | None = None
+        super().__init__()
         self._announce = announce
-        self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> _Asked:
-        if threading.current_thread() is threading.main_thread():
-            for number in ASKED_BY:
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._heard)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            if handler is not None:  # one that is not Python's cannot be put back
-                signal.signal(number, handler)
-
-    def _heard(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal = number
-        if self.action != "stop":
-            self.action = ASKED_BY[signal.Signals(number)]
+    def received(self, number: signal.Signals) -> None:
+        """Says what will happen."""
         self._announce(f"asking all seeds to {self.action} (Ctrl-C again leaves them to do so by themselves)")
 
 

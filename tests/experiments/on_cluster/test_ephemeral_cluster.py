@@ -11,8 +11,11 @@ import pytest
 from steppe.clusters import lifecycle as clusters
 from steppe.clusters import registry
 from steppe.errors import ClusterError
-from steppe.experiments.on_cluster import own_cluster, places, remote
-from steppe.experiments.run_folder.store import RunFolder, Status, Store
+from steppe.experiments.locations import location_of
+from steppe.experiments.on_cluster import ephemeral_cluster, placement
+from steppe.experiments.on_cluster.address import ClusterAddress, address_of
+from steppe.experiments.on_cluster.location import ClusterLocation
+from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder, Status, Store
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.running.cluster import ClusterSpec
 
@@ -24,8 +27,8 @@ def placed(store: Store, spec: ExperimentSpec, tmp_path: Path, monkeypatch: pyte
     folder = store.folder("first")
     folder.create(spec)
     folder.write_status(Status(state="running", created=1.0, timestep=10))
-    place = places.Place("gone", "default", "steppe-first-1", start=1, owns_cluster=True)
-    (folder.path / places.PLACE_FILE).write_text(json.dumps(dataclasses.asdict(place)))
+    place = ClusterAddress("gone", "default", "steppe-first-1", start=1, owns_cluster=True)
+    (folder.path / CLUSTER_FILE).write_text(json.dumps(dataclasses.asdict(place)))
     return folder
 
 
@@ -37,25 +40,25 @@ def remember(folder: RunFolder) -> None:
 def test_an_experiment_on_a_cluster_that_is_gone_counts_as_failed_until_it_is_registered_again(
     placed: RunFolder,
 ) -> None:
-    seen = placed.status()
+    seen = location_of(placed).status()
     assert seen.state == "failed"
     assert 'cluster "gone", where it is, is not known here any more; register it again' in seen.reason
     # Only what is seen: with the cluster back, it is what it was.
     assert placed.read_status().state == "running"
     with pytest.raises(ClusterError, match="is not known here any more"):
-        remote.files(placed)
+        ClusterLocation(placed).files_there()
 
 
 def test_an_experiment_on_a_cluster_that_is_gone_can_be_deleted(placed: RunFolder) -> None:
-    own_cluster.delete(placed)
-    assert own_cluster.note_of(placed, placed.status()) == ""
+    location_of(placed).delete()
+    assert ephemeral_cluster.note_of(placed, location_of(placed).status()) == ""
 
 
 def test_a_cluster_knows_the_experiment_it_was_made_for(placed: RunFolder, store: Store) -> None:
     remember(placed)
     (registry.folder() / "broken.json").write_text("{}")
-    assert own_cluster.made_for(placed) == "gone"
-    assert own_cluster.made_for(store.folder("second")) is None
+    assert ephemeral_cluster.made_for(placed) == "gone"
+    assert ephemeral_cluster.made_for(store.folder("second")) is None
 
 
 @pytest.mark.parametrize(
@@ -69,8 +72,8 @@ def test_a_cluster_knows_the_experiment_it_was_made_for(placed: RunFolder, store
 def test_a_cluster_that_costs_money_for_nothing_is_told(placed: RunFolder, state: str, words: str) -> None:
     remember(placed)
     status = dataclasses.replace(placed.read_status(), state=state)
-    assert words in own_cluster.note_of(placed, status)
-    assert bool(words) == bool(own_cluster.note_of(placed, status))
+    assert words in ephemeral_cluster.note_of(placed, status)
+    assert bool(words) == bool(ephemeral_cluster.note_of(placed, status))
 
 
 def test_a_cluster_whose_deletion_was_cut_short_is_told(placed: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,16 +82,16 @@ def test_a_cluster_whose_deletion_was_cut_short_is_told(placed: RunFolder, monke
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(remote, "download", lambda *_, **__: None)
+    monkeypatch.setattr(ClusterLocation, "fetch", lambda *_, **__: None)
     monkeypatch.setattr(clusters, "entry", killed)
     status = dataclasses.replace(placed.read_status(), state="completed")
     placed.write_status(status)
     with pytest.raises(KeyboardInterrupt):
-        own_cluster.bring_home(placed, lambda line: None)
-    assert places.place_of(placed) is None
-    note = own_cluster.note_of(placed, status)
+        ClusterLocation(placed).bring_home(lambda line: None)
+    assert address_of(placed) is None
+    note = ephemeral_cluster.note_of(placed, status)
     assert "is still there; the results are here, so delete it with: steppe cluster delete -c gone" in note
-    assert own_cluster.note_of(placed, dataclasses.replace(status, state="running")) == ""
+    assert ephemeral_cluster.note_of(placed, dataclasses.replace(status, state="running")) == ""
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,6 @@ def test_a_cluster_whose_deletion_was_cut_short_is_told(placed: RunFolder, monke
     [("CartPole-v1_ppo.1", "steppe-cartpole-v1-ppo-1"), ("x" * 60, f"steppe-{'x' * 33}"), ("a" * 32 + "--b", None)],
 )
 def test_clusters_get_names_that_every_provider_takes(experiment: str, name: str | None) -> None:
-    made = own_cluster.name_for(experiment)
+    made = placement.name_for(experiment)
     assert name in (None, made)
     assert registry.valid_name(made) == made

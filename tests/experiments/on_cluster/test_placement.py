@@ -11,7 +11,8 @@ from container_programs import Programs
 
 from steppe.clusters import registry
 from steppe.errors import UserError
-from steppe.experiments.on_cluster import places
+from steppe.experiments.on_cluster import placement
+from steppe.experiments.on_cluster.address import write_address
 from steppe.experiments.run_folder.store import RunFolder
 from steppe.platforms.kubernetes.manifests import naming
 from steppe.specs.environment import EnvironmentSpec
@@ -27,12 +28,12 @@ def test_what_pods_could_not_find_is_refused_before_a_cluster_is_made(
     spec = folder.spec().model_copy(update={"environment": EnvironmentSpec(**environment), "cluster": cluster})
     monkeypatch.setattr("steppe.clusters.lifecycle.ensure", lambda *_: pytest.fail("a cluster was made"))
     with pytest.raises(UserError, match=r"environment\.settings\.level names"):
-        places.settle_place(folder, spec, None, lambda line: None)
+        placement.settle_address(folder, spec, None, lambda line: None)
 
 
 def test_a_manifest_says_how_it_is_applied_however_large_it_is(folder: RunFolder):
     # By itself kubectl notes what it applies in an annotation, which takes 256 kB.
-    assert "#   kubectl apply --server-side -f FILE\n" in places.manifest(folder, None, "space")
+    assert "#   kubectl apply --server-side -f FILE\n" in placement.manifest(folder, None, "space")
 
 
 def test_a_cluster_in_a_file_of_the_project_is_made_where_there_is_none_yet(
@@ -46,14 +47,14 @@ def test_a_cluster_in_a_file_of_the_project_is_made_where_there_is_none_yet(
     (tmp_path / "configs" / "clusters").mkdir(parents=True)
     about = {"type": "cluster", "provider": "kind", "num_nodes": 2, "namespace": "space"}
     (tmp_path / "configs" / "clusters" / "lab.json").write_text(json.dumps(about))
-    place = places.settle_place(folder, folder.spec(), "lab", lambda line: None)
+    place = placement.settle_address(folder, folder.spec(), "lab", lambda line: None)
     assert (place.cluster, place.namespace, place.project) == ("lab", "space", "project")
     assert programs.clusters == ["lab"]
     # It is shared: it was named, and not described by the experiment alone.
     assert not place.owns_cluster
     assert registry.read("lab").spec.num_nodes == 2
     # The next experiment finds it.
-    places.settle_place(folder, folder.spec(), "lab", lambda line: None)
+    placement.settle_address(folder, folder.spec(), "lab", lambda line: None)
     assert len(programs.calls("create")) == 1
 
 
@@ -73,15 +74,15 @@ def test_a_cluster_file_is_named_as_it_is_called_or_by_its_path(
     # Without a name of its own, as the old client's files are.
     about = {"provider": "kind", "num_nodes": 2}
     (tmp_path / "configs" / "clusters" / "small_cluster.json").write_text(json.dumps(about))
-    assert "kind: Job" in places.manifest(folder, words, None)
-    place = places.settle_place(folder, folder.spec(), words, lambda line: None)
+    assert "kind: Job" in placement.manifest(folder, words, None)
+    place = placement.settle_address(folder, folder.spec(), words, lambda line: None)
     assert place.cluster == "small-cluster"
     assert programs.clusters == ["small-cluster"]
     # The next start finds it, by whichever of its names.
-    assert places.settle_place(folder, folder.spec(), words, lambda line: None).cluster == "small-cluster"
+    assert placement.settle_address(folder, folder.spec(), words, lambda line: None).cluster == "small-cluster"
     assert len(programs.calls("create")) == 1
-    places.write_place(folder, place)
-    assert places.settle_place(folder, folder.spec(), words, lambda line: None) == place
+    write_address(folder, place)
+    assert placement.settle_address(folder, folder.spec(), words, lambda line: None) == place
 
 
 def test_the_name_inside_a_cluster_file_is_the_clusters(
@@ -95,11 +96,11 @@ def test_the_name_inside_a_cluster_file_is_the_clusters(
     programs = Programs(tmp_path / "programs")
     programs.install("kind")
     monkeypatch.setenv("PATH", str(programs.folder))
-    assert places.settle_place(folder, folder.spec(), "mini", lambda line: None).cluster == "the-lab"
+    assert placement.settle_address(folder, folder.spec(), "mini", lambda line: None).cluster == "the-lab"
 
 
 def test_all_of_a_manifest_is_removed_by_its_own_words(folder: RunFolder):
-    text = places.manifest(folder, None, "space")
+    text = placement.manifest(folder, None, "space")
     words = [line.split()[2:] for line in text.splitlines() if line.startswith("#   kubectl ")]
     (create, label, _, delete) = words
     name = create[3]

@@ -6,6 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from steppe.experiments.run_folder.store import Status
 
 WINDOW = 100
@@ -72,6 +74,22 @@ def told_scores(status: Status) -> list[tuple[str, str]]:
         text = f"{score(status.mean_return)} (mean return of {last_episodes(status.episode)})"
         told.append(("training" if told else "score", text))
     return told
+
+
+def closing_line(name: str, folder: Path, status: Status) -> str:
+    """How a run ended and where its results are, in one sentence for those who called it from Python."""
+    from steppe.experiments.run_folder.states import stands
+    from steppe.records.scores import Score
+    from steppe.specs.loading.files import shown_path
+
+    why = f": {status.reason}" if status.reason else ""
+    mean = ""
+    if status.mean_return is not None:
+        mean = f"; mean return of {last_episodes(status.episode)} {score(status.mean_return)}"
+    if (evaluation := Score.read(status.evaluation)) is not None:
+        mean += f"{',' if mean else '; mean return'} of {evaluation.episodes} in evaluation {score(evaluation.mean)}"
+    ended = f'experiment "{name}" {stands(status.state)}{why}{mean}'
+    return f"{ended}, in {duration(status.seconds)}; see {shown_path(folder)}"
 
 
 def duration(seconds: float | None) -> str:

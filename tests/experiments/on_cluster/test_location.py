@@ -17,8 +17,11 @@ from steppe.clusters import registry
 from steppe.clusters._base import Reachable
 from steppe.errors import ClusterError, StateError, UserError
 from steppe.experiments import lifecycle
-from steppe.experiments.on_cluster import idle_nodes, places, remote
-from steppe.experiments.run_folder.store import RunFolder, Status
+from steppe.experiments.locations import location_of
+from steppe.experiments.on_cluster import idle_nodes, location
+from steppe.experiments.on_cluster.address import ClusterAddress, address_of, required_address
+from steppe.experiments.on_cluster.location import ClusterLocation
+from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder, Status
 from steppe.platforms.kubernetes.client.kubeapi import Answer, KubeError
 from steppe.platforms.kubernetes.client.remote_run import RemoteRun
 from steppe.platforms.kubernetes.manifests import naming
@@ -33,23 +36,23 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> MemoryKube:
     server = MemoryKube()
 
     @contextlib.contextmanager
-    def reached(place: places.Place) -> Iterator[tuple[Reachable, Any]]:
+    def reached(place: ClusterAddress) -> Iterator[tuple[Reachable, Any]]:
         spec = ClusterSpec(provider="kubeconfig")
         yield Reachable("lab", Path("none"), "", "space", False, spec), RemoteRun(server, place.name)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(remote, "reach", reached)
+    monkeypatch.setattr(location, "reach", reached)
     monkeypatch.setattr(registry, "knows", lambda name: True)
     monkeypatch.setattr(idle_nodes, "notice_of", lambda spec, cluster: "")
     return server
 
 
-def place_for(folder: RunFolder) -> places.Place:
+def place_for(folder: RunFolder) -> ClusterAddress:
     project = folder.path.parent.name
-    return places.Place("lab", "space", naming.run_name(project, "first"), project=project)
+    return ClusterAddress("lab", "space", naming.run_name(project, "first"), project=project)
 
 
-def start(folder: RunFolder) -> places.Place:
-    return remote.start(folder, places.place_of(folder) or place_for(folder))
+def start(folder: RunFolder) -> ClusterAddress:
+    return ClusterLocation(folder).start_at(address_of(folder) or place_for(folder))
 
 
 def paused(folder: RunFolder, kube: MemoryKube) -> Status:
@@ -80,10 +83,10 @@ def starts_of(kube: MemoryKube) -> list[str]:
 def test_a_start_is_remembered(folder: RunFolder, kube: MemoryKube):
     start(folder)
     assert kube.kinds == ["ConfigMap", "Job", "NetworkPolicy", "PersistentVolumeClaim", "Secret", "Service"]
-    place = places.place_of(folder)
+    place = address_of(folder)
     assert place is not None
     assert (place.start, place.has_begun) == (1, True)
-    assert folder.status().state == "starting"
+    assert location_of(folder).status().state == "starting"
 
 
 @pytest.mark.parametrize("kind", ["Secret", "PersistentVolumeClaim", "Service", "NetworkPolicy", "Job"])
@@ -92,8 +95,8 @@ def test_nothing_is_left_of_a_first_start_that_is_interrupted(folder: RunFolder,
     with pytest.raises(KeyboardInterrupt):
         start(folder)
     assert kube.kinds == []
-    assert places.place_of(folder) is None
-    assert folder.status().state == "created"
+    assert address_of(folder) is None
+    assert location_of(folder).status().state == "created"
 
 
 def test_what_an_interrupted_start_has_left_is_not_forgotten(folder: RunFolder, kube: MemoryKube):
@@ -101,8 +104,8 @@ def test_what_an_interrupted_start_has_left_is_not_forgotten(folder: RunFolder, 
     with pytest.raises(KeyboardInterrupt):
         start(folder)
     assert kube.kinds == ["ConfigMap"]
-    assert folder.status().state == "created"
-    remote.delete(folder)
+    assert location_of(folder).status().state == "created"
+    ClusterLocation(folder).delete()
     assert kube.kinds == []
 
 
@@ -112,10 +115,10 @@ def test_pods_of_a_first_start_that_lost_its_cluster_are_found_and_ended(folder:
         start(folder)
     kube.is_away = False
     assert "Job" in kube.kinds
-    assert folder.status().state == "starting"
-    assert remote.stop(folder, 1.0).state == "stopped"
+    assert location_of(folder).status().state == "starting"
+    assert ClusterLocation(folder).stop(1.0).state == "stopped"
     assert "Job" not in kube.kinds
-    assert folder.status().state == "stopped"
+    assert location_of(folder).status().state == "stopped"
 
 
 def test_pods_of_a_resume_that_lost_its_cluster_are_found_and_ended(folder: RunFolder, kube: MemoryKube):
@@ -125,8 +128,8 @@ def test_pods_of_a_resume_that_lost_its_cluster_are_found_and_ended(folder: RunF
         start(folder)
     kube.is_away = False
     assert starts_of(kube) == ["2"]
-    assert folder.status().state == "starting"
-    remote.stop(folder, 1.0)
+    assert location_of(folder).status().state == "starting"
+    ClusterLocation(folder).stop(1.0)
     assert starts_of(kube) == []
 
 
@@ -136,7 +139,7 @@ def test_a_resume_that_is_interrupted_leaves_the_experiment_as_it_was(folder: Ru
     with pytest.raises(KeyboardInterrupt):
         start(folder)
     assert kube.kinds == ["ConfigMap", "NetworkPolicy", "PersistentVolumeClaim", "Secret", "Service"]
-    assert folder.status() == before
+    assert location_of(folder).status() == before
     start(folder)
     assert starts_of(kube) == ["3"]
 
@@ -147,7 +150,7 @@ def test_who_looks_while_an_experiment_is_resumed_ends_nothing(folder: RunFolder
 
     def after(verb: str, kind: str) -> None:
         kube.after = lambda *_: None
-        seen.append(folder.status())
+        seen.append(location_of(folder).status())
         kube.after = after
 
     kube.after = after
@@ -156,19 +159,19 @@ def test_who_looks_while_an_experiment_is_resumed_ends_nothing(folder: RunFolder
     assert seen[0] == before
     assert seen[-1].state == "starting"
     assert starts_of(kube) == ["2"]
-    assert folder.status().state == "starting"
+    assert location_of(folder).status().state == "starting"
 
 
 def test_an_experiment_of_somebody_else_is_neither_started_nor_taken_for_ones_own(folder: RunFolder, kube: MemoryKube):
     start(folder)
-    (folder.path / places.PLACE_FILE).unlink()
+    (folder.path / CLUSTER_FILE).unlink()
     folder.write_status(Status(created=1.0))
     kube.objects["ConfigMap", place_for(folder).name]["metadata"]["annotations"][naming.ORIGIN] = "ann@desk:/first"
     before = json.dumps(sorted(kube.objects))
     with pytest.raises(StateError, match=r'has an experiment "first" .* started from ann@desk:/first; choose another'):
         start(folder)
     assert json.dumps(sorted(kube.objects)) == before
-    assert places.place_of(folder) is None
+    assert address_of(folder) is None
 
 
 def test_one_resumes_ones_own_from_a_machine_of_another_name_and_a_moved_folder(
@@ -209,7 +212,7 @@ def test_demonstrations_go_along_and_are_replaced_and_removed(tmp_path: Path, ku
     folder.write_status(Status(state="paused", timestep=10))
     with pytest.raises(UserError, match=r"agent\.demonstrations cannot go along"):
         start(folder)
-    remote.delete_at(place_for(folder))
+    ClusterLocation(folder).delete_there(place_for(folder))
     assert kube.kinds == ["Job"] or not kube.objects
 
 
@@ -229,12 +232,12 @@ def test_modules_that_an_experiment_names_no_more_leave_its_root(folder: RunFold
 def test_an_experiment_that_is_gone_from_its_cluster_can_be_started_anew(folder: RunFolder, kube: MemoryKube):
     start(folder)
     kube.objects.clear()
-    status = folder.status()
+    status = location_of(folder).status()
     assert status.state == "failed"
     assert 'cluster "lab" has no experiment' in status.reason
     assert "start it anew with --force" in status.reason
     lifecycle.prepare(folder, force=True)
-    lifecycle.start_on_cluster(folder, force=True)
+    location_of(folder).start(force=True)
     assert starts_of(kube) == ["2"]
 
 
@@ -246,25 +249,25 @@ def test_of_two_starts_at_once_the_second_is_refused_and_ends_nothing(folder: Ru
         if (verb, kind) == ("create", "Job"):
             kube.after = lambda *_: None
             with pytest.raises(StateError, match=r'"first" is being started by another process; see how it goes: '):
-                remote.start(folder, place)
+                ClusterLocation(folder).start_at(place)
             refused.append(kind)
 
     kube.after = after
-    remote.start(folder, place)
+    ClusterLocation(folder).start_at(place)
     assert refused == ["Job"]
     # Also one that comes when the other is done.
     with pytest.raises(StateError, match="is being started by another process"):
-        remote.start(folder, place)
+        ClusterLocation(folder).start_at(place)
     assert starts_of(kube) == ["1"]
-    assert places.placed(folder).start == 1
-    assert folder.status().state == "starting"
+    assert required_address(folder).start == 1
+    assert location_of(folder).status().state == "starting"
 
 
 def test_what_cannot_be_deleted_on_a_cluster_that_is_gone_names_the_way_out(folder: RunFolder, kube: MemoryKube):
     start(folder)
     kube.is_away = True
     with pytest.raises(ClusterError, match="steppe cluster delete -c lab --forget, and then this again"):
-        remote.delete(folder)
+        ClusterLocation(folder).delete()
 
 
 def driver(kube: MemoryKube, folder: RunFolder, state: str) -> None:
@@ -283,7 +286,7 @@ def note(kube: MemoryKube, folder: RunFolder, status: Status) -> None:
 def test_what_trained_while_nobody_looked_is_paused_while_its_driver_is_replaced(folder: RunFolder, kube: MemoryKube):
     start(folder)
     driver(kube, folder, "waiting")
-    assert remote.pause(folder, 1.0).state == "paused"
+    assert ClusterLocation(folder).pause(1.0).state == "paused"
     assert "Job" not in kube.kinds
 
 
@@ -293,14 +296,14 @@ def test_what_its_driver_says_has_not_begun_is_not_paused(folder: RunFolder, kub
     said = {"is_over": False, "status": {"state": "starting", "timestep": 0, "phase": "compiling"}}
     kube.answers = lambda pod, path, **_: Answer(200, json.dumps(said).encode())
     with pytest.raises(StateError, match=r"has not begun to train \(compiling\), so there is nothing to pause"):
-        remote.pause(folder, 1.0)
+        ClusterLocation(folder).pause(1.0)
     assert "Job" in kube.kinds
 
 
 def test_a_missed_answer_ends_no_driver(folder: RunFolder, kube: MemoryKube, monkeypatch: pytest.MonkeyPatch):
     start(folder)
     driver(kube, folder, "running")
-    monkeypatch.setattr(remote, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(location, "LOOK_SECONDS", 0.01)
     asked: list[str] = []
 
     def answer(pod: str, path: str, **_: Any) -> Answer:
@@ -312,11 +315,11 @@ def test_a_missed_answer_ends_no_driver(folder: RunFolder, kube: MemoryKube, mon
         return Answer(200, json.dumps({"is_over": is_over, "status": status}).encode())
 
     kube.answers = answer
-    assert remote.pause(folder, 60.0).timestep == 20
+    assert ClusterLocation(folder).pause(60.0).timestep == 20
     assert "/ask" in asked
 
 
-@pytest.mark.parametrize(("ask", "state"), [(remote.stop, "stopped"), (remote.pause, "paused")])
+@pytest.mark.parametrize(("ask", "state"), [(ClusterLocation.stop, "stopped"), (ClusterLocation.pause, "paused")])
 def test_the_end_of_an_earlier_start_is_not_taken_for_how_far_this_one_has_come(
     folder: RunFolder, kube: MemoryKube, ask: Any, state: str
 ):
@@ -324,19 +327,19 @@ def test_the_end_of_an_earlier_start_is_not_taken_for_how_far_this_one_has_come(
     note(kube, folder, dataclasses.replace(earlier, heartbeat=100.0, finished=100.0))
     start(folder)
     folder.write_status(dataclasses.replace(folder.read_status(), state="running", heartbeat=200.0, timestep=1000))
-    ended = ask(folder, 1.0)
+    ended = ask(ClusterLocation(folder), 1.0)
     assert (ended.state, ended.timestep) == (state, 1000)
 
 
 def test_what_the_cluster_knows_better_is_believed(folder: RunFolder, kube: MemoryKube):
     start(folder)
     note(kube, folder, Status(state="paused", heartbeat=100.0, timestep=10))
-    assert remote.pause(folder, 1.0).timestep == 10
+    assert ClusterLocation(folder).pause(1.0).timestep == 10
 
 
 def test_an_experiment_begun_anew_has_not_come_as_far_as_before(folder: RunFolder, kube: MemoryKube):
     earlier = paused(folder, kube)
     note(kube, folder, dataclasses.replace(earlier, heartbeat=100.0, finished=100.0))
     lifecycle.prepare(folder, force=True)
-    lifecycle.start_on_cluster(folder, force=True)
-    assert folder.status().timestep == 0
+    location_of(folder).start(force=True)
+    assert location_of(folder).status().timestep == 0

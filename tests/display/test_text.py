@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.cli.display import text
+from steppe.display import text
 
 
 @pytest.mark.parametrize(

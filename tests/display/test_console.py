@@ -9,8 +9,8 @@ import pytest
 
 from steppe import agents
 from steppe.cli import catalogue
-from steppe.cli.display.console import Console, table, wrapped
 from steppe.cli.starting import running
+from steppe.display.console import Console, table, wrapped
 from steppe.tensorforce import vocabulary
 
 NAME = "CartPole-v1-ppo-with-a-tuned-learning-rate-1"

@@ -5,22 +5,22 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from steppe.cli.display.console import console, table
-from steppe.cli.display.live import LinePace, LivePanel, print_line
-from steppe.cli.display.text import count, duration, score
+from steppe.display.console import console, table
+from steppe.display.live import LinePace, LivePanel, print_line
+from steppe.display.text import count, duration, score
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from steppe.cli.display.console import FittingTable
+    from steppe.display.console import FittingTable
     from steppe.serve.play.route_scores import PlayScores
 
 
-def display(title: str, quiet: bool = False) -> Display:
+def display(title: str, quiet: bool = False) -> PlayDisplay:
     """The right display for where the output goes."""
     if quiet:
-        return Display(title)
-    return Panel(title) if console().is_terminal else Lines(title)
+        return PlayDisplay(title)
+    return PlayPanel(title) if console().is_terminal else PlayLines(title)
 
 
 def route_table(scores: PlayScores) -> FittingTable:
@@ -44,14 +44,14 @@ def latency(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
-class Display:
+class PlayDisplay:
     """Shows nothing but what must be known, on standard error; what the others share."""
 
     def __init__(self, title: str) -> None:
         self.title = title
         self.latest: PlayScores | None = None
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> PlayDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,14 +78,14 @@ class Display:
         )
 
 
-class Lines(Display):
+class PlayLines(PlayDisplay):
     """Plain lines, fewer and fewer of them, for pipes and log files."""
 
     def __init__(self, title: str) -> None:
         super().__init__(title)
         self._pace = LinePace()
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> PlayLines:
         print_line(f"playing {self.title}")
         return self
 
@@ -101,11 +101,11 @@ class Lines(Display):
         print_line(f"note: {sentence}")
 
 
-class Panel(LivePanel, Display):
+class PlayPanel(LivePanel, PlayDisplay):
     """A live table of the routes."""
 
     def __init__(self, title: str) -> None:
-        Display.__init__(self, title)
+        PlayDisplay.__init__(self, title)
         self._announced: list[str] = []
         LivePanel.__init__(self)
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from steppe.cli.display import live
-from steppe.cli.display.scores import Display, Lines, Panel, display, latency, route_table
+from steppe.display import live
+from steppe.display.play_progress import PlayDisplay, PlayLines, PlayPanel, display, latency, route_table
 from steppe.serve.play.route_scores import PlayedEpisode, PlayScores
 
 
@@ -34,7 +34,7 @@ def test_a_pipe_gets_a_line_now_and_then(
 ) -> None:
     now = iter(range(0, 1000, 100))
     monkeypatch.setattr(live.time, "monotonic", lambda: next(now))
-    with Lines("CartPole-v1 through http://x") as lines:
+    with PlayLines("CartPole-v1 through http://x") as lines:
         lines.update(PlayScores(4))
         lines.update(played)
         lines.announce("it is away")
@@ -47,7 +47,7 @@ def test_a_pipe_gets_a_line_now_and_then(
 
 
 def test_a_terminal_gets_a_panel_with_the_last_notes(played: PlayScores) -> None:
-    panel = Panel("CartPole-v1")
+    panel = PlayPanel("CartPole-v1")
     assert "waiting for the first answer" in text_of(panel.render())
     panel.update(played)
     for number in range(5):
@@ -61,7 +61,7 @@ def test_a_terminal_gets_a_panel_with_the_last_notes(played: PlayScores) -> None
 
 def test_quiet_shows_only_what_must_be_known(played: PlayScores, capsys: pytest.CaptureFixture[str]) -> None:
     with display("x", quiet=True) as shows:
-        assert type(shows) is Display
+        assert type(shows) is PlayDisplay
         shows.update(played)
         shows.announce("it is away")
     printed = capsys.readouterr()

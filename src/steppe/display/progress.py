@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from steppe.cli.display.console import console
-from steppe.cli.display.live import LinePace, LivePanel, is_notebook, print_line
-from steppe.cli.display.text import count, duration, score
+from steppe.display.console import console
+from steppe.display.live import LinePace, LivePanel, is_notebook, print_line
+from steppe.display.text import count, duration, score
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,16 +35,16 @@ CREW: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 """The metrics of parallel runs that are shown: their names, what people call them, how they are told."""
 
 
-def display(spec: ExperimentSpec, quiet: bool = False) -> Display:
+def display(spec: ExperimentSpec, quiet: bool = False) -> TrainingDisplay:
     """The right display for where the output goes."""
     if quiet:
-        return Display(spec)
+        return TrainingDisplay(spec)
     if is_notebook():
-        return OneLine(spec)
-    return Panel(spec) if console().is_terminal else Lines(spec)
+        return NotebookLine(spec)
+    return TrainingPanel(spec) if console().is_terminal else TrainingLines(spec)
 
 
-class Display:
+class TrainingDisplay:
     """Shows nothing; what the others share."""
 
     def __init__(self, spec: ExperimentSpec) -> None:
@@ -59,7 +59,7 @@ class Display:
         """The notices that stay readable when this display is over."""
         self.began = time.monotonic()
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> TrainingDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,7 +120,7 @@ class Display:
         return PHASES.get(self.latest.phase, "")
 
 
-class Lines(Display):
+class TrainingLines(TrainingDisplay):
     """Plain lines, fewer and fewer of them, for pipes and log files."""
 
     def __init__(self, spec: ExperimentSpec) -> None:
@@ -128,7 +128,7 @@ class Lines(Display):
         self._pace = LinePace(at_once=True)
         self._doing = ""
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> TrainingLines:
         print_line(self.title)
         return self
 
@@ -162,7 +162,7 @@ class Lines(Display):
         print_line(line)
 
 
-class OneLine(Lines):
+class NotebookLine(TrainingLines):
     """One output of a notebook's cell, which is replaced; the notebook's file keeps the last line alone."""
 
     def __init__(self, spec: ExperimentSpec) -> None:
@@ -190,11 +190,11 @@ class OneLine(Lines):
             self._shown.update(content, raw=True)
 
 
-class Panel(LivePanel, Display):
+class TrainingPanel(LivePanel, TrainingDisplay):
     """A live panel: the bar, the return, the speed, the times."""
 
     def __init__(self, spec: ExperimentSpec) -> None:
-        Display.__init__(self, spec)
+        TrainingDisplay.__init__(self, spec)
         self._announced: list[str] = []
         LivePanel.__init__(self)
 

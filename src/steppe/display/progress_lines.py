@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
-from steppe.cli.display.console import console
-from steppe.cli.display.text import duration
+from steppe.display.console import console
+from steppe.display.text import duration
 
 
 @contextlib.contextmanager
