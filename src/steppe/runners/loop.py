@@ -341,7 +341,7 @@ class Loop:
 
     def _settings(self) -> dict[str, Any]:
         """The agent's settings with all defaults, as JSON: a later version may have others."""
-        settings = getattr(self.engine.agent, "settings", None)
+        settings = self.engine.agent.settings
         # A policy of the user's own has none that are known here.
         return {} if settings is None else json.loads(json.dumps(settings.model_dump(mode="json")))
 
@@ -350,7 +350,7 @@ class Loop:
         room = checkpoint_room.sentences(self.spec, self.engine.agent, Path(self.folder))
         for sentence in (*getattr(self.engine, "notices", ()), *room):
             self._notice(sentence)
-        if not hasattr(self.engine.agent, "settings"):
+        if self.engine.agent.settings is None:
             return  # a policy of the user's own, of which nothing is known here
         told = effective(self.spec, self.engine.agent)
         self.show(dataclasses.replace(self._progress("compiling"), effective=told))

@@ -9,12 +9,11 @@ does not know the norm of the whole.
 
 from __future__ import annotations
 
-import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,10 +34,6 @@ from steppe.specs.learning.optimizer import (
     RMSProp,
     SubsamplingStep,
 )
-
-if TYPE_CHECKING:
-    # Only its name: a parameter server needs no JAX.
-    from steppe.agents.core.optimizers import OptimizerSettings
 
 BLOCK = 16_384
 """How many parameters are worked on at once: what several passes go over stays in a core's cache."""
@@ -168,30 +163,6 @@ def shared_steps(spec: OptimizerSpec, run_mode: str) -> Steps:
         f'in run_mode "{run_mode}" optimizers wrap each other in this order only: multi_step, subsampling_step, '
         f'clipped_step, one that wraps none; "{kind.type}" is out of its place'
     )
-
-
-def learning_rate(settings: OptimizerSettings, total_updates: int | None, start: float) -> Schedule:
-    """The same as `steppe.agents.core.optimizers.learning_rate_schedule`, for the host."""
-    end = settings.final_learning_rate * start / settings.learning_rate
-    if settings.learning_rate_decay == "none":
-        return start
-    if total_updates is None:
-        raise UserError(
-            f'learning_rate_decay "{settings.learning_rate_decay}" needs total_timesteps, to know when it ends'
-        )
-    decay, last = settings.learning_rate_decay, total_updates
-
-    def at(taken: int) -> float:
-        passed = min(taken / last, 1.0)
-        match decay:
-            case "linear":
-                return start + passed * (end - start)
-            case "exponential":
-                return start * (end / start) ** passed
-            case _:
-                return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * passed))
-
-    return at
 
 
 class _Kind(ABC):

@@ -174,7 +174,7 @@ class DistributedEngine:
 
     def _fresh(self, seed: int, pretrains: bool) -> TrainState:
         """The agent before its first timestep; kept as what policies are made from."""
-        if pretrains and getattr(self.agent, "pretraining_updates", False):
+        if pretrains and self.agent.pretraining_updates:
             state = begin(self.agent, keys.make(seed)).agent
         else:
             state = self.agent.init(keys.make(seed))

@@ -27,9 +27,10 @@ def worker_engine(spec: ExperimentSpec) -> Any:
     from steppe.runners.setup import make_engine
 
     engine: Any = make_engine(worker_spec(spec), shards=1, xla_threads=1)
-    if engine.agent.experience == "transitions":
-        engine.agent.workers = spec.num_workers
-        engine.agent.waits = 1 if spec.distributed.synchronous else spec.num_workers
+    # The engine's spec has made the memory one worker's part already.
+    engine.agent = engine.agent.for_workers(
+        spec.num_workers, shares_memory=False, updates_together=spec.distributed.synchronous
+    )
     return engine
 
 
@@ -59,7 +60,7 @@ def rollouts_per_push(spec: ExperimentSpec, agent: Agent[Any]) -> int:
     if spec.distributed.rollouts_per_push is not None:
         return spec.distributed.rollouts_per_push
     steps = steps_per_rollout(agent)
-    size: int = agent.layout.size  # type: ignore[attr-defined]
+    size = agent.layout.size
     return max(1, min(GRADIENTS_PER_PUSH[agent.experience] // steps, MOST_NUMBERS_PER_PUSH // (size * steps)))
 
 
@@ -82,6 +83,6 @@ def duty_of(spec: ExperimentSpec, agent: Agent[Any], parts: list[Part], start: i
     return Duty(
         segments=segments,
         max_staleness=spec.distributed.max_staleness,
-        target_sync_frequency=getattr(agent.settings, "target_sync_frequency", 0),
-        target_update_weight=getattr(agent.settings, "target_update_weight", 0.0),
+        target_sync_frequency=agent.target_sync.frequency,
+        target_update_weight=agent.target_sync.weight,
     )

@@ -22,12 +22,12 @@ from steppe.runners.engines.compiled.episode_window import WINDOW, Window, empty
 from steppe.runners.engines.compiled.rollout import Envs, Rollout
 from steppe.runners.engines.distributed.moments import Moments, Seen, all_together, moments, of_values
 from steppe.runners.engines.distributed.tape import (
-    keep_tape,
     recorded,
     remembered,
     reminded,
     rewound,
     steps_per_rollout,
+    with_tapes,
 )
 from steppe.runners.engines.host.collecting import Collector
 from steppe.runners.engines.learning import LARGEST_TIMESTEP, Learner, begin, is_healthy, learn
@@ -73,13 +73,12 @@ class Work:
     """What both kinds of environments share."""
 
     def __init__(self, agent: Agent[Any], rollouts: int) -> None:
-        self.agent = agent
         self.rollouts = rollouts
         situation = agent.context
         self.normalizes = agent.normalizes_observations or situation.normalize_rewards
         self.timesteps_per_rollout = agent.horizon * situation.num_envs
         self.rows = rollouts * steps_per_rollout(agent)
-        keep_tape(agent, self.rows)
+        self.agent = with_tapes(agent, self.rows)
 
     def _based(self, state: TrainState, base: Base) -> TrainState:
         """The worker's own state, as if it had always learned with the others."""
@@ -305,7 +304,7 @@ class HostWork(Work):
         """What comes next does not follow from the newest timesteps of the memory."""
         if self.agent.experience != "transitions":
             return learner
-        return learner._replace(memory=self.agent.memory.cut(learner.memory))  # type: ignore[attr-defined]
+        return learner._replace(memory=self.agent.memory.cut(learner.memory))
 
     def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
         """`learn` with all metrics in one vector, so that one transfer brings them."""

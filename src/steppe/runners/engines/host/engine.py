@@ -137,7 +137,7 @@ class HostEngine:
         """What comes next does not follow from the newest timesteps of the memory."""
         if self.agent.experience != "transitions":
             return learner
-        return learner._replace(memory=self.agent.memory.cut(learner.memory))  # type: ignore[attr-defined]
+        return learner._replace(memory=self.agent.memory.cut(learner.memory))
 
     def _learned(self, learner: Learner, trajectory: Trajectory) -> tuple[Learner, Array]:
         """`learn` with all metrics in one vector, so that one transfer brings them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from steppe.specs.experiment import ExperimentSpec
@@ -24,14 +23,14 @@ def make_engine(spec: ExperimentSpec) -> Engine:
     let_threads_compute(spec.num_workers)
     alone = spec.model_copy(update={"run_mode": "single"})
     first: Any = setup.make_engine(alone, shards=1)
-    _share_memory(first.agent, spec.num_workers)
     try:
+        agent = first.agent.for_workers(spec.num_workers)
         if hasattr(first, "rollout"):
-            engine = ThreadsEngine(first.agent, spec.num_workers, Rules(spec.environment), first.rollout, None)
+            engine = ThreadsEngine(agent, spec.num_workers, Rules(spec.environment), first.rollout, None)
         else:
             rules = Rules(spec.environment, first.envs.max_episode_steps, spec.repeat_actions)
             hosts = Hosts(first.envs, lambda: setup.make_engine(alone, shards=1).envs)  # type: ignore[attr-defined]
-            engine = ThreadsEngine(first.agent, spec.num_workers, rules, None, hosts)
+            engine = ThreadsEngine(agent, spec.num_workers, rules, None, hosts)
         engine.notices = first.notices
         return engine
     except BaseException:
@@ -55,14 +54,3 @@ def check(spec: ExperimentSpec) -> list[str]:
         return notices
     finally:
         engine.close()
-
-
-def _share_memory(agent: Any, num_workers: int) -> None:
-    """Splits the room of the replay memory among the workers, each of whom has one of its own."""
-    if agent.experience != "transitions":
-        return
-    memory = agent.memory
-    own = getattr(memory, "own", memory)
-    room = max(-(-own.capacity // num_workers), agent.settings.batch_size)
-    own = dataclasses.replace(own, capacity=room)
-    agent.memory = dataclasses.replace(memory, own=own) if hasattr(memory, "own") else own

@@ -80,7 +80,7 @@ class OwnCore:
         self.policy_object, self.replay = policy, replay
         self.task, self.spaces = task, spaces
         self.updates = 0
-        self.agent = SimpleNamespace(context=SimpleNamespace(num_envs=1, shards=1))
+        self.agent = SimpleNamespace(context=SimpleNamespace(num_envs=1, shards=1), settings=None, memory=None)
         self._pace = Pace(ratio)
         self._has_enough = False
         self._drawn: Mapping[str, np.ndarray] | None = None
