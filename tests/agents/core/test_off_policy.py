@@ -228,4 +228,4 @@ def test_importance_weights_grow_stronger_until_the_end(make_agent, random_trans
         np.testing.assert_allclose(corrected.weights, batch.weights ** (exponent / 0.4), rtol=1e-2)
     endless = make_agent("dqn", FOUR, memory=memory)
     with pytest.raises(UserError, match="final_importance_exponent needs total_timesteps"):
-        endless.corrected(state, batch)
+        endless.prepare(state, batch)
