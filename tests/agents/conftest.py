@@ -11,7 +11,7 @@ import pytest
 
 from steppe import agents
 from steppe.agents._base import AgentContext, Trajectory, Transitions
-from steppe.agents.core.actor_critic import Batch
+from steppe.agents.core.policy_value_networks import PolicyBatch
 from steppe.runners.compilation import prepare_jax
 from steppe.specs.learning.agent import AgentSpec
 from steppe.specs.learning.network import NetworkSpec
@@ -76,7 +76,7 @@ def random_batch():
 
     def draw(space, seed=0, size=16):
         rng = np.random.default_rng(seed)
-        return Batch(
+        return PolicyBatch(
             observations=rng.normal(size=(size, 3)).astype(np.float32),
             actions=_random_actions(space, rng, size),
             outputs=np.zeros((size, 1), np.float32),

@@ -25,7 +25,7 @@ def test_an_update_changes_the_parameters_and_keeps_the_form_of_the_state(learne
     assert described(after) == described(learner.state)
     assert np.any(np.asarray(after.params) != np.asarray(learner.state.params))
     assert np.all(np.isfinite(after.params))
-    assert after.updates == learner.state.updates + learner.agent.updates_per_experience
+    assert after.updates == learner.state.updates + learner.agent.updates_per_rollout
     if learner.agent.experience == "transitions":
         priorities = metrics.pop("priorities")
         assert priorities.shape == (SAMPLES,)
@@ -91,7 +91,8 @@ def test_dropout_is_drawn_anew_for_each_update(monkeypatch, agent):
         batch = jax.jit(bench.agent.prepare)(bench.state, batch)
     loss = jax.jit(bench.agent.loss)
     losses = [
-        loss(bench.state.params, bench.state._replace(updates=np.int32(update)), batch).item() for update in (0, 0, 1)
+        loss(bench.state.params, bench.state._replace(updates=np.int32(update)), batch)[0].item()
+        for update in (0, 0, 1)
     ]
     assert losses[0] == losses[1] != losses[2]
 
@@ -102,4 +103,4 @@ def test_agents_that_do_not_learn_keep_their_state(agent):
     after, metrics = bench.agent.update(bench.state, None)
     assert same(after, bench.state)
     assert metrics == {}
-    assert bench.agent.updates_per_experience == 0
+    assert bench.agent.updates_per_rollout == 0

@@ -101,14 +101,14 @@ def test_only_the_lower_of_two_critics_counts_for_the_targets(make_agent, shaken
     actions = target.act(batch.next_observations)
     both = np.stack([target.value(index, batch.next_observations, actions) for index in range(2)])
     assert len(set(both.argmin(0))) == 2
-    np.testing.assert_allclose(agent.following(state, batch), both.min(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(agent.next_values(state, batch), both.min(0), rtol=1e-4, atol=1e-5)
 
 
 def test_target_actions_are_smoothed_by_clipped_noise(make_agent, shaken, random_transitions, in_numpy):
     agent = make_agent("td3", BOUNDED, target_noise=0.6, target_noise_clip=0.4)
     state = shaken(agent)
     batch = jax.tree.map(lambda leaf: np.repeat(leaf[:1], 4000, 0), random_transitions(BOUNDED))
-    following = np.asarray(jax.jit(agent.following)(state, batch), np.float64)
+    following = np.asarray(jax.jit(agent.next_values)(state, batch), np.float64)
     rng = np.random.default_rng(1)
     target = Networks(in_numpy, agent, state.target)
     actions = target.act(batch.next_observations)
@@ -118,7 +118,7 @@ def test_target_actions_are_smoothed_by_clipped_noise(make_agent, shaken, random
     assert stats.ks_2samp(following.round(4), expected.round(4)).pvalue > 0.01
     assert following.std() > 0.01
     # Other noise for each update.
-    later = jax.jit(agent.following)(state._replace(updates=np.int32(1)), batch)
+    later = jax.jit(agent.next_values)(state._replace(updates=np.int32(1)), batch)
     assert abs(np.corrcoef(following, later)[0, 1]) < 0.1
 
 

@@ -129,7 +129,7 @@ def test_a_demonstrated_action_that_leads_by_the_margin_lacks_nothing(make_dqfd)
     agent = make_dqfd(expert_margin=0.5)
     values = np.array([[1.0, 0.5, 0.2, -1.0], [1.0, 0.8, 0.2, -1.0], [1.0, 1.4, 0.2, -1.0]], np.float32)[..., None]
     actions = np.zeros(3, np.int32)
-    taken = agent.q.taken(values, actions)
+    taken = agent.q.chosen(values, actions)
     np.testing.assert_allclose(agent.lacking_margin(values, taken, actions), [0.0, 0.3, 0.9], atol=1e-6)
 
 
@@ -143,7 +143,7 @@ def test_the_margin_is_of_the_mean_where_quantiles_are_learned(make_dqfd, shaken
         max(means[i, a] + (0.8 if a != actions[i] else 0.0) for a in range(4)) - means[i, actions[i]]
         for i in range(SIZE)
     ]
-    taken = agent.q.taken(values, actions)
+    taken = agent.q.chosen(values, actions)
     np.testing.assert_allclose(agent.lacking_margin(values, taken, actions), expected, rtol=1e-5, atol=1e-6)
     _, metrics = jax.jit(agent.update)(shaken(agent), batch_of(random_transitions, FOUR))
     assert np.isfinite(metrics["loss"])
@@ -152,7 +152,7 @@ def test_the_margin_is_of_the_mean_where_quantiles_are_learned(make_dqfd, shaken
 def test_noise_in_the_network_changes_the_loss_from_update_to_update(make_dqfd, shaken, random_transitions):
     agent = make_dqfd(noisy=True)
     state, batch = shaken(agent), batch_of(random_transitions, FOUR)
-    losses = [float(agent.loss(state.params, state._replace(updates=np.int32(i)), batch)) for i in (0, 0, 1)]
+    losses = [float(agent.loss(state.params, state._replace(updates=np.int32(i)), batch)[0]) for i in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2]
 
 

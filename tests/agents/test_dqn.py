@@ -121,7 +121,7 @@ def test_errors_loss_and_gradient_are_those_of_the_papers(make_agent, shaken, ra
 def test_the_chooser_matters_where_the_networks_disagree(make_agent, shaken, random_transitions):
     plain, double = (make_agent("dqn", FOUR, double=double) for double in (False, True))
     state, batch = shaken(plain), random_transitions(FOUR)
-    sizes = [agent.losses(state.params, state, batch)[1]["priorities"] for agent in (plain, double)]
+    sizes = [agent.loss(state.params, state, batch)[1]["priorities"] for agent in (plain, double)]
     assert np.any(np.abs(sizes[0] - sizes[1]) > 1e-3)
 
 
@@ -165,7 +165,7 @@ def test_a_terminated_transition_is_worth_its_reward_alone(make_agent, shaken, r
     state = shaken(agent)
     batch = random_transitions(FOUR)._replace(discounts=np.zeros(12, np.float32))
     (values,) = q_values(in_numpy, agent, state.params, batch.observations)
-    taken = agent.q.taken(agent.online_values(state.params, state, batch), batch.actions)
+    taken = agent.q.chosen(agent.online_values(state.params, state, batch), batch.actions)
     targets = agent.targets(state, batch)
     np.testing.assert_allclose(taken[:, 0, 0], values[np.arange(12), batch.actions, 0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(targets[:, 0, 0], batch.rewards, rtol=1e-6)
@@ -202,7 +202,7 @@ def test_rewards_and_observations_are_normalised_where_asked(
         rewards=batch.rewards / seen.running_returns.std(),
     )
     _, expected = losses_in_numpy(in_numpy, plain, state.params, state, scaled)
-    sizes = agent.losses(state.params, state, batch)[1]["priorities"]
+    sizes = agent.loss(state.params, state, batch)[1]["priorities"]
     np.testing.assert_allclose(sizes, expected, rtol=1e-3, atol=1e-4)
 
 

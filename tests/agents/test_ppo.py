@@ -262,7 +262,7 @@ def test_a_linearly_falling_learning_rate_reaches_zero_with_the_last_timestep(ma
     state = shaken(agent)
     update = jax.jit(agent.update)
     trajectory = random_trajectory(agent, state)
-    assert agent.updates_per_experience == 4
+    assert agent.updates_per_rollout == 4
     for count in range(36 // 12):
         before = state
         state, _ = update(state, trajectory)
@@ -305,7 +305,7 @@ def test_steps_on_random_parts_take_the_place_of_epochs(make_agent):
     """TensorForce's way: optimization_steps steps, each on subsampling_fraction of the timesteps."""
     settings = {"optimization_steps": 5, "subsampling_fraction": 0.25, "optimizer": "gradient_descent"}
     agent = make_agent("ppo", Discrete(3), horizon=6, normalize_advantages=False, **settings)
-    assert agent.updates_per_experience == 5
+    assert agent.updates_per_rollout == 5
     parts = np.asarray(agent.minibatches(jax.random.key(0), 12))
     assert parts.shape == (5, 3)
     assert all(len(set(part)) == 3 for part in parts.tolist())

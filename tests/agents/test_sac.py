@@ -138,10 +138,10 @@ def test_the_actor_and_the_next_action_are_drawn_with_noise_of_their_own(make_ag
     drawn = []
     original = agent._draw
     agent._draw = lambda *given: drawn.append(original(*given)) or drawn[-1]
-    agent.losses(jnp.asarray(state.params), state, batch._replace(next_observations=batch.observations))
+    agent.loss(jnp.asarray(state.params), state, batch._replace(next_observations=batch.observations))
     assert len(drawn) == 2
     assert np.all(np.abs(drawn[0][0] - drawn[1][0]) > 1e-6)
-    again = agent.losses(jnp.asarray(state.params), state._replace(updates=np.int32(1)), batch)
+    again = agent.loss(jnp.asarray(state.params), state._replace(updates=np.int32(1)), batch)
     assert len(drawn) == 4
     assert np.all(np.abs(drawn[1][0] - drawn[3][0]) > 1e-6)
     assert np.isfinite(again[0])

@@ -60,7 +60,7 @@ def case(make_agent, shaken, random_batch, in_numpy):
 
 def test_the_direction_is_the_damped_inverse_fisher_matrix_times_the_gradient(case, in_numpy):
     agent, state, batch = case
-    direction, metrics = jax.jit(agent.parts[0].gradients)(state, batch)
+    direction, metrics = jax.jit(agent.optimizers[0].gradients)(state, batch)
     gradient = in_numpy.slope(lambda vector: surrogate(in_numpy, agent, vector, batch), state.params)
     assert metrics["policy_loss"].item() == pytest.approx(surrogate(in_numpy, agent, state.params, batch), abs=1e-5)
     damped = fisher(in_numpy, agent, state.params, batch.observations) + 0.05 * np.eye(gradient.size)
@@ -91,7 +91,7 @@ def test_the_reported_divergence_is_that_of_the_update(make_agent, shaken, rando
     expected = divergence(in_numpy, agent, state.params, after.params, observations)
     assert metrics["kl"].item() == pytest.approx(expected, rel=1e-2, abs=1e-6)
     assert 0 < expected < 2 * agent.settings.learning_rate
-    assert after.updates == agent.updates_per_experience == 1 + 2
+    assert after.updates == agent.updates_per_rollout == 1 + 2
     value = slice(agent.layout.start_of("value"), None)
     assert np.all(np.asarray(after.params)[value] != np.asarray(state.params)[value])
 

@@ -71,7 +71,7 @@ def test_an_update_is_one_optimiser_step(make_agent, shaken):
     trajectory = jax.jit(bandit, static_argnums=0)(agent, state, jax.random.key(0))
     after, _ = jax.jit(agent.update)(state, trajectory)
     gradients = jax.jit(lambda state: agent.gradients(state, agent.prepare(state, trajectory))[0])(state)
-    assert agent.updates_per_experience == 1
+    assert agent.updates_per_rollout == 1
     assert after.updates == 1
     np.testing.assert_allclose(after.params, state.params - 1e-3 * gradients, rtol=1e-5, atol=1e-7)
 

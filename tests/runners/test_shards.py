@@ -13,6 +13,7 @@ from steppe.runners.compilation import shards_for
 SUPPORT = Path(__file__).parents[1] / "support"
 
 GRADIENTS_AGREE = """
+import dataclasses
 import jax, numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 from steppe.runners.compilation import prepare_jax
@@ -25,8 +26,8 @@ from steppe.specs.spaces import Box, Discrete
 rng = np.random.default_rng(0)
 situation = AgentContext(Box((3,)), Discrete(2), num_envs=8, normalize_observations=True, normalize_rewards=True)
 settings = {"type": "vpg", "horizon": 4, "optimizer": "gradient_descent", "max_gradient_norm": None}
-whole, spread = (agents.make(AgentSpec.model_validate(settings), situation) for _ in range(2))
-spread.axis = "shards"
+contexts = (situation, dataclasses.replace(situation, shards=2))
+whole, spread = (agents.make(AgentSpec.model_validate(settings), each) for each in contexts)
 draw = lambda *shape: rng.standard_normal((4, 8, *shape)).astype(np.float32)
 observations, terminated, truncated = draw(3), draw() > 1, draw() > 1
 following = np.concatenate([observations[1:], draw(3)[:1]])

@@ -1,10 +1,12 @@
-"""What an agent is: a handful of pure functions over one state value, from which every run mode is built."""
+"""The contract of agents: pure functions over one state value, from which every run mode is built."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +25,20 @@ from steppe.specs.learning.exploration import Noise
 from steppe.specs.learning.network import NetworkSpec
 from steppe.specs.spaces import Box, Space
 
+if TYPE_CHECKING:
+    import optax
+
+    from steppe.agents.core.layout import Layout
+    from steppe.agents.core.loss_optimizer import LossOptimizer, OptimizerSlot, Terms
+
 Metrics = dict[str, Array]
 Internals = dict[str, Any]
 """What an actor remembers within an episode, one row for each environment: {} for most agents."""
 Leaf = Any
 """A JAX array, or a NumPy array on its way to one."""
 S = TypeVar("S", bound=AgentSettings)
+DEVICE_AXIS = "shards"
+"""The name of the device axis that updates are averaged over, when the environments are spread over devices."""
 
 
 class TrainState(NamedTuple):
@@ -106,7 +116,7 @@ class Transitions(NamedTuple):
 
 @dataclass(frozen=True)
 class AgentContext:
-    """Where an agent finds itself: all it needs to know of the experiment."""
+    """What an agent needs to know of its experiment."""
 
     observation: Space
     action: Space
@@ -120,17 +130,40 @@ class AgentContext:
     shards: int = 1
     """Over how many devices the environments are spread."""
     preprocessing: Preprocessing | None = None
-    """What made `observation` of what the environment shows."""
+    """The stages between the environment's observations and `observation`."""
     episode_limit: int | None = None
-    """After how many timesteps every episode is over, where that is known."""
+    """After how many timesteps every episode is over, if that is known."""
     stacked_frames: tuple[int, int] | None = None
-    """(how many, along which axis) where observations are the last frames together, as far as that is known."""
+    """(how many, along which axis) if observations are known to be stacks of the last frames."""
     is_for_tensorforce: bool = False
-    """Whether the agent is of a file for TensorForce."""
+    """Whether a file for TensorForce describes the agent."""
+
+
+class TargetSync(NamedTuple):
+    """When and how far the target network follows the parameters."""
+
+    frequency: int = 0
+    """How many updates pass between two moves; 0 without a target network."""
+    weight: float = 0.0
+    """How far it moves each time: 1 is a copy."""
+    delay: int = 1
+    """How many updates of a worker pass for each one after which it may move (policy_delay of td3)."""
+
+
+class RolloutBatches(NamedTuple):
+    """A trajectory made ready to be learned from."""
+
+    samples: Any
+    """Leaves [B, ...]."""
+    order: Any
+    """Which samples each batch takes [batches, size]; () if one batch takes them all."""
 
 
 class Agent(ABC, Generic[S]):
-    """The contract of every algorithm. No method has side effects; all but `init` and `policy...` can be compiled."""
+    """The contract of every algorithm. No method has side effects; all but `init` and `policy...` can be compiled.
+
+    An agent never changes: `for_workers` and `with_transforms` return another one.
+    """
 
     type: ClassVar[str]
     Settings: ClassVar[Any]
@@ -146,13 +179,21 @@ class Agent(ABC, Generic[S]):
     always_draws: ClassVar[bool] = False
     """Whether even a greedy action needs noise."""
     layers: NetworkSpec | None = None
-    """The network, where there is one."""
-    axis: str | None = None
-    """The name of the device axis that updates are averaged over, when the environments are spread over devices."""
+    """The network, if there is one."""
+    layout: Layout
+    """The parts of the parameter vector."""
+    memory: Any = None
+    """The `Replay` or `DemonstratedReplay` that the agent learns from, or None."""
+    cuts_batches: ClassVar[bool] = False
+    """Whether gradients of large batches are computed in pieces that fit into a core's cache."""
+    lists_optimizers: ClassVar[bool] = False
+    """Whether `TrainState.optimizer` is a list, one state for each slot, or the state of the only one."""
 
     def __init__(self, settings: S, context: AgentContext) -> None:
         self.settings = settings
         self.context = context
+        self.axis = DEVICE_AXIS if context.shards > 1 else None
+        self.make_transform: Callable[[OptimizerSlot], optax.GradientTransformation] | None = None
         self.normalizes_observations = context.normalize_observations and self.experience != "none"
         stages = settings.reward_preprocessing
         if stages is not None and RewardPreprocessing(stages).spans_rollout and self.experience != "trajectories":
@@ -179,8 +220,7 @@ class Agent(ABC, Generic[S]):
 
     def unflattened(self, actor_params: ActorParams) -> ActorParams:
         """The same with parameters as named arrays, which `act` would otherwise cut out of the vector at every call."""
-        layout = getattr(self, "layout", None)
-        return actor_params if layout is None else actor_params._replace(params=layout.split(actor_params.params))
+        return actor_params._replace(params=self.layout.split(actor_params.params))
 
     @property
     def perturbs_parameters(self) -> bool:
@@ -260,17 +300,178 @@ class Agent(ABC, Generic[S]):
             return actions
         return heads.postprocess(self.kind, actions, self.context.action)
 
-    @abstractmethod
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it learns from sequences instead of single timesteps."""
+        return False
+
+    @property
+    def pretraining_updates(self) -> int:
+        """How many updates are taken on demonstrations before the first action."""
+        return 0
+
+    @property
+    def first_update(self) -> int:
+        """How many timesteps the memory must hold before the first update."""
+        return 0
+
+    @property
+    def batches_per_rollout(self) -> int:
+        """How many batches each trajectory is cut into, or how many are drawn from the memory between two rollouts."""
+        return 1
+
+    @property
+    def target_sync(self) -> TargetSync:
+        """How the target network follows, if there is one."""
+        return TargetSync()
+
+    @property
+    def values_while_acting(self) -> bool:
+        """Whether `act_and_value` gives values at hardly any cost, so that they need not be computed again."""
+        return False
+
+    @property
+    def discount(self) -> float:
+        """How much the future counts; 1 for agents that do not learn."""
+        return 1.0
+
+    def act_and_value(
+        self, actor_params: ActorParams, observations: Array, noise: Array | None, timestep: Array, internals: Internals
+    ) -> tuple[Array, Array, Internals, Array]:
+        """The results of `act`, and the values [N] of the observations; only if `values_while_acting`."""
+        raise NotImplementedError
+
+    @property
+    def optimizers(self) -> tuple[LossOptimizer, ...]:
+        """The losses, in the order of their steps, each with the optimiser that follows it."""
+        return ()
+
+    @property
+    def slots(self) -> tuple[OptimizerSlot, ...]:
+        """Every part of the parameter vector that an optimiser of its own moves."""
+        return tuple(slot for optimizer in self.optimizers for slot in optimizer.slots)
+
+    @property
+    def resolved_settings(self) -> dict[str, Any]:
+        """Settings of which "auto" or null has come to something, by name."""
+        return {"horizon": self.horizon}
+
+    @property
+    def has_default_final_epsilon(self) -> bool:
+        """Whether the share of random actions falls to where the agent's defaults say."""
+        return False
+
+    def with_settings(self, **changes: Any) -> Self:
+        """The same agent with other numbers, which may be traced and change no shape."""
+        return self._replaced(settings=self.settings.model_copy(update=changes))
+
+    def transform_of(self, slot: OptimizerSlot) -> optax.GradientTransformation:
+        """How gradients become steps in one slot."""
+        return slot.transform() if self.make_transform is None else self.make_transform(slot)
+
+    def with_transforms(self, make: Callable[[OptimizerSlot], optax.GradientTransformation]) -> Self:
+        """The same agent, whose optimisers step as `make` says; its states are made by its own `init`."""
+        return self._replaced(make_transform=make)
+
+    def for_workers(self, count: int, shares_memory: bool = True, updates_together: bool = False) -> Self:
+        """The agent of each of `count` workers that collect for one model, with a part of the memory each.
+
+        Without `shares_memory` the memory is already such a part; with `updates_together` all make each update jointly.
+        """
+        return self
+
+    def loss(self, params: Array, state: TrainState, batch: Any) -> tuple[Array, Metrics]:
+        """The scalar to minimise over a batch [B, ...], and metrics."""
+        return self.loss_terms(params, state, batch, "all", 0)
+
+    def loss_terms(
+        self, params: Array, state: TrainState, batch: Any, terms: Terms, index: Any
+    ) -> tuple[Array, Metrics]:
+        """The terms of the loss that one of several optimisers follows; `index` tells chunks of a batch apart."""
+        raise NotImplementedError
+
+    def standardized(self, batch: Any) -> Any:
+        """A batch whose advantages are normalised, if there are any and the settings ask for it."""
+        return batch
+
+    def divergence(self, params: Array, state: TrainState, batch: Any) -> Array:
+        """How far the policy at `params` is from the one at `state.params`: what natural steps are measured by."""
+        raise NotImplementedError
+
     def gradients(self, state: TrainState, batch: Any) -> tuple[Array, Metrics]:
-        """One batch -> the gradient [P] and metrics: what a hogwild thread or a parameter-server worker computes."""
+        """The gradient [P] of all losses over one batch, and metrics."""
+        results = [optimizer.gradients(state, batch) for optimizer in self.optimizers]
+        # The gradient of each loss is zero where the others are not.
+        gradients = jnp.sum(jnp.stack([each for each, _ in results]), 0) if results[1:] else results[0][0]
+        return gradients, _joined([metrics for _, metrics in results])
 
-    @abstractmethod
     def apply(self, state: TrainState, gradients: Array) -> TrainState:
-        """One optimiser step: what the shared model or a parameter server does."""
+        """One step of every optimiser along a gradient [P]."""
+        updates, several = state.updates, len(self.optimizers) > 1
+        for optimizer in self.optimizers:
+            state = optimizer.apply(state, jnp.where(optimizer.is_own(), gradients, 0.0) if several else gradients)
+        return state._replace(updates=updates + 1)
 
-    @abstractmethod
+    def after_step(self, before: TrainState, moved: TrainState) -> TrainState:
+        """Moves what follows the parameters, such as a target network, after they have moved."""
+        return moved
+
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+        """One step of every optimiser, with all that it wraps, on one batch."""
+        collected = []
+        for optimizer in self.optimizers:
+            state, metrics = optimizer.step(state, batch)
+            collected.append(metrics)
+        return state, _joined(collected)
+
+    def prepare(self, state: TrainState, experience: Any) -> Any:
+        """A trajectory [T, N, ...], or a batch from the memory -> what the losses take: leaves [B, ...]."""
+        raise NotImplementedError
+
+    def minibatches(self, key: Array, samples: int) -> Array | None:
+        """Which samples each step takes [steps, size]; None if there is one step on all of them."""
+        return None
+
+    def rollout_batches(self, state: TrainState, trajectory: Trajectory) -> tuple[TrainState, RolloutBatches]:
+        """All that `update` does before its first step."""
+        state = self.update_return_stats(state, trajectory)
+        samples = self.prepare(state, trajectory)
+        shuffle_key, key = jax.random.split(state.key)
+        own_key = shuffle_key if self.axis is None else jax.random.fold_in(shuffle_key, jax.lax.axis_index(self.axis))
+        order = self.minibatches(own_key, jax.tree.leaves(samples)[0].shape[0])
+        if order is None:
+            return state, RolloutBatches(samples, ())
+        return state._replace(key=key), RolloutBatches(samples, order)
+
     def update(self, state: TrainState, experience: Any) -> tuple[TrainState, Metrics]:
-        """Learns from one trajectory or one batch of transitions."""
+        """Learns from one trajectory [T, N, ...] (or from one batch of transitions): a step on each of its batches."""
+        state, (samples, order) = self.rollout_batches(state, experience)
+
+        def step(state: TrainState, indices: Array) -> tuple[TrainState, Metrics]:
+            return self.step(state, jax.tree.map(lambda leaf: leaf[indices], samples))
+
+        whole = isinstance(order, tuple)
+        state, metrics = self.step(state, samples) if whole else jax.lax.scan(step, state, order)
+        return self.update_obs_stats(state, experience), jax.tree.map(jnp.mean, metrics)
+
+    def update_stats(self, state: TrainState, trajectory: Trajectory) -> TrainState:
+        """Adds newly collected timesteps [T, N, ...] to both normalisers."""
+        return self.update_return_stats(self.update_obs_stats(state, trajectory), trajectory)
+
+    def update_return_stats(self, state: TrainState, trajectory: Trajectory) -> TrainState:
+        """The spread of returns; before an update, so that the very first rewards are scaled already."""
+        if not self.context.normalize_rewards:
+            return state
+        returns, weights = trajectory.running_returns, trajectory.weights
+        return state._replace(returns=normalizers.merge(state.returns, returns, self.axis, weights))
+
+    def update_obs_stats(self, state: TrainState, trajectory: Trajectory) -> TrainState:
+        """Mean and spread of observations; after an update, since the probabilities of actions are compared with those
+        of the policy that acted."""
+        if not self.normalizes_observations:
+            return state
+        observations, weights = trajectory.observations, trajectory.weights
+        return state._replace(observations=normalizers.merge(state.observations, observations, self.axis, weights))
 
     @abstractmethod
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
@@ -304,13 +505,43 @@ class Agent(ABC, Generic[S]):
         return Policy(description, self.policy_tensors(state))
 
     @property
-    def updates_per_experience(self) -> int:
-        """How many optimiser steps one call of `update` takes."""
-        return 1
+    def updates_per_batch(self) -> int:
+        """How many optimiser steps each batch gives."""
+        return sum(optimizer.steps for optimizer in self.optimizers)
+
+    @property
+    def updates_per_rollout(self) -> int:
+        """How many optimiser steps are taken between two rollouts."""
+        return self.batches_per_rollout * self.updates_per_batch
+
+    def total_batches(self) -> int | None:
+        """How many batches the whole experiment learns from; None if that is not known."""
+        rollouts = self.total_rollouts()
+        return None if rollouts is None else rollouts * self.batches_per_rollout
+
+    def total_updates(self) -> int | None:
+        """How many optimiser steps the whole experiment takes; None if that is not known."""
+        batches = self.total_batches()
+        return None if batches is None else batches * self.updates_per_batch
+
+    def total_rollouts(self) -> int | None:
+        """How many rollouts the whole experiment has, over all workers; None if that is not known."""
+        total = self.context.total_timesteps
+        return None if total is None else -(-total // (self.horizon * self.context.num_envs))
+
+    def pmean(self, values: Array) -> Array:
+        """The mean over all devices that the environments are spread over."""
+        return values if self.axis is None else jax.lax.pmean(values, self.axis)
 
     def normalized(self, statistics: Statistics, observations: Array) -> Array:
         """Observations as the network takes them."""
         return normalizers.normalize(statistics, observations) if self.normalizes_observations else observations
+
+    def _replaced(self, **changes: Any) -> Self:
+        """A copy with other attributes."""
+        other = copy.copy(self)
+        vars(other).update(changes)
+        return other
 
 
 def _can_normalize(space: Space) -> bool:
@@ -334,8 +565,10 @@ def host_generator(key: Array) -> np.random.Generator:
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel().tolist())
 
 
-def fresh_state(agent: Agent[Any], params: Any, target: Any, optimizer: Any, key: Array) -> TrainState:
-    """A state with nothing seen and no update taken."""
+def fresh_state(agent: Agent[Any], params: Any, target: Any, key: Array) -> TrainState:
+    """A state before the first update, with fresh normalisers."""
+    states = [state for each in agent.optimizers for state in each.init(params)]
+    optimizer: Any = states if agent.lists_optimizers else states[0] if states else ()
     shape = agent.context.observation.shape if agent.normalizes_observations else ()
     return TrainState(params, target, optimizer, empty(shape), empty(()), key, np.int32(0))
 
@@ -348,3 +581,13 @@ def normalizer_tensors(agent: Agent[Any], state: TrainState) -> dict[str, np.nda
         "normalizer/mean": np.array(state.observations.mean),
         "normalizer/var": np.array(state.observations.variance),
     }
+
+
+def _joined(collected: list[Metrics]) -> Metrics:
+    """The metrics of several losses as one; the losses add up."""
+    if len(collected) == 1:
+        return collected[0]
+    joined: Metrics = {}
+    for metrics in collected:
+        joined |= metrics
+    return joined | {"loss": sum((metrics["loss"] for metrics in collected), jnp.float32(0.0))}

@@ -10,7 +10,7 @@ from jax import Array
 
 from steppe.agents._base import Metrics, TrainState, Transitions
 from steppe.agents.core.continuous import ActorAndCritics, ContinuousSettings
-from steppe.agents.core.noisy_acting import ActsWithNoise
+from steppe.agents.core.noise import ActsWithNoise
 from steppe.specs._base import Positive
 from steppe.specs.learning.exploration import Noise, OrnsteinUhlenbeck
 
@@ -36,19 +36,19 @@ class DDPG(ActsWithNoise, ActorAndCritics[S]):
     kind = "deterministic"
     Settings: ClassVar = DDPGSettings
 
-    def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
-        """The critics' errors (eq. 4), and minus the value of what the actor would do (eq. 6), each for its part."""
+    def loss(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
+        """The critics' errors (eq. 4), and minus the value of the actor's actions (eq. 6), each for its part."""
         batch = self.normalized_batch(state, batch)
         split, frozen = self.layout.split(params), self.layout.split(jax.lax.stop_gradient(params))
-        targets = batch.rewards + batch.discounts * self.following(state, batch)
+        targets = batch.rewards + batch.discounts * self.next_values(state, batch)
         errors = [values - targets for values in self.values(split, batch.observations, batch.actions)]
         critic_loss = jnp.stack([0.5 * (batch.weights * error**2).mean() for error in errors]).sum()
         actor_loss = self.actor_loss(split, frozen, state, batch)
         metrics = {"critic_loss": critic_loss, "actor_loss": actor_loss, "priorities": jnp.abs(errors[0])}
         return critic_loss + actor_loss + self.penalty(split), metrics
 
-    def following(self, state: TrainState, batch: Transitions) -> Array:
-        """The value [B] of what the target actor would do next."""
+    def next_values(self, state: TrainState, batch: Transitions) -> Array:
+        """The value [B] of the target actor's next actions."""
         target = self.layout.split(state.target)
         actions = jnp.tanh(self.act_on(target, batch.next_observations))
         return self.values(target, batch.next_observations, actions)[0]

@@ -16,7 +16,6 @@ from pydantic import Field, model_validator
 
 from steppe.agents._base import AgentContext, Metrics, TrainState, Transitions
 from steppe.agents.core import normalizers
-from steppe.agents.core.optimizers import steps_of
 from steppe.agents.dqn import DQN, DQNSettings
 from steppe.memories import DemonstratedReplay, Timesteps
 from steppe.records import demonstrations
@@ -53,6 +52,11 @@ class DQfDSettings(DQNSettings):
     """How many timesteps of its own are collected before the first update after pretraining."""
     exploration: RandomActions = ConstantExploration(constant=0.01)
     """The share of random actions over time; also spelled actions_exploration."""
+
+    @property
+    def timesteps_before_learning(self) -> int:
+        """None if it is pretrained."""
+        return 0 if self.pretraining_updates else super().timesteps_before_learning
 
     @property
     def demonstrated(self) -> int:
@@ -95,16 +99,21 @@ class DQfD(DQN):
         super().__init__(settings, context)
         shown = _loaded(settings, context)
         self.demonstrations = self._as_collected(shown)
-        self.memory: Any = DemonstratedReplay(self.memory, self.demonstrations, settings.demonstrated)
+        self.memory = DemonstratedReplay(self.memory, self.demonstrations, settings.demonstrated)
 
     @property
-    def first_update(self) -> int:
-        """The agent's own part of a batch is enough."""
-        return self._first_update(self.settings.batch_size - self.settings.demonstrated)
+    def resolved_settings(self) -> dict[str, Any]:
+        """With the demonstrations of each batch."""
+        return super().resolved_settings | {"demo_batch_size": self.settings.demonstrated}
+
+    @property
+    def own_batch_size(self) -> int:
+        """The rest of each batch is demonstrations."""
+        return self.settings.batch_size - self.settings.demonstrated
 
     @property
     def pretraining_updates(self) -> int:
-        """How many batches of demonstrations are learned from before the first action."""
+        """As set."""
         return self.settings.pretraining_updates
 
     def init(self, key: Array) -> TrainState:
@@ -118,31 +127,31 @@ class DQfD(DQN):
             state = state._replace(returns=returns)
         return state
 
-    def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
+    def loss(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
         """Equation 3: errors of one step and of n steps, and the margin of demonstrated actions."""
         settings = self.settings
         values = self.online_values(params, state, batch)
-        taken = self.q.taken(values, batch.actions)
+        chosen_q = self.q.chosen(values, batch.actions)
         alone = batch if batch.single is None else batch._replace(**batch.single._asdict())
-        each, errors = self.compared(taken, self.targets(state, alone))
+        each, errors = self.td_loss(chosen_q, self.targets(state, alone))
         if batch.single is not None:
-            each = each + settings.n_step_weight * self.compared(taken, self.targets(state, batch))[0]
+            each = each + settings.n_step_weight * self.td_loss(chosen_q, self.targets(state, batch))[0]
         metrics = {"td_error": errors.mean(), "priorities": errors}
         if batch.demonstrated is not None:
-            lacking = jnp.where(batch.demonstrated, self.lacking_margin(values, taken, batch.actions), 0.0)
+            lacking = jnp.where(batch.demonstrated, self.lacking_margin(values, chosen_q, batch.actions), 0.0)
             each = each + settings.supervised_weight * lacking
             metrics["supervised_loss"] = lacking.sum() / jnp.maximum(batch.demonstrated.sum(), 1)
         penalty = self.q.network.penalty(self.layout.split(params)["torso"])
         return (batch.weights * each).mean() + penalty, metrics
 
-    def lacking_margin(self, values: Array, taken: Array, actions: Array) -> Array:
+    def lacking_margin(self, values: Array, chosen_q: Array, actions: Array) -> Array:
         """max_a [Q(s, a) + margin where a is another] - Q(s, action), the mean over choices: [B] (equation 2)."""
-        columns = [actions] if self.q.is_single else [actions[..., index] for index in range(taken.shape[-2])]
+        columns = [actions] if self.q.is_single else [actions[..., index] for index in range(chosen_q.shape[-2])]
         best = [
             (each.mean(-1) + jnp.where(column[:, None] == jnp.arange(each.shape[-2]), 0.0, self._margin)).max(-1)
             for each, column in zip(self.q.split(values), columns, strict=True)
         ]
-        return (jnp.stack(best, -1) - taken.mean(-1)).mean(-1)
+        return (jnp.stack(best, -1) - chosen_q.mean(-1)).mean(-1)
 
     @property
     def _margin(self) -> float:
@@ -163,10 +172,10 @@ class DQfD(DQN):
         )
         return Timesteps(*(leaf[:, None] for leaf in timesteps))
 
-    def total_updates(self) -> int | None:
+    def total_batches(self) -> int | None:
         """Those of the pretraining too."""
-        total = super().total_updates()
-        return None if total is None else total + self.pretraining_updates * steps_of(self.settings.optimizer)
+        total = super().total_batches()
+        return None if total is None else total + self.pretraining_updates
 
 
 def _loaded(settings: DQfDSettings, context: AgentContext) -> Demonstrations:

@@ -25,7 +25,7 @@ from steppe.agents._base import (
     normalizer_tensors,
 )
 from steppe.agents.core.off_policy import MemorySettings, OffPolicy, OffPolicySettings
-from steppe.agents.core.q_network import QNetwork
+from steppe.agents.core.q_network import QNetwork, anneals_to_default
 from steppe.errors import SpecError, UserError
 from steppe.networks import Network
 from steppe.specs._base import Count, Flag, Positive, Unit
@@ -90,6 +90,54 @@ class DQN(OffPolicy[DQNSettings]):
     kind = "q_values"
     Settings: ClassVar = DQNSettings
 
+    def loss(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
+        """The mean (Huber, squared or quantile) error over a batch."""
+        values = self.online_values(params, state, batch)
+        each, errors = self.td_loss(self.q.chosen(values, batch.actions), self.targets(state, batch))
+        penalty = self.q.network.penalty(self.layout.split(params)["torso"])
+        return (batch.weights * each).mean() + penalty, {"td_error": errors.mean(), "priorities": errors}
+
+    def online_values(self, params: Array, state: TrainState, batch: Transitions) -> Array:
+        """The estimated value of every action: [B, actions, quantiles]."""
+        key = self._keys(state)[0]
+        online = self.q.perturbed(self.layout.split(params), key)
+        observations = self.normalized(state.observations, batch.observations)
+        return self.q.values(online, observations, key if self.q.network.has_dropout else None)
+
+    def targets(self, state: TrainState, batch: Transitions) -> Array:
+        """Rewards plus the discounted values of the best next actions: [B, choices, quantiles]."""
+        batch = self.normalized_batch(state, batch)
+        _, next_key, target_key = self._keys(state)
+        target = self.q.perturbed(self.layout.split(state.target), target_key)
+        next_values = chooser = self.q.values(target, batch.next_observations)
+        if self.settings.double:
+            chosen_by = self.q.perturbed(self.layout.split(state.params), next_key)
+            chooser = self.q.values(chosen_by, batch.next_observations)
+        bootstrap = self.q.chosen(next_values, self.q.best(chooser))
+        targets = batch.rewards[:, None, None] + batch.discounts[:, None, None] * bootstrap
+        return jax.lax.stop_gradient(targets)
+
+    def td_loss(self, chosen_q: Array, targets: Array) -> tuple[Array, Array]:
+        """(cost, absolute error) of each transition [B], from [B, choices, quantiles] each."""
+        if self.settings.quantiles == 1:
+            errors = (chosen_q - targets)[..., 0]
+            each = self._cost(errors)
+        else:
+            errors = chosen_q.mean(-1) - targets.mean(-1)
+            each = quantile_loss(chosen_q, targets, self._cost)
+        return each.mean(-1), jnp.abs(errors).mean(-1)
+
+    def _keys(self, state: TrainState) -> Array:
+        """For the noise of the network that learns, of the one that chooses, and of the target."""
+        return jax.random.split(jax.random.fold_in(state.key, state.updates), 3)
+
+    def _cost(self, errors: Array) -> Array:
+        """Of each error; squared ones would not find quantiles, but expectiles."""
+        huber = self.settings.huber
+        if huber is not False:
+            return optax.huber_loss(errors, delta=float(huber))
+        return 0.5 * errors**2 if self.settings.quantiles == 1 else jnp.abs(errors)
+
     def __init__(self, settings: DQNSettings, context: AgentContext) -> None:
         action = discrete_choices(context, self.type)
         layers = context.network or self.default_network(context.observation)
@@ -126,63 +174,20 @@ class DQN(OffPolicy[DQNSettings]):
         """A share of random actions."""
         return {"epsilon": self.settings.exploration.epsilon(timestep, xp)}
 
-    def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
-        """The mean (Huber, squared or quantile) error over a batch."""
-        values = self.online_values(params, state, batch)
-        each, errors = self.compared(self.q.taken(values, batch.actions), self.targets(state, batch))
-        penalty = self.q.network.penalty(self.layout.split(params)["torso"])
-        return (batch.weights * each).mean() + penalty, {"td_error": errors.mean(), "priorities": errors}
-
-    def online_values(self, params: Array, state: TrainState, batch: Transitions) -> Array:
-        """What every action is worth by estimate: [B, actions, quantiles]."""
-        key = self._keys(state)[0]
-        online = self.q.perturbed(self.layout.split(params), key)
-        observations = self.normalized(state.observations, batch.observations)
-        return self.q.values(online, observations, key if self.q.network.has_dropout else None)
-
-    def targets(self, state: TrainState, batch: Transitions) -> Array:
-        """What the actions taken are worth by what followed: [B, choices, quantiles]."""
-        batch = self.normalized_batch(state, batch)
-        _, next_key, target_key = self._keys(state)
-        target = self.q.perturbed(self.layout.split(state.target), target_key)
-        next_values = chooser = self.q.values(target, batch.next_observations)
-        if self.settings.double:
-            chosen_by = self.q.perturbed(self.layout.split(state.params), next_key)
-            chooser = self.q.values(chosen_by, batch.next_observations)
-        following = self.q.taken(next_values, self.q.best(chooser))
-        worth = batch.rewards[:, None, None] + batch.discounts[:, None, None] * following
-        return jax.lax.stop_gradient(worth)
-
-    def compared(self, taken: Array, targets: Array) -> tuple[Array, Array]:
-        """(cost, absolute error) of each transition [B], from [B, choices, quantiles] each."""
-        if self.settings.quantiles == 1:
-            errors = (taken - targets)[..., 0]
-            each = self._cost(errors)
-        else:
-            errors = taken.mean(-1) - targets.mean(-1)
-            each = quantile_loss(taken, targets, self._cost)
-        return each.mean(-1), jnp.abs(errors).mean(-1)
-
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         """The online network with its normaliser."""
         named = self.layout.named(np.array(state.params))
         return self.q.policy_tensors(named) | normalizer_tensors(self, state)
 
+    @property
+    def has_default_final_epsilon(self) -> bool:
+        """Whether it anneals to the default."""
+        return anneals_to_default(self.settings)
+
     def policy_head(self) -> dict[str, Any]:
         """The best value wins; when sampling, exploration goes on as it ended."""
         final = float(self.settings.exploration.epsilon(2**31, np))
         return {"kind": self.kind, "dueling": self.dueling, "epsilon": final}
-
-    def _keys(self, state: TrainState) -> Array:
-        """For the noise of the network that learns, of the one that chooses, and of the target."""
-        return jax.random.split(jax.random.fold_in(state.key, state.updates), 3)
-
-    def _cost(self, errors: Array) -> Array:
-        """Of each error; squared ones would not find quantiles, but expectiles."""
-        huber = self.settings.huber
-        if huber is not False:
-            return optax.huber_loss(errors, delta=float(huber))
-        return 0.5 * errors**2 if self.settings.quantiles == 1 else jnp.abs(errors)
 
 
 def quantile_loss(quantiles: Array, targets: Array, cost: Any) -> Array:

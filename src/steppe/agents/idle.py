@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from steppe.agents._base import ActorParams, Agent, AgentContext, Internals, Metrics, TrainState, fresh_state
+from steppe.agents.core.layout import Layout
 from steppe.errors import SpecError
 from steppe.policies import heads
 from steppe.specs._base import Count
@@ -17,10 +18,14 @@ from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 
 class IdleSettings(AgentSettings):
-    """What can be said to an agent that does not learn."""
+    """Settings of agents that do not learn."""
 
     horizon: Count = 128
     """How many timesteps each environment takes between two looks at the stop conditions."""
+
+    def horizon_for(self, num_envs: int) -> int:
+        """As set."""
+        return self.horizon
 
 
 S = TypeVar("S", bound=IdleSettings)
@@ -34,32 +39,28 @@ class Idle(Agent[S], Generic[S]):
     def __init__(self, settings: S, context: AgentContext) -> None:
         super().__init__(settings, context)
         self.horizon = settings.horizon
+        self.layout = Layout({})
+
+    def unflattened(self, actor_params: ActorParams) -> ActorParams:
+        """There are no parameters."""
+        return actor_params
+
+    def gradients(self, state: TrainState, batch: Any) -> tuple[Array, Metrics]:
+        """No gradient."""
+        return state.params, {}
 
     def init(self, key: Array) -> TrainState:
         """Nothing but a key."""
         nothing = np.zeros(0, np.float32)
-        return fresh_state(self, nothing, nothing, (), key)
+        return fresh_state(self, nothing, nothing, key)
 
     def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
         """There is no network."""
         return jnp.zeros((observations.shape[0], 0)), internals
 
-    def gradients(self, state: TrainState, batch: Any) -> tuple[Array, Metrics]:
-        """None at all."""
-        return state.params, {}
-
-    def apply(self, state: TrainState, gradients: Array) -> TrainState:
-        """Changes nothing."""
-        return state
-
     def update(self, state: TrainState, experience: Any) -> tuple[TrainState, Metrics]:
         """Learns nothing."""
         return state, {}
-
-    @property
-    def updates_per_experience(self) -> int:
-        """None."""
-        return 0
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         """None."""

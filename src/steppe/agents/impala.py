@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from steppe.agents._base import TrainState, Trajectory
 from steppe.agents.core import normalizers
-from steppe.agents.core.actor_critic import Batch
 from steppe.agents.core.advantages import vtrace
+from steppe.agents.core.policy_value_networks import PolicyBatch
 from steppe.agents.vpg import VPG, VPGSettings
 from steppe.specs._base import Count, Positive, Unit
 
@@ -33,8 +33,8 @@ class IMPALA(VPG):
     Settings: ClassVar = IMPALASettings
     settings: IMPALASettings  # type: ignore[assignment]
 
-    def prepare(self, state: TrainState, trajectory: Trajectory) -> Batch:
-        """Values and advantages of the newest policy, from what an older one did."""
+    def prepare(self, state: TrainState, trajectory: Trajectory) -> PolicyBatch:
+        """V-trace targets and advantages of the newest policy, for the actions of an older one."""
         settings = self.settings
         values, next_values = self.trajectory_values(state, trajectory)
         behaviour = self.behaviour_log_probs(state, trajectory)

@@ -20,7 +20,7 @@ from steppe.agents._base import (
     normalizer_tensors,
 )
 from steppe.agents.core.continuous import bounded_actions, dense_layers
-from steppe.agents.core.noisy_acting import ActsWithNoise
+from steppe.agents.core.noise import ActsWithNoise
 from steppe.agents.core.off_policy import MemorySettings, OffPolicy, OffPolicySettings
 from steppe.networks import Network, apply_head, head
 from steppe.specs._base import Flag, Positive
@@ -80,11 +80,11 @@ class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
         observations = self.normalized(actor_params.observations, observations)
         return apply_head(params["head"], self.network.apply(params["torso"], observations)), internals
 
-    def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
+    def loss(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
         """The error against the reward and the target network's value of the next state (algorithm 1)."""
         batch = self.normalized_batch(state, batch)
         target = self.layout.split(state.target)
-        targets = batch.rewards + batch.discounts * self._following(target, state, batch)
+        targets = batch.rewards + batch.discounts * self._next_values(target, state, batch)
         key = jax.random.fold_in(state.key, state.updates) if self.network.has_dropout else None
         errors = self.values(self.layout.split(params), batch.observations, batch.actions, key) - targets
         huber = self.settings.huber
@@ -103,8 +103,8 @@ class NAF(ActsWithNoise, OffPolicy[NAFSettings]):
         lengths = jnp.einsum("bij,bi->bj", lower, away)
         return apply_head(params["value"], features)[..., 0] - 0.5 * (lengths**2).sum(-1)
 
-    def _following(self, target: dict[str, Any], state: TrainState, batch: Transitions) -> Array:
-        """The target network's value [B] of the next states, or of what the online network would do there."""
+    def _next_values(self, target: dict[str, Any], state: TrainState, batch: Transitions) -> Array:
+        """The target network's value [B] of the next states, or of the online network's actions there."""
         observations = batch.next_observations
         if not self.settings.double:
             return apply_head(target["value"], self.network.apply(target["torso"], observations))[..., 0]

@@ -1,17 +1,20 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347).
+
+Read on in core/actor_critic.py: advantages, the whole loss (policy, value, entropy) and the settings that all
+policy-gradient agents share.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from pydantic import Field, model_validator
 
-from steppe.agents._base import AgentContext, Metrics, TrainState, Trajectory
-from steppe.agents.core.actor_critic import ActorCritic
-from steppe.agents.core.actor_critic_settings import ActorCriticSettings
+from steppe.agents._base import AgentContext, Metrics
+from steppe.agents.core.actor_critic import ActorCritic, ActorCriticSettings
 from steppe.errors import SpecError
 from steppe.specs._base import Count, Positive
 
@@ -37,6 +40,17 @@ class PPOSettings(ActorCriticSettings):
     subsampling_fraction: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = 0.1
     """How large that part is."""
 
+    @property
+    def minibatch_count(self) -> int:
+        """As set; 1 if the length of the trajectory decides."""
+        return self.minibatches or 1
+
+    def minibatch_size(self, timesteps: int) -> int:
+        """How many of so many timesteps each step learns from, as far as the settings tell."""
+        if self.optimization_steps is not None:
+            return round(timesteps * self.subsampling_fraction)
+        return timesteps // (self.minibatches or MOST_MINIBATCHES)
+
     @model_validator(mode="after")
     def _one_way_to_cut(self) -> PPOSettings:
         given = self.model_fields_set
@@ -52,6 +66,26 @@ class PPO(ActorCritic[PPOSettings]):
 
     type = "ppo"
     Settings: ClassVar = PPOSettings
+
+    def policy_loss(self, log_probs: Array, old_log_probs: Array, advantages: Array) -> tuple[Array, Metrics]:
+        """The clipped surrogate (eq. 7), negated to be minimised."""
+        clip = self.settings.clip
+        log_ratio = log_probs - old_log_probs
+        ratio = jnp.exp(log_ratio)
+        surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - clip, 1 + clip) * advantages)
+        metrics = {
+            "approximate_kl": jnp.mean(ratio - 1 - log_ratio),
+            "clip_fraction": jnp.mean(jnp.abs(ratio - 1) > clip),
+        }
+        return -surrogate.mean(), metrics
+
+    def minibatches(self, key: Array, samples: int) -> Array:
+        """Which samples each step learns from: indices [steps, size]."""
+        settings = self.settings
+        if settings.optimization_steps is None:
+            return shuffled(key, settings.epochs, samples).reshape(self.batches_per_rollout, -1)
+        size = max(1, round(samples * settings.subsampling_fraction))
+        return shuffled(key, settings.optimization_steps, samples)[:, :size]
 
     def __init__(self, settings: PPOSettings, context: AgentContext) -> None:
         super().__init__(settings, context)
@@ -76,56 +110,23 @@ class PPO(ActorCritic[PPOSettings]):
     @property
     def minibatches_per_epoch(self) -> int:
         """As set, else as many as the trajectory has room for."""
+        if self.settings.optimization_steps is not None:
+            return 1
         if self.settings.minibatches is not None:
             return self.settings.minibatches
         most, length = (MOST_OF_SEQUENCES, self.horizon) if self.is_recurrent else (MOST_MINIBATCHES, 1)
         return _equal_parts(self.samples, min(most, max(1, self.samples * length // SMALLEST_MINIBATCH)))
 
     @property
-    def batches_of_experience(self) -> int:
-        """Its minibatches."""
-        return self.minibatches_per_epoch if self.settings.optimization_steps is None else 1
+    def resolved_settings(self) -> dict[str, Any]:
+        """With the number of minibatches, unless optimization_steps takes their place."""
+        own = {"minibatches": self.minibatches_per_epoch} if self.settings.optimization_steps is None else {}
+        return super().resolved_settings | own
 
     @property
-    def batches_per_experience(self) -> int:
+    def batches_per_rollout(self) -> int:
         """One for each minibatch of each epoch."""
         return self.settings.optimization_steps or self.settings.epochs * self.minibatches_per_epoch
-
-    def policy_loss(self, log_probs: Array, old_log_probs: Array, advantages: Array) -> tuple[Array, Metrics]:
-        """The clipped surrogate (eq. 7), negated to be minimised."""
-        clip = self.settings.clip
-        log_ratio = log_probs - old_log_probs
-        ratio = jnp.exp(log_ratio)
-        surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - clip, 1 + clip) * advantages)
-        metrics = {
-            "approximate_kl": jnp.mean(ratio - 1 - log_ratio),
-            "clip_fraction": jnp.mean(jnp.abs(ratio - 1) > clip),
-        }
-        return -surrogate.mean(), metrics
-
-    def update(self, state: TrainState, experience: Trajectory) -> tuple[TrainState, Metrics]:
-        """epochs x minibatches optimiser steps as one compiled scan."""
-        state = self.update_return_stats(state, experience)
-        batch = self.prepare(state, experience)
-        shuffle_key, key = jax.random.split(state.key)
-        if self.axis is not None:
-            shuffle_key = jax.random.fold_in(shuffle_key, jax.lax.axis_index(self.axis))
-        state = state._replace(key=key)
-        order = self.minibatches(shuffle_key, batch.advantages.shape[0])
-
-        def step(state: TrainState, indices: Array) -> tuple[TrainState, Metrics]:
-            return self.step(state, jax.tree.map(lambda leaf: leaf[indices], batch))
-
-        state, metrics = jax.lax.scan(step, state, order)
-        return self.update_obs_stats(state, experience), jax.tree.map(jnp.mean, metrics)
-
-    def minibatches(self, key: Array, samples: int) -> Array:
-        """Which samples each step learns from: indices [steps, size]."""
-        settings = self.settings
-        if settings.optimization_steps is None:
-            return shuffled(key, settings.epochs, samples).reshape(self.batches_per_experience, -1)
-        size = max(1, round(samples * settings.subsampling_fraction))
-        return shuffled(key, settings.optimization_steps, samples)[:, :size]
 
 
 def _equal_parts(samples: int, most: int) -> int:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 from pydantic import model_validator
 
@@ -25,18 +24,10 @@ from steppe.agents._base import (
 )
 from steppe.agents.core import normalizers
 from steppe.agents.core.advantages import lambda_returns
-from steppe.agents.core.chunks import mean_over_chunks
 from steppe.agents.core.layout import Layout
-from steppe.agents.core.optimizers import (
-    OptimizerSettings,
-    gradient_of,
-    innermost,
-    learning_rate_schedule,
-    make_transform,
-    step,
-    steps_of,
-)
-from steppe.agents.core.q_network import QNetwork
+from steppe.agents.core.loss_optimizer import LossOptimizer, Terms, slot_of
+from steppe.agents.core.optimizers import OptimizerSettings, innermost
+from steppe.agents.core.q_network import QNetwork, anneals_to_default
 from steppe.agents.dqn import discrete_choices, torso_of
 from steppe.agents.ppo import shuffled
 from steppe.errors import SpecError
@@ -70,6 +61,19 @@ class PQNSettings(OptimizerSettings):
     exploration: RandomActions = EpsilonAnneal(final_epsilon=0.02, timesteps=100_000)
     """The share of random actions over time; also spelled actions_exploration."""
 
+    def horizon_for(self, num_envs: int) -> int:
+        """As set."""
+        return self.horizon
+
+    @property
+    def minibatch_count(self) -> int:
+        """As set."""
+        return self.minibatches
+
+    def minibatch_size(self, timesteps: int) -> int:
+        """How many of so many timesteps each step learns from."""
+        return timesteps // self.minibatches
+
     @model_validator(mode="after")
     def _follows_gradients(self) -> PQNSettings:
         kind = innermost(self.optimizer)
@@ -78,14 +82,14 @@ class PQNSettings(OptimizerSettings):
         return self
 
 
-class Batch(NamedTuple):
+class ValueBatch(NamedTuple):
     """Leaves [B, ...]."""
 
     observations: Any
     """Raw, or as `Network.prepared` makes them."""
     actions: Array
     targets: Array
-    """What the actions were worth [B, choices]."""
+    """The lambda-returns of the actions [B, choices]."""
 
 
 class PQN(Agent[PQNSettings]):
@@ -96,6 +100,58 @@ class PQN(Agent[PQNSettings]):
     Settings: ClassVar = PQNSettings
     experience: ClassVar[Literal["trajectories", "transitions", "none"]] = "trajectories"
     default_num_envs = 32
+    cuts_batches = True
+
+    def loss_terms(
+        self, params: Array, state: TrainState, batch: ValueBatch, terms: Terms, index: Any
+    ) -> tuple[Array, Metrics]:
+        """The mean squared error of the chosen actions' values."""
+        observations = self.normalized(state.observations, batch.observations)
+        key = None
+        if self.q.network.has_dropout:
+            key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
+        values = self.q.values(self.layout.split(params), observations, key)
+        errors = self.q.chosen(values, batch.actions)[..., 0] - batch.targets
+        loss = 0.5 * jnp.mean(errors**2) + self.q.network.penalty(self.layout.split(params)["torso"])
+        return loss, {"loss": loss, "td_error": jnp.abs(errors).mean()}
+
+    def prepare(self, state: TrainState, trajectory: Trajectory) -> ValueBatch:
+        """[T, N, ...] -> lambda-returns, flattened to [T * N, ...]."""
+        rewards = trajectory.rewards
+        if self.context.normalize_rewards:
+            rewards = normalizers.scale(state.returns, rewards)
+        next_values = self._next_values(state, trajectory)
+        targets = lambda_returns(
+            rewards[..., None],
+            next_values,
+            trajectory.terminated[..., None].astype(jnp.float32),
+            trajectory.truncated[..., None].astype(jnp.float32),
+            self.settings.discount,
+            self.settings.trace_lambda,
+        )
+        leaves = (trajectory.observations, trajectory.actions, targets)
+        observations, *flat = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves)
+        # Every epoch reads the same images.
+        return ValueBatch(self.q.network.prepared(observations), *flat)
+
+    def _next_values(self, state: TrainState, trajectory: Trajectory) -> Array:
+        """The best value of each choice in the true successors, [T, N, choices]."""
+
+        def best(values: Array) -> Array:
+            return jnp.stack([each[..., 0].max(-1) for each in self.q.split(values[..., None])], -1)
+
+        def values_of(observations: Array) -> Array:
+            flat = observations.reshape(-1, *observations.shape[2:])
+            outputs, _ = self.outputs(self.actor_params(state), flat, {})
+            return best(outputs).reshape(*observations.shape[:2], -1)
+
+        last = values_of(trajectory.next_observations[-1:])
+        # Acting has valued these observations already, except the true successors that a time limit hides.
+        return jax.lax.cond(
+            jnp.any(trajectory.truncated),
+            lambda: values_of(trajectory.next_observations),
+            lambda: jnp.concatenate([best(trajectory.outputs)[1:], last]),
+        )
 
     @classmethod
     def default_network(cls, observation: Space) -> NetworkSpec:
@@ -123,13 +179,13 @@ class PQN(Agent[PQNSettings]):
             raise SpecError("agent.dueling is false, but the network ends in a dueling layer; remove one of the two")
         self.q = QNetwork(network, action, self.dueling, quantiles=1, noisy=False)
         self.layout = Layout(self.q.draw_params(None))
-        rate = learning_rate_schedule(settings, self._total_updates(), settings.learning_rate)
-        self.transform = make_transform(settings.optimizer, rate, settings.max_gradient_norm)
+        # A falling learning rate needs an end.
+        _ = self.slots
 
     def init(self, key: Array) -> TrainState:
         """No target network."""
         params = self.layout.join(self.q.draw_params(host_generator(key)))
-        return fresh_state(self, params, params[:0], jax.jit(self.transform.init)(params), key)
+        return fresh_state(self, params, params[:0], key)
 
     def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
         """The value of each action."""
@@ -140,129 +196,37 @@ class PQN(Agent[PQNSettings]):
         """A share of random actions."""
         return {"epsilon": self.settings.exploration.epsilon(timestep, xp)}
 
-    def gradients(self, state: TrainState, batch: Batch) -> tuple[Array, Metrics]:
-        """Of the mean squared error over a batch [B, ...], averaged over devices."""
-
-        def gradient(chunk: Batch, index: Array) -> tuple[Array, Metrics]:
-            key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
-            return gradient_of(
-                self.settings.optimizer, lambda params: self._losses(params, state, chunk, index), state.params, key
-            )
-
-        gradients, metrics = mean_over_chunks(gradient, batch)
-        if self.axis is not None:
-            gradients = jax.lax.pmean(gradients, self.axis)
-        return gradients, metrics
-
-    def loss(self, params: Array, state: TrainState, batch: Batch) -> Array:
-        """The mean squared error."""
-        return self.pmean(self._losses(params, state, batch)[0])
-
-    def pmean(self, values: Array) -> Array:
-        """The mean over all devices."""
-        return values if self.axis is None else jax.lax.pmean(values, self.axis)
-
-    def after_step(self, before: TrainState, moved: TrainState) -> TrainState:
-        """Nothing follows from the parameters."""
-        return moved
-
-    def in_trust_region(self, params: Array, state: TrainState, batch: Any) -> Any:
-        """A step may be of any length."""
-        return True
-
-    def apply(self, state: TrainState, gradients: Array) -> TrainState:
-        """One optimiser step on the vector."""
-        steps, optimizer = self.transform.update(gradients, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, steps)
-        return state._replace(params=params, optimizer=optimizer, updates=state.updates + 1)
-
-    def update(self, state: TrainState, experience: Trajectory) -> tuple[TrainState, Metrics]:
-        """epochs x minibatches optimiser steps as one compiled scan."""
-        if self.context.normalize_rewards:
-            merged = normalizers.merge(state.returns, experience.running_returns, self.axis)
-            experience = experience._replace(rewards=normalizers.scale(merged, experience.rewards))
-            state = state._replace(returns=merged)
-        batch = self.prepare(state, experience)
-        shuffle_key, key = jax.random.split(state.key)
-        if self.axis is not None:
-            shuffle_key = jax.random.fold_in(shuffle_key, jax.lax.axis_index(self.axis))
-        order = self.minibatches(shuffle_key, batch.targets.shape[0])
-
-        def minibatch(state: TrainState, indices: Array) -> tuple[TrainState, Metrics]:
-            return step(self.settings.optimizer, self, state, jax.tree.map(lambda leaf: leaf[indices], batch))
-
-        state, metrics = jax.lax.scan(minibatch, state._replace(key=key), order)
-        if self.normalizes_observations:
-            merged = normalizers.merge(state.observations, experience.observations, self.axis)
-            state = state._replace(observations=merged)
-        return state, jax.tree.map(jnp.mean, metrics)
-
     def minibatches(self, key: Array, samples: int) -> Array:
         """Which samples each step learns from: indices [steps, size]."""
         order = shuffled(key, self.settings.epochs, samples)
         return order.reshape(self.settings.epochs * self.settings.minibatches, -1)
 
     @property
-    def updates_per_experience(self) -> int:
+    def batches_per_rollout(self) -> int:
         """One for each minibatch of each epoch."""
-        return self.settings.epochs * self.settings.minibatches * steps_of(self.settings.optimizer)
+        return self.settings.epochs * self.settings.minibatches
+
+    @property
+    def discount(self) -> float:
+        """As set."""
+        return self.settings.discount
+
+    @property
+    def optimizers(self) -> tuple[LossOptimizer, ...]:
+        """One for all parameters."""
+        spec = self.settings.optimizer
+        return (LossOptimizer(self, spec, (slot_of(self, spec, self.settings.learning_rate),)),)
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         """The network with its normaliser."""
         return self.layout.named(np.array(state.params)) | normalizer_tensors(self, state)
 
+    @property
+    def has_default_final_epsilon(self) -> bool:
+        """Whether it anneals to the default."""
+        return anneals_to_default(self.settings)
+
     def policy_head(self) -> dict[str, Any]:
         """The best value wins; when sampling, exploration goes on as it ended."""
         final = float(self.settings.exploration.epsilon(2**31, np))
         return {"kind": self.kind, "dueling": self.dueling, "epsilon": final}
-
-    def _losses(self, params: Array, state: TrainState, batch: Batch, index: Any = 0) -> tuple[Array, Metrics]:
-        observations = self.normalized(state.observations, batch.observations)
-        key = None
-        if self.q.network.has_dropout:
-            key = jax.random.fold_in(jax.random.fold_in(state.key, state.updates), index)
-        values = self.q.values(self.layout.split(params), observations, key)
-        errors = self.q.taken(values, batch.actions)[..., 0] - batch.targets
-        loss = 0.5 * jnp.mean(errors**2) + self.q.network.penalty(self.layout.split(params)["torso"])
-        return loss, {"loss": loss, "td_error": jnp.abs(errors).mean()}
-
-    def prepare(self, state: TrainState, trajectory: Trajectory) -> Batch:
-        """[T, N, ...] -> lambda-returns, flattened to [T * N, ...]."""
-        next_values = self._next_values(state, trajectory)
-        targets = lambda_returns(
-            trajectory.rewards[..., None],
-            next_values,
-            trajectory.terminated[..., None].astype(jnp.float32),
-            trajectory.truncated[..., None].astype(jnp.float32),
-            self.settings.discount,
-            self.settings.trace_lambda,
-        )
-        leaves = (trajectory.observations, trajectory.actions, targets)
-        observations, *flat = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves)
-        # Every epoch reads the same images.
-        return Batch(self.q.network.prepared(observations), *flat)
-
-    def _next_values(self, state: TrainState, trajectory: Trajectory) -> Array:
-        """The best value of each choice in the true successors, [T, N, choices]."""
-
-        def best(values: Array) -> Array:
-            return jnp.stack([each[..., 0].max(-1) for each in self.q.split(values[..., None])], -1)
-
-        def values_of(observations: Array) -> Array:
-            flat = observations.reshape(-1, *observations.shape[2:])
-            outputs, _ = self.outputs(self.actor_params(state), flat, {})
-            return best(outputs).reshape(*observations.shape[:2], -1)
-
-        last = values_of(trajectory.next_observations[-1:])
-        # What was valued when acting need not be valued again, except where a time limit hides the true successor.
-        return jax.lax.cond(
-            jnp.any(trajectory.truncated),
-            lambda: values_of(trajectory.next_observations),
-            lambda: jnp.concatenate([best(trajectory.outputs)[1:], last]),
-        )
-
-    def _total_updates(self) -> int | None:
-        total = self.context.total_timesteps
-        if total is None:
-            return None
-        return -(-total // (self.horizon * self.context.num_envs)) * self.updates_per_experience

@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from steppe.agents._base import Metrics, TrainState, Transitions
 from steppe.agents.core.continuous import ActorAndCritics, ContinuousSettings
-from steppe.agents.core.noisy_acting import DriftingNoise
+from steppe.agents.core.noise import DriftingNoise
 from steppe.policies.heads import LOG_STD_RANGE
 from steppe.specs._base import NonNegative, Number, Positive
 from steppe.specs.learning.exploration import DriftingNoiseSpec, Noise
@@ -53,13 +53,18 @@ class SAC(DriftingNoise, ActorAndCritics[SACSettings]):
         """As set."""
         return self.settings.drifting_noise
 
+    @property
+    def resolved_settings(self) -> dict[str, Any]:
+        """With the entropy that a learned temperature keeps."""
+        return super().resolved_settings | {"target_entropy": self.target_entropy}
+
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
         """With the temperature's logarithm as one more parameter."""
         initial = np.full(1, math.log(self.settings.initial_temperature), np.float32)
         # Its name puts it after the critics.
         return super().draw_params(rng) | {"temperature": {"log": initial}}
 
-    def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
+    def loss(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
         """The critics' errors (eq. 5), the actor's loss (eq. 7) and the temperature's (eq. 18), each for its part."""
         batch = self.normalized_batch(state, batch)
         split, frozen = self.layout.split(params), self.layout.split(jax.lax.stop_gradient(params))
@@ -67,14 +72,14 @@ class SAC(DriftingNoise, ActorAndCritics[SACSettings]):
         temperature = self._temperature(frozen)
 
         next_actions, next_log_probs = self._draw(frozen, batch.next_observations, next_key)
-        following = _lowest(self.values(self.layout.split(state.target), batch.next_observations, next_actions))
-        targets = batch.rewards + batch.discounts * (following - temperature * next_log_probs)
+        next_values = _lowest(self.values(self.layout.split(state.target), batch.next_observations, next_actions))
+        targets = batch.rewards + batch.discounts * (next_values - temperature * next_log_probs)
         errors = [values - targets for values in self.values(split, batch.observations, batch.actions)]
         critic_loss = jnp.stack([0.5 * (batch.weights * error**2).mean() for error in errors]).sum()
 
         actions, log_probs = self._draw(split, batch.observations, own_key)
-        worth = _lowest(self.values(frozen, batch.observations, actions))
-        actor_loss = (temperature * log_probs - worth).mean()
+        lowest = _lowest(self.values(frozen, batch.observations, actions))
+        actor_loss = (temperature * log_probs - lowest).mean()
         entropy = -jax.lax.stop_gradient(log_probs).mean()
         temperature_loss = jnp.float32(0.0)
         if self.settings.temperature == "auto":

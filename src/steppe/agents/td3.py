@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from steppe.agents._base import AgentContext, TrainState, Transitions
-from steppe.agents.core.optimizers import learning_rate_schedule, make_transform
+from steppe.agents._base import TargetSync, TrainState, Transitions
 from steppe.agents.ddpg import DDPG, DDPGSettings
 from steppe.specs._base import Count, NonNegative, Positive
 from steppe.specs.learning.exploration import GaussianNoise, Noise
@@ -39,16 +38,8 @@ class TD3(DDPG[TD3Settings]):
     Settings: ClassVar = TD3Settings
     critics = 2
 
-    def __init__(self, settings: TD3Settings, context: AgentContext) -> None:
-        super().__init__(settings, context)
-        total = self.total_updates()
-        # The actor's own updates are fewer, so its learning rate must fall faster.
-        own = None if total is None else max(1, total // settings.policy_delay)
-        rate = learning_rate_schedule(settings, own, settings.learning_rate)
-        self.transform = make_transform(settings.optimizer, rate, settings.max_gradient_norm)
-
-    def following(self, state: TrainState, batch: Transitions) -> Array:
-        """The lower value [B] of what the target actor would do next, give or take some noise (eq. 14)."""
+    def next_values(self, state: TrainState, batch: Transitions) -> Array:
+        """The lower value [B] of the target actor's next actions, which are smoothed by noise (eq. 14)."""
         settings, target = self.settings, self.layout.split(state.target)
         actions = jnp.tanh(self.act_on(target, batch.next_observations))
         key = jax.random.fold_in(state.key, state.updates)
@@ -59,31 +50,17 @@ class TD3(DDPG[TD3Settings]):
     def actor_loss(
         self, params: dict[str, Any], frozen: dict[str, Any], state: TrainState, batch: Transitions
     ) -> Array:
-        """Only every policy_delay updates."""
+        """Zero but in every policy_delay-th update."""
 
         def loss(params: dict[str, Any]) -> Array:
             return super(TD3, self).actor_loss(params, frozen, state, batch)
 
         return jax.lax.cond(self._is_due(state.updates), loss, lambda params: jnp.float32(0.0), params)
 
-    def apply(self, state: TrainState, gradients: Array) -> TrainState:
-        """The critics move; the actor only every policy_delay updates."""
-        moved = super().apply(state, gradients)
-        waits = ~self._is_due(state.updates)
-        actor, optimizer = jax.tree.map(
-            lambda old, new: jnp.where(waits, old, new),
-            (self._parted(state.params)[0], state.optimizer[0]),
-            (self._parted(moved.params)[0], moved.optimizer[0]),
-        )
-        params = jnp.concatenate([actor, self._parted(moved.params)[1]])
-        held = moved._replace(params=params, optimizer=[optimizer, moved.optimizer[1]])
-        return self.after_step(state, held)
-
-    def moved_target(self, state: TrainState, before: Any) -> TrainState:
-        """The targets wait as the actor does."""
-        moved, delay = super().moved_target(state, before), self.settings.policy_delay
-        is_due = state.updates // delay > before // delay
-        return moved._replace(target=jnp.where(is_due, moved.target, state.target))
+    @property
+    def target_sync(self) -> TargetSync:
+        """Actor and targets wait for the critics."""
+        return super().target_sync._replace(delay=self.settings.policy_delay)
 
     def _is_due(self, updates: Any) -> Array:
         return (updates + 1) % self.settings.policy_delay == 0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from pydantic import Field, model_validator
 
-from steppe.agents._base import Metrics, TrainState, Trajectory
-from steppe.agents.core.actor_critic import ActorCritic
-from steppe.agents.core.actor_critic_settings import ActorCriticSettings
+from steppe.agents._base import Metrics, TrainState
+from steppe.agents.core.actor_critic import ActorCritic, ActorCriticSettings
+from steppe.agents.core.policy_value_networks import PolicyBatch
 from steppe.specs._base import Count, NonNegative, Positive, Unit
 from steppe.specs.learning.optimizer import Adam, MultiStep, NaturalGradient, OptimizedStep, OptimizerSpec
 
@@ -64,11 +63,9 @@ class TRPO(ActorCritic[TRPOSettings]):
         """The surrogate (eq. 14), negated to be minimised."""
         return -(jnp.exp(log_probs - old_log_probs) * advantages).mean(), {}
 
-    def update(self, state: TrainState, experience: Trajectory) -> tuple[TrainState, Metrics]:
+    def step(self, state: TrainState, batch: PolicyBatch) -> tuple[TrainState, Metrics]:
         """The policy's step, then the value network's."""
-        state = self.update_return_stats(state, experience)
-        batch = self.prepare(state, experience)
         before = state.params
-        state, metrics = self.step(state, batch)
-        metrics["kl"] = self.divergence(state.params, state._replace(params=before), batch)
-        return self.update_obs_stats(state, experience), jax.tree.map(jnp.mean, metrics)
+        state, metrics = super().step(state, batch)
+        kl = self.divergence(state.params, state._replace(params=before), batch)
+        return state, metrics | {"kl": kl}

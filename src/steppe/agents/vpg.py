@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
 from jax import Array
 
-from steppe.agents._base import Metrics, TrainState, Trajectory
-from steppe.agents.core.actor_critic import ActorCritic
-from steppe.agents.core.actor_critic_settings import ActorCriticSettings
+from steppe.agents._base import Metrics
+from steppe.agents.core.actor_critic import ActorCritic, ActorCriticSettings
 from steppe.specs._base import Count, Flag, NonNegative, Positive, Unit
 from steppe.specs.learning.optimizer import OptimizerSpec, RMSProp
 
@@ -42,9 +39,3 @@ class VPG(ActorCritic[VPGSettings]):
     def policy_loss(self, log_probs: Array, old_log_probs: Array, advantages: Array) -> tuple[Array, Metrics]:
         """Log-probabilities weighted by advantages: the policy gradient theorem, negated to be minimised."""
         return -(log_probs * advantages).mean(), {}
-
-    def update(self, state: TrainState, experience: Trajectory) -> tuple[TrainState, Metrics]:
-        """One optimiser step on the whole trajectory."""
-        state = self.update_return_stats(state, experience)
-        state, metrics = self.step(state, self.prepare(state, experience))
-        return self.update_obs_stats(state, experience), jax.tree.map(jnp.mean, metrics)

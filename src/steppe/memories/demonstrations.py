@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -66,6 +66,19 @@ class DemonstratedReplay:
     def count(self) -> int:
         """The number of demonstrated timesteps."""
         return len(self.demonstrations.rewards)
+
+    @property
+    def capacity(self) -> int:
+        """How many timesteps of the agent's own are kept."""
+        return self.own.capacity
+
+    def with_capacity(self, capacity: int) -> DemonstratedReplay:
+        """The same memory with room for more or fewer timesteps of the agent's own."""
+        return replace(self, own=self.own.with_capacity(capacity))
+
+    def size(self, example: Timesteps) -> int:
+        """How many bytes the agent's own timesteps take."""
+        return self.own.size(example)
 
     def init(self, example: Timesteps) -> DemonstratedState:
         """A memory of all demonstrations, with equal priorities, and no timestep of the agent."""

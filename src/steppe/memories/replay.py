@@ -8,7 +8,7 @@ frames: see `steppe.memories.frames`.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -107,6 +107,10 @@ class Replay:
     @property
     def _tree(self) -> SumTree:
         return SumTree(self.rows * self.num_envs)
+
+    def with_capacity(self, capacity: int) -> Replay:
+        """The same memory with room for more or fewer timesteps."""
+        return replace(self, capacity=capacity)
 
     def init(self, example: Timesteps) -> ReplayState:
         """An empty memory for timesteps like `example`, whose leaves are one environment's: [...]."""

@@ -37,12 +37,12 @@ def size_notices(spec: ExperimentSpec, agent: Any, folder: Path) -> list[str]:
 
 def largest_size(spec: ExperimentSpec, agent: Any) -> int:
     """The largest size in bytes of the replay memory in this run; 0 if the agent has none."""
-    if agent is None or agent.experience != "transitions":
+    if agent is None or agent.memory is None:
         return 0
     # Here, since a learner with a policy of the user's own needs no JAX.
     from steppe.runners.engines.learning import example_of
 
-    memory = getattr(agent.memory, "own", agent.memory)
+    memory = agent.memory
     workers = spec.num_workers if spec.run_mode in SHARED_OUT else 1
     full = memory.size(example_of(agent)) * workers
     room = memory.rows * memory.num_envs * workers

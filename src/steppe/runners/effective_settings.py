@@ -40,20 +40,11 @@ def effective(spec: ExperimentSpec, agent: Any) -> dict[str, Any]:
 def _agent_settings(agent: Any, settings: Any) -> dict[str, Any]:
     """All settings of the agent, with the values that stand for "auto" and null."""
     values = settings.model_dump(mode="json")
-    chosen = {
-        "distribution": "kind",
-        "share_network": "shares_network",
-        "horizon": "horizon",
-        "target_entropy": "target_entropy",
-    }
-    if values.get("optimization_steps") is None:
-        chosen["minibatches"] = "minibatches_per_epoch"
-    values |= {name: getattr(agent, own, values[name]) for name, own in chosen.items() if name in values}
+    values |= {name: value for name, value in agent.resolved_settings.items() if name in values}
     # For these settings null means the value of another one.
     for name, source in (
         ("critic_learning_rate", values.get("learning_rate")),
         ("critic_optimizer", values.get("optimizer")),
-        ("demo_batch_size", getattr(settings, "demonstrated", None)),
     ):
         if name in values and values[name] is None:
             values[name] = source
@@ -62,8 +53,8 @@ def _agent_settings(agent: Any, settings: Any) -> dict[str, Any]:
 
 def _network(agent: Any) -> dict[str, Any] | None:
     """Each layer with the shape of its output, and the number of parameters."""
-    layers, layout = getattr(agent, "layers", None), getattr(agent, "layout", None)
-    if not isinstance(layers, NetworkSpec) or layout is None:
+    layers, layout = agent.layers, agent.layout
+    if layers is None:
         return None
     parts: dict[str, int] = {}
     for name, size in layout.sizes().items():
@@ -158,18 +149,15 @@ def _set_in(model: BaseModel, prefix: str) -> Iterator[str]:
 
 def _without_effect(agent: Any, settings: Any) -> Iterator[str]:
     """Settings that depend on another one which this run does not use."""
-
-    def value(name: str) -> Any:
-        return getattr(settings, name, None)
-
-    has = type(settings).model_fields
+    has = dict(settings)
+    value = has.get
     depends = {
         "final_learning_rate": value("learning_rate_decay") != "none",
         "subsampling_fraction": value("optimization_steps") is not None,
         "epochs": value("optimization_steps") is None,
         "minibatches": value("optimization_steps") is None,
         "baseline_learning_rate": value("baseline_optimizer") is not None,
-        "initial_log_std": getattr(agent, "kind", "") == "gaussian",
+        "initial_log_std": agent.kind == "gaussian",
         "initial_temperature": value("temperature") == "auto",
         "target_entropy": value("temperature") == "auto",
     }

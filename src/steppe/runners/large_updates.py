@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from steppe.agents import agent_class
-from steppe.agents.ppo import MOST_MINIBATCHES
 from steppe.envs.cores import available_cores
 from steppe.runners.setup import num_envs_of
 from steppe.specs.experiment import ExperimentSpec
@@ -47,27 +46,22 @@ def _is_even(spec: ExperimentSpec, devices: int) -> bool:
     """Whether environments and minibatches can be divided evenly among the devices."""
     settings, num_envs = _settings(spec), num_envs_of(spec)
     is_recurrent = spec.network is not None and spec.network.is_recurrent
-    if is_recurrent or getattr(settings, "rollout_episodes", None) is not None or num_envs % devices:
+    if is_recurrent or settings.counts_episodes or num_envs % devices:
         return False
-    return _timesteps(spec) // devices % (getattr(settings, "minibatches", None) or 1) == 0
+    return _timesteps(spec) // devices % settings.minibatch_count == 0
 
 
 def _work_of_minibatch(spec: ExperimentSpec) -> int:
     """Multiplications of the largest convolution over one minibatch, 0 without any."""
-    settings = _settings(spec)
-    if getattr(settings, "optimization_steps", None) is not None:
-        rows = round(_timesteps(spec) * settings.subsampling_fraction)
-    else:
-        minibatches = getattr(settings, "minibatches", 1)
-        rows = _timesteps(spec) // (MOST_MINIBATCHES if minibatches is None else minibatches)
+    rows = _settings(spec).minibatch_size(_timesteps(spec))
     return rows * POSITIONS * _filter_weights(_layers(spec))
 
 
 def _timesteps(spec: ExperimentSpec) -> int:
     """The timesteps of all environments in one update."""
-    settings, num_envs = _settings(spec), num_envs_of(spec)
-    total = getattr(settings, "rollout_timesteps", None)
-    return settings.horizon * num_envs if total is None else -(-total // num_envs) * num_envs
+    num_envs = num_envs_of(spec)
+    timesteps: int = _settings(spec).horizon_for(num_envs) * num_envs
+    return timesteps
 
 
 def _settings(spec: ExperimentSpec) -> Any:

@@ -77,17 +77,16 @@ def _unused_cluster(spec: ExperimentSpec) -> list[str]:
 def _too_short_to_learn(spec: ExperimentSpec) -> list[str]:
     """A sentence where a run ends before an agent with a replay memory begins to learn."""
     settings: Any = spec.agent.settings_as(agent_class(spec.agent).Settings)
-    total, starts = spec.limits[1], getattr(settings, "learning_starts", 0)
-    # Demonstrations are learned from before the first timestep.
-    pretrains = getattr(settings, "pretraining_updates", 0) > 0
-    if total is None or not starts or pretrains:
+    total, waits = spec.limits[1], settings.timesteps_before_learning
+    if total is None or not waits:
         return []
-    iteration = settings.update_frequency * num_envs_of(spec)
-    if -(-total // iteration) * iteration >= min(starts, settings.memory.capacity):
+    num_envs = num_envs_of(spec)
+    iteration = settings.horizon_for(num_envs) * num_envs
+    if -(-total // iteration) * iteration >= waits:
         return []
     return [
         f"nothing will be learned: the run ends at {total:,} timesteps, and the first update comes at learning_starts, "
-        f"{starts:,}; give a smaller agent.learning_starts, or more total_timesteps"
+        f"{settings.learning_starts:,}; give a smaller agent.learning_starts, or more total_timesteps"
     ]
 
 
@@ -250,7 +249,7 @@ def preprocessing_of(spec: ExperimentSpec, observation: Space) -> Preprocessing 
 
 def _counts_episodes(spec: ExperimentSpec) -> bool:
     """Whether rollouts are of a length that only shows on the way, which a compiled loop cannot have."""
-    if getattr(spec.agent.settings_as(agent_class(spec.agent).Settings), "rollout_episodes", None) is None:
+    if not spec.agent.settings_as(agent_class(spec.agent).Settings).counts_episodes:
         return False
     if spec.environment.backend == "compiled":
         raise UserError(

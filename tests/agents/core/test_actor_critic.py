@@ -95,7 +95,7 @@ def test_two_optimisers_follow_the_same_gradient_each_at_its_own_rate(make_agent
 )
 def test_each_optimiser_leaves_the_parameters_of_the_other_alone(make_agent, shaken, random_batch, optimizer):
     agent = make_agent("vpg", Discrete(3), optimizer=optimizer, baseline_optimizer="adam", learning_rate=0.01)
-    policy, value = agent.parts
+    policy, value = agent.optimizers
     batch = random_batch(Discrete(3))
 
     def one_each(state, batch):
@@ -115,7 +115,7 @@ def test_each_optimiser_leaves_the_parameters_of_the_other_alone(make_agent, sha
 def test_an_evolutionary_baseline_leaves_the_policy_alone(make_agent, shaken, random_batch):
     evolutionary = {"type": "evolutionary", "num_samples": 2}
     agent = make_agent("vpg", Discrete(3), baseline_optimizer=evolutionary)
-    state, value = shaken(agent), agent.parts[1]
+    state, value = shaken(agent), agent.optimizers[1]
     gradients, _ = jax.jit(value.gradients)(state, random_batch(Discrete(3)))
     np.testing.assert_array_equal(np.asarray(gradients)[is_policy(agent)], 0.0)
 
@@ -312,7 +312,7 @@ def test_without_a_baseline_advantages_are_the_rewards_to_come(make_agent, shake
     assert "value_loss" not in metrics
     assert np.isfinite(after.params).all()
     assert not np.array_equal(after.params, state.params)
-    assert agent.updates_per_experience == after.updates
+    assert agent.updates_per_rollout == after.updates
 
 
 def test_an_evolutionary_optimiser_without_a_baseline_moves_the_whole_policy(make_agent, shaken, random_trajectory):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from steppe.agents.core.actor_critic import Batch
 from steppe.agents.core.chunks import CHUNK, map_chunks, mean_over_chunks
+from steppe.agents.core.policy_value_networks import PolicyBatch
 from steppe.specs.spaces import Discrete
 
 
@@ -37,7 +37,7 @@ def test_the_gradient_of_a_large_batch_is_the_mean_of_its_parts(make_agent, shak
     def draw(*shape):
         return rng.standard_normal((samples, *shape)).astype(np.float32)
 
-    batch = Batch(draw(3), rng.integers(0, 2, samples), draw(2), draw(), draw(), draw(), {}, ())
+    batch = PolicyBatch(draw(3), rng.integers(0, 2, samples), draw(2), draw(), draw(), draw(), {}, ())
     gradients = jax.jit(agent.gradients)
     whole, metrics = gradients(state, batch)
     parts = [

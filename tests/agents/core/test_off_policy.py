@@ -72,7 +72,7 @@ def test_targets_go_to_the_parameters_that_were_really_reached(make_agent, shake
 def test_several_updates_each_time_move_the_targets_each_time(make_agent, shaken, random_transitions):
     multi = {"type": "multi_step", "num_steps": 3, "optimizer": "gradient_descent"}
     agent = make_agent("dqn", FOUR, optimizer=multi, target_sync_frequency=2, target_update_weight=1.0)
-    assert agent.updates_per_experience == 3
+    assert agent.updates_per_rollout == 3
     state = shaken(agent)
     after, metrics = jax.jit(agent.update)(state, random_transitions(FOUR))
     assert after.updates == 3
@@ -224,8 +224,8 @@ def test_importance_weights_grow_stronger_until_the_end(make_agent, random_trans
     batch = random_transitions(FOUR)._replace(weights=np.linspace(0.1, 1.0, 12, dtype=np.float32))
     state, total = shaken(agent), agent.total_updates()
     for done, exponent in ((0, 0.4), (total // 2, 0.7), (total, 1.0), (2 * total, 1.0)):
-        corrected = agent.corrected(state._replace(updates=np.int32(done)), batch)
+        corrected = agent.prepare(state._replace(updates=np.int32(done)), batch)
         np.testing.assert_allclose(corrected.weights, batch.weights ** (exponent / 0.4), rtol=1e-2)
     endless = make_agent("dqn", FOUR, memory=memory)
     with pytest.raises(UserError, match="final_importance_exponent needs total_timesteps"):
-        endless.corrected(state, batch)
+        endless.prepare(state, batch)

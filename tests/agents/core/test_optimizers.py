@@ -14,16 +14,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from steppe.agents._base import TrainState
+from steppe.agents.core.learning_rate import LearningRate
 from steppe.agents.core.normalizers import empty
-from steppe.agents.core.optimizers import (
-    OptimizerSettings,
-    gradient_of,
-    innermost,
-    learning_rate_schedule,
-    make_transform,
-    step,
-    steps_of,
-)
+from steppe.agents.core.optimizers import OptimizerSettings, innermost, make_transform, steps_of
+from steppe.agents.core.wrapped_steps import gradient_of, wrapped_step
 from steppe.errors import SpecError, UserError
 from steppe.specs.learning.optimizer import OptimizerSpec
 
@@ -160,7 +154,7 @@ FALLING = {
 @pytest.mark.parametrize("decay", FALLING)
 def test_a_falling_learning_rate_has_its_shape_and_stays_where_it_ends(decay):
     settings = OptimizerSettings(learning_rate=0.1, learning_rate_decay=decay, final_learning_rate=0.01)
-    rate = learning_rate_schedule(settings, 8, settings.learning_rate)
+    rate = LearningRate.of(settings, 8, settings.learning_rate).schedule()
     for update in (0, 1, 4, 7, 8, 12, 1000):
         assert float(rate(update)) == pytest.approx(FALLING[decay](min(update / 8, 1.0)), rel=1e-4)
     path = run("adam", rate)
@@ -173,7 +167,7 @@ def test_a_learning_rate_that_falls_to_zero_ends_the_steps(decay):
     settings = OptimizerSettings(learning_rate=0.1, learning_rate_decay=decay)
     path = run(
         "gradient_descent",
-        learning_rate_schedule(settings, 8, settings.learning_rate),
+        LearningRate.of(settings, 8, settings.learning_rate).schedule(),
         gradients=np.ones((12, 3), np.float32),
     )
     assert np.all(path[7] != path[6])
@@ -181,7 +175,8 @@ def test_a_learning_rate_that_falls_to_zero_ends_the_steps(decay):
 
 
 def test_a_learning_rate_that_does_not_fall_is_the_number_itself():
-    assert learning_rate_schedule(OptimizerSettings(), None, 0.1) == 0.1
+    rate = LearningRate.of(OptimizerSettings(), None, 0.1)
+    assert rate.schedule() == rate.on_host() == 0.1
 
 
 @pytest.mark.parametrize("decay", FALLING)
@@ -189,7 +184,7 @@ def test_a_falling_learning_rate_without_an_end_is_refused(decay):
     settings = OptimizerSettings(learning_rate_decay=decay, final_learning_rate=0.001)
     sentence = f'^learning_rate_decay "{decay}" needs total_timesteps, to know when it ends$'
     with pytest.raises(UserError, match=sentence):
-        learning_rate_schedule(settings, None, settings.learning_rate)
+        LearningRate.of(settings, None, settings.learning_rate)
 
 
 def test_an_exponential_fall_to_zero_is_refused(checked):
@@ -245,7 +240,7 @@ POINTS = Points(jnp.asarray(np.random.default_rng(1).normal(1.0, 1.0, (20, 3)), 
 
 def stepped(spec, bowl=None, batch=POINTS):
     bowl = bowl or Bowl()
-    return jax.jit(lambda state: step(read(spec), bowl, state, batch))(bowl.state())
+    return jax.jit(lambda state: wrapped_step(read(spec), bowl, state, batch))(bowl.state())
 
 
 def test_a_plain_optimiser_takes_one_step_down_the_gradient():
@@ -290,7 +285,7 @@ def test_a_clipped_step_changes_no_parameter_by_more_than_its_value():
 def test_a_subsampling_step_sees_a_random_part_of_the_batch():
     spec = {"type": "subsampling_step", "fraction": 0.25, "optimizer": "gradient_descent"}
     bowl = Bowl()
-    take = jax.jit(lambda state: step(read(spec), bowl, state, POINTS))
+    take = jax.jit(lambda state: wrapped_step(read(spec), bowl, state, POINTS))
     state, seen = bowl.state(), []
     for _ in range(8):
         after, _ = take(state)

@@ -132,7 +132,7 @@ def test_the_two_networks_of_an_error_are_perturbed_independently(make_agent, sh
     batch = batch._replace(
         next_observations=batch.observations, rewards=np.zeros(12, np.float32), discounts=np.ones(12, np.float32)
     )
-    taken = agent.q.taken(agent.online_values(jnp.asarray(state.params), state, batch), batch.actions)
+    taken = agent.q.chosen(agent.online_values(jnp.asarray(state.params), state, batch), batch.actions)
     targets = agent.targets(state, batch)
     best = agent.q.values(agent.layout.split(state.params), batch.observations)[..., 0].max(-1)
     assert np.any(np.abs(targets[:, 0, 0] - best) > 1e-3)

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from steppe.agents.core.kernels import in_one_kernel
-from steppe.agents.core.optimizers import OptimizerSettings, learning_rate_schedule, make_transform
+from steppe.agents.core.learning_rate import LearningRate
+from steppe.agents.core.optimizers import OptimizerSettings, make_transform
 from steppe.errors import CheckpointError, UserError
 from steppe.runners.engines import shared_optimizers
-from steppe.runners.engines.shared_optimizers import SharedOptimizer, UpdateRule, learning_rate, shared_steps
+from steppe.runners.engines.shared_optimizers import SharedOptimizer, UpdateRule, shared_steps
 from steppe.specs.learning.optimizer import OptimizerSpec
 
 KINDS = {
@@ -104,9 +105,9 @@ def test_a_step_that_a_compiled_program_tells_is_the_same(kind):
 @pytest.mark.parametrize("decay", ["linear", "exponential", "cosine"])
 def test_a_falling_rate_falls_in_a_compiled_program_too(decay):
     options = OptimizerSettings(learning_rate=0.5, learning_rate_decay=decay, final_learning_rate=0.1)
-    rule = UpdateRule(spec_of("gradient_descent"), learning_rate_schedule(options, 40, 0.5))
+    rule = UpdateRule(spec_of("gradient_descent"), LearningRate.of(options, 40, 0.5).schedule())
     computed_by = jax.jit(in_one_kernel(lambda taken: rule.compute(jnp.ones(3), jnp.zeros((0, 3)), taken, jnp).change))
-    falls = learning_rate(options, 40, 0.5)
+    falls = LearningRate.of(options, 40, 0.5).on_host()
     for taken in (0, 13, 40, 60):
         np.testing.assert_allclose(computed_by(taken), np.full(3, falls(taken)), rtol=1e-5)
 
@@ -125,7 +126,8 @@ def test_what_others_have_added_to_statistics_since_they_were_read_stays():
 @pytest.mark.parametrize("decay", ["linear", "exponential", "cosine"])
 def test_learning_rates_fall_as_those_of_optax_do(decay):
     options = OptimizerSettings(learning_rate=1e-2, learning_rate_decay=decay, final_learning_rate=1e-4)
-    ours, theirs = (make(options, 50, 2e-2) for make in (learning_rate, learning_rate_schedule))
+    rate = LearningRate.of(options, 50, 2e-2)
+    ours, theirs = rate.on_host(), rate.schedule()
     for taken in (0, 1, 17, 49, 50, 80):
         assert ours(taken) == pytest.approx(float(theirs(taken)), rel=1e-5)
 
@@ -133,7 +135,7 @@ def test_learning_rates_fall_as_those_of_optax_do(decay):
 def test_a_falling_learning_rate_needs_to_know_when_it_ends():
     options = OptimizerSettings(learning_rate_decay="linear")
     with pytest.raises(UserError, match="needs total_timesteps"):
-        learning_rate(options, None, 0.1)
+        LearningRate.of(options, None, 0.1)
 
 
 def test_a_step_by_schedule_uses_the_number_of_steps_before_it():

@@ -1,4 +1,4 @@
-"""What agents for continuous actions share: an actor whose actions lie within +-1, and critics that value them."""
+"""Agents for continuous actions: an actor whose actions lie within +-1, and critics that value them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 from pydantic import model_validator
 
 from steppe.agents._base import ActorParams, AgentContext, Internals, TrainState, normalizer_tensors
+from steppe.agents.core.loss_optimizer import LossOptimizer, slot_of
 from steppe.agents.core.off_policy import MemorySettings, OffPolicy, OffPolicySettings
-from steppe.agents.core.optimizers import has_part, learning_rate_schedule, make_transform
+from steppe.agents.core.optimizers import has_part, steps_of
 from steppe.errors import SpecError, UserError
 from steppe.networks import Network, apply_head, default_layers, head
 from steppe.policies import heads
@@ -27,7 +27,7 @@ ACTION = "action"
 
 
 class ContinuousSettings(OffPolicySettings):
-    """What every agent with an actor and critics can be told."""
+    """Settings of every agent with an actor and critics."""
 
     learning_starts: Natural = 1_000
     """How many timesteps are collected, with actions from anywhere in their range, before the first update."""
@@ -66,6 +66,7 @@ S = TypeVar("S", bound=ContinuousSettings)
 class ActorAndCritics(OffPolicy[S], Generic[S]):
     """An actor and `critics` critics; parameters {"actor": {...}, "critic_0": {...}, ...}."""
 
+    lists_optimizers = True
     critics = 1
 
     def __init__(self, settings: S, context: AgentContext) -> None:
@@ -80,12 +81,6 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         joined = Box((width,), (float("-inf"),), (float("inf"),), "float32")
         self.critic = Network(rest, joined, "lecun", {"regularization"})
         super().__init__(settings, context)
-        self.first_of_critics = self.layout.start_of("critic_0")
-        rate = learning_rate_schedule(
-            settings, self.total_updates(), settings.critic_learning_rate or settings.learning_rate
-        )
-        optimizer = settings.critic_optimizer or settings.optimizer
-        self.critic_transform = make_transform(optimizer, rate, settings.max_gradient_norm)
         layers = (*self.layers.root, *critic.root)
         if any(layer.type == "dropout" or getattr(layer, "dropout", None) for layer in layers):
             raise SpecError(f'agent "{self.type}" learns from its own estimates, which dropout blurs; leave it out')
@@ -113,12 +108,12 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         return params
 
     def outputs(self, actor_params: ActorParams, observations: Array, internals: Internals) -> tuple[Array, Internals]:
-        """What the actor puts out."""
+        """Of the actor."""
         observations = self.normalized(actor_params.observations, observations)
         return self.act_on(self.layout.split(actor_params.params), observations), internals
 
     def exploration(self, timestep: Any, xp: Any) -> dict[str, Any]:
-        """Anything goes until learning starts."""
+        """Uniformly random actions until learning starts."""
         return {"epsilon": xp.where(timestep < self.settings.learning_starts, 1.0, 0.0)}
 
     def act_on(self, params: dict[str, Any], observations: Array) -> Array:
@@ -127,7 +122,7 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         return apply_head(actor["head"], self.actor_network.apply(actor["torso"], observations))
 
     def values(self, params: dict[str, Any], observations: Array, actions: Array) -> list[Array]:
-        """What each critic thinks of actions [B, A]: a list of [B].
+        """The value of actions [B, A] by each critic: a list of [B].
 
         Several critics are one product [critics, B, ...] a layer, which XLA's threads share better than one each.
         """
@@ -142,35 +137,28 @@ class ActorAndCritics(OffPolicy[S], Generic[S]):
         return list(jax.vmap(value)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *critics)))
 
     def penalty(self, params: dict[str, Any]) -> Any:
-        """What the layers' regularisation adds to the loss."""
+        """The layers' regularisation, as a term of the loss."""
         total = self.actor_network.penalty(params["actor"]["torso"])
         for index in range(self.critics):
             critic = params[f"critic_{index}"]
             total = total + self.encoder.penalty(critic["encoder"]) + self.critic.penalty(critic["torso"])
         return total
 
-    def init(self, key: Array) -> TrainState:
-        """Actor and critics have an optimiser each."""
-        state = super().init(key)
-        actor, critics = self._parted(state.params)
-        optimizers = [jax.jit(self.transform.init)(actor), jax.jit(self.critic_transform.init)(critics)]
-        return state._replace(optimizer=optimizers)
+    @property
+    def first_of_critics(self) -> int:
+        """Where the critics' parameters begin."""
+        return self.layout.start_of("critic_0")
 
-    def apply(self, state: TrainState, gradients: Array) -> TrainState:
-        """One step of both optimisers, and the targets follow."""
-        params, steps = self._parted(state.params), self._parted(gradients)
-        moved, optimizers = [], []
-        for index, transform in enumerate((self.transform, self.critic_transform)):
-            step, optimizer = transform.update(steps[index], state.optimizer[index], params[index])
-            moved.append(optax.apply_updates(params[index], step))
-            optimizers.append(optimizer)
-        updates = state.updates + 1
-        stepped = state._replace(params=jnp.concatenate(moved), optimizer=optimizers, updates=updates)
-        return self.moved_target(stepped, state.updates)
-
-    def _parted(self, vector: Any) -> tuple[Any, Any]:
-        """(the actor's part, everything else)."""
-        return vector[: self.first_of_critics], vector[self.first_of_critics :]
+    @property
+    def optimizers(self) -> tuple[LossOptimizer, ...]:
+        """Actor and critics follow the gradient of one loss with an optimiser each."""
+        settings, border = self.settings, self.first_of_critics
+        spec, rate = settings.optimizer, settings.learning_rate
+        critic_spec, critic_rate = settings.critic_optimizer or spec, settings.critic_learning_rate or rate
+        steps = steps_of(spec)
+        actor = slot_of(self, spec, rate, 0, border, steps, self.target_sync.delay)
+        critics = slot_of(self, critic_spec, critic_rate, border, None, steps)
+        return (LossOptimizer(self, spec, (actor, critics)),)
 
     def policy_tensors(self, state: TrainState) -> dict[str, np.ndarray]:
         """The actor with its normaliser; the critics stay behind."""

@@ -1,14 +1,12 @@
-"""What agents share that learn from a replay memory: when they learn, from how much, and how their targets move."""
+"""Agents that learn from a replay memory: settings, when they learn, from how much, and how their targets move."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 from pydantic import model_validator
 
@@ -16,8 +14,8 @@ from steppe.agents._base import (
     Agent,
     AgentContext,
     Metrics,
+    TargetSync,
     TrainState,
-    Trajectory,
     Transitions,
     fresh_state,
     host_generator,
@@ -25,16 +23,8 @@ from steppe.agents._base import (
 )
 from steppe.agents.core import normalizers
 from steppe.agents.core.layout import Layout
-from steppe.agents.core.optimizers import (
-    OptimizerSettings,
-    gradient_of,
-    has_part,
-    innermost,
-    learning_rate_schedule,
-    make_transform,
-    step,
-    steps_of,
-)
+from steppe.agents.core.loss_optimizer import LossOptimizer, Terms, slot_of
+from steppe.agents.core.optimizers import OptimizerSettings, has_part, innermost
 from steppe.errors import UserError
 from steppe.memories import Replay, frames_for, stored_dtype
 from steppe.specs._base import Count, Flag, Natural, Spec, Unit
@@ -106,6 +96,15 @@ class OffPolicySettings(OptimizerSettings):
     memory: MemorySettings = MemorySettings()
     """The replay memory."""
 
+    def horizon_for(self, num_envs: int) -> int:
+        """As set."""
+        return self.update_frequency
+
+    @property
+    def timesteps_before_learning(self) -> int:
+        """As set, but no more than the memory has room for."""
+        return min(self.learning_starts, self.memory.capacity)
+
     @model_validator(mode="after")
     def _fits_together(self) -> OffPolicySettings:
         if self.memory.capacity < self.batch_size:
@@ -126,14 +125,15 @@ class OffPolicy(Agent[S], Generic[S]):
     experience: ClassVar[Literal["trajectories", "transitions", "none"]] = "transitions"
     default_num_envs = 1
     workers = 1
-    """How many, each with a memory of its own, collect for one model; each waits for its share of learning_starts."""
-    waits = 1
-    """How many of their waits the updates of the experiment are fewer by: all but where workers update together."""
+    """How many workers, each with a memory of its own, collect for one model; each waits for a share of
+    learning_starts."""
+    waiting_workers = 1
+    """How many of them delay updates by that: 1 if all make each update together."""
 
     def __init__(self, settings: S, context: AgentContext) -> None:
         super().__init__(settings, context)
         self.horizon = settings.update_frequency
-        self.memory = Replay(
+        self.memory: Any = Replay(
             capacity=settings.memory.capacity,
             num_envs=context.num_envs,
             horizon=self.horizon,
@@ -145,100 +145,93 @@ class OffPolicy(Agent[S], Generic[S]):
             frames=frames_for(context.observation.shape, stored_dtype(context.observation), context.stacked_frames),
         )
         self.layout = Layout(self.draw_params(None))
-        rate = learning_rate_schedule(settings, self.total_updates(), settings.learning_rate)
-        self.transform = make_transform(settings.optimizer, rate, settings.max_gradient_norm)
+        # A falling learning rate needs an end.
+        _ = self.slots
 
     @abstractmethod
     def draw_params(self, rng: np.random.Generator | None) -> dict[str, Any]:
         """Fresh parameters as nested dicts; without a generator only their shapes count."""
 
     @abstractmethod
-    def losses(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
-        """The scalar to minimise, and metrics, among them "priorities" [B]: what prioritised replay goes by."""
+    def loss(self, params: Array, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
+        """The scalar to minimise, and metrics; "priorities" [B] are the errors that prioritised replay draws by."""
 
-    def init(self, key: Array) -> TrainState:
-        """The targets start as copies."""
-        params = self.layout.join(self.draw_params(host_generator(key)))
-        return fresh_state(self, params, params.copy(), jax.jit(self.transform.init)(params), key)
+    def loss_terms(
+        self, params: Array, state: TrainState, batch: Transitions, terms: Terms, index: Any
+    ) -> tuple[Array, Metrics]:
+        """All of the loss: one optimiser, or one for each part, follows its gradient."""
+        return self.loss(params, state, batch)
 
-    @property
-    def updates_per_experience(self) -> int:
-        """As set."""
-        return self.settings.updates * steps_of(self.settings.optimizer)
-
-    @property
-    def first_update(self) -> int:
-        """How many timesteps the memory must hold before the first update; no more than it has room for."""
-        return self._first_update(self.settings.batch_size)
-
-    def _first_update(self, least: int) -> int:
-        share = -(-self.settings.learning_starts // self.workers)
-        return min(max(share, least), self.memory.rows * self.memory.num_envs)
-
-    def gradients(self, state: TrainState, batch: Transitions) -> tuple[Array, Metrics]:
-        """The gradient [P] of the loss over a batch."""
-        key = jax.random.fold_in(state.key, state.updates)
-
-        def loss(params: Array) -> tuple[Array, Metrics]:
-            value, metrics = self.losses(params, state, batch)
-            return value, {"loss": value, **metrics}
-
-        return gradient_of(self.settings.optimizer, loss, state.params, key)
-
-    def loss(self, params: Array, state: TrainState, batch: Transitions) -> Array:
-        """The scalar alone."""
-        return self.losses(params, state, batch)[0]
-
-    def apply(self, state: TrainState, gradients: Array) -> TrainState:
-        """One optimiser step, and now and then the targets move."""
-        steps, optimizer = self.transform.update(gradients, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, steps)
-        moved = state._replace(params=params, optimizer=optimizer, updates=state.updates + 1)
-        return self.moved_target(moved, state.updates)
-
-    def pmean(self, values: Array) -> Array:
-        """There is one device."""
-        return values
-
-    def after_step(self, before: TrainState, moved: TrainState) -> TrainState:
-        """The targets move towards the parameters that were really reached."""
-        return self.moved_target(moved._replace(target=before.target), before.updates)
-
-    def in_trust_region(self, params: Array, state: TrainState, batch: Any) -> Any:
-        """A step may be of any length."""
-        return True
-
-    def moved_target(self, state: TrainState, before: Any) -> TrainState:
-        """Every target_sync_frequency updates, of which there were `before`, the targets follow the parameters."""
-        settings = self.settings
-        weight: Any = settings.target_update_weight
-        if (frequency := settings.target_sync_frequency) > 1:
-            weight = jnp.where(state.updates // frequency > before // frequency, weight, 0.0)
-        return state._replace(target=state.target + weight * (state.params - state.target))
-
-    def update(self, state: TrainState, experience: Transitions) -> tuple[TrainState, Metrics]:
-        """One step of the optimiser, whatever it wraps; the metrics carry each transition's priority."""
-        return step(self.settings.optimizer, self, state, self.corrected(state, experience))
-
-    def corrected(self, state: TrainState, batch: Transitions) -> Transitions:
-        """With importance weights as far as the experiment has come."""
+    def prepare(self, state: TrainState, experience: Transitions) -> Transitions:
+        """With importance weights as far as the experiment has come (final_importance_exponent)."""
         start, end = self.settings.memory.importance_exponent, self.settings.memory.final_importance_exponent
         if end is None:
-            return batch
+            return experience
         total = self.total_updates()
         if total is None:
             raise UserError("memory.final_importance_exponent needs total_timesteps, to know when it is reached")
         exponent = start + (end - start) * jnp.minimum(state.updates / total, 1.0)
         # The memory drew its weights with the first exponent; they are powers of the same base.
-        return batch._replace(weights=batch.weights ** (exponent / start))
+        return experience._replace(weights=experience.weights ** (exponent / start))
 
-    def observe(self, state: TrainState, trajectory: Trajectory) -> TrainState:
-        """What the normalisers take from newly collected timesteps [T, N, ...]."""
-        if self.normalizes_observations:
-            state = state._replace(observations=normalizers.merge(state.observations, trajectory.observations))
-        if self.context.normalize_rewards:
-            state = state._replace(returns=normalizers.merge(state.returns, trajectory.running_returns))
-        return state
+    def update(self, state: TrainState, experience: Transitions) -> tuple[TrainState, Metrics]:
+        """One step of the optimiser, whatever it wraps; the metrics carry each transition's priority."""
+        return self.step(state, self.prepare(state, experience))
+
+    def after_step(self, before: TrainState, moved: TrainState) -> TrainState:
+        """The target network moves towards the parameters: every target_sync_frequency updates."""
+        sync = self.target_sync
+        weight: Any = sync.weight
+        if sync.frequency > 1:
+            weight = jnp.where(moved.updates // sync.frequency > before.updates // sync.frequency, weight, 0.0)
+        target = before.target + weight * (moved.params - before.target)
+        if sync.delay > 1:
+            target = jnp.where(moved.updates // sync.delay > before.updates // sync.delay, target, before.target)
+        return moved._replace(target=target)
+
+    def init(self, key: Array) -> TrainState:
+        """The targets start as copies."""
+        params = self.layout.join(self.draw_params(host_generator(key)))
+        return fresh_state(self, params, params.copy(), key)
+
+    @property
+    def discount(self) -> float:
+        """As set."""
+        return self.settings.discount
+
+    @property
+    def optimizers(self) -> tuple[LossOptimizer, ...]:
+        """One for all parameters."""
+        spec = self.settings.optimizer
+        return (LossOptimizer(self, spec, (slot_of(self, spec, self.settings.learning_rate),)),)
+
+    @property
+    def target_sync(self) -> TargetSync:
+        """As set."""
+        return TargetSync(self.settings.target_sync_frequency, self.settings.target_update_weight)
+
+    @property
+    def batches_per_rollout(self) -> int:
+        """As set."""
+        return self.settings.updates
+
+    def for_workers(self, count: int, shares_memory: bool = True, updates_together: bool = False) -> Self:
+        """Each waits for its share of learning_starts."""
+        memory = self.memory
+        if shares_memory:
+            memory = memory.with_capacity(max(-(-memory.capacity // count), self.settings.batch_size))
+        return self._replaced(memory=memory, workers=count, waiting_workers=1 if updates_together else count)
+
+    @property
+    def first_update(self) -> int:
+        """How many timesteps the memory must hold before the first update; no more than it has room for."""
+        share = -(-self.settings.learning_starts // self.workers)
+        return min(max(share, self.own_batch_size), self.memory.rows * self.memory.num_envs)
+
+    @property
+    def own_batch_size(self) -> int:
+        """How many transitions of each batch are the agent's own."""
+        return self.settings.batch_size
 
     def normalized_batch(self, state: TrainState, batch: Transitions) -> Transitions:
         """Observations and rewards as the losses take them."""
@@ -257,11 +250,10 @@ class OffPolicy(Agent[S], Generic[S]):
         """The acting network with its normaliser."""
         return self.layout.named(np.array(state.params)) | normalizer_tensors(self, state)
 
-    def total_updates(self) -> int | None:
-        """How many updates the whole experiment takes, where that is known."""
-        total = self.context.total_timesteps
-        if total is None:
+    def total_batches(self) -> int | None:
+        """Fewer than rollouts give, since learning begins late."""
+        rollouts = self.total_rollouts()
+        if rollouts is None:
             return None
-        each = self.horizon * self.context.num_envs
-        waiting = self.waits * (-(-self.first_update // each) - 1)
-        return max(-(-total // each) - waiting, 1) * self.updates_per_experience
+        waiting = self.waiting_workers * (-(-self.first_update // (self.horizon * self.context.num_envs)) - 1)
+        return max(rollouts - waiting, 1) * self.batches_per_rollout

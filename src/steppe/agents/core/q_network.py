@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from steppe.networks import Network, apply_head, head
+from steppe.specs.learning.exploration import EpsilonAnneal
 from steppe.specs.spaces import Discrete, MultiDiscrete
 
 SIGMA = 0.5
@@ -55,7 +56,7 @@ class QNetwork:
         """[B, options, quantiles] -> one array for each choice."""
         return [values] if self.is_single else [values[..., part, :] for part in self.slices]
 
-    def taken(self, values: Array, actions: Array) -> Array:
+    def chosen(self, values: Array, actions: Array) -> Array:
         """The values of the actions [B] or [B, choices] -> [B, choices, quantiles]."""
         columns = [actions] if self.is_single else [actions[..., index] for index in range(len(self.slices))]
         # Compared with every option instead of looked up, since that differentiates faster.
@@ -104,6 +105,16 @@ class QNetwork:
 
     def _by_option(self, outputs: Array) -> Array:
         return outputs.reshape(*outputs.shape[:-1], self.options, self.quantiles)
+
+
+def anneals_to_default(settings: Any) -> bool:
+    """Whether the share of random actions falls linearly to where the agent's defaults say."""
+    exploration, default = settings.exploration, type(settings).model_fields["exploration"].default
+    if not isinstance(exploration, EpsilonAnneal):
+        return False
+    # Files that write every default out, and overrides of something else, spell out the agent's own as well.
+    usual = default.final_epsilon if isinstance(default, EpsilonAnneal) else None
+    return "final_epsilon" not in exploration.model_fields_set or exploration.final_epsilon == usual
 
 
 def _with_noise(params: dict[str, Array], key: Array) -> dict[str, Array]:

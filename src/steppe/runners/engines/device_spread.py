@@ -11,9 +11,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from steppe.agents._base import Agent
+from steppe.agents._base import DEVICE_AXIS, Agent
 
-AXIS = "shards"
+AXIS = DEVICE_AXIS
 EVERYWHERE = P()
 """The same on every device."""
 
@@ -23,8 +23,6 @@ class DeviceSpread:
 
     def __init__(self, agent: Agent[Any]) -> None:
         self.shards = agent.context.shards
-        if self.shards > 1:
-            agent.axis = AXIS
 
     def over_devices(self, function: Callable[..., Any], takes: Any, gives: Any) -> Callable[..., Any]:
         """The function on all devices at once; `takes` and `gives` are trees of PartitionSpecs."""

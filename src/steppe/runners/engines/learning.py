@@ -37,10 +37,9 @@ def begin(agent: Agent[Any], key: Array, pretrains: bool = True) -> Learner:
     """The initial learner, after pretraining on demonstrations unless `pretrains` is false."""
     memory: Any = ()
     if agent.experience == "transitions":
-        memory = agent.memory.init(example_of(agent))  # type: ignore[attr-defined]
+        memory = agent.memory.init(example_of(agent))
     learner = Learner(agent.init(key), memory)
-    updates: int = getattr(agent, "pretraining_updates", 0)
-    return _pretrained(agent, learner) if pretrains and updates else learner
+    return _pretrained(agent, learner) if pretrains and agent.pretraining_updates else learner
 
 
 def per_step_rewards(agent: Agent[Any]) -> RewardPreprocessing | None:

@@ -13,12 +13,11 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from steppe.errors import CheckpointError, UserError
-from steppe.specs.learning.learning_rate import decayed_rate
 from steppe.specs.learning.optimizer import (
     Adadelta,
     Adagrad,
@@ -35,10 +34,6 @@ from steppe.specs.learning.optimizer import (
     RMSProp,
     SubsamplingStep,
 )
-
-if TYPE_CHECKING:
-    # Only its name: a parameter server needs no JAX.
-    from steppe.agents.core.optimizers import OptimizerSettings
 
 BLOCK = 16_384
 """The parameters of one pass: they stay in a core's cache over several operations."""
@@ -168,19 +163,6 @@ def shared_steps(spec: OptimizerSpec, run_mode: str) -> Steps:
         f'in run_mode "{run_mode}" optimizers wrap each other in this order only: multi_step, subsampling_step, '
         f'clipped_step, one that wraps none; "{kind.type}" is out of its place'
     )
-
-
-def learning_rate(settings: OptimizerSettings, total_updates: int | None, start: float) -> Schedule:
-    """The same rates as `steppe.agents.core.optimizers.learning_rate_schedule`, without JAX."""
-    end = settings.final_learning_rate * start / settings.learning_rate
-    if settings.learning_rate_decay == "none":
-        return start
-    if total_updates is None:
-        raise UserError(
-            f'learning_rate_decay "{settings.learning_rate_decay}" needs total_timesteps, to know when it ends'
-        )
-    decay, last = settings.learning_rate_decay, total_updates
-    return lambda taken: decayed_rate(decay, start, end, min(taken / last, 1.0))
 
 
 class _Kind(ABC):

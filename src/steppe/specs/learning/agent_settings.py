@@ -23,6 +23,29 @@ class AgentSettings(Settings):
     _notices: Notices = PrivateAttr(default_factory=Notices)
 
     @property
+    def counts_episodes(self) -> bool:
+        """Whether rollouts end after a number of episodes."""
+        return False
+
+    def horizon_for(self, num_envs: int) -> int:
+        """How many timesteps each environment takes between two updates."""
+        raise NotImplementedError
+
+    @property
+    def minibatch_count(self) -> int:
+        """Into how many equal minibatches each rollout must be cut."""
+        return 1
+
+    def minibatch_size(self, timesteps: int) -> int:
+        """How many of a rollout's timesteps each optimiser step learns from."""
+        return timesteps
+
+    @property
+    def timesteps_before_learning(self) -> int:
+        """How many timesteps are collected before the first update; 0 if it learns from the first rollout on."""
+        return 0
+
+    @property
     def notices(self) -> tuple[str, ...]:
         """What a user should know of how the settings were understood; no part of the value."""
         return self._notices.sentences

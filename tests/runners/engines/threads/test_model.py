@@ -32,7 +32,7 @@ def make(type="a3c", action=None, normalizes=False, **settings):
         normalize_rewards=normalizes,
     )
     agent = agents.make(AgentSpec.model_validate({"type": type, **PLAIN, **settings}), situation)
-    return SharedModel(agent, plan_for(agent, 2), agent.init(jax.random.key(0)))
+    return SharedModel(agent, plan_for(agent.for_workers(2)), agent.init(jax.random.key(0)))
 
 
 def step(model, phase=0, gradient=1.0, turn=0):

@@ -82,7 +82,7 @@ class Rollout:
             ended = terminated | truncated
             returns = envs.returns + rewards
             learned = rewards if self.preprocess is None else self.preprocess(rewards, jnp)
-            running_returns = self._discount * envs.running_returns + learned
+            running_returns = self.agent.discount * envs.running_returns + learned
             trajectory = Trajectory(
                 observations,
                 actions,
@@ -132,10 +132,6 @@ class Rollout:
 
         envs, _, _ = jax.lax.while_loop(is_going, step, (envs, jnp.zeros(episodes, bool), key))
         return envs.returns, envs.lengths
-
-    @property
-    def _discount(self) -> float:
-        return getattr(self.agent.settings, "discount", 1.0)
 
     def _initial_internals(self, num_envs: int) -> Internals:
         return jax.tree.map(jnp.asarray, self.agent.initial_internals((num_envs,)))

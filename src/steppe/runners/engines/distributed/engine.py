@@ -171,7 +171,7 @@ class DistributedEngine(Engine):
 
     def _fresh(self, seed: int, pretrains: bool) -> TrainState:
         """The agent's initial state, which is kept as a template for policies."""
-        if pretrains and getattr(self.agent, "pretraining_updates", False):
+        if pretrains and self.agent.pretraining_updates:
             state = begin(self.agent, keys.make(seed)).agent
         else:
             state = self.agent.init(keys.make(seed))

@@ -17,13 +17,9 @@ import optax
 from jax import Array
 
 from steppe.agents._base import Agent, TrainState
-from steppe.agents.core.actor_critic import ActorCritic
-from steppe.agents.core.continuous import ActorAndCritics
-from steppe.agents.core.off_policy import OffPolicy
 from steppe.agents.core.optimizers import make_transform
-from steppe.agents.pqn import PQN
 from steppe.errors import UserError
-from steppe.runners.engines.shared_optimizers import Schedule, learning_rate, shared_steps
+from steppe.runners.engines.shared_optimizers import Schedule, shared_steps
 from steppe.specs.learning.optimizer import OptimizerSpec
 
 RUN_MODE = "distributed"
@@ -69,28 +65,25 @@ def parts_of(agent: Agent[Any]) -> list[OptimizerRange]:
     """What the parameter servers step with; a UserError that says why an agent cannot be trained by them."""
     if agent.type in REFUSED:
         raise UserError(REFUSED[agent.type])
+    if len({shared_steps(each.spec, RUN_MODE).repeats for each in agent.optimizers}) > 1:
+        raise UserError(
+            "optimizer and baseline_optimizer take different numbers of steps on each batch (multi_step), but "
+            f'in run_mode "{RUN_MODE}" all parameters are stepped together; give both the same, or use one'
+        )
     return [
-        OptimizerRange(start, stop, shared_steps(spec, RUN_MODE).optimizer, learning_rate(agent.settings, total, first))
-        for start, stop, spec, first, total in _optimizers(agent)
+        OptimizerRange(slot.start, slot.stop, shared_steps(slot.spec, RUN_MODE).optimizer, slot.rate.on_host())
+        for slot in agent.slots
     ]
 
 
 def steps_per_rollout(agent: Agent[Any]) -> int:
     """How many gradients one rollout gives at most."""
-    return agent.updates_per_experience // (len(agent.parts) if isinstance(agent, ActorCritic) else 1)
+    return agent.batches_per_rollout * agent.optimizers[0].steps
 
 
-def keep_tape(agent: Agent[Any], rows: int) -> None:
-    """Lets the agent's optimisers remember their last `rows` gradients; call it before `init`."""
-    norm = getattr(agent.settings, "max_gradient_norm", None)
-    transforms = [taped(spec, norm, rows) for _, _, spec, _, _ in _optimizers(agent)]
-    if isinstance(agent, ActorCritic):
-        for part, transform in zip(agent.parts, transforms, strict=True):
-            part.transform = transform
-    elif isinstance(agent, ActorAndCritics):
-        agent.transform, agent.critic_transform = transforms
-    else:
-        agent.transform = transforms[0]  # type: ignore[attr-defined]
+def with_tapes(agent: Agent[Any], rows: int) -> Agent[Any]:
+    """The same agent, whose optimisers remember their last `rows` gradients."""
+    return agent.with_transforms(lambda slot: taped(slot.spec, slot.max_gradient_norm, rows))
 
 
 def rates_from(part: OptimizerRange, version: int, rows: int) -> np.ndarray:
@@ -145,41 +138,6 @@ def taped(spec: OptimizerSpec, max_gradient_norm: float | None, rows: int) -> op
         return tape.rates[tape.count] * steps, Tape(state, written, tape.count + 1, tape.rates)
 
     return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
-
-
-def _optimizers(agent: Any) -> list[tuple[int, int, OptimizerSpec, float, int | None]]:
-    """(first parameter, end, optimiser, its first learning rate, how many steps it will take) of each optimiser."""
-    settings, size = agent.settings, agent.layout.size
-    if isinstance(agent, ActorCritic):
-        counts = {shared_steps(part.spec, RUN_MODE).repeats for part in agent.parts}
-        if len(counts) > 1:
-            raise UserError(
-                "optimizer and baseline_optimizer take different numbers of steps on each batch (multi_step), but "
-                f'in run_mode "{RUN_MODE}" all parameters are stepped together; give both the same, or use one'
-            )
-        batches = agent.total_batches
-        total = None if batches is None else batches * counts.pop()
-        if len(agent.parts) == 1:
-            return [(0, size, settings.optimizer, settings.learning_rate, total)]
-        border = agent.layout.start_of("value")
-        return [
-            (0, border, settings.optimizer, settings.learning_rate, total),
-            (border, size, settings.baseline_optimizer, settings.baseline_learning_rate, total),
-        ]
-    if isinstance(agent, ActorAndCritics):
-        border, total = agent.first_of_critics, agent.total_updates()
-        rate = settings.critic_learning_rate or settings.learning_rate
-        return [
-            (0, border, settings.optimizer, settings.learning_rate, total),
-            (border, size, settings.critic_optimizer or settings.optimizer, rate, total),
-        ]
-    if isinstance(agent, OffPolicy):
-        return [(0, size, settings.optimizer, settings.learning_rate, agent.total_updates())]
-    assert isinstance(agent, PQN)
-    timesteps = agent.context.total_timesteps
-    rollouts = None if timesteps is None else -(-timesteps // (agent.horizon * agent.context.num_envs))
-    total = None if rollouts is None else rollouts * agent.updates_per_experience
-    return [(0, size, settings.optimizer, settings.learning_rate, total)]
 
 
 def _tapes(optimizer: Any) -> list[Tape]:

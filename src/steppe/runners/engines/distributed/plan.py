@@ -28,9 +28,10 @@ def worker_engine(spec: ExperimentSpec) -> Engine:
     from steppe.runners.setup import make_engine
 
     engine = make_engine(worker_spec(spec), shards=1, xla_threads=1)
-    if engine.agent.experience == "transitions":
-        engine.agent.workers = spec.num_workers
-        engine.agent.waits = 1 if spec.distributed.synchronous else spec.num_workers
+    # The engine's spec gives the memory one worker's share already.
+    engine.agent = engine.agent.for_workers(
+        spec.num_workers, shares_memory=False, updates_together=spec.distributed.synchronous
+    )
     return engine
 
 
@@ -60,7 +61,7 @@ def rollouts_per_push(spec: ExperimentSpec, agent: Agent[Any]) -> int:
     if spec.distributed.rollouts_per_push is not None:
         return spec.distributed.rollouts_per_push
     steps = steps_per_rollout(agent)
-    size: int = agent.layout.size  # type: ignore[attr-defined]
+    size = agent.layout.size
     return max(1, min(GRADIENTS_PER_PUSH[agent.experience] // steps, MOST_NUMBERS_PER_PUSH // (size * steps)))
 
 
@@ -85,6 +86,6 @@ def shard_config(
     return ShardConfig(
         segments=segments,
         max_staleness=spec.distributed.max_staleness,
-        target_sync_frequency=getattr(agent.settings, "target_sync_frequency", 0),
-        target_update_weight=getattr(agent.settings, "target_update_weight", 0.0),
+        target_sync_frequency=agent.target_sync.frequency,
+        target_update_weight=agent.target_sync.weight,
     )

@@ -21,12 +21,12 @@ from steppe.runners.engines.compiled import compiled_window
 from steppe.runners.engines.compiled.compiled_window import CompiledWindow, empty_window
 from steppe.runners.engines.compiled.rollout import Envs, Rollout
 from steppe.runners.engines.distributed.gradient_tape import (
-    keep_tape,
     recorded,
     remembered,
     reminded,
     rewound,
     steps_per_rollout,
+    with_tapes,
 )
 from steppe.runners.engines.distributed.moments import Moments, NormalizerMoments, merged_moments, moments, of_values
 from steppe.runners.engines.host.rollout_collector import RolloutCollector
@@ -82,13 +82,12 @@ class RolloutLearner:
     """The common part of compiled and host environments."""
 
     def __init__(self, agent: Agent[Any], rollouts: int) -> None:
-        self.agent = agent
         self.rollouts = rollouts
         situation = agent.context
         self.normalizes = agent.normalizes_observations or situation.normalize_rewards
         self.timesteps_per_rollout = agent.horizon * situation.num_envs
         self.rows = rollouts * steps_per_rollout(agent)
-        keep_tape(agent, self.rows)
+        self.agent = with_tapes(agent, self.rows)
 
     def _based(self, state: TrainState, base: StartingPoint) -> TrainState:
         """The worker's state with the servers' parameters, statistics and version."""

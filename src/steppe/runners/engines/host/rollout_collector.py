@@ -48,10 +48,10 @@ class RolloutCollector(EpisodeCollector):
         network = self._actor.description.network
         layers = {layer.type for layer in network.root} if network else set()
         is_compiled = bool(layers & SLOW_IN_NUMPY) or not agent.acts_in_numpy
-        has_values = is_compiled and getattr(agent, "values_while_acting", False)
+        has_values = is_compiled and agent.values_while_acting
         self._act, self._acting = None, agent.actor_params
         if is_compiled:
-            self._act = jit_for_few(agent.act_and_value if has_values else agent.act)  # type: ignore[attr-defined]
+            self._act = jit_for_few(agent.act_and_value if has_values else agent.act)
             self._acting = jax.jit(lambda state: agent.unflattened(agent.actor_params(state)))
         elif agent.perturbs_parameters:
             # A compiled call copies all parameters, so it is only used if it computes something.
@@ -72,7 +72,7 @@ class RolloutCollector(EpisodeCollector):
         """A rollout with the policy of a state."""
         agent, envs, buffers = self.agent, self.envs, self._buffers
         num_envs, collected = envs.num_envs, CollectedRollout(buffers)
-        discount = getattr(agent.settings, "discount", 1.0)
+        discount = agent.discount
         is_greedy = agent.context.deterministic and not agent.always_draws
         acting = self._acting(state)
         if self._act is None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steppe.specs.experiment import ExperimentSpec
 
@@ -24,14 +23,14 @@ def make_engine(spec: ExperimentSpec) -> Engine:
     let_threads_compute(spec.num_workers)
     alone = spec.model_copy(update={"run_mode": "single"})
     first = setup.make_engine(alone, shards=1)
-    _share_memory(first.agent, spec.num_workers)
     try:
+        agent = first.agent.for_workers(spec.num_workers)
         if first.rollout is not None:
-            engine = ThreadsEngine(first.agent, spec.num_workers, EpisodeRules(spec.environment), first.rollout, None)
+            engine = ThreadsEngine(agent, spec.num_workers, EpisodeRules(spec.environment), first.rollout, None)
         else:
             rules = EpisodeRules(spec.environment, first.envs.max_episode_steps, spec.repeat_actions)
             hosts = HostEnvPool(first.envs, lambda: setup.make_engine(alone, shards=1).envs)
-            engine = ThreadsEngine(first.agent, spec.num_workers, rules, None, hosts)
+            engine = ThreadsEngine(agent, spec.num_workers, rules, None, hosts)
         engine.notices = first.notices
         return engine
     except BaseException:
@@ -52,14 +51,3 @@ def checked_engine(spec: ExperimentSpec) -> tuple[Engine, list[str]]:
             "so watch those of an evaluation, or give agent.exploration another final_epsilon, for all"
         )
     return engine, notices
-
-
-def _share_memory(agent: Any, num_workers: int) -> None:
-    """Divides the capacity of the replay memory among the workers, each of which has its own memory."""
-    if agent.experience != "transitions":
-        return
-    memory = agent.memory
-    own = getattr(memory, "own", memory)
-    room = max(-(-own.capacity // num_workers), agent.settings.batch_size)
-    own = dataclasses.replace(own, capacity=room)
-    agent.memory = dataclasses.replace(memory, own=own) if hasattr(memory, "own") else own

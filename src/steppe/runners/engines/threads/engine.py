@@ -47,7 +47,7 @@ class ThreadsEngine(Engine):
         self.most_iterations = int(np.clip(2**20 // self.timesteps_per_iteration, num_workers, 1024))
         self.least_iterations = num_workers
         self.exact_resume = rollout is not None
-        self.plan = plan_for(agent, num_workers)
+        self.plan = plan_for(agent)
         self._rules, self.rollout, self._hosts = rules, rollout, hosts
         self._play = None if rollout is None else jax.jit(rollout.play, static_argnums=(2, 3))
         self._worker_threads: WorkerThreads | None = None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
 
 from steppe.agents._base import Agent
-from steppe.specs.learning.exploration import EpsilonAnneal
 
 FINAL_EPSILONS = (0.1, 0.01, 0.5)
 CHANCES = (0.4, 0.3, 0.3)
@@ -17,15 +15,7 @@ CHANCES = (0.4, 0.3, 0.3)
 
 def explores_apart(agent: Agent[Any], num_workers: int) -> bool:
     """Whether workers draw their final epsilons: for agents that learn Q-values, unless the user has set one."""
-    exploration: Any = getattr(agent.settings, "exploration", None)
-    if agent.kind != "q_values" or num_workers == 1 or agent.context.deterministic:
-        return False
-    if not isinstance(exploration, EpsilonAnneal):
-        return False
-    # A file may spell out the agent's default, which does not count as set.
-    default: Any = type(agent.settings).model_fields["exploration"].default
-    usual = default.final_epsilon if isinstance(default, EpsilonAnneal) else None
-    return "final_epsilon" not in exploration.model_fields_set or exploration.final_epsilon == usual
+    return num_workers > 1 and agent.has_default_final_epsilon and not agent.context.deterministic
 
 
 def final_epsilon_of(seed: int, worker: int) -> float:
@@ -37,6 +27,4 @@ def final_epsilon_of(seed: int, worker: int) -> float:
 def with_final_epsilon(agent: Agent[Any], final_epsilon: Any) -> Agent[Any]:
     """A copy of the agent whose epsilon falls to `final_epsilon`, which may be traced."""
     exploration = agent.settings.exploration.model_copy(update={"final_epsilon": final_epsilon})
-    explorer = copy.copy(agent)
-    explorer.settings = agent.settings.model_copy(update={"exploration": exploration})
-    return explorer
+    return agent.with_settings(exploration=exploration)

@@ -56,7 +56,6 @@ class SharedModel:
 
     def __init__(self, agent: Agent[Any], plan: UpdatePlan, state: TrainState) -> None:
         """Starts from an agent's state."""
-        settings: Any = agent.settings
         self.params = np.array(state.params, np.float32)
         self.target = np.array(state.target, np.float32)
         self.updates = int(state.updates)
@@ -71,9 +70,7 @@ class SharedModel:
             ]
             for phase in plan.phases
         ]
-        self._target_every = getattr(settings, "target_sync_frequency", 1)
-        self._target_weight = getattr(settings, "target_update_weight", 0.0)
-        self._target_waits = getattr(settings, "policy_delay", 1)
+        self._target_sync = agent.target_sync
 
     def example(self) -> ModelSnapshot:
         """A snapshot with the right shapes and dtypes."""
@@ -114,7 +111,8 @@ class SharedModel:
         with self._counting:
             before = self.updates
             self.updates += 1
-        if self.target.size and (before + 1) % self._target_every == 0 and (turn + 1) % self._target_waits == 0:
+        sync = self._target_sync
+        if self.target.size and (before + 1) % sync.frequency == 0 and (turn + 1) % sync.delay == 0:
             self._move_target()
         return before
 
@@ -164,10 +162,11 @@ class SharedModel:
         return [optimizer for blocks in self._phases for _, _, optimizer in blocks]
 
     def _move_target(self) -> None:
-        if self._target_weight == 1.0:
+        weight = self._target_sync.weight
+        if weight == 1.0:
             np.copyto(self.target, self.params)
         else:
-            self.target += self._target_weight * (self.params - self.target)
+            self.target += weight * (self.params - self.target)
 
 
 class SharedStatistics:

@@ -16,9 +16,8 @@ from jax import Array
 
 from steppe.agents._base import Agent, TrainState, Trajectory, Transitions
 from steppe.agents.core import normalizers
-from steppe.agents.core.actor_critic import ActorCritic
 from steppe.agents.core.kernels import has_small_products, in_one_kernel, unfit_operation
-from steppe.agents.core.optimizers import subsample
+from steppe.agents.core.wrapped_steps import subsample
 from steppe.runners.compilation import jit_for_threads
 from steppe.runners.engines.compiled.packing import Packing
 from steppe.runners.engines.compiled.rollout import Finished, Rollout
@@ -81,9 +80,9 @@ class Program:
         self._waits = any(block.every > 1 for phase in plan.phases for block in phase.blocks)
         self._compiled: set[str] = set()
         self._compiling = threading.Lock()
-        layout = getattr(agent, "layout", None)
-        shapes = [] if layout is None else layout.shapes
-        self._collects_in_one_kernel = has_small_products(shapes, agent.context.num_envs) if rollout else False
+        self._collects_in_one_kernel = rollout is not None and has_small_products(
+            agent.layout.shapes, agent.context.num_envs
+        )
         self._first: Any = None
         self._more = [jit_for_threads(self._more_of(number)) for number in range(len(plan.phases))]
         self._replay = jit_for_threads(self._replay_more, donate_argnums=0)
@@ -175,9 +174,9 @@ class Program:
             carry = carry._replace(key=state.key)
             told |= self._gradient(0, state, lesson, reading.batch, jnp.bool_(True))
         elif self.agent.experience == "transitions":
-            memory: Any = self.agent.memory  # type: ignore[attr-defined]
+            memory: Any = self.agent.memory
             carry = carry._replace(memory=memory.add(carry.memory, timesteps_of(trajectory)))
-            carry, drawn = self._draw_and_learn(carry, self.agent.update_stats(state, trajectory))  # type: ignore[attr-defined]
+            carry, drawn = self._draw_and_learn(carry, self.agent.update_stats(state, trajectory))
             told |= drawn
         return self.carry.pack(carry), lesson if self._has_more else (), self._report("first", told)
 
@@ -206,12 +205,8 @@ class Program:
 
     def _cut_memory(self, packed: Packed) -> Packed:
         carry = self._carried(packed)
-        memory: Any = self.agent.memory  # type: ignore[attr-defined]
-        if hasattr(memory, "own"):
-            kept = carry.memory._replace(own=memory.own.cut(carry.memory.own))
-        else:
-            kept = memory.cut(carry.memory)
-        return self.carry.pack(carry._replace(memory=kept))
+        memory: Any = self.agent.memory
+        return self.carry.pack(carry._replace(memory=memory.cut(carry.memory)))
 
     def _carried(self, packed: Packed) -> WorkerState:
         return self.carry.unpack(packed)
@@ -242,18 +237,7 @@ class Program:
         agent: Any = self.agent
         if agent.reward_preprocessing is not None and agent.reward_preprocessing.spans_rollout:
             trajectory = trajectory._replace(rewards=agent.reward_preprocessing(trajectory.rewards, jnp))
-        if isinstance(agent, ActorCritic):
-            state = agent.update_return_stats(state, trajectory)
-        elif agent.context.normalize_rewards:
-            merged = normalizers.merge(state.returns, trajectory.running_returns)
-            trajectory = trajectory._replace(rewards=normalizers.scale(merged, trajectory.rewards))
-            state = state._replace(returns=merged)
-        batch = agent.prepare(state, trajectory)
-        order: Any = ()
-        if hasattr(agent, "minibatches"):
-            shuffle_key, key = jax.random.split(state.key)
-            order = agent.minibatches(shuffle_key, jax.tree.leaves(batch)[0].shape[0])
-            state = state._replace(key=key)
+        state, (batch, order) = agent.rollout_batches(state, trajectory)
         return state, PreparedRollout(batch, order, (state.key, state.observations, state.returns))
 
     def _gradient(
@@ -275,7 +259,7 @@ class Program:
         drawn = memory.sample(kept, sample_key, agent.settings.batch_size)
         batch = Transitions(**{name: value for name, value in drawn._asdict().items() if name != "places"})
         state = state._replace(key=key)
-        batch = agent.corrected(state, batch)
+        batch = agent.prepare(state, batch)
         if self._waits:
             # By the updates of all workers two that keep step with each other could both miss every second one.
             state = state._replace(updates=carry.batches)

@@ -102,7 +102,7 @@ class ReplayCore(AgentCore):
 
     def learn(self, seconds: float) -> Learned:
         """One call of a compiled loop over updates."""
-        each = self.agent.updates_per_experience // self.agent.settings.updates
+        each = self.agent.updates_per_batch
         count = max(1, self._pace.most(self._clock.fitting(seconds) * each) // each)
         started = time.perf_counter()
         values = np.asarray(self._call_update(count)).tolist()

@@ -17,7 +17,6 @@ from steppe.runners.engines.asynchronous.wire.board import Spaces
 from steppe.runners.engines.asynchronous.wire.task import LONGEST_EPISODE, TIMESTEPS, Task
 from steppe.runners.setup import num_envs_of, preprocessing_of, situation_of
 from steppe.specs.experiment import ExperimentSpec
-from steppe.specs.learning.exploration import GaussianNoise, OrnsteinUhlenbeck
 
 OFF_POLICY = ("impala",)
 """Agents that learn from trajectories and correct for the age of the policy that acted."""
@@ -35,7 +34,7 @@ def check_agent(spec: ExperimentSpec) -> None:
             f'agent "{algorithm.type}" learns from what its newest policy does, but workers of run mode "async" act '
             'with older ones; use "impala", "dqn" or "sac", or run mode "distributed"'
         )
-    if getattr(spec.agent.settings_as(algorithm.Settings), "rollout_episodes", None) is not None:
+    if spec.agent.settings_as(algorithm.Settings).counts_episodes:
         raise UserError(
             "rollout_episodes (update_mode in episodes) ends rollouts at any timestep, but workers of run mode "
             '"async" send trajectories of one length; give agent.horizon'
@@ -84,7 +83,6 @@ def _task(spec: ExperimentSpec, agent: Any) -> Task:
     """The task of the workers of this agent."""
     wishes = spec.asynchronous
     process = agent.noise_process
-    drifts = isinstance(process, GaussianNoise | OrnsteinUhlenbeck)
     stages = agent.reward_preprocessing
     keeps: tuple[str, ...] = ("running_returns",) if agent.context.normalize_rewards else ()
     least, most, rows = _batch_size(spec)
@@ -96,8 +94,8 @@ def _task(spec: ExperimentSpec, agent: Any) -> Task:
         policy=agent.actor(state).description.to_json(),
         preprocessing=None if preprocessing is None else preprocessing.to_json(),
         rewards=None if stages is None or stages.spans_rollout else stages.stages.model_dump(mode="json"),
-        noise=process.model_dump(mode="json") if drifts else None,
-        discount=getattr(agent.settings, "discount", 1.0),
+        noise=None if process is None else process.model_dump(mode="json"),
+        discount=agent.discount,
         is_greedy=spec.deterministic,
         keeps=keeps,
         least=least,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from steppe.agents.core.natural_gradient import conjugate_gradient, fisher_product, natural_step
+from steppe.agents.core.wrapped_steps import conjugate_gradient, fisher_product, natural_step
 
 
 def positive_matrix(seed, size, smallest=0.3):
