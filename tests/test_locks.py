@@ -1,4 +1,4 @@
-"""The locks: every package has its version and its hashes, and nothing is installed past them."""
+"""The lock files: every package has its version and its hashes, and everything is installed from them."""
 
 import re
 import subprocess
@@ -33,7 +33,7 @@ def test_every_package_has_a_version_and_hashes_and_no_address(lock):
         assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", each) for each in hashes), name
 
 
-def test_the_lock_has_what_each_extra_begins_with():
+def test_the_lock_has_the_direct_requirements_of_each_extra():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for extra, requirements in project["optional-dependencies"].items():
         done = subprocess.run(
@@ -53,7 +53,7 @@ def test_an_unknown_extra_is_refused():
     assert 'knows no extra "nonsense"' in done.stderr
 
 
-def test_the_image_and_the_makefile_install_by_hash_only():
+def test_the_image_and_the_makefile_install_with_hashes_only():
     dockerfile = (ROOT / "Dockerfile").read_text()
     for line in dockerfile.splitlines():
         if "pip install" in line and not line.startswith("#"):

@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="ut
 EXAMPLES = [json.loads(text) for text in re.findall(r"^```json\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)]
 
 
-def test_the_table_has_every_agent() -> None:
+def test_the_table_lists_every_agent() -> None:
     table = PAGE.partition("## Which one")[2].partition("\n## ")[0]
     assert set(re.findall(r"\[`(\w+)`\]", table)) == set(agents.names())
 
@@ -30,7 +30,7 @@ def test_examples_are_valid(example: dict[str, Any]) -> None:
     assert isinstance(spec.settings_as(agents.agent_class(spec).Settings), agents.agent_class(spec).Settings)
 
 
-OLD_WORDS = {
+TENSORFORCE_NAMES = {
     "optimizer": ("dqn", {"type": "adam", "learning_rate": 0.5}, {"learning_rate": 0.5}),
     "step_optimizer": ("ppo", {"type": "adam", "learning_rate": 0.5}, {"learning_rate": 0.5}),
     "update_mode": (
@@ -49,9 +49,9 @@ OLD_WORDS = {
 }
 
 
-@pytest.mark.parametrize("word", OLD_WORDS)
-def test_tensorforces_words_mean_what_the_page_says(word: str) -> None:
-    agent, value, today = OLD_WORDS[word]
+@pytest.mark.parametrize("name", TENSORFORCE_NAMES)
+def test_tensorforces_settings_translate_as_the_page_says(name: str) -> None:
+    agent, value, today = TENSORFORCE_NAMES[name]
     settings = agents.settings_class(agent)
-    assert word in PAGE
-    assert settings.model_validate({word: value}) == settings.model_validate(today)
+    assert name in PAGE
+    assert settings.model_validate({name: value}) == settings.model_validate(today)

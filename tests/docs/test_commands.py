@@ -1,4 +1,4 @@
-"""docs/commands.md has every command and every flag of the command line, and no others."""
+"""docs/commands.md lists every command and every flag of the command line, and no others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_command_has_a_section_and_every_section_a_command() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_section_lists_exactly_the_flags_of_its_command(name: str) -> None:
+def test_each_section_lists_exactly_the_flags_of_its_command(name: str) -> None:
     flags = {option for parameter in COMMANDS[name].params for option in parameter.opts if option.startswith("-")}
     flags -= {"--help", "-h"}
     text = sections()[name]
@@ -52,6 +52,6 @@ def test_a_section_lists_exactly_the_flags_of_its_command(name: str) -> None:
     assert documented == flags
 
 
-def test_the_shared_flags_are_those_of_train_and_new() -> None:
+def test_the_shared_section_lists_the_flags_of_train_and_new() -> None:
     flags = documented_flags(sections()[SHARED])
     assert {f"--{name.replace('_', '-')}" for name in FLAGS} | {"--set"} <= flags

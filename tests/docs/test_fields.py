@@ -1,4 +1,4 @@
-"""docs/fields.md says what the code says."""
+"""docs/fields.md agrees with the code."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def generator() -> Any:
     return module
 
 
-def test_fields_page_is_up_to_date(generator: Any) -> None:
+def test_the_fields_page_is_up_to_date(generator: Any) -> None:
     written = (DOCS / "fields.md").read_text(encoding="utf-8")
     assert written == generator.page(), "run: python docs/generate_fields.py"
 
 
-def test_fields_page_names_every_field_of_an_experiment_and_of_every_agent() -> None:
+def test_the_fields_page_names_every_field_of_an_experiment_and_of_every_agent() -> None:
     written = (DOCS / "fields.md").read_text(encoding="utf-8")
     names = set(ExperimentSpec.model_fields)
     for agent in agents.names():

@@ -1,4 +1,4 @@
-"""Links between the pages lead somewhere."""
+"""Links between the pages work, and the pages name all that they promise to name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
+def test_links_point_to_pages_and_headings_that_exist(page: Path) -> None:
     broken = []
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if "://" in link:
@@ -36,7 +36,7 @@ def test_every_page_of_the_docs_is_in_the_index() -> None:
     assert {page for page in pages if f"]({page})" not in index} == set()
 
 
-def test_the_quick_start_names_every_folder_that_stays_after_uninstalling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_start_names_every_folder_that_remains_after_uninstalling(monkeypatch: pytest.MonkeyPatch) -> None:
     from steppe.clusters import registry
     from steppe.net.local_tokens import tokens_folder
     from steppe.runners.compilation import cache_folder
@@ -49,9 +49,9 @@ def test_the_quick_start_names_every_folder_that_stays_after_uninstalling(monkey
         assert f"`~/{folder.parent.relative_to('/home/someone')}`" in text
 
 
-def test_the_newest_python_that_the_quick_start_names_is_a_classifier() -> None:
+def test_the_quick_start_and_the_classifiers_name_the_same_python_versions() -> None:
     text = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
     first, last = re.findall(r"\(3\.(\d+) to 3\.(\d+) were tried\)", text)[0]
-    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    told = [each for each in about["classifiers"] if each.startswith("Programming Language :: Python :: 3.")]
-    assert told == [f"Programming Language :: Python :: 3.{minor}" for minor in range(int(first), int(last) + 1)]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = [each for each in project["classifiers"] if each.startswith("Programming Language :: Python :: 3.")]
+    assert named == [f"Programming Language :: Python :: 3.{minor}" for minor in range(int(first), int(last) + 1)]

@@ -1,4 +1,4 @@
-"""docs/serving.md: its graphs are valid, and it names every field of them."""
+"""docs/serving.md has valid graphs and names every field of a graph."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def test_the_seldon_deployment_is_valid(tmp_path: Path) -> None:
     assert (spec.name, spec.root.kind, spec.notices) == ("cartpole", "router", ())
 
 
-def test_there_is_a_graph_of_every_kind() -> None:
+def test_the_page_has_a_graph_of_every_kind() -> None:
     assert {graph["kind"] for graph in GRAPHS} == {"model", "abtest", "router", "shadow"}
 
 
-def test_every_field_of_a_graph_is_named() -> None:
+def test_the_page_names_every_field_of_a_graph() -> None:
     fields = {name for spec in (ModelSpec, AbTestSpec, RouterSpec, ShadowSpec) for name in spec.model_fields}
     assert {name for name in fields - {"kind"} if f"`{name}`" not in PAGE} == set()
 
 
 @pytest.mark.parametrize("module", ["observing.py"])
-def test_metrics_that_are_named_exist(module: str) -> None:
+def test_the_metrics_that_the_page_names_exist(module: str) -> None:
     source = (Path(__file__).parents[2] / "src" / "steppe" / "serve" / "http" / module).read_text(encoding="utf-8")
     named = set(re.findall(r"`(steppe_serve_\w+)`", PAGE))
     assert named

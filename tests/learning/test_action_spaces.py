@@ -1,6 +1,7 @@
-"""Agents learn in every kind of action space, and with a memory: small worlds, each with what the blind can reach.
+"""Agents learn in every kind of action space, and with a memory, in small worlds of ten timesteps an episode.
 
-Every episode has ten timesteps. Seeds are fixed; each goal was reached well within its budget with others too.
+Comments give the returns that a policy can reach without looking at the observation. Seeds are fixed; other seeds reach
+each goal well within its budget too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ GRU = [{"type": "gru", "size": 16}]
 QUICK_PPO = {"type": "ppo", "horizon": 32, "epochs": 4, "minibatches": 4, "learning_rate": 3e-3, "discount": 0.9}
 QUICK_DQN = {
     "type": "dqn",
-    # Sums of several rewards would be those of the random actions that the memory begins with.
+    # n-step returns would include the random actions with which the memory begins.
     "n_step": 1,
     "batch_size": 64,
     "learning_starts": 500,
@@ -31,8 +32,8 @@ QUICK_PQN = {
 }
 
 
-def learned(folder, world, agent, goal, budget=60_000, network=SMALL, num_envs=16):
-    """The mean return of the last hundred episodes, at the goal or else at the end of the budget."""
+def trained_return(folder, world, agent, goal, budget=60_000, network=SMALL, num_envs=16):
+    """The mean return over the last hundred episodes, once it reaches the goal or else at the end of the budget."""
     spec = experiment(
         f"worlds:{world}",
         agent,
@@ -57,9 +58,9 @@ def learned(folder, world, agent, goal, budget=60_000, network=SMALL, num_envs=1
     ],
     ids=lambda agent: agent["type"],
 )
-def test_two_numbers_follow_what_is_asked_for(tmp_path, agent):
-    # Two numbers of -1 or of 1: a policy that does not look reaches -20, a random one about -25.
-    assert learned(tmp_path, "Continuous", agent, -10) >= -10
+def test_agents_learn_continuous_actions(tmp_path, agent):
+    # The wanted action is twice -1 or twice 1. A policy that ignores the observation reaches -20, a random one -25.
+    assert trained_return(tmp_path, "Continuous", agent, -10) >= -10
 
 
 @pytest.mark.parametrize(
@@ -67,19 +68,19 @@ def test_two_numbers_follow_what_is_asked_for(tmp_path, agent):
     [(QUICK_PPO, 16), (QUICK_DQN, 1), (QUICK_PQN, 32)],
     ids=["ppo", "dqn", "pqn"],
 )
-def test_three_choices_at_once_are_learned(tmp_path, agent, num_envs):
-    # Without a look at the observation 25 of 30 can be had, by chance 13.
-    assert learned(tmp_path, "Several", agent, 28, budget=40_000, num_envs=num_envs) >= 28
+def test_agents_learn_three_discrete_actions_at_once(tmp_path, agent, num_envs):
+    # A policy that ignores the observation reaches 25 of 30, a random one 13.
+    assert trained_return(tmp_path, "Several", agent, 28, budget=40_000, num_envs=num_envs) >= 28
 
 
-def test_yes_and_no_are_learned_by_bernoulli(tmp_path):
-    # Without a look 20 of 30, by chance 15.
-    assert learned(tmp_path, "Flags", {**QUICK_PPO, "distribution": "bernoulli"}, 27) >= 27
+def test_ppo_learns_binary_actions_with_the_bernoulli_distribution(tmp_path):
+    # A policy that ignores the observation reaches 20 of 30, a random one 15.
+    assert trained_return(tmp_path, "Flags", {**QUICK_PPO, "distribution": "bernoulli"}, 27) >= 27
 
 
-def test_a_gru_remembers_what_was_asked_for(tmp_path):
-    # Without a memory 5.5 of 10: only the first action can be known.
-    assert learned(tmp_path, "Recalled", QUICK_PPO, 9, network=GRU) >= 9
+def test_a_gru_remembers_the_first_observation(tmp_path):
+    # A policy without a memory reaches 5.5 of 10, since only the first observation shows the wanted action.
+    assert trained_return(tmp_path, "Recalled", QUICK_PPO, 9, network=GRU) >= 9
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,6 @@ def test_a_gru_remembers_what_was_asked_for(tmp_path):
         ({"type": "constant", "action": [0, 2, 0]}, "Several", 25.0),
     ],
 )
-def test_who_does_not_learn_gets_what_the_world_pays_for_that(tmp_path, agent, world, mean):
+def test_random_and_constant_agents_get_their_expected_return(tmp_path, agent, world, mean):
     # The standard deviation of the mean of a hundred episodes is at most 0.27.
-    assert learned(tmp_path, world, agent, goal=None, budget=2000, network=None) == pytest.approx(mean, abs=0.8)
+    assert trained_return(tmp_path, world, agent, goal=None, budget=2000, network=None) == pytest.approx(mean, abs=0.8)

@@ -1,4 +1,4 @@
-"""A few good episodes are worth many timesteps of trying."""
+"""A few demonstrated episodes save many timesteps of exploration."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from steppe.runners.setup import make_engine
 pytestmark = pytest.mark.learning
 
 TIMESTEPS = 2_000
-
-
 SEEDS = (1, 2, 3)
 
 
-def greedy_return(agent):
-    """The mean return of 20 greedy episodes after a few timesteps of training: the median over the seeds."""
+def median_return(agent):
+    """The mean return of 20 greedy episodes after a short training, as the median over the seeds."""
     spec = experiment(agent=agent, num_envs=1, total_timesteps=TIMESTEPS)
     engine = make_engine(spec)
-    return median(after_training(engine, seed) for seed in SEEDS)
+    return median(greedy_return(engine, seed) for seed in SEEDS)
 
 
-def after_training(engine, seed):
-    """The mean return of one seed."""
+def greedy_return(engine, seed):
     engine.begin(seed)
     timestep = 0
     while timestep < TIMESTEPS:
@@ -44,7 +41,7 @@ def test_five_demonstrated_episodes_teach_cartpole_in_two_thousand_timesteps(tmp
     assert recorded.mean_return == 500
     path = str(shown.save(tmp_path / "good.safetensors"))
     shared = {"n_step": 10, "learning_starts": 0, "exploration": {"type": "constant", "constant": 0.01}}
-    with_them = greedy_return({"type": "dqfd", "demonstrations": path})
-    without = greedy_return({"type": "dqn", **shared})
-    assert with_them > 400, (with_them, without)
-    assert without < 250, (with_them, without)
+    with_demonstrations = median_return({"type": "dqfd", "demonstrations": path})
+    without = median_return({"type": "dqn", **shared})
+    assert with_demonstrations > 400, (with_demonstrations, without)
+    assert without < 250, (with_demonstrations, without)

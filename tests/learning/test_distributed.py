@@ -1,4 +1,4 @@
-"""Parameter servers and workers learn: two of each, on a Ray of their own."""
+"""Agents reach a return in run mode distributed, with workers and parameter servers on a Ray of the tests' own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runs import experiment, train
 from steppe.runners.ray.ray_session import ray_session
 from steppe.specs.running.distributed import RaySpec
 
-# Longer than other tests may take: budgets have room for unlucky orders of workers, on a machine that is busy.
+# The limit is longer than usual: budgets have room for unlucky orders of workers, on a busy machine.
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 
 
@@ -21,19 +21,19 @@ def a_ray() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("agent", "budget", "enough", "settings"),
+    ("agent", "budget", "goal", "settings"),
     [
         ("ppo", 2_000_000, 475, {}),
         ("ppo", 2_000_000, 475, {"synchronous": True}),
         ("a2c", 2_000_000, 450, {}),
         ("impala", 2_000_000, 450, {"overlap": True}),
         ("pqn", 2_000_000, 400, {}),
-        # With gradients that are four updates old its return goes up and down, less so with small steps: three runs of
-        # the same seed took 55,000, 146,000 and 164,000 timesteps.
+        # With gradients that are four updates old its return fluctuates, less so with small steps. Three runs of the
+        # same seed took 55,000, 146,000 and 164,000 timesteps.
         ({"type": "dqn", "learning_rate": 2.5e-4}, 800_000, 300, {}),
     ],
 )
-def test_cartpole_is_learned_by_two_workers_and_two_servers(tmp_path, agent, budget, enough, settings):
+def test_two_workers_and_two_servers_learn_cartpole(tmp_path, agent, budget, goal, settings):
     spec = experiment(
         agent=agent,
         num_envs=None,
@@ -42,13 +42,13 @@ def test_cartpole_is_learned_by_two_workers_and_two_servers(tmp_path, agent, bud
         num_parameter_servers=2,
         distributed=settings,
         total_timesteps=budget,
-        stop_at_return=enough,
+        stop_at_return=goal,
     )
     outcome = train(tmp_path, spec)
-    assert outcome.mean_return >= enough, outcome
+    assert outcome.mean_return >= goal, outcome
 
 
-def test_sac_swings_the_pendulum_up_with_a_memory_for_each_worker(tmp_path):
+def test_sac_swings_the_pendulum_up_with_one_memory_per_worker(tmp_path):
     spec = experiment(
         "Pendulum-v1",
         {"type": "sac", "batch_size": 64},

@@ -1,4 +1,4 @@
-"""Every further agent learns: fixed seeds, a return that must be reached, within a budget known to reach it."""
+"""All other agents reach a return with fixed seeds, within a budget that is known to be enough."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ LSTM = [{"type": "dense", "size": 64, "activation": "tanh"}, {"type": "lstm", "s
     ],
     ids=str,
 )
-def test_cartpole_is_learned(tmp_path, agent, budget, goal):
+def test_agents_learn_cartpole(tmp_path, agent, budget, goal):
     spec = experiment(agent=agent, num_envs=None, seed=1, total_timesteps=budget, stop_at_return=goal)
     outcome = train(tmp_path, spec)
     assert outcome.mean_return >= goal, outcome
 
 
 @pytest.mark.parametrize("agent", ["sac", "td3", "ddpg", "naf"])
-def test_the_pendulum_is_swung_up(tmp_path, agent):
+def test_agents_swing_the_pendulum_up(tmp_path, agent):
     spec = experiment(
         "Pendulum-v1",
         {"type": agent, **OFF_POLICY},

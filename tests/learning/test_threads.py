@@ -1,5 +1,7 @@
-"""Threads that step one model without waiting for each other learn: returns that must be reached, with a wide margin
-in the budget, since the order in which threads run is never the same."""
+"""Agents reach a return in run mode multi-threaded, in which threads update one model without waiting for each other.
+
+Budgets have a wide margin, since the order in which threads run is never the same.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,22 @@ pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 
 ASYNCHRONOUS_Q = {
     "type": "dqn_nstep",
-    # At the usual one what was learned may be lost again.
+    # With the default learning rate the policy may become bad again.
     "learning_rate": 2.5e-4,
     "exploration": {"type": "epsilon_anneal", "final_epsilon": 0.01, "timesteps": 10_000},
 }
-"""With an end of exploration for all workers, not the default one, so that returns while learning tell how good the
-policy is."""
+"""All workers end with the same small epsilon, unlike by default, so that returns while learning show the policy's
+quality."""
 
 
 @pytest.mark.parametrize(
     ("agent", "budget", "goal", "played", "which"),
-    # Of the same seed the one took 307,000 to 755,000 in three runs, the other 98,000 to 232,000 in four. The last
-    # policy of Q-learning may be a bad moment of it; the best one is of an evaluation, perhaps from before the goal.
+    # With the same seed a3c took 307,000 to 755,000 timesteps in three runs, Q-learning 98,000 to 232,000 in four.
+    # Q-learning's last policy may be bad; its best policy is of an evaluation, perhaps before the goal was reached.
     [("a3c", 4_000_000, 475, 450, ["policy"]), (ASYNCHRONOUS_Q, 1_200_000, 400, 350, ["policy", "policy/best"])],
     ids=["a3c", "asynchronous n-step Q-learning"],
 )
-def test_cartpole_is_solved_by_two_threads(tmp_path, agent, budget, goal, played, which):
+def test_two_threads_solve_cartpole(tmp_path, agent, budget, goal, played, which):
     spec = experiment(
         agent=agent,
         run_mode="multi-threaded",
@@ -41,18 +43,18 @@ def test_cartpole_is_solved_by_two_threads(tmp_path, agent, budget, goal, played
     assert max(evaluated(tmp_path, which=each) for each in which) >= played
 
 
-def test_workers_that_explore_to_different_degrees_learn_cartpole_together(tmp_path):
+def test_workers_with_different_epsilons_learn_cartpole_together(tmp_path):
     spec = experiment(
-        # At the usual learning rate what was learned is lost again within 200,000 timesteps.
+        # With the default learning rate the policy becomes bad again within 200,000 timesteps.
         agent={"type": "dqn_nstep", "learning_rate": 2.5e-4},
         run_mode="multi-threaded",
         num_workers=4,
         num_envs=None,
         seed=1,
         total_timesteps=300_000,
-        # Returns while learning are those of explorers; only an evaluation knows the best policy.
+        # Returns while learning include exploration; only an evaluation finds the best policy.
         evaluation={"every": 20_000, "episodes": 20},
     )
     train(tmp_path, spec)
-    # The last policy of Q-learning may be a bad moment; how threads take turns differs from run to run.
+    # Q-learning's last policy may be bad; the order of threads differs from run to run.
     assert evaluated(tmp_path, which="policy/best") >= 300
