@@ -12,7 +12,7 @@ from steppe.specs.environment import EnvironmentSpec
 from steppe.specs.spaces import Discrete
 
 
-def test_a_twin_is_shown_through_its_original() -> None:
+def test_a_compiled_environment_is_drawn_by_its_original() -> None:
     pytest.importorskip("pygame")
     shapes = []
 
@@ -53,7 +53,7 @@ def test_pictures_that_take_long_to_draw_are_few(monkeypatch: pytest.MonkeyPatch
     assert (len(recording.frames), recording.length) == (1, 0)
 
 
-def test_slow_pictures_are_thinned_out_so_that_the_film_shows_more_than_the_beginning(
+def test_slow_pictures_are_thinned_out_so_that_the_video_shows_more_than_the_beginning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("pygame")
@@ -89,7 +89,7 @@ def test_a_grid_draws_itself() -> None:
     assert recording.frames[0].shape == (256, 384, 3)
 
 
-def test_an_environment_that_draws_into_one_array_again_and_again_is_seen_to_move() -> None:
+def test_frames_are_copies_if_an_environment_reuses_its_array() -> None:
     recording = record_episode(EnvironmentSpec(id="steppe_toys:Painter"), lambda observation: 0)
     assert recording.frames is not None
     assert [int(frame[0, 0, 0]) for frame in recording.frames] == [0, 10, 20, 30]
@@ -108,7 +108,7 @@ def test_an_environment_that_draws_into_one_array_again_and_again_is_seen_to_mov
         ("steppe_toys:Painter", {"fault": "raise"}, "it raised RuntimeError: the engine is on fire"),
     ],
 )
-def test_what_cannot_be_shown_says_why(id: str, settings: dict, reason: str) -> None:
+def test_a_recording_without_frames_has_the_reason(id: str, settings: dict, reason: str) -> None:
     recording = record_episode(EnvironmentSpec(id=id, settings=settings), lambda observation: 0)
     assert recording.frames is None
     assert re.search(reason, recording.reason), recording.reason

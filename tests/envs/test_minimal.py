@@ -20,7 +20,7 @@ def test_the_right_choice_flips_the_state_and_is_rewarded() -> None:
         assert (reward, truncated) == (action, False)
 
 
-def test_numbers_move_the_state_and_stay_within_it() -> None:
+def test_numbers_move_the_state_within_its_bounds() -> None:
     env = MinimalTest({"float": [], "bounded": [2]})
     np.testing.assert_array_equal(env.action_space.low, [-np.inf, -0.5, -0.5])
     np.testing.assert_array_equal(env.action_space.high, [np.inf, 1.5, 1.5])

@@ -57,41 +57,41 @@ def _said(name: str) -> str:
     return ""
 
 
-def test_an_error_of_several_lines_is_told_in_one() -> None:
+def test_an_error_of_several_lines_is_reported_in_one() -> None:
     said = _said(f"{__name__}:Verbose")
     assert "raised ValueError: no such joint: elbow (" in said
     assert "\n" not in said
 
 
-def test_the_old_gym_api_is_told_as_such() -> None:
+def test_the_old_gym_api_is_recognised() -> None:
     said = _said(f"{__name__}:Old")
     assert "returned 4 values from step; return five: observation, reward, terminated, truncated, info" in said
     assert "the old gym API" in said
 
 
-def test_a_step_that_returns_nothing_is_told_what_to_return() -> None:
+def test_the_error_for_a_step_that_returns_nothing_says_what_to_return() -> None:
     assert "did not return what step must; return five" in _said(f"{__name__}:Nothing")
 
 
-def test_a_reset_without_info_is_told_what_to_return() -> None:
+def test_the_error_for_a_reset_without_info_says_what_to_return() -> None:
     assert "did not return what reset must; return two: observation, info" in _said(f"{__name__}:OnlySeen")
 
 
 @pytest.mark.parametrize("name", ["my_env.py", "envs/my_env.py", "envs/my_env"])
-def test_a_file_is_no_module(name: str) -> None:
+def test_a_file_name_instead_of_a_module_is_explained(name: str) -> None:
     module = name.removesuffix(".py").replace("/", ".")
     with pytest.raises(UserError, match=f'names the file "{name}"; write its module instead, as in "{module}:Base"'):
         GymnasiumEnvs(EnvironmentSpec(id=f"{name}:Base"), 1)
 
 
-def test_a_syntax_error_is_told_with_its_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_syntax_error_is_reported_with_its_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "half_written.py").write_text("class Base:\n    def step(self\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EnvironmentFault, match=r"SyntaxError: .*half_written\.py, line 2\); correct it"):
         GymnasiumEnvs(EnvironmentSpec(id="half_written:Base"), 1)
 
 
-def test_a_constructor_that_raises_is_told_with_its_line() -> None:
+def test_a_constructor_that_raises_is_reported_with_its_line() -> None:
     with pytest.raises(
         EnvironmentFault, match=r"ValueError: .*test_own_mistakes\.py, line \d+, in __init__\); correct"
     ):

@@ -54,7 +54,7 @@ def test_box2d_runs(id: str, shape: tuple[int, ...]) -> None:
         assert np.isfinite(step.rewards).all()
 
 
-def test_minigrid_is_seen_without_its_mission() -> None:
+def test_minigrid_is_observed_without_its_mission() -> None:
     pytest.importorskip("minigrid", reason="the extra minigrid is not installed")
     with GymnasiumEnvs(EnvironmentSpec(id="MiniGrid-Empty-5x5-v0"), 2) as envs:
         assert envs.observation_space.shape == (4 + 7 * 7 * 3,)
@@ -133,12 +133,12 @@ def imports_pygame() -> gymnasium.Env:
 
 
 @pytest.mark.parametrize("maker", ["needs_toys", "imports_pygame"])
-def test_an_environment_of_ones_own_names_the_extra_for_what_it_misses(maker: str) -> None:
+def test_the_error_of_a_custom_environment_names_the_extra_of_a_missing_package(maker: str) -> None:
     with pytest.raises(MissingExtra, match=r'needs an optional package; run: pip install "steppe\[video\]"'):
         GymnasiumEnvs(EnvironmentSpec(id=f"{__name__}:{maker}"), 1)
 
 
-def test_a_wrapper_names_the_extra_for_what_it_misses() -> None:
+def test_the_error_of_a_wrapper_names_the_extra_of_a_missing_package() -> None:
     spec = {"id": "CartPole-v1", "backend": "gymnasium"}
     with pytest.raises(MissingExtra, match=r'^wrapper ".*" of environment "CartPole-v1" needs .*"steppe\[video\]"'):
         GymnasiumEnvs(EnvironmentSpec.model_validate(spec | {"wrappers": [f"{__name__}:needs_toys"]}), 1)

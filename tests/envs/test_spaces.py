@@ -75,7 +75,7 @@ def test_the_parts_of_a_nested_observation_keep_their_names_and_places() -> None
         (spaces.MultiBinary([2, 2]), MultiDiscrete((2, 2, 2, 2))),
     ],
 )
-def test_observations_of_every_kind_are_kept_whole(space: spaces.Space, expected) -> None:
+def test_observations_of_every_kind_are_kept_unchanged(space: spaces.Space, expected) -> None:
     ours, write = observation_crossing(space, "kind")
     assert ours == expected
     space.seed(1)

@@ -28,7 +28,7 @@ def sent(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"x", np.random.default_rng(1).bytes(5000), bytes(10**6)])
-def test_a_file_arrives_as_it_was(sent, content):
+def test_a_file_arrives_unchanged(sent, content):
     sent(content)
     assert unpack(NAME) == content
 
@@ -39,14 +39,14 @@ def test_no_piece_is_larger_than_asked_for(sent):
     assert (len(sizes), max(sizes)) == (6, 1000)
 
 
-def test_what_did_not_come_along_is_not_found(sent, monkeypatch):
+def test_a_file_that_was_not_bundled_is_not_found(sent, monkeypatch):
     sent(b"x")
     assert unpack("/home/me/other.safetensors") is None
     monkeypatch.delenv(FOLDER_VARIABLE)
     assert unpack(NAME) is None
 
 
-def test_a_file_that_takes_too_much_is_not_packed(tmp_path):
+def test_a_file_that_is_too_large_is_not_packed(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(np.random.default_rng(1).bytes(5000))
     assert pack(file, NAME, 1000, most=4999) is None
@@ -55,7 +55,7 @@ def test_a_file_that_takes_too_much_is_not_packed(tmp_path):
     assert pack(file, NAME, 1000, most=4999) is not None
 
 
-def test_a_piece_that_is_missing_or_another_is_told(sent):
+def test_a_missing_or_exchanged_piece_is_an_error(sent):
     folder = sent(np.random.default_rng(1).bytes(5000))
     (last,) = folder.glob("*.005")
     held = last.read_bytes()
@@ -67,7 +67,7 @@ def test_a_piece_that_is_missing_or_another_is_told(sent):
         unpack(NAME)
 
 
-def test_another_files_pieces_are_told_by_the_checksum(sent, tmp_path):
+def test_pieces_of_another_file_fail_the_checksum(sent, tmp_path):
     folder = sent(b"one thing")
     (tmp_path / "other").write_bytes(b"another")
     packed = pack(tmp_path / "other", NAME, 1000, 1000)

@@ -69,7 +69,7 @@ def test_the_data_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch:
     assert order == ["sync", "rename", "sync"]
 
 
-def test_what_a_dead_writer_left_is_removed_and_what_a_living_one_writes_is_not(
+def test_leftovers_of_dead_writers_are_removed_and_files_of_living_ones_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = durable.socket.gethostname()

@@ -23,7 +23,7 @@ WORDS = st.dictionaries(st.text("xyz", min_size=1, max_size=4), st.text(max_size
 
 
 @given(ARRAYS, WORDS)
-def test_what_is_written_is_read_by_us_and_by_others(arrays, metadata):
+def test_files_are_readable_by_steppe_and_by_safetensors(arrays, metadata):
     data = serialize(arrays, metadata)
     read_metadata, ours = parse(data)
     assert read_metadata == metadata
@@ -35,7 +35,7 @@ def test_what_is_written_is_read_by_us_and_by_others(arrays, metadata):
 
 
 @given(ARRAYS, WORDS)
-def test_the_order_of_names_and_the_layout_in_memory_do_not_show(arrays, metadata):
+def test_the_order_of_names_and_memory_does_not_change_the_bytes(arrays, metadata):
     other = {name: np.asarray(arrays[name], order="F") for name in reversed(arrays)}
     again = {name: metadata[name] for name in reversed(metadata)}
     assert serialize(arrays, metadata) == serialize(other, again)
@@ -62,7 +62,7 @@ def test_every_change_changes_the_checksum(change):
     assert checksum("about", arrays) != before
 
 
-def test_what_is_no_such_file_is_a_value_error():
+def test_other_files_are_a_value_error():
     whole = save({"a": np.zeros(3)}, {"format": "x"})
     unknown = b'{"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
     for data in (b"", b"hello", whole[:-1], whole[8:], len(unknown).to_bytes(8, "little") + unknown + b"\0\0"):

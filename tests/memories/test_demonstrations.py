@@ -117,7 +117,7 @@ def test_the_last_rows_of_a_batch_are_demonstrations_and_the_others_what_the_rep
     assert np.all(drawn.places[12:] == memory.rows * memory.num_envs + drawn.observations[12:, 0])
 
 
-def test_own_rows_know_what_their_timestep_alone_led_to():
+def test_own_rows_have_one_step_results():
     memory = make(n_step=3)
     state, blocks = after_blocks(memory, 5)
     drawn = host(sample(memory, state, jax.random.key(1), 40))
@@ -138,7 +138,7 @@ def test_demonstrations_are_never_overwritten():
     jax.tree.map(np.testing.assert_array_equal, host(state.demonstrations), memory.demonstrations)
 
 
-def test_the_memory_owns_what_it_hands_out():
+def test_the_memory_owns_its_arrays():
     memory = make()
     state = memory.init(EXAMPLE)
     state.demonstrations.rewards[:] = 7.0
@@ -198,7 +198,7 @@ def test_a_memory_of_one_demonstrated_timestep_works():
     assert np.all(np.isfinite(drawn.weights))
 
 
-def test_it_tells_what_a_runner_asks_a_memory():
+def test_it_has_the_properties_that_runners_read():
     memory = make(n_step=3, prioritized=True)
     asked = ("rows", "num_envs", "n_step", "prioritized")
     assert [getattr(memory, name) for name in asked] == [getattr(memory.own, name) for name in asked]

@@ -80,7 +80,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "shape", "prioritized", "repeats"), CASES)
-def test_draws_are_those_of_a_memory_that_keeps_everything_twice(
+def test_draws_equal_those_of_a_memory_of_whole_observations(
     kind: Frames, shape: tuple[int, int, int, int], prioritized: bool, repeats: bool
 ) -> None:
     capacity, num_envs, horizon, n_step = shape
@@ -128,7 +128,7 @@ def test_very_short_episodes_leave_fewer_timesteps_but_never_wrong_ones() -> Non
     assert 5 <= int(state.filled) < memory.rows
 
 
-def test_an_episode_that_is_cut_keeps_its_true_successor() -> None:
+def test_a_truncated_episode_keeps_its_true_successor() -> None:
     kind = Frames(4, 0)
     memory = Replay(40, 1, 1, 0.5, 3, frames=kind)
     worlds, state = Worlds(kind, 1, 5, ends=0.0), memory.init(example(kind))
@@ -159,7 +159,7 @@ def test_small_observations_are_kept_whole(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("blocks", "ends"), [(0, 0.03), (7, 0.03), (44, 0.03), (7, 0.8), (44, 0.8)])
-def test_a_memory_goes_on_from_its_checkpoint_as_if_nothing_had_happened(blocks: int, ends: float) -> None:
+def test_a_restored_memory_continues_identically(blocks: int, ends: float) -> None:
     kind, memory = Frames(4, 0), SMALL
     worlds, state = Worlds(kind, 2, blocks, ends), memory.init(example(kind))
     for _ in range(blocks):
@@ -181,7 +181,7 @@ def test_a_memory_goes_on_from_its_checkpoint_as_if_nothing_had_happened(blocks:
 
 @pytest.mark.parametrize("blocks", [0, 3, 29, 61])
 @pytest.mark.parametrize("trimmed", [False, True])
-def test_memories_of_older_checkpoints_are_taken_over(blocks: int, trimmed: bool) -> None:
+def test_memories_of_older_checkpoints_are_converted(blocks: int, trimmed: bool) -> None:
     kind, once, plain = Frames(4, 0), SMALL, replace(SMALL, frames=None)
     worlds, state = Worlds(kind, 2, 1), plain.init(example(kind))
     for _ in range(blocks):
@@ -206,7 +206,7 @@ def test_a_memory_of_another_size_is_refused_in_one_sentence() -> None:
         restore(smaller.init(example(kind)), compact(state))
 
 
-def test_batches_with_demonstrations_are_those_of_a_memory_that_keeps_everything_twice() -> None:
+def test_batches_with_demonstrations_equal_those_of_a_memory_of_whole_observations() -> None:
     kind = Frames(4, 0)
     shown = Worlds(kind, 1, 9).block(20)
     shown.truncated[-1] = ~shown.terminated[-1]

@@ -192,7 +192,7 @@ def test_uniform_draws_are_uniform_over_rows_and_environments():
     assert stats.chisquare(counts[places]).pvalue > 0.01
 
 
-def test_a_window_never_crosses_the_place_that_is_written_next():
+def test_a_window_never_crosses_the_next_row_to_be_written():
     replay = Replay(capacity=20, num_envs=1, horizon=2, discount=1.0, n_step=4)
     for blocks in range(2, 25):
         naive, state = remembered(replay, blocks)
@@ -252,7 +252,7 @@ def test_rewards_of_different_priorities_average_to_the_uniform_mean_with_full_i
 
 
 @pytest.mark.parametrize("blocks", [1, 9])
-def test_errors_that_do_not_count_leave_everything_as_it_was(blocks):
+def test_errors_that_do_not_count_change_nothing(blocks):
     replay = Replay(capacity=20, num_envs=2, horizon=2, discount=0.9, n_step=3, prioritized=True)
     _, state = remembered(replay, blocks)
     drawn = sample(replay, state, jax.random.key(0), 16)
@@ -285,7 +285,7 @@ def test_the_memory_takes_the_dtypes_of_its_example():
     assert sample(replay, after, jax.random.key(0), 4).observations.dtype == np.uint8
 
 
-def test_all_of_it_can_be_one_compiled_loop():
+def test_the_memory_runs_inside_a_compiled_loop():
     replay = Replay(capacity=12, num_envs=2, horizon=2, discount=0.9, n_step=2, prioritized=True)
     rng = np.random.default_rng(0)
     naive = Naive(replay)

@@ -59,7 +59,7 @@ def test_every_node_is_the_sum_of_its_children_after_any_writes(data, size):
         np.testing.assert_array_equal(tree.get(nodes, places), values)
 
 
-def test_a_place_written_twice_at_once_leaves_the_sums_right():
+def test_sums_are_correct_after_a_place_is_written_twice_at_once():
     tree, nodes = filled([1.0, 2.0, 3.0])
     nodes = np.asarray(put(tree, nodes, np.array([1, 1]), np.array([5.0, 5.0], np.float32)))
     check_sums(tree, nodes, np.array([1.0, 5.0, 3.0], np.float32))
@@ -93,7 +93,7 @@ def test_single_draws_come_in_proportion_to_priority():
     exponents=st.lists(st.integers(-6, 6), min_size=33, max_size=33),
     seed=st.integers(0, 99),
 )
-def test_what_has_no_priority_is_never_drawn(size, exponents, seed):
+def test_places_without_priority_are_never_drawn(size, exponents, seed):
     rng = np.random.default_rng(seed)
     priorities = np.float32(10.0) ** np.array(exponents[:size], np.float32) * rng.uniform(0.5, 1.0, size)
     priorities[rng.random(size) < 0.5] = 0.0

@@ -109,7 +109,7 @@ def is_cut(sock: socket.socket) -> bool:
         return True
 
 
-def test_silent_connections_keep_nobody_from_an_environment_server(caplog: pytest.LogCaptureFixture) -> None:
+def test_silent_connections_do_not_block_an_environment_server(caplog: pytest.LogCaptureFixture) -> None:
     with serving("CartPole-v1", token=TOKEN) as served:
         host, port = served.split(":")
         address = host, int(port)
@@ -125,7 +125,7 @@ def test_silent_connections_keep_nobody_from_an_environment_server(caplog: pytes
     assert any("cut before it had greeted, to make room for others" in record.message for record in lines)
 
 
-def test_strangers_of_one_address_cut_only_one_another() -> None:
+def test_pending_connections_of_one_address_cut_only_each_other() -> None:
     with (
         admitting(AdmissionLimits(pending=8, pending_per_address=4)) as (address, _),
         held(address, 3, "127.0.0.3") as others,
@@ -136,7 +136,7 @@ def test_strangers_of_one_address_cut_only_one_another() -> None:
         assert all(map(is_cut, theirs[:16])), "the oldest ones are"
 
 
-def test_when_all_places_are_taken_the_address_with_the_most_gives_way() -> None:
+def test_if_too_many_are_pending_the_busiest_address_loses_one() -> None:
     with (
         admitting(AdmissionLimits(pending=8, pending_per_address=6)) as (address, _),
         held(address, 2, "127.0.0.3") as others,
@@ -147,7 +147,7 @@ def test_when_all_places_are_taken_the_address_with_the_most_gives_way() -> None
         assert not any(map(is_cut, [*others, *more]))
 
 
-def test_members_have_places_that_no_stranger_can_take() -> None:
+def test_pending_connections_cannot_take_the_places_of_admitted_ones() -> None:
     limits = AdmissionLimits(connections=3, connections_per_address=2, pending=4, pending_per_address=4)
     with admitting(limits) as (address, members), contextlib.ExitStack() as stack:
 
@@ -168,7 +168,7 @@ def test_members_have_places_that_no_stranger_can_take() -> None:
         assert not comes("127.0.0.5")
 
 
-def test_who_drips_is_cut_when_the_time_for_all_of_it_is_over() -> None:
+def test_a_slow_greeting_is_cut_at_the_deadline() -> None:
     with admitting(AdmissionLimits(greeting_seconds=0.5)) as (address, members), held(address, 1) as (sock,):
         with contextlib.suppress(OSError):
             for byte in frame(HELLO):
@@ -214,7 +214,7 @@ def test_a_greeting_may_come_in_pieces_and_with_fields_of_later_versions() -> No
         assert Line(sock).read() == {"op": "welcome"}
 
 
-def test_who_has_greeted_when_it_stops_is_still_handed_on() -> None:
+def test_a_connection_that_has_greeted_is_handed_on_when_admission_stops() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     members: list[AdmittedConnection] = []
     admission = Admission(listener, Greeting("steppe-env", 1, TOKEN, "server", "client"), None, members.append)
@@ -239,7 +239,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return cert, key
 
 
-def test_handshakes_that_never_end_keep_nobody_waiting(certificate: tuple[Path, Path]) -> None:
+def test_endless_handshakes_do_not_delay_others(certificate: tuple[Path, Path]) -> None:
     trust = ssl.create_default_context(cafile=certificate[0])
     with admitting(tls=server_tls(*certificate)) as (address, members), held(address, 40) as strangers:
         for number, sock in enumerate(strangers):
@@ -257,7 +257,7 @@ def test_handshakes_that_never_end_keep_nobody_waiting(certificate: tuple[Path, 
             assert Line(sock).read()["kind"] == "token"
 
 
-def test_a_token_that_fits_into_no_greeting_is_refused_at_the_server(tmp_path: Path) -> None:
+def test_the_server_refuses_a_token_too_long_for_a_greeting(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("x" * 2048)
     assert len(frame(HELLO | {"token": server_token(file)})) < GREETING_LIMIT
@@ -280,7 +280,7 @@ def test_connections_are_counted_by_network(host: str, network: str) -> None:
     assert network_of(host) == network
 
 
-def test_many_refusals_are_one_line_that_counts_them(
+def test_many_refusals_are_one_log_line_with_their_number(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]

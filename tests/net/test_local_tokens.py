@@ -35,7 +35,7 @@ def listener() -> Iterator[socket.socket]:
         yield sock
 
 
-def test_only_the_owner_can_read_a_token_and_it_is_gone_at_the_end(state, listener):
+def test_only_the_owner_can_read_a_token_and_it_is_deleted_at_the_end(state, listener):
     made = token_for(listener, "127.0.0.1", None)
     assert made is not None
     (file,) = made.files
@@ -53,7 +53,7 @@ def test_only_the_owner_can_read_a_token_and_it_is_gone_at_the_end(state, listen
     assert list(file.parent.iterdir()) == []
 
 
-def test_a_token_of_the_users_own_stays_the_only_one(state, listener):
+def test_no_token_is_generated_if_the_user_gives_one(state, listener):
     assert token_for(listener, "127.0.0.1", "0123456789abcdef") is None
     assert token_for(listener, "0.0.0.0", None) is None
     assert not state.exists()
@@ -119,7 +119,7 @@ def test_a_folder_that_others_may_look_into_is_closed(state):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_the_variable_decides_and_other_words_are_refused(state, listener, monkeypatch):
+def test_the_variable_decides_and_other_values_are_refused(state, listener, monkeypatch):
     monkeypatch.setenv("STEPPE_LOOPBACK_TOKEN", "never")
     assert token_for(listener, "127.0.0.1", None) is None
     monkeypatch.setenv("STEPPE_LOOPBACK_TOKEN", "sometimes")
@@ -181,7 +181,7 @@ def remote(command: Command) -> GymnasiumEnvs:
     return GymnasiumEnvs(EnvironmentSpec(id="remote", settings={"address": address}), 2)
 
 
-def test_an_environment_server_lets_its_own_user_in_and_nobody_else(shell, state, tmp_path, monkeypatch):
+def test_an_environment_server_admits_only_its_own_user(shell, state, tmp_path, monkeypatch):
     command = shell.launch("env", "serve", "CartPole-v1", "--port", "0")
     remote(command).close()
     (file,) = (state / "steppe" / "tokens").iterdir()

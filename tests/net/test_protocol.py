@@ -62,7 +62,7 @@ def test_arrays_are_little_endian_in_row_order_on_the_wire() -> None:
     assert set(DTYPES) == {"bool", "uint8", "int32", "float32"}
 
 
-def test_any_byte_but_zero_is_true() -> None:
+def test_any_nonzero_byte_is_true() -> None:
     out = np.zeros(3, bool)
     read_array({"op": "x", "a": {"dtype": "bool", "shape": [3], "data": b"\0\1\xff"}}, "a", out)
     assert out.tobytes() == b"\0\1\1"
@@ -110,7 +110,7 @@ def test_text_from_outside_is_one_printable_line() -> None:
         MultiDiscrete((2, 3)),
     ],
 )
-def test_a_space_comes_back_as_it_was(space: Box | Discrete | MultiDiscrete) -> None:
+def test_a_space_survives_the_wire(space: Box | Discrete | MultiDiscrete) -> None:
     assert read_space(msgpack.unpackb(msgpack.packb({"op": "x", "s": to_json(space)})), "s") == space
 
 
@@ -140,7 +140,7 @@ def test_a_space_comes_back_as_it_was(space: Box | Discrete | MultiDiscrete) -> 
         },
     ],
 )
-def test_a_space_that_cannot_be_is_refused(space: object) -> None:
+def test_an_invalid_space_is_refused(space: object) -> None:
     with pytest.raises(Malformed, match="which is no space"):
         read_space({"op": "x", "observation_space": space}, "observation_space")
 
@@ -171,7 +171,7 @@ def test_messages_cross_whole_in_whatever_pieces_they_come(pair: tuple[Channel, 
     assert received == framed
 
 
-def test_a_message_larger_than_the_first_buffer_is_taken_when_that_was_agreed_on(
+def test_a_message_beyond_the_first_limit_is_accepted_after_the_limit_was_raised(
     pair: tuple[Channel, socket.socket],
 ) -> None:
     channel, there = pair
@@ -204,7 +204,7 @@ def test_a_message_larger_than_the_first_buffer_is_taken_when_that_was_agreed_on
         (b"\0\0\0\x05\x81\xa2op\xa0\0", Malformed, "sent a message before it was its turn"),
     ],
 )
-def test_what_is_no_message_is_refused(
+def test_invalid_messages_are_refused(
     pair: tuple[Channel, socket.socket], sent: bytes, error: type[Exception], sentence: str
 ) -> None:
     channel, there = pair
@@ -223,7 +223,7 @@ def test_the_example_of_the_documentation_is_what_is_sent(pair: tuple[Channel, s
     assert there.recv(1000) == bytes.fromhex(block)
 
 
-def test_a_silent_or_dripping_peer_is_too_slow(pair: tuple[Channel, socket.socket]) -> None:
+def test_a_silent_or_slowly_sending_peer_is_too_slow(pair: tuple[Channel, socket.socket]) -> None:
     channel, there = pair
     with pytest.raises(TooSlow):
         channel.receive(0.01)
@@ -232,7 +232,7 @@ def test_a_silent_or_dripping_peer_is_too_slow(pair: tuple[Channel, socket.socke
         channel.receive(0.01)
 
 
-def test_room_is_made_for_what_has_come_and_not_for_what_was_announced(pair: tuple[Channel, socket.socket]) -> None:
+def test_the_buffer_grows_with_received_bytes_not_with_announced_ones(pair: tuple[Channel, socket.socket]) -> None:
     channel, there = pair
     channel.limit = 2**30
     there.sendall(struct.pack(">I", 2**30) + bytes(1000))
@@ -271,12 +271,12 @@ def _count(value: Any) -> int:
     return 1 + sum(map(_count, value)) if isinstance(value, list) else 1
 
 
-def test_small_messages_with_long_lists_are_taken_too() -> None:
+def test_small_messages_with_long_lists_are_accepted() -> None:
     message = {"op": "x", "a": [None] * 60_000, "b": {str(number): 0 for number in range(500)}}
     assert messagepack.unpack(msgpack.packb(message)) == message
 
 
-def test_what_is_shown_of_a_value_is_short_and_quickly_made() -> None:
+def test_values_in_errors_are_short_and_made_quickly() -> None:
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]

@@ -67,7 +67,7 @@ def test_each_branch_reads_its_parts_and_the_last_one_ends_the_network():
     ("aggregation", "join"),
     [("sum", np.add), ("product", np.multiply), ("max", np.maximum), ("mean", lambda a, b: (a + b) / 2)],
 )
-def test_branches_of_one_shape_are_joined_number_by_number(aggregation, join):
+def test_branches_of_one_shape_are_joined_elementwise(aggregation, join):
     torso = network(
         [reading("speed"), {"type": "linear", "size": 4}, named("a")],
         [reading("speed"), {"type": "linear", "size": 4}, named("b")],
@@ -169,6 +169,6 @@ def test_branches_that_do_not_fit_are_named(layers, words):
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def test_an_observation_without_parts_says_so():
+def test_the_error_for_an_observation_without_parts_says_so():
     with pytest.raises(SpecError, match='no parts: its name is "state"'):
         network(reading("image"), observation=Box((3,)))

@@ -76,7 +76,7 @@ def test_any_window_and_stride_equals_the_plain_convolution(data):
 
 
 @pytest.mark.parametrize("batch", [1, 6, 7, 12, 13])
-def test_batches_are_worked_on_in_pieces_that_make_no_difference(monkeypatch, batch):
+def test_batches_in_pieces_give_the_same_results(monkeypatch, batch):
     monkeypatch.setattr(convolution, "CHUNK_BYTES", 4 * 25 * 4 * 4 * 3 * 4)  # the windows of 4 samples
     x, kernel = floats(batch, 12, 12, 3), floats(4, 4, 3, 5, seed=1)
     rows = {1: None, 6: 3, 7: 1, 12: 4, 13: 1}[batch]
@@ -84,13 +84,13 @@ def test_batches_are_worked_on_in_pieces_that_make_no_difference(monkeypatch, ba
     assert_same(x, kernel, (2, 2), "VALID")
 
 
-def test_a_batch_that_only_falls_into_tiny_pieces_stays_whole(monkeypatch):
+def test_a_batch_with_only_tiny_divisors_stays_whole(monkeypatch):
     monkeypatch.setattr(convolution, "CHUNK_BYTES", 4 * 25 * 4 * 4 * 3 * 8)  # the windows of 8 samples
     assert convolution._piece(floats(13, 12, 12, 3), floats(4, 4, 3, 5), (2, 2), "VALID") is None
 
 
 @pytest.mark.parametrize("chunk_bytes", [2**12, 2**21])
-def test_bytes_are_taken_as_they_are(monkeypatch, chunk_bytes):
+def test_bytes_are_accepted_unchanged(monkeypatch, chunk_bytes):
     monkeypatch.setattr(convolution, "CHUNK_BYTES", chunk_bytes)
     x, kernel = np.random.default_rng(0).integers(0, 256, (8, 9, 9, 2), np.uint8), floats(3, 3, 2, 4)
 
@@ -103,7 +103,7 @@ def test_bytes_are_taken_as_they_are(monkeypatch, chunk_bytes):
     np.testing.assert_allclose(gradient, expected_gradient, atol=1e-4)
 
 
-def test_the_gradient_of_an_input_that_nobody_asks_for_is_not_computed():
+def test_an_unused_input_gradient_is_not_computed():
     x, kernel = floats(2, 84, 84, 4), floats(8, 8, 4, 32)
 
     def products(argnums):

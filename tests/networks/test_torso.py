@@ -123,7 +123,7 @@ def test_a_nonlinearity_scales_and_cuts_its_inputs():
     np.testing.assert_allclose(value, 3 * x / (1 + np.abs(3 * x)), atol=1e-6)
 
 
-def test_the_penalty_is_what_the_layers_ask_for():
+def test_the_penalty_is_the_sum_of_the_layers_regularization():
     layers = (
         {"type": "dense", "size": 3, "l2_regularization": 0.1},
         {"type": "dense", "size": 4},
@@ -138,7 +138,7 @@ def test_the_penalty_is_what_the_layers_ask_for():
     assert network(Box((5,)), {"type": "dense", "size": 3}).penalty({}) == 0.0
 
 
-def test_what_an_agent_does_not_take_care_of_is_refused():
+def test_layers_that_the_agent_does_not_support_are_refused():
     with pytest.raises(SpecError, match=r"layer 0 \(dense\) of the network has l1_reg.*; leave it out"):
         network(Box((5,)), {"type": "dense", "size": 3, "l1_regularization": 0.1})
     with pytest.raises(SpecError, match=r"layer 1 \(internal_lstm\) of the network keeps a state.*such as ppo"):
@@ -190,7 +190,7 @@ def test_hidden_kernels_are_orthogonal_with_gain_root_two():
         assert not np.any(layer["bias"])
 
 
-def test_orthogonal_draws_are_uniform_whichever_way_they_are_made():
+def test_orthogonal_draws_are_uniform_for_tall_and_wide_kernels():
     rng = np.random.default_rng(0)
     for shape in ((3, 3), (3, 2), (4, 2), (2, 5)):
         drawn = np.stack([orthogonal(rng, shape, 1.0) for _ in range(3000)])
@@ -266,7 +266,7 @@ def test_embeddings_look_up_each_choice():
 
 
 @pytest.mark.parametrize("observed", [np.uint8, np.float32])
-def test_a_convolution_that_is_not_first_gets_scaled_bytes(observed):
+def test_a_later_convolution_gets_scaled_bytes(observed):
     space = Box((9, 9, 2), (0.0,), (255.0,), "uint8")
     later = network(space, {"type": "layer_norm"}, {"type": "conv2d", "size": 2})
     params = later.init(rng())
@@ -319,7 +319,7 @@ def test_vectors_and_choices_get_two_dense_layers():
         ),
     ],
 )
-def test_layers_that_do_not_fit_are_named_with_the_shape_they_get(space, layers, words):
+def test_layers_that_do_not_fit_are_named_with_their_input_shape(space, layers, words):
     with pytest.raises(SpecError) as caught:
         network(space, *layers)
     assert all(word in str(caught.value) for word in words), str(caught.value)

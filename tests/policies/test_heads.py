@@ -63,7 +63,7 @@ def test_categorical_samples_follow_the_softmax_of_each_choice(xp):
 
 
 @MODULES
-def test_bernoulli_samples_say_yes_as_often_as_their_logits(xp):
+def test_bernoulli_samples_have_the_probability_of_their_logits(xp):
     logits = np.array([0.7, -1.2], np.float32)
     drawn = sampled("bernoulli", logits, MultiDiscrete((2, 2)), xp)
     assert drawn.shape == (20_000, 2)
@@ -101,7 +101,7 @@ def test_squashed_samples_are_the_tanh_of_normal_ones(xp):
         assert stats.kstest(before, stats.norm(outputs[i], np.exp(outputs[2 + i])).cdf).pvalue > 0.01
 
 
-def test_the_spread_of_squashed_samples_is_held_within_its_range():
+def test_the_deviation_of_squashed_samples_is_clipped_to_its_range():
     low, high = (sampled("squashed_gaussian", [0.5, 0.0, log_std, 0.0], BOUNDED)[:, 0] for log_std in (-99.0, 99.0))
     np.testing.assert_allclose(low, np.tanh(0.5), atol=1e-5)
     assert np.all(np.isfinite(high))
@@ -120,7 +120,7 @@ def test_deterministic_samples_have_noise_within_the_bounds(xp):
 
 @MODULES
 @pytest.mark.parametrize("kind", ["deterministic", "squashed_gaussian"])
-def test_a_share_of_continuous_actions_comes_from_anywhere(xp, kind):
+def test_a_share_of_continuous_actions_is_uniformly_random(xp, kind):
     outputs = [0.3, -2.0, -20.0, -20.0] if kind == "squashed_gaussian" else [0.3, -2.0]
     drawn = sampled(kind, outputs, BOUNDED, xp, epsilon=0.4)
     explored = np.abs(drawn[:, 0] - np.tanh(0.3)) > 1e-4
@@ -229,7 +229,7 @@ def test_noise_follows_its_distribution(distribution, expected):
     assert stats.kstest(noise[:, 0], expected.cdf).pvalue > 0.01
 
 
-def test_noise_of_two_distributions_lies_side_by_side():
+def test_noise_of_two_distributions_is_concatenated():
     noise = heads.draw_noise((("normal", 2), ("uniform", 3)), (5000,), RNG(0))
     assert noise.shape == (5000, 5)
     assert stats.kstest(noise[:, :2].ravel(), stats.norm.cdf).pvalue > 0.01

@@ -117,7 +117,7 @@ def test_an_image_of_one_colour_keeps_it_exactly():
 
 @MODULES
 @pytest.mark.parametrize("size", [(84, 84), (100, 84), (84, 100), (210, 84), (84, 160), (300, 31), (31, 300)])
-def test_every_way_of_resizing_frames_is_the_product_of_both_axes(xp, size):
+def test_resizing_frames_is_the_product_of_both_axes(xp, size):
     height, width = size
     image = frames(1, seed=7)[0].astype(np.float32)
     space = Box(FRAME.shape, (0.0,), (255.0,))

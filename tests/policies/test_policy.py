@@ -56,7 +56,7 @@ def test_outputs_equal_the_jax_network(normalizer):
         (Discrete(4), {}),
     ],
 )
-def test_an_observation_by_itself_has_the_outputs_it_has_among_others(space, fields):
+def test_a_single_observation_has_the_same_outputs_as_in_a_batch(space, fields):
     policy = make_policy(observation=space, **fields)
     x = np.random.default_rng(2).integers(0, 4, (6, *space.shape))
     together = policy.outputs(x)
@@ -130,7 +130,7 @@ def test_stochastic_actions_follow_the_logits_and_repeat_with_the_generator():
     np.testing.assert_array_equal(drawn, again)
 
 
-def test_a_random_policy_draws_also_when_asked_for_its_best_and_repeats_with_the_generator():
+def test_a_random_policy_samples_even_if_deterministic_and_repeats_with_the_generator():
     policy = make_policy(layers=None, kind="random", action=Discrete(50))
     drawn = [policy.act(floats(200, 4), deterministic, np.random.default_rng(3)) for deterministic in (True, False)]
     assert len(set(drawn[0].tolist())) > 25
@@ -152,7 +152,7 @@ def test_a_recurrent_policy_remembers_until_it_is_reset():
     assert make_policy().initial_state((3,)) == {}
 
 
-def test_a_recurrent_policys_pure_form_equals_the_one_that_remembers():
+def test_advance_of_a_recurrent_policy_equals_act():
     policy = make_policy(layers=MEMORY, action=Box((2,)), kind="gaussian")
     episodes, state = floats(5, 3, 4), policy.initial_state((3,))
     assert {name: each.shape for name, each in state.items()} == {
@@ -174,7 +174,7 @@ def test_a_recurrent_policys_pure_form_equals_the_one_that_remembers():
         policy.reset(ended)
 
 
-def test_a_recurrent_policy_refuses_what_it_cannot_remember():
+def test_a_recurrent_policy_refuses_a_state_of_another_shape():
     policy = make_policy(layers=MEMORY)
     policy.act(floats(2, 4))
     with pytest.raises(UserError, match=r"remembers 2 episodes but got 1 observations.*reset\(\)"):
@@ -187,7 +187,7 @@ def test_a_recurrent_policy_refuses_what_it_cannot_remember():
         policy.outputs(floats(2, 4))
 
 
-def test_what_a_policy_does_not_know_of_a_state_goes_through_it():
+def test_unknown_parts_of_a_state_are_passed_through():
     outputs, state = make_policy().outputs_after(floats(2, 4), {"noise": 3})
     np.testing.assert_array_equal(outputs, make_policy().outputs(floats(2, 4)))
     assert state == {"noise": 3}
@@ -223,7 +223,7 @@ def test_a_wrong_observation_is_refused_with_the_shape_it_should_have(observatio
 
 
 @pytest.mark.parametrize("value", [0.5, 256, -1, float("nan")])
-def test_a_picture_that_bytes_cannot_hold_is_refused_instead_of_becoming_another(value):
+def test_a_picture_that_does_not_fit_into_bytes_is_refused(value):
     policy = make_policy(observation=Box((3, 3, 1), (0.0,), (255.0,), "uint8"))
     with pytest.raises(UserError, match="not all whole numbers that uint8 can hold"):
         policy.act(np.full((3, 3, 1), value))
@@ -255,7 +255,7 @@ def test_replace_takes_copies_and_refuses_other_shapes():
     np.testing.assert_array_equal(policy.outputs(floats(2, 4)), before)
 
 
-def test_a_thread_that_acts_sees_one_generation_of_tensors_at_a_time():
+def test_an_acting_thread_sees_one_version_of_the_tensors_at_a_time():
     policy = make_policy()
     x = floats(64, 4)
     generations = [tensors_for(policy.description, seed) for seed in range(2)]
@@ -277,12 +277,12 @@ def test_a_thread_that_acts_sees_one_generation_of_tensors_at_a_time():
     assert not mixed
 
 
-def test_a_head_that_learns_needs_a_network():
+def test_a_learned_head_needs_a_network():
     with pytest.raises(SpecError, match="needs a network"):
         make_policy(layers=None)
 
 
-def test_tensors_are_called_like_the_parameters_of_the_network():
+def test_tensors_have_the_names_of_the_network_parameters():
     network = Network(NetworkSpec(DENSE), Box((4,)))
     names = flatten({"torso": network.init(np.random.default_rng(0))}).keys()
     assert names == {name for name in tensor_shapes(describe()) if name.startswith("torso/")}

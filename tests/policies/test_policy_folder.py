@@ -36,7 +36,7 @@ from steppe.specs.spaces import Box, Discrete, MultiDiscrete, Part
         describe(layers=None, kind="constant", action=Discrete(4)),
     ],
 )
-def test_a_saved_policy_loads_as_it_was(tmp_path, description):
+def test_a_saved_policy_loads_unchanged(tmp_path, description):
     policy = Policy(description, tensors_for(description))
     folder = policy.save(tmp_path / "run" / "policy")
     for path in (folder, folder / "policy.json", folder / "policy.safetensors", tmp_path / "run", str(folder)):
@@ -63,7 +63,7 @@ def test_the_same_policy_is_always_the_same_bytes(tmp_path):
         np.testing.assert_array_equal(tensor, policy.tensors[name])
 
 
-def test_saving_again_keeps_what_else_is_in_the_folder(tmp_path):
+def test_saving_again_keeps_other_files_of_the_folder(tmp_path):
     make_policy().save(tmp_path)
     make_policy().save(tmp_path / "best")
     (tmp_path / "policy.onnx").write_text("model")
@@ -104,7 +104,7 @@ def test_a_reader_beside_a_writer_always_gets_a_whole_policy(tmp_path):
     assert kinds <= {"categorical", "q_values"}
 
 
-def test_every_flipped_bit_is_noticed(tmp_path):
+def test_every_flipped_bit_is_detected(tmp_path):
     make_policy(normalizer={"clip": 10.0}).save(tmp_path)
     file = tmp_path / "policy.safetensors"
     whole = file.read_bytes()
@@ -211,7 +211,7 @@ def test_loading_imports_only_modules_that_are_allowed(tmp_path, monkeypatch):
     assert marker.exists()
 
 
-def test_a_module_that_ends_the_program_or_raises_is_one_sentence(tmp_path, monkeypatch):
+def test_a_module_that_exits_or_raises_is_an_error_of_one_sentence(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for name, end in (("ends_program", "raise SystemExit(2)"), ("raises_error", "1 / 0")):
         write_module(tmp_path, name, LAYER + end + "\n")

@@ -67,7 +67,7 @@ def reference_input(images):
 
 
 @MODULES
-def test_the_network_sees_what_the_stages_say_though_frames_stay_bytes(xp):
+def test_bytes_stay_bytes_and_the_network_gets_the_scaled_frames(xp):
     steps = preprocessing(ATARI, FRAME)
     assert steps.space == Box((84, 84, 4), (0.0,), (255.0,), "uint8")
     images, state = frames(4), steps.initial((1,))
@@ -96,7 +96,7 @@ def test_the_network_sees_what_the_stages_say_though_frames_stay_bytes(xp):
     ],
 )
 @MODULES
-def test_stages_that_need_floats_get_and_give_them(xp, stages, expected):
+def test_stages_that_need_floats_get_and_return_floats(xp, stages, expected):
     space = Box((6, 5, 3), (0.0,), (255.0,), "uint8")
     images = frames(2, shape=space.shape)
     made = once(stages, space, images, xp)
@@ -120,7 +120,7 @@ def test_floats_are_divided_by_255():
 
 
 @MODULES
-def test_standardize_and_normalize_look_at_each_observation_alone(xp):
+def test_standardize_and_normalize_treat_each_observation_separately(xp):
     space = Box((4, 3))
     values = RNG(4).normal(3, 5, (5, 4, 3)).astype(np.float32)
     values[2] = 7.0
@@ -132,7 +132,7 @@ def test_standardize_and_normalize_look_at_each_observation_alone(xp):
 
 
 @MODULES
-def test_shapes_change_and_numbers_do_not(xp):
+def test_reshaping_keeps_all_numbers(xp):
     values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     space = Box((3, 4))
     np.testing.assert_array_equal(once("flatten", space, values, xp), values.reshape(2, 12))
@@ -191,7 +191,7 @@ def test_a_compiled_sequence_is_the_same(frame, add_rank):
         np.testing.assert_array_equal(compiled[t], processed)
 
 
-def test_two_sequences_keep_apart():
+def test_two_sequences_have_separate_states():
     steps = preprocessing(["sequence", {"type": "sequence", "length": 2, "add_rank": True}], Box((1,)))
     state = steps.initial((1,))
     assert len(state) == 2
@@ -246,7 +246,7 @@ def bounded_spaces():
 
 @given(stages=st.lists(STAGES, min_size=1, max_size=4), space=st.sampled_from(bounded_spaces()), seed=st.integers(0, 9))
 @settings(max_examples=40, deadline=None)
-def test_what_comes_out_lies_in_the_space_that_is_promised(stages, space, seed):
+def test_results_lie_in_the_declared_space(stages, space, seed):
     try:
         steps = preprocessing(stages, space)
     except SpecError:
@@ -300,7 +300,7 @@ def test_the_largest_standardized_number_is_reached():
 # Written down, compared, refused
 
 
-def test_a_preprocessing_survives_being_written_down():
+def test_preprocessing_survives_json():
     steps = preprocessing([*ATARI, {"type": "clip", "min": 0, "max": 1}, "flatten"], FRAME)
     again = Preprocessing.from_json(json.loads(json.dumps(steps.to_json())))
     assert again == steps
@@ -329,7 +329,7 @@ def test_running_standardize_is_left_to_the_agent():
     assert not preprocessing("flatten", Box((2, 3))).normalizes
 
 
-def test_named_parts_keep_their_names_where_the_vector_stays():
+def test_named_parts_keep_their_names_if_the_vector_is_unchanged():
     parts = (Part("speed", 0, Box((1,))), Part("camera", 1, Box((2, 2), (0.0,), (255.0,), "uint8")))
     space = Box((5,), parts=parts)
     assert preprocessing("running_standardize", space).space == space
@@ -383,7 +383,7 @@ def test_named_parts_keep_their_names_where_the_vector_stays():
         ),
     ],
 )
-def test_a_stage_that_cannot_take_what_it_gets_is_named(stages, space, sentence):
+def test_a_stage_that_does_not_fit_its_input_is_named(stages, space, sentence):
     with pytest.raises(SpecError) as error:
         preprocessing(stages, space)
     assert str(error.value) == sentence

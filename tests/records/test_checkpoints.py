@@ -131,7 +131,7 @@ def test_saving_a_timestep_again_replaces_it(tmp_path: Path) -> None:
     assert names(tmp_path) == {"10"}
 
 
-def test_a_replacement_cut_short_still_loads_and_is_put_right_by_the_next_save(tmp_path: Path) -> None:
+def test_an_interrupted_replacement_loads_and_the_next_save_completes_it(tmp_path: Path) -> None:
     path = save(tmp_path, 10, state(0), {})
     path.rename(path.with_name("10.replaced"))
     assert list_checkpoints(tmp_path) == [10]
@@ -209,7 +209,7 @@ def test_when_all_are_damaged_the_error_names_each(tmp_path: Path) -> None:
     flip=st.integers(0, 255),
     cut=st.booleans(),
 )
-def test_any_flipped_byte_or_truncation_is_found_or_changes_nothing(
+def test_any_flipped_byte_or_truncation_is_detected_or_changes_nothing(
     file: str, place: float, flip: int, cut: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -229,7 +229,7 @@ def test_any_flipped_byte_or_truncation_is_found_or_changes_nothing(
         assert expected == 1
 
 
-def test_an_array_that_cannot_be_held_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_an_unsupported_array_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match='"names" has numbers of type object'):
         save(tmp_path, 1, {"names": np.array([{}], dtype=object)}, {})
     assert list(tmp_path.iterdir()) == []
@@ -349,14 +349,14 @@ for kill_at in range(1000):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("timestep", [1, 2])
-def test_a_kill_at_any_touch_of_the_disk_leaves_a_whole_checkpoint(tmp_path: Path, timestep: int) -> None:
+def test_a_kill_at_any_disk_operation_leaves_a_whole_checkpoint(tmp_path: Path, timestep: int) -> None:
     command = [sys.executable, "-c", KILLED_EVERYWHERE, str(tmp_path / "run"), str(timestep)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) >= 10
 
 
-def test_a_reader_finds_a_checkpoint_while_the_writer_replaces_what_it_listed(
+def test_a_reader_finds_a_checkpoint_while_the_writer_replaces_the_listed_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 1, state(1), {})
@@ -377,13 +377,13 @@ def test_a_reader_finds_a_checkpoint_while_the_writer_replaces_what_it_listed(
     assert load_latest(tmp_path).timestep == 2
 
 
-def test_a_run_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+def test_a_deleted_run_folder_is_not_created_again(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="it may have been moved or deleted"):
         save(tmp_path / "gone", 5, state(0), {})
     assert not (tmp_path / "gone").exists()
 
 
-def test_the_newest_manifest_that_can_be_read_is_told_without_its_arrays(tmp_path: Path) -> None:
+def test_the_newest_readable_manifest_is_returned_without_its_arrays(tmp_path: Path) -> None:
     assert latest_manifest(tmp_path) == {}
     save(tmp_path, 10, state(1), {"threads": 1})
     newest = save(tmp_path, 20, state(2), {"threads": 2})

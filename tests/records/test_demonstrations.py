@@ -32,7 +32,7 @@ def file(tmp_path):
     return made_up(Box((3,)), Discrete(2)).save(tmp_path / "good.safetensors")
 
 
-def test_those_that_came_along_are_read_where_the_file_is_not(file, tmp_path, monkeypatch):
+def test_bundled_demonstrations_are_read_if_the_file_is_missing(file, tmp_path, monkeypatch):
     assert len(load_named(str(file))) == len(load(file))
     packed = pack(file, str(file), 1000, 10**6)
     folder = tmp_path / "arrived"
@@ -56,7 +56,7 @@ def rewritten(file: Path, change) -> None:
 
 
 @pytest.mark.parametrize("spaces", SPACES.values(), ids=SPACES.keys())
-def test_what_was_written_is_read(tmp_path, spaces):
+def test_saved_demonstrations_load_unchanged(tmp_path, spaces):
     written = made_up(*spaces)
     read = load(written.save(tmp_path / "deep" / "er" / "good.safetensors"))
     assert (read.environment, read.observation, read.action) == ("Test-v0", *spaces)
@@ -67,7 +67,7 @@ def test_what_was_written_is_read(tmp_path, spaces):
         np.testing.assert_array_equal(read.arrays[name], array)
 
 
-def test_any_reader_of_safetensors_understands_the_file(file):
+def test_any_safetensors_reader_can_read_the_file(file):
     from safetensors import safe_open
 
     with safe_open(file, "np") as content:
@@ -84,7 +84,7 @@ def test_the_same_demonstrations_are_the_same_bytes(tmp_path):
     assert one == other
 
 
-def test_rows_in_any_order_in_memory_are_written_in_theirs(tmp_path):
+def test_arrays_in_any_memory_order_are_written_in_row_order(tmp_path):
     written = made_up(Box((3,)), Discrete(2))
     turned = np.asfortranarray(written.arrays["observations"])
     assert not turned.flags.c_contiguous
@@ -92,7 +92,7 @@ def test_rows_in_any_order_in_memory_are_written_in_theirs(tmp_path):
     np.testing.assert_array_equal(load(path).arrays["observations"], turned)
 
 
-def test_a_changed_byte_anywhere_is_found(file):
+def test_a_changed_byte_is_detected(file):
     content = file.read_bytes()
     for place in [*range(0, len(content), 37), len(content) - 1]:
         damaged = bytearray(content)
@@ -102,7 +102,7 @@ def test_a_changed_byte_anywhere_is_found(file):
             load(file)
 
 
-def test_a_file_cut_short_is_found(file):
+def test_a_truncated_file_is_detected(file):
     content = file.read_bytes()
     for end in (0, 5, 100, len(content) - 1):
         file.write_bytes(content[:end])
@@ -120,14 +120,14 @@ def test_another_kind_of_file_is_refused(tmp_path):
         load(tmp_path)
 
 
-def test_a_later_version_asks_for_a_later_steppe(file):
+def test_a_later_version_asks_to_upgrade_steppe(file):
     rewritten(file, lambda metadata, arrays: metadata.update(version="2"))
     with pytest.raises(UserError, match="has version 2 but this Steppe reads version 1; upgrade Steppe"):
         load(file)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"environment": "a", "mean_return": 1, "observation": {}}'])
-def test_a_description_that_says_nothing_is_refused(file, text):
+def test_an_incomplete_description_is_refused(file, text):
     rewritten(file, lambda metadata, arrays: metadata.update(description=text))
     with pytest.raises(UserError, match="holds a description that cannot be understood"):
         load(file)
@@ -153,7 +153,7 @@ def test_a_description_that_says_nothing_is_refused(file, text):
         (lambda arrays: arrays["truncated"].__setitem__(-1, False), "last timestep .* ends no episode"),
     ],
 )
-def test_timesteps_that_cannot_be_learned_from_are_named_with_their_file(file, change, sentence):
+def test_invalid_timesteps_are_named_with_their_file(file, change, sentence):
     rewritten(file, lambda metadata, arrays: change(arrays))
     with pytest.raises(UserError, match=f"good.safetensors cannot be used: .*{sentence}"):
         load(file)
@@ -205,7 +205,7 @@ def test_a_cut_episode_counts_as_truncated():
     assert not shown.arrays["truncated"][8]
 
 
-def test_preprocessing_sees_each_episode_from_its_first_observation():
+def test_preprocessing_starts_anew_at_each_episode():
     shown = made_up(Box((2,)), Discrete(2), episodes=(4, 1, 3))
     preprocessing = Preprocessing(
         PreprocessingSpec([{"type": "divide", "scale": 2}, {"type": "sequence", "length": 3}]), Box((2,))
@@ -221,7 +221,7 @@ def test_preprocessing_sees_each_episode_from_its_first_observation():
             t += 1
 
 
-def test_a_file_is_found_from_here_and_then_from_the_project(tmp_path, monkeypatch):
+def test_a_file_is_found_in_the_current_folder_and_then_in_the_project(tmp_path, monkeypatch):
     (tmp_path / "steppe.json").write_text("{}")
     below = tmp_path / "notes" / "today"
     below.mkdir(parents=True)

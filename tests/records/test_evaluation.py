@@ -14,7 +14,7 @@ def evaluation_of(*returns: float, seed: int = 0) -> Evaluation:
     return Evaluation(returns, (3,) * len(returns), seed, True, "Test-v0", 7)
 
 
-def test_the_figures_are_those_of_the_returns() -> None:
+def test_statistics_are_those_of_the_returns() -> None:
     found = evaluation_of(5.0, 1.0, 9.0, 100.0)
     assert (found.episodes, found.mean, found.min, found.max, found.mean_length) == (4, 28.75, 1.0, 100.0, 3.0)
     # Of the middle half, 5 and 9.
@@ -22,7 +22,7 @@ def test_the_figures_are_those_of_the_returns() -> None:
     assert found.deviation == pytest.approx(np.sqrt(np.mean([(x - 28.75) ** 2 for x in (5, 1, 9, 100)])))
 
 
-def test_one_episode_has_all_figures() -> None:
+def test_one_episode_has_all_statistics() -> None:
     found = evaluation_of(2.5)
     assert (found.mean, found.iqm, found.deviation, found.interval) == (2.5, 2.5, 0.0, (2.5, 2.5))
 
@@ -41,7 +41,7 @@ def test_the_interval_follows_from_the_seed() -> None:
     assert evaluation_of(*returns, seed=1).interval != evaluation_of(*returns, seed=2).interval
 
 
-def test_as_json_it_says_everything() -> None:
+def test_json_has_all_statistics() -> None:
     data = json.loads(json.dumps(evaluation_of(1.0, 2.0).to_json()))
     assert data.pop("interval") == [1.0, 2.0]
     assert data == {

@@ -8,7 +8,7 @@ from steppe.records.evaluation import Evaluation, FinalEvaluation
 from steppe.records.evaluation_score import Score
 
 
-def test_it_is_what_a_run_wrote() -> None:
+def test_a_score_is_read_as_a_run_wrote_it() -> None:
     last, best = (
         Evaluation(returns, (3, 3), 0, True, "Test-v0", t) for returns, t in (((1.0, 2.0), 9), ((4.0, 4.0), 5))
     )
@@ -23,10 +23,10 @@ def test_it_is_what_a_run_wrote() -> None:
     "data",
     [None, [], {}, {"mean": "3", "episodes": 1, "timestep": 1}, {"mean": float("nan"), "episodes": 1, "timestep": 1}],
 )
-def test_anything_else_is_no_score(data: object) -> None:
+def test_invalid_entries_are_no_score(data: object) -> None:
     assert Score.read(data) is None
 
 
-def test_odd_details_are_left_out() -> None:
+def test_invalid_details_are_ignored() -> None:
     data = {"mean": 3.0, "episodes": 1, "timestep": 1, "interval": [1], "policy": ["x"], "last": True, "best": 1e999}
     assert Score.read(data) == Score(3.0, 1, 1)

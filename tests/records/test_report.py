@@ -87,7 +87,7 @@ def a_run(folder: Path, name: str = "cartpole", **experiment: Any) -> Path:
     return folder
 
 
-def test_the_headline_and_the_settings_are_said(tmp_path: Path) -> None:
+def test_the_report_has_the_headline_and_the_settings(tmp_path: Path) -> None:
     path = write_report(a_run(tmp_path / "run"))
     assert path == tmp_path / "run" / "report.html"
     text = read(path).text
@@ -109,7 +109,7 @@ def test_the_headline_and_the_settings_are_said(tmp_path: Path) -> None:
     assert "steppe train -f experiment.json -n cartpole-again" in text
 
 
-def test_the_settings_come_first_and_only_those_that_apply_outside_of_the_fold(tmp_path: Path) -> None:
+def test_settings_come_first_and_those_without_effect_are_folded(tmp_path: Path) -> None:
     effective = {"agent": {"type": "ppo", "learning_rate": 0.001, "clip": 0.2}, "given": ["agent.learning_rate"]}
     unset = {"kubernetes": {"image": None}, "asynchronous": {"patience": 10.0}, "run_mode": "single"}
     page_text = write_report(a_run(tmp_path / "run", effective=effective, **unset)).read_text()
@@ -132,7 +132,7 @@ def test_the_settings_come_first_and_only_those_that_apply_outside_of_the_fold(t
         (350, "Mean return, last 100 episodes", "350 episodes, 1 update"),
     ],
 )
-def test_the_score_says_of_which_episodes_it_is(tmp_path: Path, episodes: int, title: str, counted: str) -> None:
+def test_the_score_names_its_episodes(tmp_path: Path, episodes: int, title: str, counted: str) -> None:
     with MetricsWriter(tmp_path) as writer:
         writer.write({"timestep": 1000, "episode": episodes, "update": 1, "mean_return": -18.0})
     text = read(write_report(tmp_path)).text
@@ -145,7 +145,7 @@ def test_lists_in_lists_keep_their_brackets() -> None:
     assert page.setting([8, 4]) == "8, 4"
 
 
-def test_the_page_asks_the_network_for_nothing_and_runs_no_script(tmp_path: Path) -> None:
+def test_the_page_makes_no_requests_and_runs_no_script(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     (run / "videos").mkdir()
     (run / "videos" / "final.gif").write_bytes(b"GIF89a")
@@ -171,7 +171,7 @@ def test_the_curve_has_its_line_its_evaluations_its_goal_and_its_ticks(tmp_path:
     assert "entropy" in reader.text
 
 
-def test_the_end_its_reason_and_the_notices_are_said(tmp_path: Path) -> None:
+def test_the_report_has_the_state_its_reason_and_the_notices(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     status = {"state": "failed", "reason": "the disk is full; free some space", "notices": ["checkpoint 9 was skipped"]}
     (run / "status.json").write_text(json.dumps(status))
@@ -181,7 +181,7 @@ def test_the_end_its_reason_and_the_notices_are_said(tmp_path: Path) -> None:
     assert [a.get("class") for a in reader.all("p")][1:3] == ["bad", "wait"]
 
 
-def test_the_network_that_the_agent_chose_is_told_by_the_policy(tmp_path: Path) -> None:
+def test_the_default_network_comes_from_the_policy(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", network=None)
     (run / "policy").mkdir()
     (run / "policy" / "policy.json").write_text(json.dumps({"network": [{"type": "dense", "size": 32}]}))
@@ -218,7 +218,7 @@ def test_everything_that_comes_from_a_file_is_escaped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [None, b"", b"\xff\x00 not json\n[1]\n", b'{"timestep":1}\n', b'{"mean_return":1e999}\n']
 )
-def test_a_run_with_little_or_broken_records_still_has_a_report(tmp_path: Path, content: bytes | None) -> None:
+def test_a_run_with_few_or_damaged_records_still_has_a_report(tmp_path: Path, content: bytes | None) -> None:
     for name in ("metrics.jsonl", "experiment.json", "status.json"):
         if content is not None:
             (tmp_path / name).write_bytes(content)
@@ -245,7 +245,7 @@ def test_the_time_of_training_is_that_of_the_status_and_resumes_are_counted(tmp_
     assert text[text.index("last sign of life") + 1] == "1970-01-01 02:30:05 UTC"
 
 
-def test_the_newest_small_video_is_inside_and_a_large_one_is_a_link(tmp_path: Path) -> None:
+def test_the_newest_small_video_is_embedded_and_a_large_one_is_linked(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     videos = run / "videos"
     videos.mkdir()
@@ -298,7 +298,7 @@ def test_ticks_cover_any_range_and_are_few(low: float, span: float, about: int) 
     assert ticks[-1] >= low + span - 1e-3 * span
 
 
-def test_numbers_are_said_as_people_say_them() -> None:
+def test_numbers_are_readable() -> None:
     assert [charts.short(x) for x in (0, 50_000, 1.5e6, 0.25, -0.005, 1e-5, 2.5e-4, 3e9)] == [
         *("0", "50k", "1.5M", "0.25", "-0.005", "1e-5", "2.5e-4", "3B")
     ]

@@ -36,7 +36,7 @@ def test_rewards_are_standardized_over_the_rollout(xp):
     np.testing.assert_array_equal(rewards({"type": "standardize", "across_batch": True}, np.ones((3, 2)), xp), 0.0)
 
 
-def test_reward_stages_say_what_they_need():
+def test_reward_stages_declare_their_needs():
     def made(stages):
         return RewardPreprocessing(RewardPreprocessingSpec.model_validate(stages))
 

@@ -58,7 +58,7 @@ def test_the_settings_of_agent_network_and_environment_come_first_with_their_def
     assert groups["experiment"] == {"run_mode": "single", "platform": "local", "total_timesteps": 1_000_000, "seed": 7}
 
 
-def test_what_was_given_is_told_from_defaults() -> None:
+def test_given_settings_are_distinguished_from_defaults() -> None:
     given = {f"{group.name}.{each.name}" for group in groups_of(noted()) for each in group.settings if each.is_given}
     assert given == {"agent.type", "agent.learning_rate", "environment.id", "experiment.seed"}
 
@@ -72,7 +72,9 @@ def test_what_was_given_is_told_from_defaults() -> None:
         ({"run_mode": "multi-threaded"}, set(), {"num_workers"}),
     ],
 )
-def test_only_what_the_run_mode_looks_at_is_shown(fields: dict[str, Any], sections: set[str], names: set[str]) -> None:
+def test_only_settings_with_an_effect_in_the_run_mode_are_shown(
+    fields: dict[str, Any], sections: set[str], names: set[str]
+) -> None:
     groups = shown(noted(**fields))
     assert set(groups) - {"agent", "network", "environment", "experiment"} == sections
     assert {"num_workers", "num_parameter_servers"} & set(groups["experiment"]) == names
@@ -96,7 +98,7 @@ def test_everything_is_shown_if_it_is_asked_for() -> None:
     assert groups["experiment"]["num_workers"] == 3
 
 
-def test_a_run_that_did_not_note_its_defaults_shows_what_is_written() -> None:
+def test_a_run_without_effective_settings_shows_the_written_ones() -> None:
     old = noted()
     del old["effective"]
     groups = shown(old, policy={"network": [{"type": "dense", "size": 32}]})

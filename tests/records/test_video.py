@@ -44,7 +44,7 @@ def test_every_frame_is_shown_for_its_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fps", [7, 30, 50, 60, 100, 240])
-def test_the_whole_lasts_as_long_as_the_episode(tmp_path: Path, fps: int) -> None:
+def test_the_video_lasts_as_long_as_the_episode(tmp_path: Path, fps: int) -> None:
     shown, durations = read(write_gif(frames(90), tmp_path / "a.gif", fps))
     assert sum(durations) == pytest.approx(1000 * 90 / fps, abs=30)
     assert min(durations) >= 20
@@ -61,7 +61,7 @@ def test_a_long_episode_is_thinned_and_keeps_its_last_frame(tmp_path: Path, monk
     np.testing.assert_array_equal(shown[-1], original[-1])
 
 
-def test_many_bytes_are_cut_by_dropping_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_are_dropped_if_there_are_too_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(video, "MOST_BYTES", 60_000)
     noise = list(np.random.default_rng(0).integers(0, 256, (40, 64, 64, 3), dtype=np.uint8))
     path = write_gif(noise, tmp_path / "a.gif", fps=10)

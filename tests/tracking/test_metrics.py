@@ -118,7 +118,7 @@ def test_tensorboard_files_hold_the_same_numbers_at_the_same_timestep(tmp_path: 
     ]
 
 
-def test_tensorboard_itself_shows_a_resumed_run_without_what_was_overtaken(tmp_path: Path) -> None:
+def test_tensorboard_shows_a_resumed_run_without_superseded_values(tmp_path: Path) -> None:
     # TensorBoard 2.21 needs pkg_resources, whose import warns on newer setuptools.
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", exc_type=ImportError)
     write(tmp_path, 10, 20, 30)
@@ -135,7 +135,7 @@ def test_groups_are_found_by_name() -> None:
     assert tag("replay_size") == "train/replay_size"
 
 
-def test_what_a_resume_has_overtaken_is_not_read(tmp_path: Path) -> None:
+def test_records_superseded_by_a_resume_are_not_read(tmp_path: Path) -> None:
     write(tmp_path, 10, 20, 30, 40)
     write(tmp_path, 25, 35, resume_from=20)
     write(tmp_path, 32, resume_from=25)
@@ -168,9 +168,7 @@ def test_a_missing_file_has_no_records(tmp_path: Path) -> None:
 
 
 @given(garbage=st.binary(max_size=200))
-def test_garbage_is_never_a_crash_and_costs_no_other_line(
-    tmp_path_factory: pytest.TempPathFactory, garbage: bytes
-) -> None:
+def test_invalid_lines_do_not_affect_other_lines(tmp_path_factory: pytest.TempPathFactory, garbage: bytes) -> None:
     folder = tmp_path_factory.mktemp("garbage")
     (folder / "metrics.jsonl").write_bytes(b'{"timestep":1}\n' + garbage + b'\n{"timestep":2}\n')
     read = [r["timestep"] for r in read_metrics(folder) if r.get("timestep") in (1, 2)]
@@ -181,7 +179,7 @@ def test_garbage_is_never_a_crash_and_costs_no_other_line(
 @pytest.mark.parametrize(
     "line", ["[" * 100_000, "1" * 10_000, "NaN", '"text"', '{"event":"resumed"}', '{"event":3}', "\x00"]
 )
-def test_strange_lines_are_passed_over(tmp_path: Path, line: str) -> None:
+def test_lines_that_are_not_records_are_skipped(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"timestep":5}}\n{line}\n{{"timestep":NaN}}\n')
     assert read_metrics(tmp_path) == [{"timestep": 5}, {"timestep": None}]
 
@@ -207,7 +205,7 @@ def test_events_hold_names_in_any_script_large_steps_and_values_beyond_32_bits(t
 
 
 @pytest.mark.faults
-def test_a_full_disk_is_an_error_and_no_later_record_is_spoilt(mount: Callable[[str], Path]) -> None:
+def test_a_full_disk_is_an_error_and_later_records_are_intact(mount: Callable[[str], Path]) -> None:
     folder = mount("size=64k")
     writer = MetricsWriter(folder)
     writer.write({"timestep": 1})

@@ -1,8 +1,8 @@
 """Networks in JAX from lists of layers: pure functions of plain nested dictionaries of parameters.
 
 The parameters have flax.linen's names and shapes (recurrent layers: the gates side by side), and the tests compare
-every layer with flax's. The layers are plain JAX, since flax takes 0.2 s to import and traces eight times slower,
-which would slow the start of every run.
+every layer with flax's. The layers are plain JAX, since flax takes 0.2 s to import and traces eight times slower, which
+would slow the start of every run.
 """
 
 from __future__ import annotations

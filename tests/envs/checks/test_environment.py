@@ -234,7 +234,7 @@ def test_each_mistake_is_found_and_explained(kind: Any, part: str, level: str, f
     assert report.is_fine == (level != "problem")
 
 
-def test_a_sound_environment_has_no_findings_but_good_ones() -> None:
+def test_a_correct_environment_has_only_good_findings() -> None:
     report = steppe.check_env(Sound)
     assert [each.part for each in report.findings if each.level == "ok"] == [
         "making",
@@ -272,7 +272,7 @@ def test_settings_reach_the_environment() -> None:
         steppe.check_env(Sound, settings={"heigth": 1})
 
 
-def test_the_command_says_it_and_its_exit_code_tells_it(
+def test_the_command_prints_findings_and_its_exit_code_reports_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -90,7 +90,7 @@ def test_the_last_observation_of_a_game_is_not_the_first_of_the_next() -> None:
         assert not envs.step(np.array([2, 3])).truncated.any()
 
 
-def test_games_are_cut_one_by_one_and_the_others_play_on() -> None:
+def test_games_are_truncated_separately() -> None:
     rng = np.random.default_rng(0)
     lengths = np.zeros(3, int)
     with GymnasiumEnvs(spec(**CERTAIN), 3, max_timesteps_per_episode=150) as envs:
@@ -139,7 +139,7 @@ def test_colours_of_all_frames_lie_in_the_last_axis() -> None:
             assert close(envs.step(np.array([action])).observations[0], reference.step(action)[0])
 
 
-def test_all_actions_are_offered_where_asked_for() -> None:
+def test_all_actions_are_available_on_request() -> None:
     with GymnasiumEnvs(spec(full_action_space=True, threads=1), 1) as envs:
         assert envs.action_space == Discrete(18)
     with GymnasiumEnvs(spec(), 1) as envs:
@@ -156,12 +156,12 @@ def test_all_actions_are_offered_where_asked_for() -> None:
         ({}, {"repeat_actions": 2}, "by its setting frame_skip"),
     ],
 )
-def test_mistakes_are_named(changed: dict, arguments: dict, message: str) -> None:
+def test_wrong_settings_are_named(changed: dict, arguments: dict, message: str) -> None:
     with pytest.raises((SpecError, UserError), match=message):
         GymnasiumEnvs(EnvironmentSpec(**{"id": "ALE/Breakout-v5"} | changed), 2, **arguments)
 
 
-def test_what_the_emulator_raises_is_a_fault() -> None:
+def test_an_exception_of_the_emulator_is_a_fault() -> None:
     with GymnasiumEnvs(spec(), 2) as envs:
         envs.reset(0)
         envs.step(np.array([0, 1]))
@@ -195,7 +195,7 @@ def test_a_lost_life_ends_and_is_punished_as_the_old_ale_class_did_it() -> None:
         assert envs._stepper._envs[0].unwrapped.ale.lives() >= 4  # each end starts a new game, with all its lives
 
 
-def test_the_page_tells_every_setting_with_its_default() -> None:
+def test_the_page_has_every_setting_with_its_default() -> None:
     page = (Path(__file__).parents[3] / "docs" / "environments.md").read_text(encoding="utf-8")
     section = page.split("\n## Atari\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.+?`) \| `(.+?)` \|", section, flags=re.MULTILINE)
@@ -203,7 +203,7 @@ def test_the_page_tells_every_setting_with_its_default() -> None:
     assert told == AtariSettings().model_dump()
 
 
-def test_it_runs_on_after_being_closed_and_made_again() -> None:
+def test_a_game_can_be_closed_and_made_again() -> None:
     for _ in range(3):
         envs = GymnasiumEnvs(spec(), 2)
         envs.reset(0)

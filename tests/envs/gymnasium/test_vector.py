@@ -26,7 +26,7 @@ def make(id: str, num_envs: int = 3, limit: int | None = None, repeat: int = 1, 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_ended_episode_shows_its_true_last_observation_and_the_first_of_the_next(way: str) -> None:
+def test_an_ended_episode_has_its_true_last_observation_and_the_first_of_the_next(way: str) -> None:
     with make("steppe_toys:Counter", 3, way=way, length=3) as envs:
         np.testing.assert_array_equal(envs.reset(0), [[0, 1]] * 3)
         for t in (1, 2):
@@ -133,7 +133,7 @@ def test_environments_that_end_at_different_times_are_kept_apart() -> None:
         assert ends > 20
 
 
-def test_processes_give_exactly_what_the_loop_gives() -> None:
+def test_processes_behave_exactly_as_the_loop() -> None:
     rng = np.random.default_rng(1)
     with make("CartPole-v1", 5, 40) as here, make("CartPole-v1", 5, 40, way="processes") as there:
         assert here.max_episode_steps == there.max_episode_steps == 40
@@ -156,7 +156,7 @@ def test_a_seed_fixes_every_environment_and_its_action_space(way: str) -> None:
         assert len(np.unique(first)) == 3  # gymnasium draws the first number of both generators alike
 
 
-def test_what_the_last_step_returned_is_whole_while_the_next_is_taken() -> None:
+def test_the_last_step_stays_intact_during_the_next() -> None:
     with make("steppe_toys:Counter", 2, length=2) as envs:
         results = [envs.reset(0)]
         for _ in range(5):
@@ -166,7 +166,7 @@ def test_what_the_last_step_returned_is_whole_while_the_next_is_taken() -> None:
             results.append(step.observations)
 
 
-def test_nested_observations_and_several_choices_cross_over() -> None:
+def test_nested_observations_and_multi_discrete_actions_are_converted() -> None:
     with make("steppe_toys:Mixed", 2) as envs:
         flat = Box((4 + 3 + 2 + 5,), (0.0,) * 10 + (-1.0,) * 4, (1.0,))
         assert dataclasses.replace(envs.observation_space, parts=()) == flat
@@ -199,7 +199,7 @@ def test_whole_numbers_in_a_box_of_any_shape_reach_the_environment_rounded(way: 
             np.testing.assert_array_equal(envs._stepper._envs[0].given[0], [[0, 1, 3], [9, 9, 0]])
 
 
-def test_yes_and_no_actions_cross_over() -> None:
+def test_multi_binary_actions_are_converted() -> None:
     with make("steppe_toys:Mixed", 1, actions="multi_binary") as envs:
         assert envs.action_space == MultiDiscrete((2, 2, 2))
         envs.reset(0)
@@ -250,7 +250,7 @@ def test_a_choice_that_the_observation_space_does_not_have_is_a_fault(wrong: int
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_fault_of_one_environment_among_many_names_that_one(way: str) -> None:
+def test_a_fault_names_its_environment_among_many(way: str) -> None:
     with make("steppe_toys:Uneven", 5, way=way) as envs:
         envs.reset(0)
         envs.step(np.zeros(5, int))
@@ -265,7 +265,7 @@ def test_huge_but_finite_numbers_are_no_fault() -> None:
         assert np.all(step.observations > 1e30)
 
 
-def test_a_worker_that_dies_is_reported_and_the_others_end() -> None:
+def test_a_dead_worker_is_reported_and_the_others_end() -> None:
     envs = make("steppe_toys:Counter", 2, way="processes", fault="exit")
     processes = [worker._process for worker in envs._stepper._workers]
     envs.reset(0)
@@ -288,7 +288,7 @@ def test_workers_end_with_close_and_never_load_jax(monkeypatch: pytest.MonkeyPat
     assert [process.poll() for process in processes] == [0] * len(processes)
 
 
-def test_shared_memory_that_is_full_is_taken_from_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_disk_replaces_full_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(_processes, "IN_MEMORY", str(tmp_path / "missing"))
     with make("steppe_toys:Counter", 2, way="processes", length=3) as envs:
         np.testing.assert_array_equal(envs.reset(0), [[0, 1]] * 2)
@@ -330,7 +330,7 @@ def test_workers_end_when_their_parent_is_killed() -> None:
     ],
 )
 @pytest.mark.parametrize("way", WAYS)
-def test_what_cannot_be_made_is_explained(way: str, id: str, settings: dict, message: str) -> None:
+def test_failures_to_make_an_environment_are_explained(way: str, id: str, settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make(id, 2, way=way, **settings)
 
@@ -345,7 +345,7 @@ def test_a_module_can_register_the_id_it_is_asked_for() -> None:
         assert envs.max_episode_steps == 4
 
 
-def test_the_limit_that_a_callable_gave_to_gymnasium_is_known() -> None:
+def test_the_limit_of_a_callable_that_uses_gymnasium_make_is_known() -> None:
     with make("steppe_toys:make_limited", 1) as envs:
         assert envs.max_episode_steps == 2000
     with make("steppe_toys:make_limited", 1, limit=3) as envs:
@@ -353,7 +353,7 @@ def test_the_limit_that_a_callable_gave_to_gymnasium_is_known() -> None:
         assert [bool(envs.step(np.zeros(1, int)).truncated[0]) for _ in range(6)] == [False, False, True] * 2
 
 
-def test_a_native_version_that_resets_at_once_is_followed_exactly() -> None:
+def test_a_native_version_with_same_step_resets_is_exact() -> None:
     with make("steppe_toys:SteppeCounter-v0", 2, way="native", lengths=[2, 9]) as envs:
         assert envs.max_episode_steps == 4
         np.testing.assert_array_equal(envs.reset(0), [[0, 1]] * 2)

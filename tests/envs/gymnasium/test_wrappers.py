@@ -16,7 +16,7 @@ def spec(*wrappers, id: str = COUNTER, **fields) -> EnvironmentSpec:
 
 
 @pytest.mark.parametrize("way", ["sync", "processes"])
-def test_wrappers_go_around_in_order(way: str) -> None:
+def test_wrappers_are_applied_in_order(way: str) -> None:
     times = {"type": "steppe_toys:Times", "factor": 3}
     clip = {"type": "gymnasium.wrappers.ClipReward", "max_reward": 5}
     for wrappers, rewards in (((times, clip), [0, 3, 5]), ((clip, times), [0, 3, 12]), ((times,), [0, 3, 12])):
@@ -31,7 +31,7 @@ def test_a_wrapper_by_its_name_alone_takes_its_defaults() -> None:
         assert envs.max_episode_steps == 500
 
 
-def test_a_wrapped_environment_is_no_twin_any_more() -> None:
+def test_a_wrapped_environment_does_not_run_compiled() -> None:
     assert spec("gymnasium.wrappers.ClipReward", id="CartPole-v1").backend == "gymnasium"
 
 
@@ -48,7 +48,7 @@ def test_a_wrapped_environment_is_no_twin_any_more() -> None:
         ("steppe_toys:wrap_into_nothing", "returned str, not a gymnasium.Env"),
     ],
 )
-def test_what_is_wrong_with_a_wrapper_is_named(wrapper, message: str) -> None:
+def test_mistakes_in_a_wrapper_are_named(wrapper, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_env(spec(wrapper))
 

@@ -32,7 +32,7 @@ def processes() -> Iterator[list[ServerProcess]]:
         process.kill()
 
 
-def test_a_server_that_is_killed_and_started_again_costs_only_the_episodes_under_way(
+def test_a_restarted_server_costs_only_the_current_episodes(
     processes: list[ServerProcess],
 ) -> None:
     processes.append(ServerProcess("steppe_toys:Counter", length=9))
@@ -69,7 +69,7 @@ def test_a_server_that_stays_away_ends_the_run_with_one_sentence(processes: list
     )
 
 
-def test_an_environment_that_ends_its_whole_server_is_told_like_any_lost_server(processes: list[ServerProcess]) -> None:
+def test_an_environment_that_ends_its_server_is_reported_as_a_lost_server(processes: list[ServerProcess]) -> None:
     processes.append(ServerProcess("steppe_toys:Counter", fault="exit", at=2))
     address = processes[0].address
     with remote(address, reconnect=0.1) as envs:
@@ -82,7 +82,7 @@ def test_an_environment_that_ends_its_whole_server_is_told_like_any_lost_server(
 @pytest.mark.parametrize(
     "part", [0, 2, 4, 30, -1], ids=["nothing", "half a length", "a length", "a part", "almost all"]
 )
-def test_an_answer_that_breaks_off_is_thrown_away(part: int) -> None:
+def test_an_incomplete_answer_is_discarded(part: int) -> None:
     seeds = []
 
     def breaks_off(line: Line) -> None:
@@ -123,7 +123,7 @@ def test_a_connection_that_breaks_before_the_first_observation_costs_nothing() -
         np.testing.assert_array_equal(envs.reset(7), [[1, 0], [2, 0]])
 
 
-def test_when_one_of_several_servers_is_lost_all_episodes_start_anew() -> None:
+def test_if_one_of_several_servers_is_lost_all_episodes_restart() -> None:
     def stays(line: Line) -> None:
         line.welcome(1)
         line.begin([[1, 0]])
@@ -158,7 +158,7 @@ def test_when_one_of_several_servers_is_lost_all_episodes_start_anew() -> None:
         np.testing.assert_array_equal(envs.step(NOTHING).observations, [[11, 0], [11, 1]])
 
 
-def test_a_server_that_is_full_for_a_moment_is_asked_again() -> None:
+def test_a_server_that_is_temporarily_full_is_asked_again() -> None:
     """Its old connection may not be cleared away yet."""
 
     def breaks_off(line: Line) -> None:
@@ -190,7 +190,7 @@ def test_a_server_that_is_full_for_a_moment_is_asked_again() -> None:
         ([{"op": "error", "kind": "version", "message": "", "version": 9}], "speaks version 9 of the protocol"),
     ],
 )
-def test_a_server_that_came_back_as_another_is_not_asked_twice(answers: list, sentence: str) -> None:
+def test_a_server_that_came_back_with_another_protocol_is_not_asked_twice(answers: list, sentence: str) -> None:
     def breaks_off(line: Line) -> None:
         line.welcome(2)
         line.begin([[1, 0], [2, 0]])
@@ -254,7 +254,7 @@ def test_pauses_between_tries_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "last", [b"", b"\0\0\0", b"\0\0\0\x40\x81\xa2op"], ids=["between", "in a length", "in a message"]
 )
-def test_a_learner_that_vanishes_gives_its_places_back(last: bytes) -> None:
+def test_the_environments_of_a_vanished_learner_are_freed(last: bytes) -> None:
     with serving("CartPole-v1", max_envs=3) as address:
         host, port = address.split(":")
         with socket.create_connection((host, int(port)), timeout=30) as sock:
@@ -277,7 +277,7 @@ def test_a_learner_that_vanishes_gives_its_places_back(last: bytes) -> None:
         wait_until(comes_in, "the places are free again")
 
 
-def test_noise_from_strangers_does_not_disturb_who_trains() -> None:
+def test_garbage_from_other_clients_does_not_disturb_training() -> None:
     rng = np.random.default_rng(0)
     with serving("CartPole-v1") as address, remote(address) as envs:
         envs.reset(0)

@@ -73,7 +73,7 @@ def assert_alike(mine: GymnasiumEnvs, theirs: GymnasiumEnvs, seed: int, steps: i
         ("worlds:Shifted", {}),
     ],
 )
-def test_a_served_environment_gives_exactly_what_it_gives_here(id: str, settings: dict) -> None:
+def test_a_served_environment_behaves_exactly_as_a_local_one(id: str, settings: dict) -> None:
     # The mixed one draws at random when it is reset without a seed, so its first episode lasts.
     limit = None if id == "steppe_toys:Mixed" else 7
     with (
@@ -85,7 +85,7 @@ def test_a_served_environment_gives_exactly_what_it_gives_here(id: str, settings
     assert ended > 5 or limit is None
 
 
-def test_a_served_atari_game_tells_clipped_rewards_from_scores_and_lives_from_games() -> None:
+def test_a_served_atari_game_separates_rewards_from_scores_and_lives_from_games() -> None:
     pytest.importorskip("ale_py")
     with (
         serving("ALE/Breakout-v5") as address,
@@ -154,7 +154,7 @@ def test_one_message_each_way_steps_all_environments(monkeypatch: pytest.MonkeyP
     assert steps[0]["actions"]["shape"] == (8,)
 
 
-def test_first_observations_are_sent_only_where_an_episode_ended() -> None:
+def test_first_observations_are_sent_only_for_ended_episodes() -> None:
     """Against a server that follows the documentation by hand."""
 
     def script(line: Line) -> None:
@@ -184,7 +184,7 @@ def test_first_observations_are_sent_only_where_an_episode_ended() -> None:
         assert step.truncated.tolist() == [False, False, True]
 
 
-def test_scores_and_whole_episodes_are_told_apart_where_they_differ() -> None:
+def test_scores_and_whole_episodes_are_sent_only_if_they_differ() -> None:
     def differs(line: Line) -> None:
         line.welcome(1)
         line.begin([[0, 0]])
@@ -215,7 +215,7 @@ def test_scores_and_whole_episodes_are_told_apart_where_they_differ() -> None:
         assert step.finished.tolist() == [False, False]
 
 
-def test_actions_are_within_their_bounds_when_they_leave() -> None:
+def test_actions_are_clipped_before_they_are_sent() -> None:
     def script(line: Line) -> None:
         box = {"type": "box", "shape": [2], "low": [-1, -2], "high": [3], "dtype": "float32"}
         line.welcome(1, action_space=box)
@@ -235,7 +235,7 @@ def test_actions_are_within_their_bounds_when_they_leave() -> None:
         ("reset", r"raised RuntimeError: cannot start again when it was reset"),
     ],
 )
-def test_an_exception_in_the_server_is_told_with_its_words(fault: str, sentence: str) -> None:
+def test_an_exception_in_the_server_is_reported_with_its_message(fault: str, sentence: str) -> None:
     with serving("steppe_toys:Counter", fault=fault, length=2) as address, remote(address, 1) as envs:
         envs.reset(0)
         envs.step(np.zeros(1, int))
@@ -249,7 +249,7 @@ def test_an_exception_in_the_server_is_told_with_its_words(fault: str, sentence:
             again.reset(0)
 
 
-def test_an_environment_that_cannot_be_made_is_heard_of_before_anything_listens() -> None:
+def test_an_environment_that_cannot_be_made_is_an_error_before_the_server_listens() -> None:
     with (
         pytest.raises(UserError, match=r'unknown environment "CartPoll-v1".*did you mean "CartPole-v1"'),
         serving("CartPoll-v1"),
@@ -259,7 +259,7 @@ def test_an_environment_that_cannot_be_made_is_heard_of_before_anything_listens(
         pass
 
 
-def test_no_more_environments_live_than_the_server_allows() -> None:
+def test_a_server_makes_no_more_environments_than_it_allows() -> None:
     with serving("CartPole-v1", max_envs=5) as address:
         with remote(address, 3) as envs:
             with pytest.raises(
@@ -271,7 +271,7 @@ def test_no_more_environments_live_than_the_server_allows() -> None:
             remote(address, 5).close()
 
 
-def test_a_token_is_needed_where_the_server_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_required_if_the_server_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_text(TOKEN + "\n")
     bad.write_text(TOKEN[:-1])
@@ -295,7 +295,7 @@ def test_a_token_is_needed_where_the_server_has_one(tmp_path: Path, monkeypatch:
             remote("127.0.0.1:1", 1, token_file=str(tmp_path / name))
 
 
-def test_a_stranger_learns_nothing_and_cannot_send_much() -> None:
+def test_a_client_without_a_token_learns_nothing_and_cannot_send_much() -> None:
     with serving("CartPole-v1", token=TOKEN) as address:
         host, port = address.split(":")
         for first in (
@@ -364,7 +364,7 @@ def test_a_connection_can_be_encrypted(certificate: tuple[Path, Path]) -> None:
             assert assert_alike(here, there, seed=3, steps=25) == 2 * 64
 
 
-def test_tls_where_the_server_has_none_is_explained(certificate: tuple[Path, Path]) -> None:
+def test_tls_to_a_server_without_tls_is_explained(certificate: tuple[Path, Path]) -> None:
     with (
         serving("CartPole-v1") as address,
         pytest.raises(UserError, match=f"the environment server at {address} does not speak TLS"),
@@ -374,7 +374,7 @@ def test_tls_where_the_server_has_none_is_explained(certificate: tuple[Path, Pat
         remote("127.0.0.1:1", 1, tls_ca="nowhere.pem")
 
 
-def test_a_server_that_is_not_there_is_named_with_the_command_that_starts_it() -> None:
+def test_the_error_for_a_missing_server_names_the_command_that_starts_it() -> None:
     port = free_port()
     with pytest.raises(UserError) as caught:
         remote(f"127.0.0.1:{port}", 1)
@@ -413,7 +413,7 @@ def test_another_version_of_the_protocol_is_named_by_both_sides() -> None:
     }
 
 
-def test_a_server_that_takes_too_long_is_named_with_what_it_was_asked() -> None:
+def test_the_error_for_a_slow_server_names_the_request() -> None:
     done = threading.Event()
 
     def script(line: Line) -> None:
@@ -470,7 +470,7 @@ def test_a_server_that_breaks_the_protocol_is_named(answer: bytes, sentence: str
         ),
     ],
 )
-def test_numbers_that_cannot_be_learned_from_are_named_whatever_the_server_is(more: dict, sentence: str) -> None:
+def test_nonfinite_numbers_of_a_server_are_named(more: dict, sentence: str) -> None:
     def script(line: Line) -> None:
         line.welcome(1)
         line.begin([[0, 0]])
@@ -482,7 +482,7 @@ def test_numbers_that_cannot_be_learned_from_are_named_whatever_the_server_is(mo
             envs.step(np.zeros(1, int))
 
 
-def test_a_client_that_breaks_the_protocol_is_told_and_others_are_served_on() -> None:
+def test_a_client_that_breaks_the_protocol_gets_an_error_and_others_are_still_served() -> None:
     with serving("CartPole-v1") as address, remote(address, 1) as envs:
         envs.reset(0)
         host, port = address.split(":")
@@ -512,7 +512,7 @@ def test_a_client_that_breaks_the_protocol_is_told_and_others_are_served_on() ->
         envs.step(np.zeros(1, int))
 
 
-def test_a_server_that_ends_finishes_the_step_under_way() -> None:
+def test_a_server_that_ends_finishes_the_current_step() -> None:
     spec = EnvironmentSpec(id="CartPole-v1")
     server = EnvironmentServer(spec, "127.0.0.1", free_port())
     thread = threading.Thread(target=server.serve)
@@ -528,7 +528,7 @@ def test_a_server_that_ends_finishes_the_step_under_way() -> None:
         envs.step(np.zeros(2, int))
 
 
-def test_no_film_is_made_of_an_environment_elsewhere() -> None:
+def test_no_video_is_made_of_a_remote_environment() -> None:
     from steppe.envs.episode_recording import record_episode
 
     spec = EnvironmentSpec(id="remote", settings={"address": "127.0.0.1:1"})

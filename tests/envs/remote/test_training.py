@@ -42,7 +42,7 @@ def engine_for(address: str, agent: dict[str, Any]) -> Any:
     return engine
 
 
-def test_the_timestep_before_a_break_is_truncated_and_the_lost_one_is_not_there(cut: list[int]) -> None:
+def test_the_timestep_before_a_break_is_truncated_and_the_lost_one_is_missing(cut: list[int]) -> None:
     cut.append(6)
     with serving("steppe_toys:Counter", length=4) as address:
         engine = engine_for(address, TINY_PPO)
@@ -74,7 +74,7 @@ def test_a_break_between_two_rollouts_ends_the_last_timestep_in_memory(cut: list
     np.testing.assert_array_equal(np.asarray(memory.observations)[2 * horizon, :, 0], [0, 0])
 
 
-def test_an_evaluation_does_not_count_episodes_that_were_cut(cut: list[int]) -> None:
+def test_an_evaluation_does_not_count_interrupted_episodes(cut: list[int]) -> None:
     cut.append(3)
     with serving("steppe_toys:Counter", length=4) as address:
         engine = engine_for(address, TINY_PPO)
@@ -102,5 +102,5 @@ def test_a_run_outlives_its_server(tmp_path: Any) -> None:
     assert (outcome.state, outcome.timestep) == ("completed", 2016)
 
 
-def test_who_does_not_know_of_breaks_ends_as_with_any_fault() -> None:
+def test_a_caller_that_does_not_handle_breaks_ends_with_a_fault() -> None:
     assert issubclass(EpisodesCut, EnvironmentFault)

@@ -229,7 +229,7 @@ def test_properties_of_the_game_can_be_set(start: Callable[..., Game]) -> None:
     env.close()
 
 
-def test_games_are_trained_in_by_their_type(start: Callable[..., Game]) -> None:
+def test_training_in_a_game_selects_it_by_type(start: Callable[..., Game]) -> None:
     games = [start(length=3), start(length=9)]
     settings = {"addresses": [game.address for game in games], "observations": ["Player/Location"], "controls": "keys"}
     with GymnasiumEnvs(EnvironmentSpec(id="ue4", settings={**settings, "max_episode_steps": 5}), 2) as envs:
@@ -303,7 +303,7 @@ def test_a_game_that_breaks_the_protocol_is_named(start: Callable[..., Game], se
             envs.step(np.zeros(1, int))
 
 
-def test_a_game_that_is_silent_is_not_waited_for_without_end(start: Callable[..., Game]) -> None:
+def test_a_silent_game_times_out(start: Callable[..., Game]) -> None:
     game, done = start(), threading.Event()
     game.intrude = lambda sock, message: message["cmd"] == "reset" and done.wait(30)
     env = UE4(game.address, timeout=30)
@@ -340,7 +340,7 @@ def test_arrays_come_back_as_msgpack_numpy_wrote_them(values: np.ndarray, old: b
     ],
     ids=["with bytes apart from text", "as before 2013"],
 )
-def test_what_msgpack_numpy_really_wrote_is_understood(written: bytes) -> None:
+def test_recorded_messages_of_msgpack_numpy_are_decoded(written: bytes) -> None:
     """The bytes are msgpack-numpy 0.4.8's."""
     found = _decoded(msgpack.unpackb(written, raw=True, strict_map_key=False))
     np.testing.assert_array_equal(found["a"], np.array([[1, 2], [3, 4]], np.uint8))

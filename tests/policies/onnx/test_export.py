@@ -111,7 +111,7 @@ def test_normalisation_is_included(tmp_path):
     assert_model_equals(make_policy(Box((3, 2), *BYTES), normalizer={"clip": 10.0}), tmp_path)
 
 
-def test_actions_of_every_kind_are_as_the_environment_takes_them(tmp_path):
+def test_actions_of_every_kind_have_the_form_of_the_environment(tmp_path):
     box = Box((2, 1), (-0.05, float("-inf")), (0.05, float("inf")))
     action = assert_model_equals(make_policy(Box((4,)), box, kind="gaussian"), tmp_path, batch=20)
     assert np.abs(action[:, 0]).max() == np.float32(0.05)
@@ -199,7 +199,7 @@ def test_the_same_policy_is_always_the_same_bytes(tmp_path):
     assert first == second
 
 
-def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path):
+def test_an_unwritable_path_is_a_storage_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"file/policy\.onnx"):
         make_policy(Box((4,))).export_onnx(tmp_path / "file" / "policy.onnx")
@@ -227,7 +227,7 @@ def test_other_layers_equal_the_policy(tmp_path, layers):
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_a_recurrent_policy_takes_and_gives_its_state(tmp_path, kind):
+def test_a_recurrent_policy_takes_and_returns_its_state(tmp_path, kind):
     layers = [{"type": "dense", "size": 6}, {"type": kind, "size": 5}, {"type": "dense", "size": 4}]
     layers += [{"type": kind, "size": 3}]
     policy = make_policy(Box((4,)), layers=layers, normalizer={"clip": 10.0})

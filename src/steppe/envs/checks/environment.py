@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import spaces
 
+from steppe.compat.gymnasium_private import is_seeded
 from steppe.envs.checks import values
 from steppe.envs.episode_recording import draw_off_screen
 from steppe.envs.gymnasium.factory import make_env
@@ -206,7 +207,7 @@ class _Check:
         self._note(
             "reset", values.observation_mistakes(value[0] if not mistakes else value, self.env.observation_space)
         )
-        if self.takes_seed and getattr(self.env.unwrapped, "_np_random", None) is None:
+        if self.takes_seed and not is_seeded(self.env):
             self._warning("reset", "reset does not seed self.np_random", RESET)
         if len(self.findings) == before:
             self._ok("reset", "takes a seed and returns an observation of its space and an info")

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 
+from steppe.compat.gymnasium_private import time_limit_of
 from steppe.envs.gymnasium import in_process
 from steppe.envs.gymnasium.wrappers import find_in, import_module, not_in, without_text, wrapped
 from steppe.envs.registry import EXTRAS, compiled_ids, extra_of_error, extra_of_registration, has_compiled, plays_atari
@@ -180,7 +181,7 @@ def _own_limit(env: gymnasium.Env, settings: dict[str, Any]) -> int | None:
     layer = env
     while isinstance(layer, gymnasium.Wrapper):
         if isinstance(layer, gymnasium.wrappers.TimeLimit):
-            return layer._max_episode_steps
+            return time_limit_of(layer)
         layer = layer.env
     is_grid = type(env.unwrapped).__module__.startswith("minigrid")
     return getattr(env.unwrapped, "max_steps", None) or None if is_grid else None
