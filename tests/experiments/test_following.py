@@ -17,7 +17,7 @@ from steppe.errors import ClusterError
 from steppe.experiments.on_cluster import places, remote
 from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.platforms.kubernetes.client.kubeapi import KubeError
-from steppe.platforms.kubernetes.client.sights import Sight
+from steppe.platforms.kubernetes.diagnosis.pod_health import PodHealth as Sight
 
 BEGIN = 1000.0
 RUNNING = {"state": "running", "timestep": 10, "phase": "training"}

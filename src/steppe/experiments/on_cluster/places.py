@@ -21,7 +21,7 @@ from steppe.specs.loading.files import PROJECT_FILE, find_project, read_project,
 if TYPE_CHECKING:
     from steppe.clusters._base import Reachable
     from steppe.platforms.kubernetes.client.remote_run import RemoteRun
-    from steppe.platforms.kubernetes.manifests.rendering import Plan
+    from steppe.platforms.kubernetes.manifests.rendering import ManifestPlan
     from steppe.specs.experiment import ExperimentSpec
     from steppe.specs.running.cluster import ClusterSpec
 
@@ -74,11 +74,13 @@ def placed(folder: RunFolder) -> Place:
     return place
 
 
-def plan(folder: RunFolder, spec: ExperimentSpec, reachable: Reachable | None, place: Place | None = None) -> Plan:
+def plan(
+    folder: RunFolder, spec: ExperimentSpec, reachable: Reachable | None, place: Place | None = None
+) -> ManifestPlan:
     """What the experiment looks like on a cluster."""
     from steppe.experiments.on_cluster import named_files
     from steppe.experiments.on_cluster.user_modules import user_modules
-    from steppe.platforms.kubernetes.manifests.rendering import Plan
+    from steppe.platforms.kubernetes.manifests.rendering import ManifestPlan
     from steppe.specs.running.kubernetes import joined
 
     root = find_project(folder.path)
@@ -89,7 +91,7 @@ def plan(folder: RunFolder, spec: ExperimentSpec, reachable: Reachable | None, p
     namespace = place.namespace if place is not None else reachable.namespace if reachable is not None else "default"
     folders = [Path.cwd(), *([root] if root else [])]
     named_files.check(spec)
-    return Plan(
+    return ManifestPlan(
         spec=spec,
         project=(place.project if place is not None else "") or _project_name(folder, root),
         namespace=namespace,

@@ -27,7 +27,7 @@ from steppe.experiments.run_folder.store import RunFolder, Status, is_own
 
 if TYPE_CHECKING:
     from steppe.platforms.kubernetes.client.remote_run import RemoteRun
-    from steppe.platforms.kubernetes.client.sights import Sight
+    from steppe.platforms.kubernetes.diagnosis.pod_health import PodHealth
     from steppe.runners import Progress
 
 LOOK_SECONDS = 1.0
@@ -78,14 +78,13 @@ def status(folder: RunFolder, place: Place) -> Status:
 
 def follow(folder: RunFolder, on_status: Callable[[Status], None], pause: float | None = None) -> Status:
     """Looks at a run until it ends or cannot go on; its Pods are ended then, and what it left stays."""
-    from steppe.platforms.kubernetes.client.asking import FORBIDDEN
-    from steppe.platforms.kubernetes.client.kubeapi import KubeError
-    from steppe.platforms.kubernetes.diagnosis.patience import Patience
+    from steppe.platforms.kubernetes.client.kubeapi import FORBIDDEN, KubeError
+    from steppe.platforms.kubernetes.diagnosis.pod_watch import TroubleTimer
 
     place, pause = placed(folder), pause or LOOK_SECONDS
     with reach(place) as (_, run):
         reached = progressed = time.monotonic()
-        patience, timestep, heard, has_trained = Patience(), 0, None, False
+        patience, timestep, heard, has_trained = TroubleTimer(), 0, None, False
         while True:
             try:
                 sight = run.look()
@@ -107,7 +106,7 @@ def follow(folder: RunFolder, on_status: Callable[[Status], None], pause: float 
             has_trained |= heard is not None and seen.timestep > heard
             # A registry that is away for an hour is not to end what has trained for days.
             is_waited_for = has_trained and sight.may_pass
-            if patience.ends("" if is_waited_for else sight.trouble, sight.seconds):
+            if patience.has_lasted("" if is_waited_for else sight.trouble, sight.seconds):
                 # Nobody is to pay for its waiting.
                 return _ended(folder, run, seen, "failed", sight.trouble)
             if not sight.phase or sight.is_queued or seen.timestep != timestep:
@@ -294,7 +293,7 @@ def _asked_to_end(folder: RunFolder, action: str, wanted: State, timeout: float)
         return seen
 
 
-def _heard(run: RemoteRun) -> Sight:
+def _heard(run: RemoteRun) -> PodHealth:
     """What is seen once its driver answers; one that is busy, or whose answer was lost, is given a while for it."""
     deadline = time.monotonic() + LISTEN_SECONDS
     while (sight := run.look()).is_silent and time.monotonic() < deadline:
@@ -315,7 +314,7 @@ def _settle(folder: RunFolder, run: RemoteRun, status: Status, start: int) -> No
         run.note(dataclasses.asdict(status))
 
 
-def _status(folder: RunFolder, sight: Sight) -> Status:
+def _status(folder: RunFolder, sight: PodHealth) -> Status:
     """What is seen of a run, in the words of the state machine."""
     known = folder.read_status()
     seen = Status.from_data(sight.status) if sight.status else None
