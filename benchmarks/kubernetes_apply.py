@@ -69,7 +69,7 @@ def measure(workers: int, namespace: str) -> Run:
     """One experiment with so many workers, from its spec to its last Pod; without a namespace it is only rendered."""
     import steppe
     from steppe.platforms.kubernetes.manifests import rendering
-    from steppe.platforms.kubernetes.manifests.rendering import Plan
+    from steppe.platforms.kubernetes.manifests.rendering import ManifestPlan
     from steppe.specs.experiment import load_experiment
 
     unplaceable = {"cpus": 1000}
@@ -85,7 +85,7 @@ def measure(workers: int, namespace: str) -> Run:
     }
     spec = load_experiment(None, fields, [], Path.cwd(), options=False)
     began = time.monotonic()
-    plan = Plan(spec, "benchmark", namespace or "default")
+    plan = ManifestPlan(spec, "benchmark", namespace or "default")
     manifests = rendering.render(plan)
     run: Run = {
         "version": steppe.__version__,
@@ -110,8 +110,8 @@ def applied(plan: Any, workers: int) -> Run:
             time.sleep(0.2)
         run["pods_seconds"] = time.monotonic() - began
         began = time.monotonic()
-        sight = remote.look()
-        assert "waits for a node" in sight.phase, sight
+        health = remote.look()
+        assert "waits for a node" in health.phase, health
         run |= {"look_seconds": time.monotonic() - began, "megabytes_looked": megabytes()}
         began = time.monotonic()
         left = remote.delete()

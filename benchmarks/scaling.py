@@ -185,18 +185,18 @@ def gradients(size: int, seconds: float) -> Run:
 
 def questions(count: int) -> Run:
     """Requests to the status server of a driver's Pod, as every worker's Pod sends now and then."""
-    from steppe.platforms.kubernetes.pod.pool_client import DriverDoor
-    from steppe.platforms.kubernetes.pod.status_server import LearnerAddress
+    from steppe.platforms.kubernetes.pod.pool_client import DriverClient
+    from steppe.platforms.kubernetes.pod.status_server import StatusServer
 
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "status.json").write_text(json.dumps({"state": "running", "timestep": 1, "metrics": {}}))
-            door = LearnerAddress(Path(folder), "token", lambda: {"is_over": False}, takes_requests=False)
-            os.write(writing, str(door.open(0, "127.0.0.1")).encode())
+            server = StatusServer(Path(folder), "token", lambda: {"is_over": False}, takes_requests=False)
+            os.write(writing, str(server.open(0, "127.0.0.1")).encode())
             time.sleep(1e6)
     port = int(os.read(reading, 10))
-    asker = DriverDoor("127.0.0.1", "token", 10.0, port)
+    asker = DriverClient("127.0.0.1", "token", 10.0, port)
     asker.wait()
     cpu = cpu_of(pid)
     for _ in range(count):

@@ -89,3 +89,9 @@ def reason_of(error: OSError) -> str:
     """What the system says, in a clause: `connection refused`."""
     text = getattr(error, "reason", None) or error.strerror or str(error) or type(error).__name__
     return str(text).replace("_", " ").lower()
+
+
+def clause(said: object) -> str:
+    """A text as a clause of a sentence: on one line, without its full stop; an error without a text by its kind."""
+    text = str(said) or (type(said).__name__ if isinstance(said, BaseException) else "")
+    return " ".join(text.split()).rstrip(".")

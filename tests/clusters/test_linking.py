@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from steppe.clusters.settings import Link, linked
+from steppe.clusters.settings import CloudLink, linked
 
 Steppe = Callable[..., Any]
 
@@ -27,14 +27,14 @@ def key(tmp_path: Path) -> Path:
 
 def test_the_key_is_noted_by_its_path_and_never_copied(steppe: Steppe, here: Path, key: Path) -> None:
     assert steppe("init", "-r", "cloud-7", "--key", str(key)).code == 0
-    assert linked(here) == Link("cloud-7", str(key))
+    assert linked(here) == CloudLink("cloud-7", str(key))
     written = [path for path in here.rglob("*") if path.is_file()]
     assert not any("very secret" in path.read_text() for path in written)
 
 
 def test_without_a_key_the_credentials_of_the_machine_are_used(steppe: Steppe, here: Path) -> None:
     assert steppe("init", "-r", "cloud-7").code == 0
-    assert linked(here) == Link("cloud-7", None)
+    assert linked(here) == CloudLink("cloud-7", None)
     assert "service_account_key" not in json.loads(Path("steppe.json").read_text())
 
 
@@ -47,10 +47,10 @@ def test_a_project_that_exists_is_linked_and_keeps_its_files(steppe: Steppe, her
     assert "linked the project" in answer.out
     assert config.read_text() == "{}"
     assert json.loads(Path("steppe.json").read_text())["name"] == "mine"
-    assert linked(here) == Link("cloud-8", str(key))
+    assert linked(here) == CloudLink("cloud-8", str(key))
     # And again, to another one, without a key.
     assert steppe("init", "-r", "cloud-9").code == 0
-    assert linked(here) == Link("cloud-9", None)
+    assert linked(here) == CloudLink("cloud-9", None)
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_a_person_is_asked_for_the_keys_path(here: Path, key: Path) -> None:
         os.close(ours)
     assert process.returncode == 0, printed
     assert "The path of the service account's key" in printed
-    assert linked(here) == Link("cloud-7", str(key))
+    assert linked(here) == CloudLink("cloud-7", str(key))

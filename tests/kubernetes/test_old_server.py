@@ -11,7 +11,7 @@ from kube_testbed import Testbed
 
 from steppe.files.bundles import Packed
 from steppe.platforms.kubernetes.agreement import TOKEN_KEYS
-from steppe.platforms.kubernetes.manifests.rendering import Plan, reader, render
+from steppe.platforms.kubernetes.manifests.rendering import ManifestPlan, reader, render
 from steppe.specs.experiment import load_experiment
 
 PODS: dict[str, Any] = {
@@ -34,7 +34,7 @@ def test_nothing_that_matters_is_dropped(testbed: Testbed, namespace: str, tmp_p
     given = {"name": "first", "environment": "CartPole-v1", "platform": "kubernetes", "run_mode": mode}
     spec = load_experiment(None, given | {"kubernetes": PODS}, [], tmp_path, options=False)
     files = [Packed("good.safetensors", 1, "0" * 64, (b"x",))]
-    plan = Plan(spec, "project", namespace, modules={"mine.py": "x = 1\n", "level.bin": b"\xff"}, files=files)
+    plan = ManifestPlan(spec, "project", namespace, modules={"mine.py": "x = 1\n", "level.bin": b"\xff"}, files=files)
     tokens = dict.fromkeys(TOKEN_KEYS, "secret-0123456789")
     lost: set[str] = set()
     testbed.kubectl("create", "serviceaccount", PODS["service_account"], "-n", namespace)

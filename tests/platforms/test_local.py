@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steppe.errors import SteppeError
-from steppe.platforms import LocalPlatform, LocalProcess, Platform
+from steppe.platforms import LocalPlatform, LocalProcess
 from steppe.platforms.local import UNKNOWN
 
 
@@ -22,7 +22,7 @@ def _ended(process: LocalProcess) -> int:
 
 
 @pytest.fixture
-def platform() -> Platform:
+def platform() -> LocalPlatform:
     return LocalPlatform()
 
 

@@ -13,7 +13,7 @@ from steppe.cli.input.parsing import SteppeApp
 
 if TYPE_CHECKING:
     from steppe.clusters._base import Record
-    from steppe.clusters.lifecycle import Entry
+    from steppe.clusters.lifecycle import ClusterEntry
 
 CLUSTER = Annotated[
     str,
@@ -249,13 +249,13 @@ def check(
     from steppe.display.console import console, print_json
     from steppe.display.progress_lines import telling
     from steppe.platforms.kubernetes.client.kubeapi import Kube
-    from steppe.platforms.kubernetes.diagnosis import checking
+    from steppe.platforms.kubernetes.diagnosis import cluster_check
 
     reachable, out, found = registry.find(cluster), console(), []
     marks = {"ok": "ok", "failed": "FAILED", "unknown": "?"}
     opened = Kube(reachable.kubeconfig, reachable.context, reachable.namespace, reachable.name)
     with opened as kube, telling(out, is_quiet=as_json) as tell:
-        for finding in checking.check(kube, reachable, tell, has_trial=not quick, seconds=timeout):
+        for finding in cluster_check.check(kube, reachable, tell, has_trial=not quick, seconds=timeout):
             found.append(finding)
             if not as_json:
                 out.print(f"{marks[finding.outcome]:<7} {finding.what}: {finding.sentence}", markup=False)
@@ -333,7 +333,7 @@ def _print_notes(record: Record) -> None:
             print(f"note: {field} has no effect without GPUs; give gpus_per_node too (--gpus-per-node)")
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def _row(entry: ClusterEntry) -> dict[str, Any]:
     from steppe.clusters.kubeconfig import NAME as KUBECONFIG
 
     record, seen = entry.record, entry.seen
@@ -352,7 +352,7 @@ def _row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _own() -> list[Entry]:
+def _own() -> list[ClusterEntry]:
     from steppe.clusters import lifecycle
     from steppe.errors import ClusterError
 
@@ -376,7 +376,7 @@ def _forget(name: str, yes: bool) -> int:
     return 0
 
 
-def _what_is_lost(chosen: list[Entry]) -> tuple[str, list[str]]:
+def _what_is_lost(chosen: list[ClusterEntry]) -> tuple[str, list[str]]:
     """(the experiments that are on these clusters, in words; of which clusters that is not known, and why)."""
     from steppe.errors import SteppeError
     from steppe.platforms.kubernetes.client.cluster_deletion import experiments_on
@@ -391,7 +391,7 @@ def _what_is_lost(chosen: list[Entry]) -> tuple[str, list[str]]:
     return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found), unasked
 
 
-def _question(chosen: list[Entry], lost: str) -> str:
+def _question(chosen: list[ClusterEntry], lost: str) -> str:
     kept = [entry for entry in chosen if not entry.is_deletable]
     if kept:
         return f'Forget cluster "{kept[0].record.name}"? The cluster itself stays as it is.'
@@ -400,5 +400,5 @@ def _question(chosen: list[Entry], lost: str) -> str:
     return f"Delete {' and '.join(words)}{also}?"
 
 
-def _them(chosen: list[Entry]) -> str:
+def _them(chosen: list[ClusterEntry]) -> str:
     return "it" if len(chosen) == 1 else "them"

@@ -65,7 +65,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Request:
+class ProviderRequest:
     """One request to a provider's API, or one command of its program, as it would be sent."""
 
     call: str
@@ -74,7 +74,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedCluster:
     """A cluster as its provider shows it."""
 
     name: str
@@ -97,16 +97,16 @@ class Provider(Protocol):
     def place(self, spec: ClusterSpec) -> dict[str, str]:
         """Where a cluster of this spec would be, in the provider's own words; refuses a spec it cannot make."""
 
-    def requests(self, record: Record) -> list[Request]:
+    def requests(self, record: Record) -> list[ProviderRequest]:
         """What `create` sends, in order; nothing is sent."""
 
     def create(self, record: Record, tell: Tell) -> None:
         """Makes the cluster, or goes on making it, and returns when it is ready."""
 
-    def look(self, record: Record) -> Seen:
+    def look(self, record: Record) -> ObservedCluster:
         """The cluster as it is now; its state is "gone" where there is none."""
 
-    def discover(self) -> list[Seen]:
+    def discover(self) -> list[ObservedCluster]:
         """Every cluster that can be seen there, whoever made it; nothing where the provider is not set up."""
 
     def delete(self, record: Record, tell: Tell) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from steppe.clusters import eks_steps
-from steppe.clusters._base import ID_LABEL, Record, Request, Seen, State, Tell, wait_for
-from steppe.clusters.eks_steps import NODES, Step
+from steppe.clusters._base import ID_LABEL, ObservedCluster, ProviderRequest, Record, State, Tell, wait_for
+from steppe.clusters.eks_steps import NODES, EksStep
 from steppe.clusters.kubeconfig import with_command
 from steppe.clusters.machines import amazon_machine
 from steppe.errors import ClusterError, MissingExtra, UserError
@@ -64,14 +64,14 @@ class Eks:
             **({"profile": profile} if profile else {}),
         }
 
-    def requests(self, record: Record) -> list[Request]:
+    def requests(self, record: Record) -> list[ProviderRequest]:
         """The roles, control plane, nodes and the disks' driver; only asks Amazon, if it may, where they would be."""
         if _session(record.place).get_credentials() is None:
             steps = eks_steps.steps_unasked(record)
-            return [Request(f"{step.service}:{step.operation}", step.parameters) for step in steps]
+            return [ProviderRequest(f"{step.service}:{step.operation}", step.parameters) for step in steps]
         with _in_sentences(f'plan cluster "{record.name}"'):
             steps = eks_steps.steps(record, self._clients(record.place))
-        return [Request(f"{step.service}:{step.operation}", step.parameters) for step in steps]
+        return [ProviderRequest(f"{step.service}:{step.operation}", step.parameters) for step in steps]
 
     def create(self, record: Record, tell: Tell) -> None:
         """Takes every step that was not taken yet, and waits after each that takes Amazon long."""
@@ -87,20 +87,20 @@ class Eks:
                 if step.waits_for is not None:
                     wait_for(_asker(client("eks"), record.name, step.waits_for), f"making {step.waits_for}", tell)
 
-    def look(self, record: Record) -> Seen:
+    def look(self, record: Record) -> ObservedCluster:
         """The cluster as Amazon describes it."""
         with _in_sentences(f'look at cluster "{record.name}"'):
             client = self._clients(record.place)("eks")
             cluster = _unless_missing(lambda: client.describe_cluster(name=record.name)["cluster"])
             if cluster is None:
-                return Seen(record.name, "gone", place=record.place)
+                return ObservedCluster(record.name, "gone", place=record.place)
             nodes = _unless_missing(
                 lambda: client.describe_nodegroup(clusterName=record.name, nodegroupName=NODES)["nodegroup"]
             )
             count = nodes["scalingConfig"]["desiredSize"] if nodes else None
         return _seen(cluster, count, record.place)
 
-    def discover(self) -> list[Seen]:
+    def discover(self) -> list[ObservedCluster]:
         """All clusters of the account in the region that is set up on this machine."""
         try:
             session = _session({})
@@ -190,7 +190,7 @@ class Eks:
         return "Amazon deletes the control plane; this takes a few minutes"
 
 
-def _take(client: Any, step: Step) -> str | None:
+def _take(client: Any, step: EksStep) -> str | None:
     """Takes one step; one that was taken before is fine, and a role that is not known everywhere yet is waited for."""
     from botocore.exceptions import ClientError
 
@@ -231,8 +231,8 @@ def _asker(eks: Any, cluster: str, part: str) -> Callable[[], str | None]:
     return ask
 
 
-def _seen(cluster: dict[str, Any], num_nodes: int | None, place: dict[str, str]) -> Seen:
-    return Seen(
+def _seen(cluster: dict[str, Any], num_nodes: int | None, place: dict[str, str]) -> ObservedCluster:
+    return ObservedCluster(
         cluster["name"],
         _STATES.get(cluster["status"], "unknown"),
         id=cluster.get("tags", {}).get(ID_LABEL, ""),

@@ -38,7 +38,7 @@ Client = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
-class Step:
+class EksStep:
     """One request to one of Amazon's services."""
 
     service: str
@@ -53,29 +53,31 @@ class Step:
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.operation).lower()
 
 
-def steps(record: Record, client: Client) -> list[Step]:
+def steps(record: Record, client: Client) -> list[EksStep]:
     """All steps for a cluster; only asks, such as which subnets there are."""
     arn = client("sts").get_caller_identity()["Arn"]
     return _steps(record, arn.split(":")[1], arn.split(":")[4], _subnets(record, client("ec2")))
 
 
-def steps_unasked(record: Record) -> list[Step]:
+def steps_unasked(record: Record) -> list[EksStep]:
     """The same for a dry run without credentials, with words in capitals for what only Amazon can say."""
     return _steps(record, "aws", ACCOUNT, record.spec.subnets or ["SUBNET-1", "SUBNET-2"])
 
 
-def _steps(record: Record, partition: str, account: str, subnets: list[str]) -> list[Step]:
+def _steps(record: Record, partition: str, account: str, subnets: list[str]) -> list[EksStep]:
     tags = dict([MANAGED, (ID_LABEL, record.id)])
     cluster_role, node_role = role_names(record)
     roles = f"arn:{partition}:iam::{account}:role/"
     return [
         *_role_steps(cluster_role, "eks.amazonaws.com", CLUSTER_POLICIES, partition, tags),
         *_role_steps(node_role, "ec2.amazonaws.com", NODE_POLICIES, partition, tags),
-        Step("eks", "CreateCluster", _control_plane(record, roles + cluster_role, subnets, tags), "the control plane"),
-        *([Step("ec2", "CreateLaunchTemplate", _template(record, tags))] if record.spec.gpu_sharing else []),
-        Step("eks", "CreateNodegroup", _nodes(record, roles + node_role, subnets, tags), "the nodes"),
+        EksStep(
+            "eks", "CreateCluster", _control_plane(record, roles + cluster_role, subnets, tags), "the control plane"
+        ),
+        *([EksStep("ec2", "CreateLaunchTemplate", _template(record, tags))] if record.spec.gpu_sharing else []),
+        EksStep("eks", "CreateNodegroup", _nodes(record, roles + node_role, subnets, tags), "the nodes"),
         # Without it no experiment gets a disk: a new cluster has neither the driver nor a default storage class.
-        Step(
+        EksStep(
             "eks",
             "CreateAddon",
             {
@@ -103,7 +105,7 @@ def _stem(record: Record) -> str:
     return f"steppe-{record.name}-{record.id}"
 
 
-def _role_steps(name: str, service: str, policies: list[str], partition: str, tags: dict[str, str]) -> list[Step]:
+def _role_steps(name: str, service: str, policies: list[str], partition: str, tags: dict[str, str]) -> list[EksStep]:
     trust = {
         "Version": "2012-10-17",
         "Statement": [{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}],
@@ -114,10 +116,10 @@ def _role_steps(name: str, service: str, policies: list[str], partition: str, ta
         "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
     }
     attached = [
-        Step("iam", "AttachRolePolicy", {"RoleName": name, "PolicyArn": f"arn:{partition}:iam::aws:policy/{policy}"})
+        EksStep("iam", "AttachRolePolicy", {"RoleName": name, "PolicyArn": f"arn:{partition}:iam::aws:policy/{policy}"})
         for policy in policies
     ]
-    return [Step("iam", "CreateRole", role), *attached]
+    return [EksStep("iam", "CreateRole", role), *attached]
 
 
 def _control_plane(record: Record, role: str, subnets: list[str], tags: dict[str, str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from steppe.clusters._base import ID_LABEL, MANAGED, Record, Request, Seen, State, Tell, wait_for
+from steppe.clusters._base import ID_LABEL, MANAGED, ObservedCluster, ProviderRequest, Record, State, Tell, wait_for
 from steppe.clusters.kubeconfig import with_command
 from steppe.clusters.machines import google_machine
 from steppe.clusters.settings import checked_key, linked
@@ -66,10 +66,10 @@ class Gke:
         key = {"key": str(checked_key(link.key))} if link.key else {}
         return {"project": project, "location": location, **key}
 
-    def requests(self, record: Record) -> list[Request]:
+    def requests(self, record: Record) -> list[ProviderRequest]:
         """The one request that makes the cluster with its nodes."""
         url = f"{os.environ.get(ENDPOINT_VARIABLE, ENDPOINT)}/v1/{_parent(record)}/clusters"
-        return [Request(f"POST {url}", {"cluster": _cluster(record)})]
+        return [ProviderRequest(f"POST {url}", {"cluster": _cluster(record)})]
 
     def create(self, record: Record, tell: Tell) -> None:
         """Asks for the cluster, unless it was asked for already, and waits."""
@@ -83,7 +83,7 @@ class Gke:
                 tell(f"asked {record.place['project']} for {record.spec.num_nodes} nodes in {record.place['location']}")
             wait_for(lambda: self._what_is_missing(record), f'making cluster "{record.name}"', tell)
 
-    def look(self, record: Record) -> Seen:
+    def look(self, record: Record) -> ObservedCluster:
         """The cluster as Google describes it."""
         client, _ = self._client(record.place)
         from google.api_core.exceptions import NotFound
@@ -92,9 +92,9 @@ class Gke:
             try:
                 return _seen(client.get_cluster(name=_full_name(record)), record.place)
             except NotFound:
-                return Seen(record.name, "gone", place=record.place)
+                return ObservedCluster(record.name, "gone", place=record.place)
 
-    def discover(self) -> list[Seen]:
+    def discover(self) -> list[ObservedCluster]:
         """All clusters of the linked cloud project."""
         link = linked(Path.cwd())
         if link.project is None:
@@ -202,9 +202,9 @@ def _accelerator(spec: ClusterSpec) -> dict[str, Any]:
     }
 
 
-def _seen(cluster: Any, place: dict[str, str]) -> Seen:
+def _seen(cluster: Any, place: dict[str, str]) -> ObservedCluster:
     reasons = [condition.message for condition in cluster.conditions if condition.message]
-    return Seen(
+    return ObservedCluster(
         cluster.name,
         _STATES.get(cluster.status.name, "unknown"),
         id=dict(cluster.resource_labels).get(ID_LABEL, ""),

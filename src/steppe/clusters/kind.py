@@ -10,7 +10,7 @@ import subprocess
 from typing import Any
 
 from steppe.clusters import kubeconfig, registry
-from steppe.clusters._base import Record, Request, Seen, Tell
+from steppe.clusters._base import ObservedCluster, ProviderRequest, Record, Tell
 from steppe.errors import ClusterError, UserError
 from steppe.specs.running.cluster import ClusterSpec
 
@@ -32,9 +32,9 @@ class Kind:
         _check(spec, self.name)
         return {}
 
-    def requests(self, record: Record) -> list[Request]:
+    def requests(self, record: Record) -> list[ProviderRequest]:
         """The command, and what it reads."""
-        return [Request(shlex.join(self._command(record)), self._nodes(record))]
+        return [ProviderRequest(shlex.join(self._command(record)), self._nodes(record))]
 
     def create(self, record: Record, tell: Tell) -> None:
         """Runs the program; what an interrupted run has left is removed first."""
@@ -43,19 +43,19 @@ class Kind:
         tell("kind starts the nodes; this takes about a minute")
         _run(self, self._command(record), READY_SECONDS + 300, json.dumps(self._nodes(record)))
 
-    def look(self, record: Record) -> Seen:
+    def look(self, record: Record) -> ObservedCluster:
         """Whether kind knows a cluster of that name, and whether it is the one that was made."""
         return next(
             (_same(self, seen, record) for seen in self.discover() if seen.name == record.name),
-            Seen(record.name, "gone"),
+            ObservedCluster(record.name, "gone"),
         )
 
-    def discover(self) -> list[Seen]:
+    def discover(self) -> list[ObservedCluster]:
         """All clusters that kind knows."""
         if shutil.which(self.name) is None:
             return []
         lines = _run(self, [self.name, "get", "clusters", "--quiet"]).split()
-        return [Seen(name, "ready") for name in lines]
+        return [ObservedCluster(name, "ready") for name in lines]
 
     def delete(self, record: Record, tell: Tell) -> None:
         """Runs the program, which does not mind where there is no such cluster."""
@@ -98,9 +98,9 @@ class K3d:
             raise UserError(f'cluster name "{spec.name}" is too long for k3d; it takes at most 32 characters')
         return {}
 
-    def requests(self, record: Record) -> list[Request]:
+    def requests(self, record: Record) -> list[ProviderRequest]:
         """The command."""
-        return [Request(shlex.join(self._command(record)))]
+        return [ProviderRequest(shlex.join(self._command(record)))]
 
     def create(self, record: Record, tell: Tell) -> None:
         """Runs the program; what an interrupted run has left is removed first."""
@@ -109,14 +109,14 @@ class K3d:
         tell("k3d starts the nodes; this takes about a minute")
         _run(self, self._command(record), READY_SECONDS + 300)
 
-    def look(self, record: Record) -> Seen:
+    def look(self, record: Record) -> ObservedCluster:
         """Whether k3d knows a cluster of that name, and whether it is the one that was made."""
         return next(
             (_same(self, seen, record) for seen in self.discover() if seen.name == record.name),
-            Seen(record.name, "gone"),
+            ObservedCluster(record.name, "gone"),
         )
 
-    def discover(self) -> list[Seen]:
+    def discover(self) -> list[ObservedCluster]:
         """All clusters that k3d knows."""
         if shutil.which(self.name) is None:
             return []
@@ -124,7 +124,7 @@ class K3d:
         try:
             found = json.loads(text or "[]")
             return [
-                Seen(each["name"], "ready", num_nodes=each["serversCount"] + each.get("agentsCount", 0))
+                ObservedCluster(each["name"], "ready", num_nodes=each["serversCount"] + each.get("agentsCount", 0))
                 for each in found
             ]
         except (ValueError, KeyError, TypeError):
@@ -162,7 +162,7 @@ def _check(spec: ClusterSpec, name: str) -> None:
         raise UserError(f'provider "{name}" runs on this machine: leave machine_type and location out')
 
 
-def _same(provider: Kind | K3d, seen: Seen, record: Record) -> Seen:
+def _same(provider: Kind | K3d, seen: ObservedCluster, record: Record) -> ObservedCluster:
     """Tells a cluster from another of the same name by its certificate authority."""
     path = registry.kubeconfig_path(record.name)
     mine = kubeconfig.authority_of(kubeconfig.read(path)) if path.exists() else None

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from steppe.clusters._base import Record, Request, Seen, Tell
+from steppe.clusters._base import ObservedCluster, ProviderRequest, Record, Tell
 from steppe.errors import UserError, reason_of
 from steppe.specs.loading.suggestions import did_you_mean, quoted
 from steppe.specs.running.cluster import ClusterSpec
@@ -36,25 +36,25 @@ class Kubeconfig:
         there = f"; it has {quoted(known)}" if known else ""
         raise UserError(f'no context "{context}" in {_listed(found)}{did_you_mean(context, known) or there}')
 
-    def requests(self, record: Record) -> list[Request]:
+    def requests(self, record: Record) -> list[ProviderRequest]:
         """Nothing is sent: the cluster is there."""
         return []
 
     def create(self, record: Record, tell: Tell) -> None:
         """Nothing to do: the cluster is there."""
 
-    def look(self, record: Record) -> Seen:
+    def look(self, record: Record) -> ObservedCluster:
         """Whether the context is still in its file; the cluster itself is not asked."""
         path, context = Path(record.place["kubeconfig"]), record.place["context"]
         try:
             content = read(path)
         except UserError as error:
-            return Seen(record.name, "gone", reason=str(error))
+            return ObservedCluster(record.name, "gone", reason=str(error))
         if context not in contexts(content):
-            return Seen(record.name, "gone", reason=f'{path} has no context "{context}" any more')
-        return Seen(record.name, "ready", place=record.place)
+            return ObservedCluster(record.name, "gone", reason=f'{path} has no context "{context}" any more')
+        return ObservedCluster(record.name, "ready", place=record.place)
 
-    def discover(self) -> list[Seen]:
+    def discover(self) -> list[ObservedCluster]:
         """None: a person's contexts are no clusters of Steppe's until they are registered."""
         return []
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steppe.clusters import registry
-from steppe.clusters._base import PROJECT, Reachable, Record, Request, Seen, Tell
+from steppe.clusters._base import PROJECT, ObservedCluster, ProviderRequest, Reachable, Record, Tell
 from steppe.clusters.settings import linked
 from steppe.errors import ClusterError, SteppeError, UserError
 from steppe.specs.loading.suggestions import did_you_mean, quoted
@@ -21,11 +21,11 @@ PROVIDERS = ("gke", "eks", "kind", "k3d", "kubeconfig")
 
 
 @dataclass(frozen=True)
-class Entry:
+class ClusterEntry:
     """A cluster as a list shows it."""
 
     record: Record
-    seen: Seen
+    seen: ObservedCluster
     is_known: bool
     """Whether Steppe remembers it; one that is only seen at its provider can be deleted by force, and not used."""
 
@@ -79,7 +79,7 @@ def plan(spec: ClusterSpec, name: str | None = None, made_for: str = "", *, dry_
     )
 
 
-def requests(record: Record) -> list[Request]:
+def requests(record: Record) -> list[ProviderRequest]:
     """What `create` would send."""
     return registry.provider(record.provider).requests(record)
 
@@ -122,7 +122,7 @@ def ensure(name: str, spec: ClusterSpec | None, tell: Tell, made_for: str = "") 
     return create(plan(spec, name, made_for), tell)
 
 
-def delete(entry: Entry, tell: Tell, *, force: bool = False) -> None:
+def delete(entry: ClusterEntry, tell: Tell, *, force: bool = False) -> None:
     """Deletes a cluster and forgets it; one that Steppe did not make only by force, one of a kubeconfig never."""
     record = entry.record
     provider = registry.provider(record.provider)
@@ -152,7 +152,7 @@ def forget(name: str) -> Record | None:
     return record
 
 
-def check_deletable(entry: Entry, force: bool) -> None:
+def check_deletable(entry: ClusterEntry, force: bool) -> None:
     """Refuses to delete what Steppe did not make, unless forced."""
     if force or entry.is_own or entry.seen.state == "gone":
         return
@@ -168,11 +168,11 @@ def check_deletable(entry: Entry, force: bool) -> None:
     )
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> ClusterEntry:
     """The cluster of that name, known or seen at a provider."""
     if registry.knows(name):
         record = registry.read(name)
-        return Entry(record, registry.provider(record.provider).look(record), is_known=True)
+        return ClusterEntry(record, registry.provider(record.provider).look(record), is_known=True)
     others, notes = _discovered(set())
     matching = [other for other in others if other.record.name == name]
     if len(matching) > 1:
@@ -191,7 +191,7 @@ def entry(name: str) -> Entry:
     return matching[0]
 
 
-def entries() -> tuple[list[Entry], list[str]]:
+def entries() -> tuple[list[ClusterEntry], list[str]]:
     """(every cluster that is known or can be seen, what could not be asked and why)."""
     notes: list[str] = []
     records = []
@@ -210,13 +210,13 @@ def entries() -> tuple[list[Entry], list[str]]:
             except SteppeError as error:
                 notes.append(str(error))
                 # It is taken for what it was; nothing is deleted that could not be asked for.
-                seen = Seen(record.name, "unknown", id=record.id, place=record.place)
-            found.append(Entry(record, seen, is_known=True))
+                seen = ObservedCluster(record.name, "unknown", id=record.id, place=record.place)
+            found.append(ClusterEntry(record, seen, is_known=True))
     others, more = _discovered({(each.record.provider, each.record.name) for each in found})
     return [*found, *others], [*notes, *(note for note in more if note not in notes)]
 
 
-def _discovered(known: set[tuple[str, str]]) -> tuple[list[Entry], list[str]]:
+def _discovered(known: set[tuple[str, str]]) -> tuple[list[ClusterEntry], list[str]]:
     """(clusters that are seen at their providers but not known, what could not be asked)."""
     found, notes = [], []
     for name in PROVIDERS:
@@ -230,7 +230,7 @@ def _discovered(known: set[tuple[str, str]]) -> tuple[list[Entry], list[str]]:
                 record = Record(
                     each.name, name, ClusterSpec(name=each.name), False, each.id, each.state, 0.0, each.place
                 )
-                found.append(Entry(record, each, is_known=False))
+                found.append(ClusterEntry(record, each, is_known=False))
     return found, notes
 
 

@@ -13,7 +13,7 @@ KEY_FIELD = "service_account_key"
 
 
 @dataclass(frozen=True)
-class Link:
+class CloudLink:
     """What steppe.json says of the cloud."""
 
     project: str | None = None
@@ -21,14 +21,14 @@ class Link:
     """The path of the service account's key file; without one the credentials that are set up on this machine."""
 
 
-def linked(start: Path) -> Link:
+def linked(start: Path) -> CloudLink:
     """The cloud project of the project that `start` lies in; an empty link where there is none."""
     root = find_project(start)
     about = read_project(root) if root else {}
     if not isinstance(about, dict):
-        return Link()
+        return CloudLink()
     key = about.get(KEY_FIELD)
-    return Link(about.get("remote_id"), str((root or start) / Path(key).expanduser()) if key else None)
+    return CloudLink(about.get("remote_id"), str((root or start) / Path(key).expanduser()) if key else None)
 
 
 def checked_key(path: str | Path) -> Path:

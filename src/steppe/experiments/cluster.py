@@ -12,8 +12,8 @@ from steppe.clusters import lifecycle, loading, registry
 from steppe.errors import ClusterError, SteppeError, UserError
 
 if TYPE_CHECKING:
-    from steppe.clusters.lifecycle import Entry
-    from steppe.platforms.kubernetes.diagnosis.checking import Finding
+    from steppe.clusters.lifecycle import ClusterEntry
+    from steppe.platforms.kubernetes.diagnosis.storage_check import ClusterFinding
 
 Tell = Callable[[str], None]
 log = logging.getLogger("steppe.clusters")
@@ -82,17 +82,17 @@ class Cluster:
             entry.state, record.provider, entry.where, seen.num_nodes, seen.version, entry.is_own, seen.reason
         )
 
-    def check(self, *, trial: bool = True, timeout: float = 300.0, tell: Tell = log.info) -> tuple[Finding, ...]:
+    def check(self, *, trial: bool = True, timeout: float = 300.0, tell: Tell = log.info) -> tuple[ClusterFinding, ...]:
         """Whether it can run experiments: each `.what`, `.outcome` ("ok", "failed", "unknown"), `.sentence`, `.fix`.
 
         With `trial` a Pod with Steppe's image is run on it and removed again, which may take up to `timeout` seconds.
         """
         from steppe.platforms.kubernetes.client.kubeapi import Kube
-        from steppe.platforms.kubernetes.diagnosis import checking
+        from steppe.platforms.kubernetes.diagnosis import cluster_check
 
         reachable = registry.find(self.name)
         with Kube(reachable.kubeconfig, reachable.context, reachable.namespace, reachable.name) as kube:
-            return tuple(checking.check(kube, reachable, tell, has_trial=trial, seconds=timeout))
+            return tuple(cluster_check.check(kube, reachable, tell, has_trial=trial, seconds=timeout))
 
     def delete(self, *, force: bool = False, tell: Tell = log.info) -> str:
         """Deletes it with all that is on it; one that was only registered is forgotten. Returns what is left, if any.
@@ -123,7 +123,7 @@ class Cluster:
         """Removes it from what is known here; nothing is asked or changed at its provider."""
         lifecycle.forget(self.name)
 
-    def _entry(self) -> Entry:
+    def _entry(self) -> ClusterEntry:
         return lifecycle.entry(self.name)
 
     def __repr__(self) -> str:

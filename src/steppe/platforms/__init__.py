@@ -1,6 +1,5 @@
-"""Where processes run; each platform is one file beside `_base.py`."""
+"""The platforms that processes run on: this machine and Kubernetes."""
 
-from steppe.platforms._base import Platform, Process
 from steppe.platforms.local import LocalPlatform, LocalProcess
 
-__all__ = ["LocalPlatform", "LocalProcess", "Platform", "Process"]
+__all__ = ["LocalPlatform", "LocalProcess"]

@@ -1,4 +1,4 @@
-"""This machine: detached processes that outlive the terminal they were started from."""
+"""This machine as a platform: detached processes that outlive the terminal from which they were started."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from steppe.errors import SteppeError
 
 UNKNOWN = 255
-"""The exit code of a process that no one can be asked about any more."""
+"""The exit code of a process whose real exit code is lost."""
 
 
 class LocalProcess:
-    """A child process of its own session."""
+    """A child process with a session of its own."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -23,16 +23,16 @@ class LocalProcess:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process id."""
         return self._pid
 
     def exit_code(self) -> int | None:
-        """How it ended, or None while it runs."""
+        """The exit code, minus the signal's number if a signal ended it; None while it runs."""
         if self._exit_code is None:
             try:
                 pid, status = os.waitpid(self._pid, os.WNOHANG)
             except ChildProcessError:
-                # It has ended, but this process ignores SIGCHLD, so the kernel has thrown the exit code away.
+                # It has ended, but this process ignores SIGCHLD, so the kernel has discarded the exit code.
                 self._exit_code = UNKNOWN
             else:
                 if pid:
@@ -40,7 +40,7 @@ class LocalProcess:
         return self._exit_code
 
     def end(self) -> None:
-        """Asks it to end (SIGTERM); one that has ended already is left alone."""
+        """Sends SIGTERM, unless the process has ended."""
         if self.exit_code() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGTERM)
@@ -52,14 +52,17 @@ class LocalPlatform:
     name = "local"
 
     def launch(self, command: list[str], log: Path, variables: Mapping[str, str] | None = None) -> LocalProcess:
-        """Starts a command in a new session, so that neither Ctrl-C nor a closed terminal reaches it."""
+        """Starts a command in a new session, so that neither Ctrl-C nor a closed terminal reaches it.
+
+        Its output is appended to the file `log`; `variables` are added to its environment.
+        """
         appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), appending, 0o644),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
-        # Not subprocess.Popen: that complains when a process outlives the object, which is the point here.
+        # subprocess.Popen would warn when a process outlives the object, which is the purpose here.
         try:
             pid = os.posix_spawn(
                 command[0],

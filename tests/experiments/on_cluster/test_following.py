@@ -21,7 +21,7 @@ from steppe.experiments.on_cluster.location import ClusterLocation
 from steppe.experiments.on_cluster.seen_status import PODS_GONE
 from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder, Status
 from steppe.platforms.kubernetes.client.kubeapi import KubeError
-from steppe.platforms.kubernetes.client.sights import Sight
+from steppe.platforms.kubernetes.diagnosis.pod_health import PodHealth
 
 BEGIN = 1000.0
 RUNNING = {"state": "running", "timestep": 10, "phase": "training"}
@@ -30,13 +30,13 @@ RUNNING = {"state": "running", "timestep": 10, "phase": "training"}
 class Cluster:
     """Shows one sight after the other, the last one for ever, each a second after the one before."""
 
-    def __init__(self, *sights: Sight | KubeError) -> None:
+    def __init__(self, *sights: PodHealth | KubeError) -> None:
         self.sights, self.looks, self.now = sights, 0, BEGIN
         self.asked: list[str] = []
         self.ended: list[int] = []
         self.noted: list[dict[str, Any]] = []
 
-    def look(self) -> Sight:
+    def look(self) -> PodHealth:
         self.looks += 1
         sight = self.sights[min(self.looks, len(self.sights)) - 1]
         if isinstance(sight, Exception):
@@ -60,7 +60,7 @@ class Cluster:
 def on(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts the experiment on a cluster where these things are seen."""
 
-    def put(*sights: Sight | KubeError) -> Cluster:
+    def put(*sights: PodHealth | KubeError) -> Cluster:
         cluster = Cluster(*sights)
 
         @contextlib.contextmanager
@@ -79,7 +79,7 @@ def on(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
 
 
 def test_trouble_that_lasts_ends_the_run_with_its_sentence(folder: RunFolder, on: Any) -> None:
-    cluster = on(Sight(RUNNING, True, "0 of 2 workers are ready: no image", "no image", 90.0, may_pass=True))
+    cluster = on(PodHealth(RUNNING, True, "0 of 2 workers are ready: no image", "no image", 90.0, may_pass=True))
     status = ClusterLocation(folder).follow(lambda seen: None)
     assert (status.state, status.reason) == ("failed", "no image")
     assert cluster.now == BEGIN + 90.0
@@ -87,28 +87,28 @@ def test_trouble_that_lasts_ends_the_run_with_its_sentence(folder: RunFolder, on
 
 
 def test_trouble_that_passes_ends_nothing(folder: RunFolder, on: Any) -> None:
-    troubled = Sight(RUNNING, True, "no image yet", trouble="no image yet", seconds=90.0)
-    completed = Sight({"state": "completed", "timestep": 30}, False)
-    on(*[troubled] * 80, Sight(RUNNING, True), *[troubled] * 80, completed)
+    troubled = PodHealth(RUNNING, True, "no image yet", trouble="no image yet", seconds=90.0)
+    completed = PodHealth({"state": "completed", "timestep": 30}, False)
+    on(*[troubled] * 80, PodHealth(RUNNING, True), *[troubled] * 80, completed)
     assert ClusterLocation(folder).follow(lambda seen: None).state == "completed"
 
 
 @pytest.mark.parametrize("may_pass", [True, False])
 def test_a_run_that_has_trained_outlives_a_registry_that_is_away(folder: RunFolder, on: Any, may_pass: bool) -> None:
-    away = Sight(RUNNING, True, "no image", "no image", 90.0, may_pass=may_pass, is_heard=False)
-    trained = Sight(RUNNING | {"timestep": 20}, True)
-    on(Sight(RUNNING, True), trained, *[away] * 600, Sight({"state": "completed", "timestep": 30}, False))
+    away = PodHealth(RUNNING, True, "no image", "no image", 90.0, may_pass=may_pass, is_heard=False)
+    trained = PodHealth(RUNNING | {"timestep": 20}, True)
+    on(PodHealth(RUNNING, True), trained, *[away] * 600, PodHealth({"state": "completed", "timestep": 30}, False))
     assert ClusterLocation(folder).follow(lambda seen: None).state == ("completed" if may_pass else "failed")
 
 
 def test_a_run_in_a_queue_is_followed_for_as_long_as_it_waits_there(folder: RunFolder, on: Any) -> None:
-    queued = Sight(None, True, 'Job x waits for its turn in queue "team"', is_queued=True, is_heard=False)
-    on(*[queued] * int(3 * location.PENDING_SECONDS), Sight({"state": "completed", "timestep": 30}, False))
+    queued = PodHealth(None, True, 'Job x waits for its turn in queue "team"', is_queued=True, is_heard=False)
+    on(*[queued] * int(3 * location.PENDING_SECONDS), PodHealth({"state": "completed", "timestep": 30}, False))
     assert ClusterLocation(folder).follow(lambda seen: None).state == "completed"
 
 
 def test_a_run_that_waits_for_its_workers_is_not_followed_for_ever(folder: RunFolder, on: Any) -> None:
-    cluster = on(Sight(RUNNING, True, "0 of 2 workers are ready: Pod x waits for a node"))
+    cluster = on(PodHealth(RUNNING, True, "0 of 2 workers are ready: Pod x waits for a node"))
     with pytest.raises(ClusterError, match=r"still waits on cluster .lab.: 0 of 2 workers are ready: Pod x waits"):
         ClusterLocation(folder).follow(lambda seen: None)
     assert location.PENDING_SECONDS < cluster.now - BEGIN < location.PENDING_SECONDS + 5
@@ -118,22 +118,22 @@ def test_a_run_that_waits_for_its_workers_is_not_followed_for_ever(folder: RunFo
 def test_a_run_that_trains_with_some_of_its_workers_is_followed_on(folder: RunFolder, on: Any) -> None:
     phase = "1 of 2 workers are ready: Pod x waits for a node"
     many = int(location.PENDING_SECONDS) + 100
-    training = [Sight(RUNNING | {"timestep": number // 30}, True, phase) for number in range(many)]
-    on(*training, Sight({"state": "completed", "timestep": 30}, False))
+    training = [PodHealth(RUNNING | {"timestep": number // 30}, True, phase) for number in range(many)]
+    on(*training, PodHealth({"state": "completed", "timestep": 30}, False))
     seen: list[Status] = []
     assert ClusterLocation(folder).follow(seen.append).state == "completed"
     assert seen[0].phase == phase
 
 
 def test_what_a_run_waits_for_is_seen_without_following_it(folder: RunFolder, on: Any) -> None:
-    on(Sight(None, True, "the image cannot be pulled", trouble="the image cannot be pulled"))
+    on(PodHealth(None, True, "the image cannot be pulled", trouble="the image cannot be pulled"))
     status = location_of(folder).status()
     assert (status.state, status.phase) == ("starting", "the image cannot be pulled")
 
 
 @pytest.mark.parametrize("stored", [None, RUNNING, {"state": "paused", "timestep": 10}])
 def test_a_driver_job_that_failed_is_a_failure_though_nobody_followed(folder: RunFolder, on: Any, stored: Any) -> None:
-    cluster = on(Sight(stored, False, trouble="Job x has failed: too often"))
+    cluster = on(PodHealth(stored, False, trouble="Job x has failed: too often"))
     status = location_of(folder).status()
     assert (status.state, status.reason) == ("failed", "Job x has failed: too often")
     assert cluster.ended == [3]
@@ -142,18 +142,18 @@ def test_a_driver_job_that_failed_is_a_failure_though_nobody_followed(folder: Ru
 
 
 def test_a_failure_that_the_run_has_written_down_itself_keeps_its_reason(folder: RunFolder, on: Any) -> None:
-    on(Sight({"state": "failed", "reason": "the agent diverged"}, False, trouble="Job x has failed"))
+    on(PodHealth({"state": "failed", "reason": "the agent diverged"}, False, trouble="Job x has failed"))
     assert location_of(folder).status().reason == "the agent diverged"
 
 
 def test_pods_that_are_gone_without_a_word_are_told(folder: RunFolder, on: Any) -> None:
-    on(Sight(RUNNING, False))
+    on(PodHealth(RUNNING, False))
     assert location_of(folder).status().reason == PODS_GONE
 
 
 @pytest.mark.parametrize(("code", "seconds"), [(403, location.FORBIDDEN_SECONDS), (0, location.UNREACHABLE_SECONDS)])
 def test_who_may_not_look_is_told_sooner_than_who_cannot(folder: RunFolder, on: Any, code: int, seconds: float) -> None:
-    cluster = on(Sight(None, True, "its Pod is starting"), KubeError("may not get pods/proxy", code))
+    cluster = on(PodHealth(None, True, "its Pod is starting"), KubeError("may not get pods/proxy", code))
     with pytest.raises(KubeError, match="may not get pods/proxy"):
         ClusterLocation(folder).follow(lambda seen: None)
     assert seconds < cluster.now - BEGIN < seconds + 3
@@ -166,7 +166,7 @@ def test_a_run_whose_crashed_driver_is_being_replaced_can_be_ended(
 ) -> None:
     # The dead Pod's last words.
     died = RUNNING | {"reason": "the training ended without a word (exit code 7)"}
-    cluster = on(Sight(died, True, is_heard=False, phase="its Pod is being replaced"))
+    cluster = on(PodHealth(died, True, is_heard=False, phase="its Pod is being replaced"))
     seen = location_of(folder).status()
     assert (seen.state, seen.reason, seen.phase) == ("starting", "", "its Pod is being replaced")
     ended = ask(ClusterLocation(folder), 1.0)
@@ -176,15 +176,15 @@ def test_a_run_whose_crashed_driver_is_being_replaced_can_be_ended(
     assert location_of(folder).status() == ended
 
 
-SILENT = Sight(RUNNING, True, "its Pod is starting", is_heard=False, is_silent=True)
+SILENT = PodHealth(RUNNING, True, "its Pod is starting", is_heard=False, is_silent=True)
 
 
 @pytest.mark.parametrize(("ask", "state"), [(ClusterLocation.stop, "stopped"), (ClusterLocation.pause, "paused")])
 def test_a_driver_that_misses_an_answer_is_asked_and_not_ended(
     folder: RunFolder, on: Any, ask: Any, state: str
 ) -> None:
-    saved = Sight({"state": state, "timestep": 20}, False)
-    cluster = on(SILENT, SILENT, Sight(RUNNING, True), Sight(RUNNING, True), saved)
+    saved = PodHealth({"state": state, "timestep": 20}, False)
+    cluster = on(SILENT, SILENT, PodHealth(RUNNING, True), PodHealth(RUNNING, True), saved)
     ended = ask(ClusterLocation(folder), 60.0)
     assert (ended.state, ended.timestep) == (state, 20)
     assert cluster.asked == [ask.__name__]

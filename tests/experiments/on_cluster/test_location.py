@@ -22,7 +22,7 @@ from steppe.experiments.on_cluster import idle_nodes, location
 from steppe.experiments.on_cluster.address import ClusterAddress, address_of, required_address
 from steppe.experiments.on_cluster.location import ClusterLocation
 from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder, Status
-from steppe.platforms.kubernetes.client.kubeapi import Answer, KubeError
+from steppe.platforms.kubernetes.client.kubeapi import KubeAnswer, KubeError
 from steppe.platforms.kubernetes.client.remote_run import RemoteRun
 from steppe.platforms.kubernetes.manifests import naming
 from steppe.specs.experiment import ExperimentSpec
@@ -294,7 +294,7 @@ def test_what_its_driver_says_has_not_begun_is_not_paused(folder: RunFolder, kub
     start(folder)
     driver(kube, folder, "running")
     said = {"is_over": False, "status": {"state": "starting", "timestep": 0, "phase": "compiling"}}
-    kube.answers = lambda pod, path, **_: Answer(200, json.dumps(said).encode())
+    kube.answers = lambda pod, path, **_: KubeAnswer(200, json.dumps(said).encode())
     with pytest.raises(StateError, match=r"has not begun to train \(compiling\), so there is nothing to pause"):
         ClusterLocation(folder).pause(1.0)
     assert "Job" in kube.kinds
@@ -306,13 +306,13 @@ def test_a_missed_answer_ends_no_driver(folder: RunFolder, kube: MemoryKube, mon
     monkeypatch.setattr(location, "LOOK_SECONDS", 0.01)
     asked: list[str] = []
 
-    def answer(pod: str, path: str, **_: Any) -> Answer:
+    def answer(pod: str, path: str, **_: Any) -> KubeAnswer:
         asked.append(path)
         if len(asked) == 1:
-            return Answer(503, b"")
+            return KubeAnswer(503, b"")
         is_over = "/ask" in asked[:-1]
         status = {"state": "paused" if is_over else "running", "timestep": 20}
-        return Answer(200, json.dumps({"is_over": is_over, "status": status}).encode())
+        return KubeAnswer(200, json.dumps({"is_over": is_over, "status": status}).encode())
 
     kube.answers = answer
     assert ClusterLocation(folder).pause(60.0).timestep == 20

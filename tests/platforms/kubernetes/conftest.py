@@ -10,11 +10,11 @@ import pytest
 from object_storage import KINDS, Cloud, cloud_of
 
 from steppe.files.bundles import Packed, pack
-from steppe.platforms.kubernetes.manifests.rendering import PIECE, Plan
+from steppe.platforms.kubernetes.manifests.rendering import PIECE, ManifestPlan
 from steppe.specs.experiment import load_experiment
 from steppe.specs.running.cluster import ClusterSpec
 
-Planned = Callable[..., Plan]
+Planned = Callable[..., ManifestPlan]
 CloudOf = Callable[[str], Cloud]
 
 
@@ -77,10 +77,10 @@ def planned(tmp_path: Path) -> Planned:
         modules: dict[str, str | bytes] | None = None,
         files: Sequence[Packed] = (),
         **fields: Any,
-    ) -> Plan:
+    ) -> ManifestPlan:
         given = {"name": "first", "environment": "CartPole-v1", "platform": "kubernetes"} | fields
         spec = load_experiment(None, given, [], tmp_path, options=False)
-        return Plan(
+        return ManifestPlan(
             spec,
             "project",
             "space",

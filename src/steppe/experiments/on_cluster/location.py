@@ -29,7 +29,7 @@ from steppe.experiments.run_folder.store import CLUSTER_FILE, RunFolder, Status,
 
 if TYPE_CHECKING:
     from steppe.platforms.kubernetes.client.remote_run import RemoteRun
-    from steppe.platforms.kubernetes.client.sights import Sight
+    from steppe.platforms.kubernetes.diagnosis.pod_health import PodHealth
 
 LOOK_SECONDS = 1.0
 """How often a run that is followed is looked at."""
@@ -125,14 +125,13 @@ class ClusterLocation(Location):
 
     def follow(self, on_status: Callable[[Status], None], pause: float | None = None) -> Status:
         """Looks at the run until it has ended or cannot continue; its Pods are ended then, its results stay."""
-        from steppe.platforms.kubernetes.client.asking import FORBIDDEN
-        from steppe.platforms.kubernetes.client.kubeapi import KubeError
-        from steppe.platforms.kubernetes.diagnosis.patience import Patience
+        from steppe.platforms.kubernetes.client.kubeapi import FORBIDDEN, KubeError
+        from steppe.platforms.kubernetes.diagnosis.pod_watch import TroubleTimer
 
         folder, address, pause = self.folder, self.address, pause or LOOK_SECONDS
         with reach(address) as (_, run):
             reached = progressed = time.monotonic()
-            patience, timestep, first_timestep, has_trained = Patience(), 0, None, False
+            timer, timestep, first_timestep, has_trained = TroubleTimer(), 0, None, False
             while True:
                 try:
                     sight = run.look()
@@ -154,7 +153,7 @@ class ClusterLocation(Location):
                 has_trained |= first_timestep is not None and seen.timestep > first_timestep
                 # An image registry that is away for an hour must not end a run that has trained for days.
                 is_waited_for = has_trained and sight.may_pass
-                if patience.ends("" if is_waited_for else sight.trouble, sight.seconds):
+                if timer.has_lasted("" if is_waited_for else sight.trouble, sight.seconds):
                     # Pods that only wait cost money too.
                     return self._end(run, seen, "failed", sight.trouble)
                 if not sight.phase or sight.is_queued or seen.timestep != timestep:
@@ -363,7 +362,7 @@ class ClusterLocation(Location):
         if self.address.start == start:
             run.note(dataclasses.asdict(status))
 
-    def _note(self, sight: Sight) -> Status:
+    def _note(self, sight: PodHealth) -> Status:
         """The status that follows from a look, written to status.json for when the cluster cannot be asked."""
         status = status_seen(sight, self.folder.read_status())
         self._write(status)
@@ -400,7 +399,7 @@ class ClusterLocation(Location):
             raise ClusterError(f"{error}; {way_out}") from error
 
 
-def _look_until_heard(run: RemoteRun) -> Sight:
+def _look_until_heard(run: RemoteRun) -> PodHealth:
     """Looks again for a while if the driver does not answer: it may be busy, or an answer was lost."""
     deadline = time.monotonic() + LISTEN_SECONDS
     while (sight := run.look()).is_silent and time.monotonic() < deadline:

@@ -17,7 +17,7 @@ from steppe.specs.loading.files import PROJECT_FILE, find_project, read_project,
 
 if TYPE_CHECKING:
     from steppe.clusters._base import Reachable
-    from steppe.platforms.kubernetes.manifests.rendering import Plan
+    from steppe.platforms.kubernetes.manifests.rendering import ManifestPlan
     from steppe.specs.experiment import ExperimentSpec
     from steppe.specs.running.cluster import ClusterSpec
 
@@ -28,11 +28,11 @@ Tell = Callable[[str], None]
 
 def plan(
     folder: RunFolder, spec: ExperimentSpec, reachable: Reachable | None, address: ClusterAddress | None = None
-) -> Plan:
+) -> ManifestPlan:
     """Everything that the experiment's Kubernetes objects are rendered from."""
     from steppe.experiments.on_cluster import named_files
     from steppe.experiments.on_cluster.user_modules import user_modules
-    from steppe.platforms.kubernetes.manifests.rendering import Plan
+    from steppe.platforms.kubernetes.manifests.rendering import ManifestPlan
     from steppe.specs.running.kubernetes import joined
 
     root = find_project(folder.path)
@@ -45,7 +45,7 @@ def plan(
     )
     folders = [Path.cwd(), *([root] if root else [])]
     named_files.check(spec)
-    return Plan(
+    return ManifestPlan(
         spec=spec,
         project=(address.project if address is not None else "") or _project_name(folder, root),
         namespace=namespace,

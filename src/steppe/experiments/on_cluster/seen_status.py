@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from steppe.experiments.run_folder.store import Status
 
 if TYPE_CHECKING:
-    from steppe.platforms.kubernetes.client.sights import Sight
+    from steppe.platforms.kubernetes.diagnosis.pod_health import PodHealth
 
 PODS_GONE = "its Pods are gone; somebody has deleted them"
 
 
-def status_seen(sight: Sight, known: Status) -> Status:
+def status_seen(sight: PodHealth, known: Status) -> Status:
     """The status of a run whose Pods look like this and whose status was `known` before."""
     seen = Status.from_data(sight.status) if sight.status else None
     if sight.is_alive:

@@ -1,5 +1,6 @@
 """Kubernetes: an experiment as plain Jobs, a Service, a ConfigMap, a Secret and a claim. Importing this is light.
 
-`rendering` and `shapes` say what an experiment is on a cluster; `kubeapi` talks to the cluster, `waiting` says why Pods
-do not run; `pod` is what runs in a Pod, with `door` as the way to talk to it; `remote_run` is how a client sees it all.
+`manifests` renders an experiment as objects; `client` talks to the cluster, with `remote_run` as its view of a run;
+`diagnosis` explains why Pods do not run; `pod` is the code inside the Pods, with a status server that clients ask; and
+`storage` keeps results in object storage.
 """

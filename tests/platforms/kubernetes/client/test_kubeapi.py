@@ -1,4 +1,4 @@
-"""Talking to an API server that is played: credentials that expire, and whose fault an error is."""
+"""Requests to a scripted API server: credentials that expire, and errors of the server, of Pods and of this machine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ file.write_text(str(number))
 about = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
 print(json.dumps(about | {"status": {"token": f"token-{number}"}}))
 """
-"""Gives another token each time."""
+"""A program that prints another token each time."""
 
 
 class Server:
-    """Takes the newest token only; behind it is a Pod that answers as told."""
+    """Accepts the newest token only; `pod` is the answer of the Pod behind it."""
 
     def __init__(self) -> None:
         self.token = "token-1"
@@ -75,7 +75,7 @@ def kube(server: Server, tmp_path: Path) -> Iterator[Kube]:
             yield kube
 
 
-def test_a_token_that_has_expired_is_fetched_anew_on_the_way_to_a_pod_too(kube: Kube, server: Server):
+def test_an_expired_token_is_renewed_for_requests_to_pods_too(kube: Kube, server: Server):
     assert kube.listed("Pod") == []
     server.token = "token-2"
     taken: list[bytes] = []
@@ -85,13 +85,13 @@ def test_a_token_that_has_expired_is_fetched_anew_on_the_way_to_a_pod_too(kube: 
     assert kube.listed("Pod") == []
 
 
-def test_a_token_that_the_pod_does_not_take_is_not_the_clusters(kube: Kube, server: Server):
+def test_a_token_refused_by_the_pod_is_not_renewed(kube: Kube, server: Server):
     server.pod = Say({"error": "the token is wrong"}, 401)
     assert kube.ask_pod("driver", 8470, "/status") == (401, b'{"error": "the token is wrong"}')
     assert len([path for path in server.heard if "/proxy/" in path]) == 1
 
 
-def test_a_pod_that_is_not_there_is_told_apart_from_one_that_has_nothing(kube: Kube, server: Server):
+def test_a_missing_pod_is_told_apart_from_a_missing_file_of_a_pod(kube: Kube, server: Server):
     server.pod = Say({"error": "no such file"}, 404)
     assert kube.ask_pod("driver", 8470, "/files/a").code == 404
     server.pod = server.status(404, 'pods "driver" not found')
@@ -100,7 +100,7 @@ def test_a_pod_that_is_not_there_is_told_apart_from_one_that_has_nothing(kube: K
     assert caught.value.code == 404
 
 
-def test_a_disk_that_is_full_is_not_the_clusters_fault(kube: Kube):
+def test_a_full_disk_is_not_an_error_of_the_cluster(kube: Kube):
     def full(block: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_is_not_the_clusters_fault(kube: Kube):
     assert kube.ask_pod("driver", 8470, "/files/a").code == 200
 
 
-def test_a_cluster_that_does_not_answer_is_looked_at_by_another_program(tmp_path: Path) -> None:
+def test_an_unreachable_cluster_is_an_error_with_a_kubectl_command(tmp_path: Path) -> None:
     config = tmp_path / "config"
     server = {"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}
     context = {"name": "lab", "context": {"cluster": "c", "user": "u"}}

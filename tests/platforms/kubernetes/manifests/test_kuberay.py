@@ -270,39 +270,6 @@ def test_ray_understands_how_it_is_started(ray_planned):
     assert json.loads(parsed[2]["resources"]) == {"steppe_worker": 2}
 
 
-@pytest.mark.parametrize(
-    ("status", "is_over", "has_succeeded", "sentence"),
-    [
-        ({}, False, False, "RayJob x waits for the KubeRay operator to take it up"),
-        ({"jobDeploymentStatus": "Initializing"}, False, False, ""),
-        ({"jobDeploymentStatus": "Suspended"}, False, False, "RayJob x waits for its turn, as its queue says"),
-        ({"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED", "message": "fine."}, True, True, None),
-        (
-            {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "message": "exit code 3\n last words."},
-            True,
-            False,
-            "RayJob x has ended: exit code 3 last words",
-        ),
-        ({"jobDeploymentStatus": "ValidationFailed", "reason": "Bad"}, True, False, "RayJob x has ended: Bad"),
-        (
-            {
-                "jobDeploymentStatus": "Initializing",
-                "rayClusterStatus": {
-                    "conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: small"}]
-                },
-            },
-            False,
-            False,
-            "KubeRay cannot make a Pod: exceeded quota: small",
-        ),
-    ],
-)
-def test_a_status_becomes_a_sentence(status, is_over, has_succeeded, sentence):
-    found = kuberay.standing_of({"metadata": {"name": "x"}, "status": status})
-    assert (found.is_over, found.has_succeeded) == (is_over, has_succeeded)
-    assert sentence is None or found.sentence == sentence
-
-
 def test_the_role_names_ray_jobs_only_where_they_are_needed():
     assert ("create", "rayjobs", "ray.io") in permissions.needed("kuberay")
     assert not [each for each in permissions.needed() if each[2] == "ray.io"]
@@ -334,9 +301,9 @@ def drive(tmp_path, monkeypatch):
     def start(training, told=(pods.RAY_VARIABLE, "127.0.0.1:1")):
         program = f"""
             import pathlib, sys
-            from steppe.platforms.kubernetes import pod
+            from steppe.platforms.kubernetes.pod import roles
 
-            vars(pod).update({changes!r}, DRIVER_FILE=pathlib.Path({str(roles.DRIVER_FILE)!r}))
+            vars(roles).update({changes!r}, DRIVER_FILE=pathlib.Path({str(roles.DRIVER_FILE)!r}))
             roles.Driver._command = lambda self: [sys.executable, "-c", {textwrap.dedent(training)!r}]
             sys.exit(roles.Driver().run())
         """

@@ -372,10 +372,10 @@ def test_what_a_driver_hands_over_is_not_counted_against_it(planned):
 
 @pytest.mark.parametrize(("run_mode", "token"), [("async", "learner"), ("distributed", "ray")])
 def test_only_the_driver_has_the_token_that_opens_everything(planned, run_mode, token):
-    for crowd in (plan := planned(run_mode=run_mode)).crowds:
-        volumes = {volume["name"]: volume for volume in pod_template(plan, crowd)["spec"]["volumes"]}
+    for group in (plan := planned(run_mode=run_mode)).pod_groups:
+        volumes = {volume["name"]: volume for volume in pod_template(plan, group)["spec"]["volumes"]}
         keys = [item["key"] for item in volumes["tokens"]["secret"]["items"]]
-        assert keys == (["door", token] if crowd.role == "driver" else [token])
+        assert keys == (["door", token] if group.role == "driver" else [token])
 
 
 def policy_of(plan):

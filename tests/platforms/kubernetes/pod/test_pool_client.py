@@ -35,7 +35,7 @@ def worker(tmp_path, monkeypatch):
         (tmp_path / "own_world.py").write_text(module)
         environment = EnvironmentSpec.model_validate("own_world:make").model_dump(mode="json")
         plan = {"environment": environment, "num_envs": 1, "max_timesteps": None, "repeat_actions": 1}
-        begun.append(pool_client.Worker({"certificate": None, **plan}))
+        begun.append(pool_client.WorkerProcess({"certificate": None, **plan}))
         return begun[-1]
 
     yield begin
@@ -64,7 +64,7 @@ def test_the_learner_hears_of_it(worker, monkeypatch):
         "steppe.runners.engines.asynchronous.worker.connection.decline",
         lambda door, *words: heard.append((door, words)),
     )
-    pool_client._say_stuck({"certificate": None}, 300.0)
+    pool_client._report_stuck({"certificate": None}, 300.0)
     ((door, words),) = heard
     assert (door.address, door.token) == ("127.0.0.1:8471", "secret-of-the-learner")
     assert words == ("fault", not_made_within(300.0))
@@ -90,7 +90,7 @@ def serve(tmp_path, monkeypatch):
             begun.append(role)
             return [sys.executable, "-c", ray]
 
-        monkeypatch.setattr(pool_client.DriverDoor, "ask", lambda *_: answer(len(begun)))
+        monkeypatch.setattr(pool_client.DriverClient, "ask", lambda *_: answer(len(begun)))
         monkeypatch.setattr(pool_client, "_ray_command", command)
         return pool_client.serve("worker")
 

@@ -48,7 +48,7 @@ def _doors_are_closed() -> Iterator[None]:
     """Whatever a driver's end was, its door ends with it."""
     before = set(threading.enumerate())
     yield
-    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "door"]
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "status-server"]
 
 
 def write_status(tmp_path: Path, **status: Any) -> None:

@@ -8,13 +8,13 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from door_client import TOKEN, opened
+from status_requests import TOKEN, opened
 
 from steppe.experiments.run_folder.store import LOG_FILE, REQUEST_FILE, STATUS_FILE, RunFolder
 from steppe.platforms.kubernetes.agreement import TOKEN_HEADER
 from steppe.platforms.kubernetes.pod import roles
 from steppe.platforms.kubernetes.pod import status_server as doors
-from steppe.platforms.kubernetes.pod.status_server import Door
+from steppe.platforms.kubernetes.pod.status_server import StatusServer
 from steppe.runners import pods
 
 
@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def ask(folder):
-    with opened(Door(folder, TOKEN, lambda: {"is_over": False}, takes_requests=True)) as ask:
+    with opened(StatusServer(folder, TOKEN, lambda: {"is_over": False}, takes_requests=True)) as ask:
         yield ask
 
 
@@ -141,7 +141,7 @@ def ended(connection):
 
 
 def test_half_requests_take_no_threads_and_keep_nobody_out(folder):
-    door = Door(folder, TOKEN, lambda: {"is_over": False}, takes_requests=True)
+    door = StatusServer(folder, TOKEN, lambda: {"is_over": False}, takes_requests=True)
     with opened(door) as ask:
         before = threading.active_count()
         with half_requests(door.port, 600) as connections:
@@ -155,7 +155,7 @@ def test_half_requests_take_no_threads_and_keep_nobody_out(folder):
 
 
 def test_a_client_that_drips_is_cut_when_its_time_is_over(folder):
-    door = Door(folder, TOKEN, dict, takes_requests=True, request_seconds=1.0)
+    door = StatusServer(folder, TOKEN, dict, takes_requests=True, request_seconds=1.0)
     sent = {
         "head": b"GET /status HTTP/1.1\r\nX: ",
         "body": f"POST /ask HTTP/1.1\r\n{TOKEN_HEADER}: {TOKEN}\r\nContent-Length: 4000\r\n\r\n".encode(),
@@ -182,13 +182,13 @@ def test_a_client_that_drips_is_cut_when_its_time_is_over(folder):
     "sent", [b"POST /ask HTTP/1.1\r\nContent-Length: 4000\r\n\r\n", b"\0\xff nothing of HTTP\r\n\r\n"]
 )
 def test_the_token_is_looked_at_before_the_rest_of_a_request(folder, sent):
-    door = Door(folder, TOKEN, dict, takes_requests=True)
+    door = StatusServer(folder, TOKEN, dict, takes_requests=True)
     with opened(door), half_requests(door.port, 1, sent) as (connection,):
         assert connection.recv(12) == b"HTTP/1.1 401"
 
 
 def test_what_is_too_long_is_refused_before_it_has_come(folder):
-    door = Door(folder, TOKEN, dict, takes_requests=True)
+    door = StatusServer(folder, TOKEN, dict, takes_requests=True)
     long_body = f"POST /ask HTTP/1.1\r\n{TOKEN_HEADER}: {TOKEN}\r\nContent-Length: 10000000\r\n\r\n".encode()
     with opened(door), half_requests(door.port, 1, long_body) as (connection,):
         assert connection.recv(12) == b"HTTP/1.1 413"
@@ -200,7 +200,7 @@ def test_a_request_that_fails_ends_no_thread(folder):
     def facts():
         raise RuntimeError
 
-    door = Door(folder, TOKEN, facts, takes_requests=True)
+    door = StatusServer(folder, TOKEN, facts, takes_requests=True)
     with opened(door) as ask:
         for _ in range(40):
             with pytest.raises((http.client.HTTPException, OSError)):
@@ -209,10 +209,12 @@ def test_a_request_that_fails_ends_no_thread(folder):
 
 
 def test_those_who_work_for_a_driver_read_what_they_must_know_and_nothing_else(folder, tmp_path):
-    crew_file = tmp_path / "crew.json"
-    crew_file.write_text('{"plan": {"num_envs": 1}, "hung": []}')
+    pool_file = tmp_path / "crew.json"
+    pool_file.write_text('{"plan": {"num_envs": 1}, "hung": []}')
     facts = {"is_over": False, "session": "one", "status": {"state": "running"}}
-    door = Door(folder, TOKEN, lambda: facts, crew_token="a-token-of-workers", crew_file=crew_file, takes_requests=True)
+    door = StatusServer(
+        folder, TOKEN, lambda: facts, pool_token="a-token-of-workers", pool_file=pool_file, takes_requests=True
+    )
     with opened(door) as ask:
         code, body = ask("/crew", token="a-token-of-workers")
         assert code == 200
@@ -224,13 +226,13 @@ def test_those_who_work_for_a_driver_read_what_they_must_know_and_nothing_else(f
 
 
 def test_without_workers_no_empty_token_opens_anything(folder):
-    with opened(Door(folder, TOKEN, dict, takes_requests=True)) as ask:
+    with opened(StatusServer(folder, TOKEN, dict, takes_requests=True)) as ask:
         assert ask("/crew", token="")[0] == 401
 
 
 def test_a_door_can_be_closed_while_a_client_comes(folder):
     """The client wakes the door's thread, which then notices the end before it is told of it."""
-    door = Door(folder, TOKEN, dict, takes_requests=False)
+    door = StatusServer(folder, TOKEN, dict, takes_requests=False)
     port = door.open(0, "127.0.0.1")
     server, waker = door._server, door._server._waker
 

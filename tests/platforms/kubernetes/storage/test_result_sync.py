@@ -24,12 +24,10 @@ from processes import wait_until
 from steppe.errors import MissingExtra, SteppeError, UserError
 from steppe.experiments.process import pod_run
 from steppe.experiments.run_folder import store
-from steppe.platforms.kubernetes.storage import object_store as stores
-from steppe.platforms.kubernetes.storage import result_sync as mirrors
-from steppe.platforms.kubernetes.storage import sync_thread as keepers
-from steppe.platforms.kubernetes.storage.object_store import INDEX, Index, ObjectStore, StoreTrouble, stored_at
-from steppe.platforms.kubernetes.storage.result_sync import Interrupted, Mirror, Superseded
-from steppe.platforms.kubernetes.storage.sync_thread import Keeper
+from steppe.platforms.kubernetes.storage import object_store, result_sync, sync_thread
+from steppe.platforms.kubernetes.storage.object_store import INDEX, Index, ObjectStore, StoreError, stored_at
+from steppe.platforms.kubernetes.storage.result_sync import Interrupted, ResultSync, Superseded
+from steppe.platforms.kubernetes.storage.sync_thread import SyncThread
 from steppe.records import checkpoints
 
 pytest.importorskip("fsspec")
@@ -40,10 +38,10 @@ SMALLEST_PART = 5 << 20
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Nobody is waited for, as if a minute had gone by, and nothing is tried a second time."""
-    monkeypatch.setattr(mirrors, "SILENT_SECONDS", 0.0)
-    monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(keepers, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(stores, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(result_sync, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(result_sync, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(sync_thread, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(object_store, "FIRST_PAUSE", 0.0)
 
 
 @pytest.fixture
@@ -51,9 +49,9 @@ def url():
     return f"memory://{uuid4().hex}/run"
 
 
-def new_mirror(url, folder, told=None) -> Mirror:
+def new_sync(url, folder, notes=None) -> ResultSync:
     folder.mkdir(parents=True, exist_ok=True)
-    made = Mirror(ObjectStore(url), folder, uuid4().hex, (told if told is not None else []).append)
+    made = ResultSync(ObjectStore(url), folder, uuid4().hex, (notes if notes is not None else []).append)
     made.claim()
     made.fetch()
     return made
@@ -80,19 +78,19 @@ def stored(url) -> dict[str, bytes]:
 
 
 def test_files_are_called_as_a_run_calls_them():
-    assert (mirrors.NOTE_FILE, mirrors.REQUEST_FILE) == (pod_run.NOTE_FILE, store.REQUEST_FILE)
-    assert mirrors.LAST == (store.SPEC_FILE, pod_run.NOTE_FILE, store.STATUS_FILE)
+    assert (result_sync.NOTE_FILE, result_sync.REQUEST_FILE) == (pod_run.NOTE_FILE, store.REQUEST_FILE)
+    assert result_sync.LAST == (store.SPEC_FILE, pod_run.NOTE_FILE, store.STATUS_FILE)
 
 
 def test_what_is_stored_is_what_the_run_has(place, tmp_path):
     folder = tmp_path / "run"
-    mirror = new_mirror(place, folder)
+    sync = new_sync(place, folder)
     for timestep in (10, 20, 30):
         train(folder, timestep)
-        mirror.sync()
+        sync.sync()
     (folder / ".lock").touch()
     (folder / "request.json").write_text("{}")
-    mirror.settle()
+    sync.settle()
     assert stored(place) == contents(folder)
     assert not any(name.startswith("checkpoints/10/") for name in stored(place))
     assert ObjectStore(place).read_index().writer is None
@@ -100,32 +98,32 @@ def test_what_is_stored_is_what_the_run_has(place, tmp_path):
 
 def test_another_pod_goes_on_with_what_is_stored(place, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
-    mirror = new_mirror(place, first)
+    sync = new_sync(place, first)
     train(first, 10)
     (first / "empty").touch()
-    mirror.settle()
-    mirror = new_mirror(place, second)
+    sync.settle()
+    sync = new_sync(place, second)
     assert contents(second) == contents(first)
     assert checkpoints.load_latest(second).timestep == 10
     train(second, 20)
-    mirror.settle()
+    sync.settle()
     assert stored(place) == contents(second)
 
 
 def test_a_large_file_is_stored_in_parts(remote, tmp_path, monkeypatch):
     in_blocks_of(SMALLEST_PART, monkeypatch)
     folder = tmp_path / "run"
-    mirror = new_mirror(remote, folder)
+    sync = new_sync(remote, folder)
     train(folder, 10)
     (folder / "large").write_bytes(os.urandom(SMALLEST_PART * 2 + 12345))
-    mirror.settle()
+    sync.settle()
     assert stored(remote) == contents(folder)
-    new_mirror(remote, tmp_path / "other")
+    new_sync(remote, tmp_path / "other")
     assert contents(tmp_path / "other") == contents(folder)
 
 
 def in_blocks_of(size: int, monkeypatch) -> None:
-    for module in (stores, mirrors):
+    for module in (object_store, result_sync):
         monkeypatch.setattr(module, "BLOCK", size)
 
 
@@ -133,11 +131,11 @@ class Killed(BaseException):
     """The end of a writer in the middle of what it does."""
 
 
-def kill_at(mirror: Mirror, moment: int, monkeypatch, *, after: bool) -> None:
+def kill_at(sync: ResultSync, moment: int, monkeypatch, *, after: bool) -> None:
     """Has the writer end at its n-th change of the store, before it is made or after."""
     count = 0
     for name in ("write", "upload", "remove"):
-        original = getattr(mirror.store, name)
+        original = getattr(sync.store, name)
 
         def change(*arguments, original=original):
             nonlocal count
@@ -149,7 +147,7 @@ def kill_at(mirror: Mirror, moment: int, monkeypatch, *, after: bool) -> None:
                 raise Killed
             return result
 
-        monkeypatch.setattr(mirror.store, name, change)
+        monkeypatch.setattr(sync.store, name, change)
 
 
 @pytest.mark.faults
@@ -160,23 +158,23 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_a_run_to_resume(url, tmp_p
     while True:
         moment += 1
         place, folder = f"{url}-{moment}", tmp_path / f"run-{moment}"
-        mirror = new_mirror(place, folder)
+        sync = new_sync(place, folder)
         for timestep in (10, 20):
             train(folder, timestep)
-            mirror.sync()
+            sync.sync()
         train(folder, 30)
         with monkeypatch.context() as patches:
-            kill_at(mirror, moment, patches, after=after)
+            kill_at(sync, moment, patches, after=after)
             try:
-                mirror.settle()
+                sync.settle()
             except Killed:
                 pass
             else:
                 break
-        told: list[str] = []
+        notes: list[str] = []
         found = tmp_path / f"found-{moment}"
-        again = new_mirror(place, found, told)
-        assert told == []
+        again = new_sync(place, found, notes)
+        assert notes == []
         said = json.loads((found / "status.json").read_text())["timestep"]
         noted = json.loads((found / ".pod.json").read_text())["timestep"]
         newest = checkpoints.load_latest(found)
@@ -199,16 +197,16 @@ def test_a_first_writer_that_is_killed_leaves_all_or_nothing(url, tmp_path, monk
     while was_killed:
         moment += 1
         place, folder, found = f"{url}-{moment}", tmp_path / f"run-{moment}", tmp_path / f"found-{moment}"
-        mirror = new_mirror(place, folder)
+        sync = new_sync(place, folder)
         train(folder, 10)
         was_killed = False
         with monkeypatch.context() as patches:
-            kill_at(mirror, moment, patches, after=after)
+            kill_at(sync, moment, patches, after=after)
             try:
-                mirror.sync()
+                sync.sync()
             except Killed:
                 was_killed = True
-        again = new_mirror(place, found)
+        again = new_sync(place, found)
         assert contents(found) in ({}, contents(folder))
         again.settle()
         assert stored(place) == contents(found)
@@ -218,9 +216,9 @@ def test_a_first_writer_that_is_killed_leaves_all_or_nothing(url, tmp_path, monk
 @pytest.mark.faults
 def test_a_pod_that_is_killed_in_the_middle_of_an_upload_leaves_the_checkpoint_before(remote, tmp_path):
     folder = tmp_path / "run"
-    mirror = new_mirror(remote, folder)
+    sync = new_sync(remote, folder)
     train(folder, 10)
-    mirror.sync()
+    sync.sync()
     (folder / "checkpoints" / "20").mkdir()
     (folder / "checkpoints" / "20" / "state.safetensors").write_bytes(os.urandom(4 * SMALLEST_PART))
     (folder / "checkpoints" / "20" / "state.json").write_text("{}")
@@ -228,10 +226,10 @@ def test_a_pod_that_is_killed_in_the_middle_of_an_upload_leaves_the_checkpoint_b
     program = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from steppe.platforms.kubernetes import mirror, object_store\n"
-        "mirror.SILENT_SECONDS, mirror.LOOK_SECONDS = 0.0, 0.01\n"
-        "mirror.BLOCK = object_store.BLOCK = int(sys.argv[3])\n"
-        "made = mirror.Mirror(object_store.ObjectStore(sys.argv[1]), Path(sys.argv[2]), 'second')\n"
+        "from steppe.platforms.kubernetes.storage import object_store, result_sync\n"
+        "result_sync.SILENT_SECONDS, result_sync.LOOK_SECONDS = 0.0, 0.01\n"
+        "result_sync.BLOCK = object_store.BLOCK = int(sys.argv[3])\n"
+        "made = result_sync.ResultSync(object_store.ObjectStore(sys.argv[1]), Path(sys.argv[2]), 'second')\n"
         "made.claim()\n"
         "sent = 0\n"
         "def sending():\n"
@@ -244,19 +242,19 @@ def test_a_pod_that_is_killed_in_the_middle_of_an_upload_leaves_the_checkpoint_b
     )
     ended = subprocess.run([sys.executable, "-c", program, remote, str(folder), str(SMALLEST_PART)], timeout=120)
     assert ended.returncode == -signal.SIGKILL
-    told: list[str] = []
-    new_mirror(remote, tmp_path / "found", told)
-    assert told == []
+    notes: list[str] = []
+    new_sync(remote, tmp_path / "found", notes)
+    assert notes == []
     assert checkpoints.load_latest(tmp_path / "found").timestep == 10
     assert json.loads((tmp_path / "found" / "status.json").read_text()) == {"timestep": 10}
 
 
 @pytest.mark.faults
 def test_a_pod_that_finds_another_writing_stops(place, tmp_path):
-    first = new_mirror(place, tmp_path / "first")
+    first = new_sync(place, tmp_path / "first")
     train(tmp_path / "first", 10)
     first.sync()
-    new_mirror(place, tmp_path / "second")
+    new_sync(place, tmp_path / "second")
     train(tmp_path / "first", 20)
     with pytest.raises(Superseded):
         first.sync()
@@ -264,10 +262,10 @@ def test_a_pod_that_finds_another_writing_stops(place, tmp_path):
 
 
 def test_a_pod_waits_for_the_one_before_to_let_go(url, tmp_path, monkeypatch):
-    monkeypatch.setattr(mirrors, "SILENT_SECONDS", 3600.0)
-    first = new_mirror(url, tmp_path / "first")
+    monkeypatch.setattr(result_sync, "SILENT_SECONDS", 3600.0)
+    first = new_sync(url, tmp_path / "first")
     train(tmp_path / "first", 10)
-    second = Mirror(ObjectStore(url), tmp_path / "second", "second")
+    second = ResultSync(ObjectStore(url), tmp_path / "second", "second")
     waiting = threading.Thread(target=second.claim)
     waiting.start()
     time.sleep(0.1)
@@ -280,10 +278,10 @@ def test_a_pod_waits_for_the_one_before_to_let_go(url, tmp_path, monkeypatch):
 
 
 def test_a_pod_that_is_to_end_waits_no_more(url, tmp_path, monkeypatch):
-    monkeypatch.setattr(mirrors, "SILENT_SECONDS", 30.0)
-    new_mirror(url, tmp_path / "first")
+    monkeypatch.setattr(result_sync, "SILENT_SECONDS", 30.0)
+    new_sync(url, tmp_path / "first")
     with pytest.raises(Interrupted):
-        Mirror(ObjectStore(url), tmp_path / "second", "second").claim(lambda: True)
+        ResultSync(ObjectStore(url), tmp_path / "second", "second").claim(lambda: True)
 
 
 @pytest.mark.parametrize("harm", ["changed", "half", "gone"])
@@ -298,61 +296,61 @@ def test_a_half_object_on_a_real_server_is_noticed(remote, tmp_path):
 
 def see_damage(place, tmp_path, harm, name) -> None:
     folder = tmp_path / "run"
-    mirror = new_mirror(place, folder)
+    sync = new_sync(place, folder)
     for timestep in (10, 20):
         train(folder, timestep)
-        mirror.sync()
-    mirror.settle()
+        sync.sync()
+    sync.settle()
     files, root = client_of(place)
     data = files.cat_file(f"{root}/{name}")
     if harm == "gone":
         files.rm_file(f"{root}/{name}")
     else:
         files.pipe_file(f"{root}/{name}", data[:-1] + b"?" if harm == "changed" else data[: len(data) // 2])
-    told: list[str] = []
+    notes: list[str] = []
     if name == "status.json":
         with pytest.raises(UserError, match=r"status\.json is damaged or gone.*bring back an earlier version"):
-            new_mirror(place, tmp_path / "other", told)
+            new_sync(place, tmp_path / "other", notes)
         return
-    other = new_mirror(place, tmp_path / "other", told)
-    assert told == other.damaged == [f"{place}/{name} is damaged or gone: it is not what was stored there"]
+    other = new_sync(place, tmp_path / "other", notes)
+    assert notes == other.damaged == [f"{place}/{name} is damaged or gone: it is not what was stored there"]
     if name.startswith("checkpoints"):
         assert checkpoints.load_latest(tmp_path / "other").timestep == 10
 
 
 def test_an_index_that_is_damaged_is_no_empty_store(url, tmp_path):
-    mirror = new_mirror(url, tmp_path / "run")
-    mirror.settle()
-    mirror.store.write(INDEX, b'{"format": "steppe-res')
+    sync = new_sync(url, tmp_path / "run")
+    sync.settle()
+    sync.store.write(INDEX, b'{"format": "steppe-res')
     with pytest.raises(UserError, match=r"\.steppe-index\.json is damaged"):
-        new_mirror(url, tmp_path / "other")
+        new_sync(url, tmp_path / "other")
 
 
 def test_an_index_leads_nowhere_else():
-    index = Index(files={"../../etc/passwd": stores.Entry(1, "")})
+    index = Index(files={"../../etc/passwd": object_store.StoredObject(1, "")})
     with pytest.raises(ValueError, match="elsewhere"):
         Index.parse(index.text().encode())
 
 
 def test_an_object_that_vanished_is_stored_again_at_the_end(url, tmp_path):
     folder = tmp_path / "run"
-    told: list[str] = []
-    mirror = new_mirror(url, folder, told)
+    notes: list[str] = []
+    sync = new_sync(url, folder, notes)
     train(folder, 10)
-    mirror.sync()
-    mirror.store.remove(["policy/policy.safetensors"])
-    mirror.settle()
+    sync.sync()
+    sync.store.remove(["policy/policy.safetensors"])
+    sync.settle()
     assert stored(url) == contents(folder)
-    assert "is stored again" in told[-1]
+    assert "is stored again" in notes[-1]
 
 
 def test_a_store_that_was_emptied_is_filled_again(url, tmp_path):
     folder = tmp_path / "run"
-    mirror = new_mirror(url, folder)
+    sync = new_sync(url, folder)
     train(folder, 10)
-    mirror.sync()
+    sync.sync()
     assert ObjectStore(url).erase() > 5
-    mirror.settle()
+    sync.settle()
     assert stored(url) == contents(folder)
 
 
@@ -361,28 +359,28 @@ def test_a_store_that_is_away_is_waited_for(cloud, remote, tmp_path, monkeypatch
     gate = Gate(cloud.port)
     gate.open()
     at(cloud.address(gate.port), monkeypatch)
-    folder, told = tmp_path / "run", []
+    folder, notes = tmp_path / "run", []
     folder.mkdir()
-    keeper = Keeper(Mirror(ObjectStore(remote), folder, "first", told.append), lambda: None, seconds=0.1)
-    keeper.begin()
+    thread = SyncThread(ResultSync(ObjectStore(remote), folder, "first", notes.append), lambda: None, seconds=0.1)
+    thread.begin()
     train(folder, 10)
     wait_until(lambda: "checkpoints/10/state.json" in known(cloud, remote, monkeypatch), "the first checkpoint")
     gate.shut()
     train(folder, 20)
-    wait_until(lambda: keeper.trouble, "trouble")
-    assert re.match(rf"the results are not stored: cannot (read|write|remove) {remote}/", keeper.trouble)
-    assert told[-1].endswith("this is tried again")
-    ending = threading.Thread(target=keeper.finish)
+    wait_until(lambda: thread.trouble, "trouble")
+    assert re.match(rf"the results are not stored: cannot (read|write|remove) {remote}/", thread.trouble)
+    assert notes[-1].endswith("this is tried again")
+    ending = threading.Thread(target=thread.finish)
     ending.start()
     ending.join(3)
     # It is not over as long as the results are not there.
     assert ending.is_alive()
-    assert keeper.phase == f"storing the results in {remote}"
+    assert thread.phase == f"storing the results in {remote}"
     gate.open()
     ending.join(120)
     assert not ending.is_alive()
-    assert told[-1] == "the results are stored again"
-    assert (keeper.trouble, keeper.phase) == ("", "")
+    assert notes[-1] == "the results are stored again"
+    assert (thread.trouble, thread.phase) == ("", "")
     gate.shut()
     at(cloud.address(), monkeypatch)
     assert stored(remote) == contents(folder)
@@ -401,9 +399,9 @@ def known(cloud, url, monkeypatch) -> dict[str, object]:
 
 
 def test_a_keeper_stores_at_each_checkpoint(url, tmp_path):
-    keeper = Keeper(Mirror(ObjectStore(url), tmp_path / "run", "first"), lambda: None, seconds=1000)
+    thread = SyncThread(ResultSync(ObjectStore(url), tmp_path / "run", "first"), lambda: None, seconds=1000)
     (tmp_path / "run").mkdir()
-    keeper.begin()
+    thread.begin()
     for timestep in (10, 20):
         train(tmp_path / "run", timestep)
         wait_until(
@@ -411,18 +409,18 @@ def test_a_keeper_stores_at_each_checkpoint(url, tmp_path):
             f"checkpoint {timestep}",
             seconds=30,
         )
-    keeper.finish()
+    thread.finish()
 
 
 def test_a_keeper_ends_the_training_where_another_pod_writes(url, tmp_path):
     (tmp_path / "run").mkdir()
     ended = threading.Event()
-    keeper = Keeper(Mirror(ObjectStore(url), tmp_path / "run", "first"), ended.set, seconds=0.05)
-    keeper.begin()
-    new_mirror(url, tmp_path / "other")
+    thread = SyncThread(ResultSync(ObjectStore(url), tmp_path / "run", "first"), ended.set, seconds=0.05)
+    thread.begin()
+    new_sync(url, tmp_path / "other")
     assert ended.wait(30)
     with pytest.raises(Superseded):
-        keeper.finish()
+        thread.finish()
 
 
 @pytest.mark.parametrize(
@@ -439,8 +437,8 @@ def test_a_store_that_cannot_be_used_is_found_before_the_training(
     at({"AWS_EC2_METADATA_DISABLED": "true", "NO_GCE_CHECK": "true", "HOME": str(tmp_path)}, monkeypatch)
     for name in () if has_keys else cloud.keys:
         monkeypatch.delenv(name)
-    with pytest.raises(StoreTrouble, match=sentence):
-        Keeper(Mirror(ObjectStore(cloud.place(bucket)), tmp_path / "run", "first"), lambda: None).begin()
+    with pytest.raises(StoreError, match=sentence):
+        SyncThread(ResultSync(ObjectStore(cloud.place(bucket)), tmp_path / "run", "first"), lambda: None).begin()
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch):
@@ -490,7 +488,7 @@ def test_the_copy_is_the_folder_after_any_changes(changes, tmp_path, monkeypatch
     """Files change at will; the store fails, and writers are killed and replaced, at any of their steps."""
     url, folder = f"memory://{uuid4().hex}/run", tmp_path / uuid4().hex
     in_blocks_of(16, monkeypatch)
-    mirror = new_mirror(url, folder)
+    sync = new_sync(url, folder)
     for what, name, detail in changes:
         if what in ("write", "append"):
             path = folder / name
@@ -500,21 +498,21 @@ def test_the_copy_is_the_folder_after_any_changes(changes, tmp_path, monkeypatch
         elif what == "remove":
             (folder / name).unlink(missing_ok=True)
         elif what == "sync":
-            mirror.sync()
+            sync.sync()
         else:
             with monkeypatch.context() as patches:
-                kill_at(mirror, name, patches, after=detail)
+                kill_at(sync, name, patches, after=detail)
                 with contextlib.suppress(Killed):
-                    mirror.sync()
+                    sync.sync()
             if what == "killed":
-                told: list[str] = []
+                notes: list[str] = []
                 folder = tmp_path / uuid4().hex
-                mirror = new_mirror(url, folder, told)
-                assert told == []
-    mirror.settle()
+                sync = new_sync(url, folder, notes)
+                assert notes == []
+    sync.settle()
     assert stored(url) == contents(folder)
     other = tmp_path / uuid4().hex
-    new_mirror(url, other)
+    new_sync(url, other)
     # Without a status there is nothing to go on from.
     assert contents(other) == (contents(folder) if (folder / "status.json").exists() else {})
     for each in (folder, other):

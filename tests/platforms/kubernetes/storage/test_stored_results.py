@@ -1,4 +1,4 @@
-"""What object storage changes for Pods: their manifests, the reader's door, and what a driver shows of it."""
+"""What object storage changes for Pods: their manifests, the reader's server, and what a driver shows of it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import hashlib
 import json
 
 import pytest
-from door_client import TOKEN, opened
 from pydantic import ValidationError
+from status_requests import TOKEN, opened
 
 from steppe.errors import StateError
 from steppe.platforms.kubernetes.manifests import rendering
 from steppe.platforms.kubernetes.pod.stored_run import StoredRun
-from steppe.platforms.kubernetes.storage import result_sync as mirrors
-from steppe.platforms.kubernetes.storage import stored_results
-from steppe.platforms.kubernetes.storage import sync_thread as keepers
+from steppe.platforms.kubernetes.storage import result_sync, stored_results, sync_thread
 from steppe.platforms.kubernetes.storage.object_store import ObjectStore
-from steppe.platforms.kubernetes.storage.result_sync import Mirror
-from steppe.platforms.kubernetes.storage.stored_status import StoredDoor
+from steppe.platforms.kubernetes.storage.result_sync import ResultSync
+from steppe.platforms.kubernetes.storage.stored_status import StoredStatusServer
 from steppe.specs.running.kubernetes import KubernetesSpec
 
 URL = "s3://bucket/path"
@@ -106,19 +104,19 @@ def test_without_it_pods_are_as_they_were(planned):
 def test_results_stay_where_they_are(planned, before, after, sentence):
     plans = [planned(kubernetes={} if results is None else {"results": results}) for results in (before, after)]
     with pytest.raises(StateError, match=sentence):
-        stored_results.check_place(*plans)
-    stored_results.check_place(plans[0], plans[0])
+        stored_results.check_location(*plans)
+    stored_results.check_location(plans[0], plans[0])
 
 
 @pytest.fixture
 def url(place, monkeypatch):
-    monkeypatch.setattr(mirrors, "SILENT_SECONDS", 0.0)
-    monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(result_sync, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(result_sync, "LOOK_SECONDS", 0.01)
     return place
 
 
 @pytest.fixture
-def mirror(url, tmp_path):
+def sync(url, tmp_path):
     """A run that is stored."""
     run = tmp_path / "run"
     (run / "policy").mkdir(parents=True)
@@ -126,7 +124,7 @@ def mirror(url, tmp_path):
     (run / "log.txt").write_text("first\nsecond\n")
     (run / "policy" / "weights").write_bytes(bytes(range(256)) * 100)
     (run / ".pod.json").write_text("{}")
-    made = Mirror(ObjectStore(url), run, "writer")
+    made = ResultSync(ObjectStore(url), run, "writer")
     made.claim()
     made.settle()
     return made
@@ -134,14 +132,14 @@ def mirror(url, tmp_path):
 
 @pytest.fixture
 def ask(url, tmp_path):
-    with opened(StoredDoor(url, tmp_path / "reader", TOKEN, {"role": "reader"})) as ask:
+    with opened(StoredStatusServer(url, tmp_path / "reader", TOKEN, {"role": "reader"})) as ask:
         yield ask
 
 
-def test_a_reader_shows_what_is_stored(mirror, ask):
+def test_a_reader_shows_what_is_stored(sync, ask):
     assert json.loads(ask("/status")[1]) == {"status": {"state": "completed", "timestep": 5}, "role": "reader"}
     files = {each["path"]: each for each in json.loads(ask("/files")[1])["files"]}
-    whole = (mirror.folder / "policy" / "weights").read_bytes()
+    whole = (sync.folder / "policy" / "weights").read_bytes()
     assert set(files) == {"status.json", "log.txt", "policy/weights"}
     assert files["policy/weights"]["sha256"] == hashlib.sha256(whole).hexdigest()
     assert files["policy/weights"]["size"] == len(whole)
@@ -152,27 +150,27 @@ def test_a_reader_shows_what_is_stored(mirror, ask):
 
 
 @pytest.mark.parametrize("name", [".pod.json", "../run/log.txt", "/etc/passwd", "policy", "", "other"])
-def test_a_reader_shows_nothing_else(mirror, ask, name):
+def test_a_reader_shows_nothing_else(sync, ask, name):
     assert ask(f"/files/{name}")[0] == 404
 
 
-def test_a_reader_shows_what_has_changed_meanwhile(mirror, ask):
+def test_a_reader_shows_what_has_changed_meanwhile(sync, ask):
     assert ask("/log") == (200, b"first\nsecond\n")
-    again = Mirror(mirror.store, mirror.folder, "again")
+    again = ResultSync(sync.store, sync.folder, "again")
     again.claim()
-    (mirror.folder / "log.txt").write_text("third\n")
+    (sync.folder / "log.txt").write_text("third\n")
     again.settle()
     assert ask("/log") == (200, b"third\n")
 
 
-def test_a_reader_knows_what_a_killed_writer_has_stored(mirror, ask):
+def test_a_reader_knows_what_a_killed_writer_has_stored(sync, ask):
     """An object that was announced may be the old one, the new one, or not there."""
-    index = mirror.store.read_index()
+    index = sync.store.read_index()
     new = b"another\n"
     entry = type(index.files["log.txt"])(len(new), hashlib.sha256(new).hexdigest())
     index.coming = {"log.txt": [entry], "policy/weights": [entry], "never": [entry]}
-    mirror.store.write_index(index)
-    mirror.store.write("log.txt", new)
+    sync.store.write_index(index)
+    sync.store.write("log.txt", new)
     files = {each["path"]: each["sha256"] for each in json.loads(ask("/files")[1])["files"]}
     assert files["log.txt"] == entry.sha256
     assert files["policy/weights"] == index.files["policy/weights"].sha256
@@ -180,8 +178,8 @@ def test_a_reader_knows_what_a_killed_writer_has_stored(mirror, ask):
     assert ask("/files/log.txt") == (200, new)
 
 
-def test_a_reader_says_what_is_damaged(mirror, ask, url):
-    mirror.store.write("policy/weights", b"half")
+def test_a_reader_says_what_is_damaged(sync, ask, url):
+    sync.store.write("policy/weights", b"half")
     code, body = ask("/files/policy/weights")
     assert code == 502
     assert json.loads(body)["error"] == f"{url}/policy/weights is damaged or gone: it is not what was stored there"
@@ -189,36 +187,36 @@ def test_a_reader_says_what_is_damaged(mirror, ask, url):
 
 
 def test_a_reader_without_its_store_answers_all_the_same(tmp_path):
-    door = StoredDoor("nowhere://bucket/run", tmp_path, TOKEN, {"role": "reader"})
-    assert door.status() == {"status": None, "role": "reader"}
+    server = StoredStatusServer("nowhere://bucket/run", tmp_path, TOKEN, {"role": "reader"})
+    assert server.status() == {"status": None, "role": "reader"}
 
 
-def test_a_run_is_not_over_before_it_is_stored(mirror, url, tmp_path, monkeypatch):
+def test_a_run_is_not_over_before_it_is_stored(sync, url, tmp_path, monkeypatch):
     # It does not look meanwhile, and find that there is no trouble.
-    monkeypatch.setattr(keepers, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(sync_thread, "LOOK_SECONDS", 3600.0)
     run = StoredRun(url, tmp_path / "again", "next", lambda: None)
     assert run.begin()
     assert run.shown() == {"state": "completed", "timestep": 5}
-    keeper = run._keeper
-    assert keeper is not None
-    keeper.phase, keeper.trouble = "storing the results", "the store is away"
+    thread = run._sync_thread
+    assert thread is not None
+    thread.phase, thread.trouble = "storing the results", "the store is away"
     assert run.shown() == {
         "state": "running",
         "timestep": 5,
         "phase": "storing the results",
         "notices": ["the store is away"],
     }
-    keeper.phase = keeper.trouble = ""
+    thread.phase = thread.trouble = ""
     assert run.finish()
     assert run.shown() == {"state": "completed", "timestep": 5}
 
 
-def test_what_is_wrong_with_the_store_is_logged_with_the_run(mirror, url, tmp_path):
-    (mirror.folder / "experiment.json").write_text("{}")
-    mirror = Mirror(mirror.store, mirror.folder, "again")
-    mirror.claim()
-    mirror.settle()
-    mirror.store.write("policy/weights", b"half")
+def test_what_is_wrong_with_the_store_is_logged_with_the_run(sync, url, tmp_path):
+    (sync.folder / "experiment.json").write_text("{}")
+    sync = ResultSync(sync.store, sync.folder, "again")
+    sync.claim()
+    sync.settle()
+    sync.store.write("policy/weights", b"half")
     run = StoredRun(url, tmp_path / "again", "next", lambda: None)
     assert run.begin()
     assert run.finish()

@@ -1,1 +1,1 @@
-"""What a client asks of a cluster, and sees of it."""
+"""The client of a cluster: its API, the workloads and Pods of a run, and their results."""

@@ -1,4 +1,4 @@
-"""Deleting a cluster: what is lost with it is told before, and disks that would outlive it are given back."""
+"""Deleting a cluster: the experiments that are lost with it, and the cloud disks that would outlive it."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Any
 from urllib.parse import quote
 
 from steppe.clusters import lifecycle, registry
-from steppe.clusters.lifecycle import Entry
+from steppe.clusters.lifecycle import ClusterEntry
 from steppe.errors import SteppeError
 from steppe.platforms.kubernetes.client.kubeapi import Kube
 from steppe.platforms.kubernetes.manifests import naming
 
 Json = dict[str, Any]
 CLOUDS = ("gke", "eks")
-"""Providers whose disks are not gone with the cluster."""
+"""Providers whose disks outlive the cluster."""
 DISK_SECONDS = 180.0
 """How long a cloud may take to delete the disks."""
 
 
-def experiments_on(entry: Entry, but: str = "") -> list[str]:
-    """The experiments that would be lost with the cluster, in words; without the one whose run is `but`."""
-    if not _can_be_asked(entry):
+def experiments_on(entry: ClusterEntry, but: str = "") -> list[str]:
+    """Describes the experiments that would be lost with the cluster, except the one whose run is `but`."""
+    if not _may_have_experiments(entry):
         return []
-    with _opened(entry) as kube:
-        roots = _everywhere(kube, "/api/v1/configmaps")
+    with _connected(entry) as kube:
+        roots = _managed_objects(kube, "/api/v1/configmaps")
     found = [each["metadata"] for each in roots if each["metadata"]["name"] != but and not _holds_files(each)]
-    return sorted(_called(about.get("annotations") or {}, about["name"]) for about in found)
+    return sorted(_description(about.get("annotations") or {}, about["name"]) for about in found)
 
 
-def delete_cluster(entry: Entry, tell: Callable[[str], None], *, force: bool = False) -> str:
-    """Ends what runs on a cluster, gives its disks back, and deletes it; what the user should know of disks left."""
+def delete_cluster(entry: ClusterEntry, tell: Callable[[str], None], *, force: bool = False) -> str:
+    """Ends the experiments on a cluster, deletes their disks and the cluster; returns a note about disks left over."""
     note = ""
-    if entry.record.provider in CLOUDS and _can_be_asked(entry):
+    if entry.record.provider in CLOUDS and _may_have_experiments(entry):
         try:
-            with _opened(entry) as kube:
-                left = empty(kube, tell)
+            with _connected(entry) as kube:
+                left = delete_disks(kube, tell)
             note = f"these disks are left, look for them in the cloud's console: {', '.join(left)}" if left else ""
         except SteppeError as error:
             note = f"disks may be left, look for them in the cloud's console: {error}"
@@ -45,16 +45,16 @@ def delete_cluster(entry: Entry, tell: Callable[[str], None], *, force: bool = F
     return note
 
 
-def empty(kube: Kube, tell: Callable[[str], None], seconds: float = DISK_SECONDS) -> list[str]:
-    """Ends all experiments in all namespaces and deletes their disks; the names of disks that are still there."""
-    claims = _everywhere(kube, "/api/v1/persistentvolumeclaims")
+def delete_disks(kube: Kube, tell: Callable[[str], None], seconds: float = DISK_SECONDS) -> list[str]:
+    """Ends all experiments in all namespaces and deletes their disks; returns the names of disks that still exist."""
+    claims = _managed_objects(kube, "/api/v1/persistentvolumeclaims")
     if not claims:
         return []
     tell(f"deletes the disks of {len(claims)} experiment{'' if len(claims) == 1 else 's'}")
-    # A disk is let go when no Pod uses it any more; with the roots goes whatever else makes Pods.
-    for place in ("/api/v1/configmaps", "/apis/batch/v1/jobs", "/api/v1/pods"):
-        for each in _everywhere(kube, place):
-            _delete(kube, place, each)
+    # A disk is released when no Pod uses it; the roots own every other object that makes Pods.
+    for api_path in ("/api/v1/configmaps", "/apis/batch/v1/jobs", "/api/v1/pods"):
+        for each in _managed_objects(kube, api_path):
+            _delete(kube, api_path, each)
     for claim in claims:
         _delete(kube, "/api/v1/persistentvolumeclaims", claim)
     owners = {claim["metadata"]["uid"] for claim in claims}
@@ -67,34 +67,34 @@ def empty(kube: Kube, tell: Callable[[str], None], seconds: float = DISK_SECONDS
     return left
 
 
-def _can_be_asked(entry: Entry) -> bool:
-    """Whether this is a cluster of Steppe's own making that was ready once; one that ails now is asked all the same."""
+def _may_have_experiments(entry: ClusterEntry) -> bool:
+    """Whether Steppe made this cluster and it was ready once, even if it has problems now."""
     is_there = entry.record.state == "ready" and entry.seen.state not in ("gone", "deleting")
     return entry.is_deletable and entry.is_own and is_there
 
 
-def _opened(entry: Entry) -> Kube:
+def _connected(entry: ClusterEntry) -> Kube:
     reachable = registry.reach(entry.record)
     return Kube(reachable.kubeconfig, reachable.context, reachable.namespace, reachable.name)
 
 
-def _called(annotations: dict[str, str], name: str) -> str:
+def _description(annotations: dict[str, str], name: str) -> str:
     experiment, project = annotations.get(naming.EXPERIMENT), annotations.get(naming.PROJECT)
     return name if experiment is None else f'"{experiment}" of project "{project}"'
 
 
 def _holds_files(config_map: Json) -> bool:
-    """Whether it is not an experiment's root, but holds files that go along with one."""
+    """Whether a ConfigMap holds files of an experiment, and is not its root."""
     return (config_map["metadata"].get("labels") or {}).get(naming.ROLE) == naming.FILES
 
 
-def _everywhere(kube: Kube, place: str) -> list[Json]:
+def _managed_objects(kube: Kube, api_path: str) -> list[Json]:
     selector = quote(f"{naming.MANAGED_BY}={naming.MANAGER}", safe="")
-    return _items(kube, f"{place}?labelSelector={selector}")
+    return _items(kube, f"{api_path}?labelSelector={selector}")
 
 
 def _disks(kube: Kube, owners: set[str]) -> list[str]:
-    """The volumes of these claims, but for those that are to be kept."""
+    """The names of the volumes of these claims, except those that are to be kept."""
     return [
         each["metadata"]["name"]
         for each in _items(kube, "/api/v1/persistentvolumes")
@@ -103,16 +103,16 @@ def _disks(kube: Kube, owners: set[str]) -> list[str]:
     ]
 
 
-def _items(kube: Kube, place: str) -> list[Json]:
-    answer = kube.ask("GET", place)
+def _items(kube: Kube, api_path: str) -> list[Json]:
+    answer = kube.ask("GET", api_path)
     if answer.code >= 400:
-        raise kube.refused(answer, f"GET {place}")
+        raise kube.refused(answer, f"GET {api_path}")
     found: list[Json] = json.loads(answer.body).get("items") or []
     return found
 
 
-def _delete(kube: Kube, place: str, each: Json) -> None:
-    about, (group, _, plural) = each["metadata"], place.rpartition("/")
+def _delete(kube: Kube, api_path: str, each: Json) -> None:
+    about, (group, _, plural) = each["metadata"], api_path.rpartition("/")
     path = f"{group}/namespaces/{about['namespace']}/{plural}/{about['name']}"
     answer = kube.ask("DELETE", path, {"propagationPolicy": "Background"})
     if answer.code >= 400 and answer.code != 404:

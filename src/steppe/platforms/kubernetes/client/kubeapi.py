@@ -1,6 +1,6 @@
-"""The Kubernetes API: the only place that knows kr8s. Whatever goes wrong becomes one sentence.
+"""The Kubernetes API: the only module that uses kr8s. Every failure becomes a KubeError with one sentence.
 
-Objects go in and come out as plain dictionaries, as their manifests are written.
+Objects are plain dictionaries, as in their manifests.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import re
 import shlex
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
-from steppe.errors import ClusterError, MissingExtra
+from steppe.errors import ClusterError, MissingExtra, clause
 from steppe.platforms.kubernetes.manifests.naming import selector
 
 Json = dict[str, Any]
@@ -25,12 +24,14 @@ ANSWER_SECONDS = 30.0
 """How long one answer of the API server may take."""
 CONNECT_SECONDS = 10.0
 GONE_SECONDS = 120.0
-"""How long a deleted object may take to be gone."""
+"""How long a deleted object may take to disappear."""
 TRIES = 3
-"""How often something is asked that did no harm when it failed."""
+"""How often a request is sent that may be repeated."""
+FORBIDDEN = (401, 403)
+"""The codes for users who may not do something; waiting does not help them."""
 ROLE_PAGE = 'docs/kubernetes.md lists the role that Steppe needs, and "steppe cluster check" what is missing'
 
-PLACES = {
+API_PATHS = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "Event": ("/api/v1", "events"),
     "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
@@ -41,37 +42,37 @@ PLACES = {
     "Job": ("/apis/batch/v1", "jobs"),
     "RayJob": ("/apis/ray.io/v1", "rayjobs"),
 }
-"""Kind -> (where its API is, what it is called there)."""
+"""Kind -> (path of its API, plural name there)."""
 
 
 class KubeError(ClusterError):
-    """The API server refused something, or could not be reached; `code` is its HTTP status, 0 where there is none."""
+    """The API server refused a request or could not be reached; `code` is its HTTP status, 0 without an answer."""
 
-    def __init__(self, sentence: str, code: int = 0, reason: str = "") -> None:
+    def __init__(self, sentence: str, code: int = 0) -> None:
         super().__init__(sentence)
-        self.code, self.reason = code, reason
+        self.code = code
 
 
-class _NotTaken(Exception):
-    """Whoever was to take in what came could not."""
+class _SinkFailed(Exception):
+    """The receiver of a body could not take it."""
 
     def __init__(self, reason: OSError) -> None:
         super().__init__(str(reason))
         self.reason = reason
 
 
-class Answer(NamedTuple):
-    """What came back from a Pod."""
+class KubeAnswer(NamedTuple):
+    """An answer of the API server or of a Pod behind it."""
 
     code: int
     body: bytes
 
 
 class Kube:
-    """One namespace of one cluster; opened at the first question, closed with the context."""
+    """One namespace of one cluster; connects at the first request and closes with the context."""
 
     def __init__(self, kubeconfig: str | Path | Json, context: str | None, namespace: str, name: str = "") -> None:
-        """`name` is what the user calls the cluster."""
+        """`name` is the user's name for the cluster."""
         self.namespace, self.name = namespace, name or context or "cluster"
         self._kubeconfig, self._context = kubeconfig, context
         self._stack = contextlib.ExitStack()
@@ -81,9 +82,7 @@ class Kube:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -95,9 +94,9 @@ class Kube:
         self._api = self._portal = None
 
     def get(self, kind: str, name: str) -> Json | None:
-        """An object, or None where there is none of that name."""
+        """The object of that name, or None."""
         try:
-            return self._asked("GET", kind, name)
+            return self._request("GET", kind, name)
         except KubeError as error:
             if error.code == 404:
                 return None
@@ -106,37 +105,40 @@ class Kube:
     def listed(
         self, kind: str, labels: Mapping[str, str] | None = None, fields: str = "", limit: int = 0
     ) -> list[Json]:
-        """The objects of a kind with these labels: all of them, or so many."""
+        """The objects of a kind with these labels, at most `limit` of them if given."""
         query = {"labelSelector": selector(dict(labels or {})), "fieldSelector": fields, "limit": str(limit or "")}
-        found: list[Json] = self._asked("GET", kind, query=query).get("items") or []
+        found: list[Json] = self._request("GET", kind, query=query).get("items") or []
         return found
 
     def create(self, manifest: Json) -> Json:
-        """Makes an object; KubeError 409 where there is one of that name."""
-        return self._asked("POST", manifest["kind"], body=manifest, must_not_repeat=True)
+        """Creates an object; KubeError 409 if its name is taken."""
+        return self._request("POST", manifest["kind"], body=manifest, must_not_repeat=True)
 
     def create_or_keep(self, manifest: Json) -> Json:
-        """The object of that name, made now where there was none."""
+        """Creates an object unless its name is taken, and returns the one that exists then."""
         try:
             return self.create(manifest)
         except KubeError as error:
             if error.code != 409:
                 raise
-            return self._asked("GET", manifest["kind"], manifest["metadata"]["name"])
+            return self._request("GET", manifest["kind"], manifest["metadata"]["name"])
 
     def patch(self, kind: str, name: str, changes: Json) -> Json:
-        """Changes parts of an object."""
-        return self._asked("PATCH", kind, name, body=changes)
+        """Changes parts of an object by a merge patch."""
+        return self._request("PATCH", kind, name, body=changes)
 
     def delete(self, kind: str, name: str) -> None:
-        """Deletes an object and, soon after, what belongs to it; one that is not there is fine."""
-        with _missing_is_fine():
-            self._asked("DELETE", kind, name, body={"propagationPolicy": "Background"})
+        """Deletes an object if it exists and, soon after, the objects that it owns."""
+        try:
+            self._request("DELETE", kind, name, body={"propagationPolicy": "Background"})
+        except KubeError as error:
+            if error.code != 404:
+                raise
 
     def wait_until_gone(self, kind: str, labels: Mapping[str, str], seconds: float = GONE_SECONDS) -> list[str]:
-        """Waits until nothing of a kind has these labels; the name of one that is still there in the end."""
+        """Waits until no object of a kind has these labels; returns the names of those still there after `seconds`."""
         deadline, pause = time.monotonic() + seconds, 0.1
-        # One is enough to go on waiting; where there seems to be none, all are asked for: a page may be empty.
+        # One object is enough to go on waiting; an empty page may be followed by others, so then ask for all.
         while left := self.listed(kind, labels, limit=1) or self.listed(kind, labels):
             if time.monotonic() > deadline:
                 return [each["metadata"]["name"] for each in left]
@@ -155,28 +157,24 @@ class Kube:
         body: Json | None = None,
         sink: Callable[[bytes], None] | None = None,
         seconds: float = ANSWER_SECONDS,
-    ) -> Answer:
-        """What a Pod answers at an HTTP port, through the API server; with `sink` its body goes there bit by bit.
+    ) -> KubeAnswer:
+        """The answer of a Pod at an HTTP port, through the API server; with `sink` the body goes there in blocks.
 
-        KubeError where the API server answers itself, for one because there is no such Pod.
+        KubeError if the API server refuses the request itself, for example because there is no such Pod.
         """
         place = f"/api/v1/namespaces/{self.namespace}/pods/{pod}:{port}/proxy{path}"
         content = None if body is None else json.dumps(body).encode()
-        answer = self._sent(method, place, dict(headers or {}), content, sink, seconds)
+        answer = self._send(method, place, dict(headers or {}), content, sink, seconds)
         if answer.code >= 400 and _is_servers_own(answer.body):
             raise self.refused(answer, f"{method} pods/proxy")
         return answer
 
-    def ask(self, method: str, place: str, body: Json | None = None) -> Answer:
-        """Any question by its path, and the answer, whatever it says."""
+    def ask(self, method: str, place: str, body: Json | None = None) -> KubeAnswer:
+        """Sends any request by its path; returns the answer, errors included."""
         content = None if body is None else json.dumps(body).encode()
-        return self._sent(method, place, {"Content-Type": "application/json"}, content)
+        return self._send(method, place, {"Content-Type": "application/json"}, content)
 
-    def has_api(self, group_version: str) -> bool:
-        """Whether the cluster knows an API, such as ray.io/v1."""
-        return self._sent("GET", f"/apis/{group_version}", {}, None).code == 200
-
-    def _asked(
+    def _request(
         self,
         method: str,
         kind: str,
@@ -186,7 +184,7 @@ class Kube:
         query: Mapping[str, str] | None = None,
         must_not_repeat: bool = False,
     ) -> Json:
-        base, plural = PLACES[kind]
+        base, plural = API_PATHS[kind]
         place = f"{base}/namespaces/{self.namespace}/{plural}" + (f"/{quote(name)}" if name else "")
         given = {key: value for key, value in (query or {}).items() if value}
         if given:
@@ -196,13 +194,13 @@ class Kube:
         headers = {"Content-Type": patch}
         for attempt in range(TRIES):
             try:
-                answer = self._sent(method, place, headers, content)
+                answer = self._send(method, place, headers, content)
             except KubeError:
                 if must_not_repeat or attempt == TRIES - 1:
                     raise
                 time.sleep(0.5 * 2**attempt)
                 continue
-            # 429 and 503 say that the server is busy, and have done nothing.
+            # With 429 and 503 the server says that it is busy and has done nothing.
             if answer.code not in (429, 503) or attempt == TRIES - 1:
                 break
             time.sleep(0.5 * 2**attempt)
@@ -211,7 +209,7 @@ class Kube:
         data: Json = json.loads(answer.body)
         return data
 
-    def _sent(
+    def _send(
         self,
         method: str,
         place: str,
@@ -219,15 +217,14 @@ class Kube:
         content: bytes | None,
         sink: Callable[[bytes], None] | None = None,
         seconds: float = ANSWER_SECONDS,
-    ) -> Answer:
-        """One question and its answer, whatever that says."""
+    ) -> KubeAnswer:
         self._open()
         try:
             return self._portal.call(self._exchange, method, place, headers, content, sink, seconds)  # type: ignore[no-any-return]
         except KubeError:
             raise
-        except _NotTaken as error:
-            # A full disk here is not the cluster's fault.
+        except _SinkFailed as error:
+            # A full disk on this machine is not the cluster's fault.
             raise error.reason from None
         except Exception as error:
             raise self._unreachable(error) from error
@@ -240,7 +237,7 @@ class Kube:
         content: bytes | None,
         sink: Callable[[bytes], None] | None,
         seconds: float,
-    ) -> Answer:
+    ) -> KubeAnswer:
         import httpx
 
         timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
@@ -252,17 +249,17 @@ class Kube:
                 if response.status_code == 401 and not is_last:
                     body = await response.aread()
                     if "/proxy/" in place and not _is_servers_own(body):
-                        return Answer(response.status_code, body)
-                    # Credentials may have expired; kr8s fetches others from where it has them.
+                        return KubeAnswer(response.status_code, body)
+                    # Credentials may have expired; kr8s fetches new ones from their source.
                 elif sink is None or response.is_error:
-                    return Answer(response.status_code, await response.aread())
+                    return KubeAnswer(response.status_code, await response.aread())
                 else:
                     async for block in response.aiter_bytes():
                         try:
                             sink(block)
                         except OSError as error:
-                            raise _NotTaken(error) from error
-                    return Answer(response.status_code, b"")
+                            raise _SinkFailed(error) from error
+                    return KubeAnswer(response.status_code, b"")
             await self._api.auth.reauthenticate()
             await self._api._create_session()
         raise AssertionError
@@ -279,7 +276,7 @@ class Kube:
 
         async def connect() -> Any:
             with warnings.catch_warnings(), anyio.fail_after(ANSWER_SECONDS):
-                # It warns of versions that it was not tested with; what Steppe asks is the same in all of them.
+                # kr8s warns about versions it was not tested with; the API that Steppe uses is the same in all of them.
                 warnings.simplefilter("ignore")
                 return await kr8s.asyncio.api(
                     kubeconfig=self._kubeconfig,  # type: ignore[arg-type]
@@ -304,7 +301,7 @@ class Kube:
             root = cause
         server = self._api.auth.server if self._api is not None else ""
         where = f" at {server}" if server else ""
-        reason = _plain(str(root) or type(error).__name__)
+        reason = clause(root)
         if "imeout" in type(error).__name__ or "imeout" in type(root).__name__:
             reason = "no answer"
         return KubeError(
@@ -318,19 +315,18 @@ class Kube:
         context = ["--context", self._context] if self._context is not None else []
         return shlex.join(["kubectl", *file, *context, "version"])
 
-    def refused(self, answer: Answer, what: str) -> KubeError:
-        """The error for an answer that is one; `what` was asked."""
+    def refused(self, answer: KubeAnswer, what: str) -> KubeError:
+        """The KubeError for an answer with an error code to the request `what`."""
         try:
             status = json.loads(answer.body)
             message = str(status.get("message") or status.get("error") or "")
-            reason = str(status.get("reason") or "")
         except (ValueError, AttributeError):
-            message, reason = answer.body.decode(errors="replace").strip()[:300], ""
-        return KubeError(refusal(self.name, self.namespace, answer.code, message or what), answer.code, reason)
+            message = answer.body.decode(errors="replace").strip()[:300]
+        return KubeError(refusal(self.name, self.namespace, answer.code, message or what), answer.code)
 
 
 def refusal(cluster: str, namespace: str, code: int, message: str) -> str:
-    """The sentence for what an API server says."""
+    """The sentence about a request that the API server refused with `message`."""
     forbidden = re.search(
         r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]*)"'
         r'(?: in API group "(?P<group>[^"]*)")?',
@@ -345,7 +341,7 @@ def refusal(cluster: str, namespace: str, code: int, message: str) -> str:
     if "exceeded quota" in message:
         detail = message[message.index("exceeded quota") :]
         where = f'namespace "{namespace}" of cluster "{cluster}"'
-        return f"{where} has no room: {_plain(detail)}; ask for less, or for more quota"
+        return f"{where} has no room: {clause(detail)}; ask for less, or for more quota"
     if code == 401:
         return f'the cluster "{cluster}" does not accept the credentials in its kubeconfig; log in to it again'
     if f'namespaces "{namespace}" not found' in message:
@@ -353,11 +349,11 @@ def refusal(cluster: str, namespace: str, code: int, message: str) -> str:
             f'cluster "{cluster}" has no namespace "{namespace}"; make it (kubectl create namespace {namespace}), or '
             "name another one in the cluster's spec"
         )
-    return f'the cluster "{cluster}" refuses: {_plain(message)}'
+    return f'the cluster "{cluster}" refuses: {clause(message)}'
 
 
 def _is_servers_own(body: bytes) -> bool:
-    """Whether an error was said by the API server itself, and not by a Pod behind it."""
+    """Whether an error comes from the API server itself, and not from a Pod behind it."""
     try:
         status = json.loads(body)
     except ValueError:
@@ -365,17 +361,8 @@ def _is_servers_own(body: bytes) -> bool:
     return isinstance(status, dict) and status.get("kind") == "Status"
 
 
-@contextlib.contextmanager
-def _missing_is_fine() -> Iterator[None]:
-    try:
-        yield
-    except KubeError as error:
-        if error.code != 404:
-            raise
-
-
 def _forget_files(api: Any) -> None:
-    """kr8s writes keys that a kubeconfig holds inline to temporary files, and leaves them there."""
+    """Deletes the temporary files into which kr8s writes the keys of a kubeconfig, and which it leaves behind."""
     import tempfile
 
     for name in ("client_key_file", "client_cert_file", "server_ca_file"):
@@ -383,8 +370,3 @@ def _forget_files(api: Any) -> None:
         if path is not None and Path(str(path)).parent == Path(tempfile.gettempdir()):
             with contextlib.suppress(OSError):
                 Path(str(path)).unlink()
-
-
-def _plain(text: str) -> str:
-    """A clause without its full stop."""
-    return " ".join(text.split()).rstrip(".")

@@ -1,4 +1,4 @@
-"""What the objects of an experiment are called, and how they are found again."""
+"""The names, labels and annotations of an experiment's objects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import re
 
 LONGEST_SLUG = 30
-"""With the parts around it, and what Jobs add for their Pods, a name stays within the 63 characters of a host name."""
+"""Keeps names, with the suffixes that Jobs add for their Pods, within the 63 characters of a host name."""
 DIGEST = 8
 LONGEST_LABEL = 63
 
@@ -14,27 +14,27 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "steppe"
 RUN, EXPERIMENT, PROJECT, ROLE = "steppe/run", "steppe/experiment", "steppe/project", "steppe/role"
 START = "steppe/start"
-"""Which start of the experiment a Job and its Pods belong to."""
+"""Label of Jobs and Pods: the start of the experiment that they belong to."""
 STATUS, ORIGIN = "steppe/status", "steppe/origin"
-"""Annotations of the root: the last status that was seen, and from where the experiment was started."""
+"""Annotations of the root: the last status noted by a client, and from where the experiment was started."""
 ENGINE = "steppe/engine"
-"""Annotation of the root: what makes the experiment's Pods."""
+"""Annotation of the root: the engine that makes the experiment's Pods."""
 FILES = "files"
-"""The role of ConfigMaps with large files that the experiment names."""
+"""The role of ConfigMaps with the large files that an experiment names."""
 CARRIED = "steppe/carried"
-"""Annotation of the root: their names, a space between."""
+"""Annotation of the root: the names of these ConfigMaps, separated by spaces."""
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def run_name(project: str, experiment: str) -> str:
-    """What all names of an experiment's objects begin with: readable, valid, and never that of another experiment."""
+    """The beginning of all names of an experiment's objects: readable, valid, and unique to the experiment."""
     slug = re.sub(r"[^a-z0-9]+", "-", experiment.lower()).strip("-")[:LONGEST_SLUG].strip("-")
     digest = hashlib.sha256(f"{project}\0{experiment}".encode()).hexdigest()[:DIGEST]
     return "-".join(part for part in (MANAGER, slug, digest) if part)
 
 
 def labels_of(project: str, experiment: str) -> dict[str, str]:
-    """What every object of an experiment is labelled with."""
+    """The labels of every object of an experiment."""
     return {
         MANAGED_BY: MANAGER,
         RUN: run_name(project, experiment),
@@ -44,10 +44,10 @@ def labels_of(project: str, experiment: str) -> dict[str, str]:
 
 
 def label_value(text: str) -> str:
-    """The nearest text that a label may hold; names that it blurs are told apart by the label steppe/run."""
+    """The nearest valid value of a label; the label steppe/run distinguishes names that become equal."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", text)[:LONGEST_LABEL].strip("._-")
 
 
 def selector(labels: dict[str, str]) -> str:
-    """As the API takes it in a query."""
+    """The label selector for a query."""
     return ",".join(f"{name}={value}" for name, value in labels.items())

@@ -1,4 +1,4 @@
-"""What a user must be allowed to do in a namespace to run experiments there: the role that an administrator gives."""
+"""The Role that a user needs in a namespace to run experiments there."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ RULES: list[Json] = [
     {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list", "create", "delete"]},
 ]
-"""As a Role has them. Nothing of it is cluster-wide."""
+"""The rules of the Role; none of them is cluster-wide."""
 NETWORK_RULES: list[Json] = [
     {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["create", "delete"]},
 ]
-"""What all need beside them, except where `kubernetes.network_policy` is false."""
+"""Further rules, unless `kubernetes.network_policy` is false."""
 KUBERAY_RULES: list[Json] = [
     {"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["get", "list", "create", "delete"]},
 ]
-"""What `kubernetes.engine: kuberay` needs beside them."""
+"""Further rules for `kubernetes.engine: kuberay`."""
 
 
 def role(namespace: str, engine: Engine | None = None, has_policy: bool = True) -> Json:
-    """The Role itself, for `kubectl apply -f -`."""
+    """The manifest of the Role, for `kubectl apply -f -`."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
@@ -40,7 +40,7 @@ def role(namespace: str, engine: Engine | None = None, has_policy: bool = True) 
 
 
 def way_to_get_it(cluster: str, namespace: str) -> str:
-    """What is to be done for a user who has not got the Role there."""
+    """How a user without the Role gets it, as a clause of an error."""
     return (
         f"an administrator runs: steppe cluster role -c {cluster} | kubectl apply -f -, and binds it with: "
         f"kubectl create rolebinding {ROLE_NAME} --role {ROLE_NAME} --user USER -n {namespace}"
@@ -48,7 +48,7 @@ def way_to_get_it(cluster: str, namespace: str) -> str:
 
 
 def needed(engine: Engine | None = None, has_policy: bool = True) -> list[tuple[str, str, str]]:
-    """Every (verb, resource, API group) of the role; a part of a resource is written `pods/proxy`."""
+    """Every (verb, resource, API group) of the Role; a subresource is written `pods/proxy`."""
     return [
         (verb, resource, group)
         for rule in _rules(engine, has_policy)

@@ -1,9 +1,8 @@
-"""An experiment as Kubernetes objects: pure, so that the same experiment always gives the same manifests."""
+"""An experiment as Kubernetes objects: pure functions, so that the same experiment always has the same manifests."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +13,8 @@ from steppe.errors import UserError
 from steppe.files.bundles import Packed
 from steppe.platforms.kubernetes.agreement import FAILED_FOR_GOOD, REPLACED, SPEC_KEY, TOKEN_KEYS
 from steppe.platforms.kubernetes.manifests import kuberay, naming, network_policy
+from steppe.platforms.kubernetes.manifests.pod_groups import PodGroup, engine_of, pod_groups, quantity
 from steppe.platforms.kubernetes.manifests.pod_spec import module_key, pod_template, reader_pod
-from steppe.platforms.kubernetes.manifests.shapes import Crowd, crowds, engine_of, quantity
 from steppe.runners.pods import DOOR_PORT, LEARNER_PORT, RAY_PORT
 from steppe.specs.experiment import ExperimentSpec
 from steppe.specs.running.cluster import ClusterSpec
@@ -23,88 +22,88 @@ from steppe.specs.running.kubernetes import Engine, KubernetesSpec, joined
 
 Json = dict[str, Any]
 LARGEST_CONFIG_MAP = 1_000_000
-"""What a ConfigMap may hold, in bytes, with some room for the rest of it."""
+"""The most bytes in a ConfigMap, with some room for its metadata."""
 PIECE = 900_000
-"""How large a part of a larger file is, in bytes."""
+"""The bytes in each piece of a large file."""
 LARGEST_FILES = 20_000_000
-"""What large files may take in all, compressed, in bytes: a cluster keeps them in the memory of its API server."""
+"""The most compressed bytes of all large files: a cluster keeps them in the memory of its API server."""
 RETRIES = 20
-"""How often a driver's Pod may end without a word of its own; each time another goes on from the last checkpoint."""
-RETRIES_OF_CREW = 2**31 - 1
-"""Kubernetes counts the restarts of all members over all of a run: only the driver can tell how many are too many."""
+"""How often a driver's Pod may die without a report; each time another resumes from the last checkpoint."""
+RETRIES_OF_POOL = 2**31 - 1
+"""Kubernetes counts all restarts of all members since the start; only the driver can tell how many are too many."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All that decides what an experiment looks like on a cluster."""
+class ManifestPlan:
+    """Everything that decides about the manifests of an experiment."""
 
     spec: ExperimentSpec
     project: str
     namespace: str
     cluster: ClusterSpec | None = None
     modules: Mapping[str, str | bytes] = field(default_factory=dict)
-    """The user's own Python files that the experiment names, and what these read: path -> text, or bytes."""
+    """The user's own Python files that the experiment names, and the files that these read: path -> content."""
     files: Sequence[Packed] = ()
-    """Large files that the experiment names."""
+    """The large files that the experiment names."""
     generation: str = "1"
-    """Another one begins the experiment anew, its old results kept beside."""
+    """A new generation begins the experiment anew, and keeps its old results beside the new ones."""
     start: str = "1"
-    """Another one for every time it is started or resumed: a Pod that finds its own start over trains no more."""
+    """The number of this start or resume; a Pod of an earlier one trains no more once that is over."""
     origin: str = ""
     """From where it was started, for people: user, machine and folder."""
 
     @cached_property
     def pods(self) -> KubernetesSpec:
-        """How Pods are made: as the experiment says, then as the cluster says."""
+        """The Pod settings of the experiment, completed by those of the cluster."""
         return joined(self.cluster.kubernetes if self.cluster is not None else None, self.spec.kubernetes)
 
     @cached_property
     def engine(self) -> Engine:
-        """What makes the Pods."""
+        """The engine that makes the Pods."""
         return engine_of(self.spec, self.pods)
 
     @cached_property
-    def crowds(self) -> list[Crowd]:
-        """Who takes part."""
-        return crowds(self.spec, self.pods, self.cluster)
+    def pod_groups(self) -> list[PodGroup]:
+        """The groups of equal Pods, the driver's first."""
+        return pod_groups(self.spec, self.pods, self.cluster)
 
     @cached_property
     def name(self) -> str:
-        """What all objects' names begin with."""
+        """The beginning of all objects' names."""
         return naming.run_name(self.project, self.spec.name)
 
     @cached_property
     def carried(self) -> dict[str, dict[str, bytes]]:
-        """The ConfigMaps of large files: name -> what it holds. Another content has another name."""
+        """The ConfigMaps of large files: name -> data. The name contains a digest of the content."""
         digest = hashlib.sha256()
         parts = [(name, data) for file in self.files for name, data in file.files.items()]
         for name, data in parts:
             digest.update(f"{name} {len(data)}\n".encode() + data)
-        shelves: list[dict[str, bytes]] = []
+        maps: list[dict[str, bytes]] = []
         for name, data in parts:
-            if not shelves or sum(map(len, shelves[-1].values())) + len(data) > LARGEST_CONFIG_MAP:
-                shelves.append({})
-            shelves[-1][name] = data
+            if not maps or sum(map(len, maps[-1].values())) + len(data) > LARGEST_CONFIG_MAP:
+                maps.append({})
+            maps[-1][name] = data
         stem = f"{self.name}-files-{digest.hexdigest()[: naming.DIGEST]}"
-        return {f"{stem}-{number}": shelf for number, shelf in enumerate(shelves)}
+        return {f"{stem}-{number}": data for number, data in enumerate(maps)}
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """What all objects are labelled with."""
+        """The labels of all objects."""
         return (self.pods.labels or {}) | naming.labels_of(self.project, self.spec.name)
 
 
 def render(
-    plan: Plan,
+    plan: ManifestPlan,
     *,
     owner_uid: str | None = None,
     tokens: Mapping[str, str] | None = None,
     for_any_server: bool = False,
 ) -> list[Json]:
-    """Everything, in the order in which it is made: the root, then what belongs to it.
+    """All manifests in the order of creation: the root, then the objects that it owns.
 
     `owner_uid` is the root's, once it is known: without it nothing is owned. The Secret is left out without `tokens`,
-    which have TOKEN_KEYS. `for_any_server` leaves out what an old kubectl refuses, and nothing depends on.
+    which have TOKEN_KEYS. `for_any_server` leaves out an optional field that an old kubectl refuses.
     """
     owned = [*claims(plan), service(plan), *network_policies(plan), *workloads(plan)]
     for job in owned if for_any_server else ():
@@ -115,8 +114,8 @@ def render(
     return [root(plan), *(with_owner(plan, each, owner_uid) for each in owned)]
 
 
-def root(plan: Plan) -> Json:
-    """The ConfigMap with the experiment and the user's modules; what belongs to the experiment ends with it."""
+def root(plan: ManifestPlan) -> Json:
+    """The ConfigMap with the experiment and the user's modules; it owns all other objects."""
     data = {SPEC_KEY: plan.spec.model_dump_json(indent=2) + "\n"}
     data |= {module_key(path): text for path, text in plan.modules.items() if isinstance(text, str)}
     binary = {module_key(path): content for path, content in plan.modules.items() if isinstance(content, bytes)}
@@ -131,117 +130,82 @@ def root(plan: Plan) -> Json:
     annotations = {naming.EXPERIMENT: plan.spec.name, naming.PROJECT: plan.project, naming.ENGINE: plan.engine}
     if plan.origin:
         annotations[naming.ORIGIN] = plan.origin
-    # Also where there are none: those of an earlier start are not to be looked for again.
+    # Also set without large files, to overwrite the names of an earlier start.
     annotations[naming.CARRIED] = " ".join(plan.carried)
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": _metadata(plan, plan.name) | {"annotations": annotations},
-        "data": data,
-        **({"binaryData": {key: _base64(content) for key, content in binary.items()}} if binary else {}),
-    }
+    content: Json = {"data": data} | ({"binaryData": _base64(binary)} if binary else {})
+    return _manifest("ConfigMap", _metadata(plan, plan.name) | {"annotations": annotations}, **content)
 
 
-def carried(plan: Plan) -> list[Json]:
-    """The ConfigMaps with large files that the experiment names."""
+def carried(plan: ManifestPlan) -> list[Json]:
+    """The ConfigMaps with the large files that the experiment names."""
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": _metadata(plan, name, role=naming.FILES),
-            "immutable": True,
-            "binaryData": {key: _base64(data) for key, data in held.items()},
-        }
-        for name, held in plan.carried.items()
+        _manifest("ConfigMap", _metadata(plan, name, naming.FILES), immutable=True, binaryData=_base64(data))
+        for name, data in plan.carried.items()
     ]
 
 
-def secret(plan: Plan, tokens: Mapping[str, str]) -> Json:
-    """What the Pods, and those who may talk to them, know."""
+def secret(plan: ManifestPlan, tokens: Mapping[str, str]) -> Json:
+    """The Secret with the tokens of the Pods and their clients."""
     assert set(tokens) == set(TOKEN_KEYS)
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _metadata(plan, f"{plan.name}-tokens"),
-        "type": "Opaque",
-        "stringData": dict(tokens),
-    }
+    return _manifest("Secret", _metadata(plan, f"{plan.name}-tokens"), type="Opaque", stringData=dict(tokens))
 
 
-def claims(plan: Plan) -> list[Json]:
-    """The disk for results, unless they are in object storage."""
-    return [claim(plan)] if plan.pods.results is None else []
-
-
-def claim(plan: Plan) -> Json:
-    """The disk for results."""
+def claims(plan: ManifestPlan) -> list[Json]:
+    """The claim of a disk for results, unless they are in object storage."""
     pods = plan.pods
+    if pods.results is not None:
+        return []
     spec: Json = {
         "accessModes": [pods.access_mode or "ReadWriteOnce"],
         "resources": {"requests": {"storage": quantity(pods.storage or 10.0)}},
     }
     if pods.storage_class is not None:
         spec["storageClassName"] = pods.storage_class
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": _metadata(plan, f"{plan.name}-results"),
-        "spec": spec,
-    }
+    return [_manifest("PersistentVolumeClaim", _metadata(plan, f"{plan.name}-results"), spec=spec)]
 
 
-def service(plan: Plan) -> Json:
+def service(plan: ManifestPlan) -> Json:
     """The driver's name in the cluster, which stays when its Pod is replaced."""
     ports = {"door": DOOR_PORT, "learner": LEARNER_PORT, "ray": RAY_PORT}
     needed = {"async": ("door", "learner"), "distributed": ("door", "ray")}.get(plan.spec.run_mode, ("door",))
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(plan, plan.name),
-        "spec": {
-            "clusterIP": "None",
-            # Workers look for the driver from the start, and it is never "ready" in any other sense than answering.
-            "publishNotReadyAddresses": True,
-            "selector": {naming.RUN: plan.name, naming.ROLE: "driver"},
-            "ports": [{"name": name, "port": ports[name], "protocol": "TCP"} for name in needed],
-        },
+    spec = {
+        "clusterIP": "None",
+        # Workers look for the driver from the start, and it has no readiness besides answering them.
+        "publishNotReadyAddresses": True,
+        "selector": {naming.RUN: plan.name, naming.ROLE: "driver"},
+        "ports": [{"name": name, "port": ports[name], "protocol": "TCP"} for name in needed],
     }
+    return _manifest("Service", _metadata(plan, plan.name), spec=spec)
 
 
-def network_policies(plan: Plan) -> list[Json]:
-    """Who may connect to the Pods, unless the experiment or its cluster does without."""
+def network_policies(plan: ManifestPlan) -> list[Json]:
+    """The NetworkPolicy, unless the experiment or its cluster does without one."""
     return [network_policy.network_policy(plan, _metadata(plan, plan.name))] if network_policy.is_wanted(plan) else []
 
 
-def workloads(plan: Plan) -> list[Json]:
-    """What makes the Pods: a RayJob where KubeRay is asked for, else Jobs."""
+def workloads(plan: ManifestPlan) -> list[Json]:
+    """The objects that make the Pods: a RayJob if KubeRay is asked for, else Jobs."""
     if plan.engine == "kuberay":
-        return [kuberay.ray_job(plan, _work_metadata(plan, plan.name))]
+        return [kuberay.ray_job(plan, _workload_metadata(plan, plan.name))]
     return jobs(plan)
 
 
-def jobs(plan: Plan) -> list[Json]:
-    """The driver's Job, and one for each kind of Pod that works for it."""
-    return [_driver_job(plan, crowd) if crowd.role == "driver" else _crew_job(plan, crowd) for crowd in plan.crowds]
+def jobs(plan: ManifestPlan) -> list[Json]:
+    """The driver's Job, and one for each group of Pods that work for it."""
+    return [_driver_job(plan, group) if group.role == "driver" else _pool_job(plan, group) for group in plan.pod_groups]
 
 
-def reader(plan: Plan, *, owner_uid: str | None = None, role: str = "reader", suffix: str = "") -> Json:
+def reader(plan: ManifestPlan, *, owner_uid: str | None = None, role: str = "reader", suffix: str = "") -> Json:
     """A short-lived Pod that shows the results when nothing runs, or as `eraser` removes them from object storage.
 
-    `suffix` tells those apart that are there at once.
+    `suffix` distinguishes readers that exist at the same time.
     """
     name = "-".join(part for part in (plan.name, role, suffix) if part)
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": _metadata(plan, name, role=role),
-        "spec": reader_pod(plan, role),
-    }
-    return with_owner(plan, pod, owner_uid)
+    return with_owner(plan, _manifest("Pod", _metadata(plan, name, role), spec=reader_pod(plan, role)), owner_uid)
 
 
-def with_owner(plan: Plan, manifest: Json, uid: str | None) -> Json:
-    """The same object, which ends with the root."""
+def with_owner(plan: ManifestPlan, manifest: Json, uid: str | None) -> Json:
+    """The same object, owned by the root, so that Kubernetes deletes it with the root."""
     if uid is None:
         return manifest
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": plan.name, "uid": uid}
@@ -249,7 +213,7 @@ def with_owner(plan: Plan, manifest: Json, uid: str | None) -> Json:
 
 
 def as_yaml(manifests: list[Json], comment: str = "") -> str:
-    """For `kubectl apply -f -`, and for git."""
+    """The manifests as YAML, for `kubectl apply -f -` and for git."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -266,20 +230,15 @@ def as_yaml(manifests: list[Json], comment: str = "") -> str:
     return "".join(f"# {line}\n" for line in comment.splitlines()) + text
 
 
-def fingerprint(manifests: list[Json]) -> str:
-    """Tells whether two renderings are the same."""
-    return hashlib.sha256(json.dumps(manifests, sort_keys=True).encode()).hexdigest()
-
-
-def _driver_job(plan: Plan, crowd: Crowd) -> Json:
-    # A Pod of its own for each try: the new one may stand on another node.
-    job = _job(plan, crowd, "Never", RETRIES)
-    # Servers before 1.26 do not know this and begin such a driver anew, which ends the same way, and soon: what is over
-    # already is only told to those who are there.
+def _driver_job(plan: ManifestPlan, group: PodGroup) -> Json:
+    # "Never" makes a new Pod for each try, which may be on another node.
+    job = _job(plan, group, "Never", RETRIES)
+    # Servers before 1.26 ignore this and restart a driver that has failed for good, which then fails again soon: it
+    # reports its end only to Pods that are connected.
     job["spec"]["podFailurePolicy"] = {
         "rules": [
             {"action": "FailJob", "onExitCodes": _exit_code(FAILED_FOR_GOOD)},
-            # Not counted: what comes to nothing time after time ends by itself, and a long run may be moved often.
+            # Replacements are not counted: a long run may move often, and one that makes no progress ends by itself.
             {"action": "Ignore", "onExitCodes": _exit_code(REPLACED)},
             {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         ]
@@ -291,29 +250,26 @@ def _exit_code(code: int) -> Json:
     return {"containerName": "driver", "operator": "In", "values": [code]}
 
 
-def _crew_job(plan: Plan, crowd: Crowd) -> Json:
+def _pool_job(plan: ManifestPlan, group: PodGroup) -> Json:
     # Without "completions": members end together, and one that has ended well is not replaced.
-    return _job(plan, crowd, "OnFailure", RETRIES_OF_CREW)
+    return _job(plan, group, "OnFailure", RETRIES_OF_POOL)
 
 
-def _job(plan: Plan, crowd: Crowd, restart: str, retries: int) -> Json:
-    template = pod_template(plan, crowd)
+def _job(plan: ManifestPlan, group: PodGroup, restart: str, retries: int) -> Json:
+    template = pod_template(plan, group)
     template["spec"]["restartPolicy"] = restart
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": _work_metadata(plan, f"{plan.name}-{crowd.name}", role=crowd.role),
-        "spec": {
-            "parallelism": crowd.count,
-            **({"completions": 1} if crowd.role == "driver" else {}),
-            "backoffLimit": retries,
-            "template": template,
-        },
+    spec = {
+        "parallelism": group.count,
+        **({"completions": 1} if group.role == "driver" else {}),
+        "backoffLimit": retries,
+        "template": template,
     }
+    metadata = _workload_metadata(plan, f"{plan.name}-{group.name}", group.role)
+    return _manifest("Job", metadata, "batch/v1", spec=spec)
 
 
-def _work_metadata(plan: Plan, name: str, role: str | None = None) -> Json:
-    """Of what makes Pods, and may have to wait its turn."""
+def _workload_metadata(plan: ManifestPlan, name: str, role: str | None = None) -> Json:
+    """The metadata of objects that make Pods, and that Kueue may hold back."""
     metadata = _metadata(plan, name, role)
     metadata["labels"] |= {naming.START: plan.start}
     if plan.pods.queue is not None:
@@ -321,10 +277,14 @@ def _work_metadata(plan: Plan, name: str, role: str | None = None) -> Json:
     return metadata
 
 
-def _base64(data: bytes) -> str:
-    return b64encode(data).decode()
-
-
-def _metadata(plan: Plan, name: str, role: str | None = None) -> Json:
+def _metadata(plan: ManifestPlan, name: str, role: str | None = None) -> Json:
     labels = plan.labels | ({naming.ROLE: role} if role is not None else {})
     return {"name": name, "namespace": plan.namespace, "labels": labels}
+
+
+def _manifest(kind: str, metadata: Json, api_version: str = "v1", **content: Any) -> Json:
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
+
+
+def _base64(data: Mapping[str, bytes]) -> dict[str, str]:
+    return {key: b64encode(content).decode() for key, content in data.items()}

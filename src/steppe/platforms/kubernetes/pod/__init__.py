@@ -1,1 +1,1 @@
-"""What runs inside the Pods of an experiment."""
+"""The programs in the Pods of an experiment."""

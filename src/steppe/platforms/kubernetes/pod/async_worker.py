@@ -1,7 +1,7 @@
-"""One worker of run mode async in a Pod: reads on its standard input what it must know, and acts until the end.
+"""One worker of run mode async in a Pod: reads its configuration from standard input, and acts until the end.
 
-It tells whoever started it, through the pipe of its first argument, when it begins to make its environment and when it
-has: an environment that hangs in there may keep this process from doing anything about it. Needs neither Ray nor JAX.
+Through the pipe in its first argument it reports when it begins to make its environment and when that is made: if the
+environment hangs meanwhile, this process may be unable to react itself. It needs neither Ray nor JAX.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 from typing import Any
 
 BEGUN, MADE = b"b", b"m"
-"""What goes through the pipe: the environment is being made, it is there."""
+"""The messages in the pipe: the environment is being made, it is made."""
 
 
 def main(pipe: int) -> int:
-    """Its exit code: 0 when the learner is done."""
+    """Runs the worker; the exit code is 0 if the learner is done."""
     from steppe.runners.engines.asynchronous.worker.ray_actor import Placement, WorkerActor
     from steppe.runners.simulators import wait_for_simulator
     from steppe.specs.environment import EnvironmentSpec

@@ -1,7 +1,7 @@
-"""A TCP server for short HTTP requests that strangers cannot fill: few threads and connections, and a deadline.
+"""A TCP server for short HTTP requests that strangers cannot exhaust: few threads and connections, and a deadline.
 
-One thread reads all requests, without waiting for any of them, and looks at a request's token as soon as its head is
-there. Only whole requests with the right token reach the other threads.
+One thread reads all requests without blocking, and checks a request's token as soon as its head has arrived. Only
+complete requests with a valid token reach the other threads.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 THREADS = 16
 """How many requests are answered at once."""
 MOST_WAITING = 512
-"""How many whole requests may wait for one of these threads."""
+"""How many complete requests may wait for one of these threads."""
 MOST_STRANGERS = 256
-"""How many connections may be open that have not sent a whole request with the right token."""
+"""How many connections may be open without a complete request with a valid token."""
 REQUEST_SECONDS = 10.0
-"""How long a request, head and body, may take to arrive in all."""
+"""How long a request, head and body, may take to arrive."""
 LARGEST_HEAD, LARGEST_BODY = 16_384, 4096
 BLOCK = 1 << 16
 _HEAD_END = b"\r\n\r\n"
@@ -32,55 +32,61 @@ Address = tuple[str, int]
 
 
 @dataclass(eq=False)
-class Request:
-    """A connection with the bytes that have come so far."""
+class PendingRequest:
+    """A connection with the bytes that have arrived so far."""
 
     connection: socket.socket
     address: Address
     deadline: float
     data: bytearray = field(default_factory=bytearray)
     length: int | None = None
-    """How long head and body are together; None until the head is there."""
+    """The length of head and body together; None until the head has arrived."""
     right: str = ""
-    """What its token gives a right to, as `right_of` calls it."""
+    """The right that its token gives, as returned by `right_of`."""
     is_refused: bool = False
-    """Whether it is answered already, and is only open until the other side has read that."""
+    """Whether it was refused, and is only open until the other side has read that."""
 
 
 class BoundedServer:
-    """Listens from `open` on, until `close`."""
+    """Listens from `open` until `close`."""
 
     def __init__(
-        self, right_of: Callable[[str], str], token_header: str, answer: Callable[[Request], None], seconds: float
+        self,
+        right_of: Callable[[str], str],
+        token_header: str,
+        answer: Callable[[PendingRequest], None],
+        seconds: float,
     ) -> None:
-        """`right_of` a token is empty if there is none; `answer` answers in a thread, and may take its time.
+        """`right_of` returns the right that a token gives, empty for none; `answer` runs in a thread of its own.
 
         `seconds` is how long a request may take to arrive.
         """
         self._right_of, self._answer, self._seconds = right_of, answer, seconds
         self._token_header = token_header.lower().encode()
-        self._strangers: dict[socket.socket, Request] = {}
-        self._waiting: queue.Queue[Request | None] = queue.Queue(MOST_WAITING)
+        self._strangers: dict[socket.socket, PendingRequest] = {}
+        self._waiting: queue.Queue[PendingRequest | None] = queue.Queue(MOST_WAITING)
         self._selector = selectors.DefaultSelector()
         self._is_closed = False
         self._waker, self._woken = socket.socketpair()
         self._threads: list[threading.Thread] = []
 
     def open(self, address: Address) -> int:
-        """Begins to listen, and returns the port."""
+        """Starts listening; returns the port."""
         self._listener = socket.create_server(address, backlog=128)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        reader = threading.Thread(target=self._read_all, name="door", daemon=True)
-        answering = (threading.Thread(target=self._answer_all, name="door-answer", daemon=True) for _ in range(THREADS))
+        reader = threading.Thread(target=self._read_all, name="status-server", daemon=True)
+        answering = (
+            threading.Thread(target=self._answer_all, name="status-answer", daemon=True) for _ in range(THREADS)
+        )
         self._threads = [reader, *answering]
         for thread in self._threads:
             thread.start()
         return int(self._listener.getsockname()[1])
 
     def close(self) -> None:
-        """Ends listening; what is being answered is answered to its end."""
+        """Stops listening; requests that are being answered are still answered."""
         if self._threads and not self._is_closed:
             self._is_closed = True
             self._waker.send(b"x")
@@ -96,14 +102,14 @@ class BoundedServer:
             for key, _ in self._selector.select(self._time_left()):
                 if key.fileobj is self._listener:
                     self._accept()
-                elif isinstance(key.data, Request):
+                elif isinstance(key.data, PendingRequest):
                     self._read(key.data)
             now = time.monotonic()
-            # The first is the oldest, and all have as much time.
+            # The first is the oldest, and all have the same time.
             while self._strangers and (oldest := next(iter(self._strangers.values()))).deadline <= now:
-                self._cut(oldest)
+                self._drop(oldest)
         for request in list(self._strangers.values()):
-            self._cut(request)
+            self._drop(request)
         self._selector.close()
         self._listener.close()
 
@@ -116,25 +122,25 @@ class BoundedServer:
             connection, address = self._listener.accept()
         except OSError:
             # The process may be out of file descriptors.
-            self._make_room()
+            self._drop_one()
             return
         if len(self._strangers) >= MOST_STRANGERS:
-            self._make_room()
+            self._drop_one()
         connection.setblocking(False)
-        request = Request(connection, address, time.monotonic() + self._seconds)
+        request = PendingRequest(connection, address, time.monotonic() + self._seconds)
         self._strangers[connection] = request
         self._selector.register(connection, selectors.EVENT_READ, request)
 
-    def _make_room(self) -> None:
-        """Cuts the oldest connection of the address that has the most."""
+    def _drop_one(self) -> None:
+        """Drops the oldest connection of the address with the most connections."""
         if self._strangers:
             counts = Counter(request.address[0] for request in self._strangers.values())
             most = counts.most_common(1)[0][0]
-            self._cut(next(request for request in self._strangers.values() if request.address[0] == most))
+            self._drop(next(request for request in self._strangers.values() if request.address[0] == most))
 
-    def _read(self, request: Request) -> None:
+    def _read(self, request: PendingRequest) -> None:
         if self._strangers.get(request.connection) is not request:
-            # It was cut to make room for another that was accepted in the same round.
+            # It was dropped for another that was accepted in the same round.
             return
         try:
             block = request.connection.recv(BLOCK)
@@ -143,18 +149,18 @@ class BoundedServer:
         except OSError:
             block = b""
         if not block:
-            self._cut(request)
+            self._drop(request)
         elif not request.is_refused:
             request.data += block
-            self._look_at(request)
+            self._examine(request)
 
-    def _look_at(self, request: Request) -> None:
-        """Refuses a request, hands it on when it is whole, or leaves it to wait for the rest."""
+    def _examine(self, request: PendingRequest) -> None:
+        """Refuses a request, enqueues it if it is complete, or waits for the rest."""
         if request.length is None:
             end = request.data.find(_HEAD_END, 0, LARGEST_HEAD)
             if end < 0:
                 if len(request.data) >= LARGEST_HEAD:
-                    self._refuse(request, "431 Request Header Fields Too Large", "the head is too long")
+                    self._refuse(request, "431 PendingRequest Header Fields Too Large", "the head is too long")
                 return
             headers = _headers(bytes(request.data[:end]))
             request.right = self._right_of(headers.get(self._token_header, b"").decode("latin-1"))
@@ -167,9 +173,9 @@ class BoundedServer:
                 return
             request.length = end + len(_HEAD_END) + int(length)
         if len(request.data) >= request.length:
-            self._hand_on(request)
+            self._enqueue(request)
 
-    def _hand_on(self, request: Request) -> None:
+    def _enqueue(self, request: PendingRequest) -> None:
         del request.data[request.length :]
         try:
             self._waiting.put_nowait(request)
@@ -178,34 +184,34 @@ class BoundedServer:
             return
         self._forget(request)
 
-    def _refuse(self, request: Request, status: str, sentence: str) -> None:
-        """Answers at once; the connection stays until the other side closes it, or its time is over."""
+    def _refuse(self, request: PendingRequest, status: str, sentence: str) -> None:
+        """Answers at once; the connection stays open until the other side closes it or its time is over."""
         request.is_refused = True
         request.data.clear()
         body = f'{{"error": "{sentence}"}}'
         head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         with contextlib.suppress(OSError):
-            # So short that it fits into the buffer of a connection that nothing was sent to.
+            # The answer fits into the empty send buffer of the connection, so this does not block.
             request.connection.send(f"{head}Connection: close\r\n\r\n{body}".encode())
             request.connection.shutdown(socket.SHUT_WR)
 
-    def _cut(self, request: Request) -> None:
+    def _drop(self, request: PendingRequest) -> None:
         self._forget(request)
         request.connection.close()
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: PendingRequest) -> None:
         del self._strangers[request.connection]
         self._selector.unregister(request.connection)
 
     def _answer_all(self) -> None:
         while (request := self._waiting.get()) is not None:
-            # A caller that hangs up is no error, and one bad request must not end a thread that others need.
+            # A caller that hangs up is no error, and one bad request must not end a thread.
             with contextlib.suppress(Exception), request.connection:
                 self._answer(request)
 
 
 def _headers(head: bytes) -> dict[bytes, bytes]:
-    """Name, in lower case -> value; of two with one name the first."""
+    """Name in lower case -> value; of several headers with one name the first."""
     found: dict[bytes, bytes] = {}
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")

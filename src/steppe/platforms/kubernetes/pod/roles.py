@@ -1,6 +1,6 @@
-"""What an experiment's Pods run: `python -m steppe.platforms.kubernetes.pod.roles ROLE`, as `main` knows them.
+"""The programs of an experiment's Pods: `python -m steppe.platforms.kubernetes.pod.roles ROLE`, with a role of `main`.
 
-Light, since it lives beside the work: the training itself, and Ray, are processes of their own.
+This process needs little memory, since it runs beside the training and Ray, which are processes of their own.
 """
 
 from __future__ import annotations
@@ -19,57 +19,57 @@ from typing import Any
 
 from steppe.errors import SteppeError
 from steppe.platforms.kubernetes.agreement import (
-    CREW_TOKENS,
-    DOOR_TOKEN,
     ELSEWHERE,
     FAILED_FOR_GOOD,
     LEARNER_TOKEN,
     LONGEST_LAST_WORDS,
     NOTE_FILE,
+    POOL_TOKENS,
     PREFIX,
     RAY_TOKEN,
     REPLACED,
     RESULTS,
     SPEC,
     SPEC_KEY,
+    STATUS_TOKEN,
     TERMINATION_LOG,
     TOKENS,
 )
-from steppe.platforms.kubernetes.client.sights import lack
-from steppe.platforms.kubernetes.pod.status_server import Door, read_status
+from steppe.platforms.kubernetes.diagnosis.driver_phase import missing_pods
+from steppe.platforms.kubernetes.pod.status_server import StatusServer, read_status
 from steppe.platforms.kubernetes.pod.stored_run import StoredRun
 from steppe.platforms.kubernetes.storage.object_store import ObjectStore, stored_at
-from steppe.platforms.kubernetes.storage.stored_status import StoredDoor
+from steppe.platforms.kubernetes.storage.stored_status import StoredStatusServer
 from steppe.runners.pods import CREW_FILE_VARIABLE, DOOR_PORT, JOINED_FILE_VARIABLE, RAY_VARIABLE
 
 LINGER_SECONDS, LINGER_FOR_MISSING_SECONDS = 15.0, 900.0
-"""How long a driver that is done tells so, for all that work for it to hear it; and for those that are not there now.
+"""For how long a finished driver answers that it is over, if all Pods of its pool are connected, and if some are not.
 
-A Pod that fails again and again is begun anew every five minutes, and one that waits for a node may come as others go.
-Whoever follows a run ends all its Pods before.
+Kubernetes restarts a failing Pod every five minutes, and a Pod without a node may get one when others end. A client
+that follows the run ends all its Pods before that.
 """
 OVER = (0, FAILED_FOR_GOOD)
-"""The exit codes of a training that another Pod is not to go on with."""
+"""The exit codes of a training that no other Pod must resume."""
 ENDED = ("paused", "completed", "failed", "stopped")
-"""The states of a training that has come to an end."""
+"""The states of a training that has ended."""
 DIED = 1
-"""The exit code of a driver whose training has not even begun: nobody but Kubernetes counts how often."""
+"""The exit code of a driver whose training has not even begun; Kubernetes counts how often that happens."""
 HANDED_OVER = 128 + signal.SIGTERM
-"""How a training ends whose Pod is to go: it is saved, and goes on in another Pod."""
+"""The exit code of a training that was saved because its Pod must end; another Pod resumes it."""
 KEPT = (
     *("state", "reason", "heartbeat", "finished", "seconds"),
     *("timestep", "episode", "update", "mean_return", "best_return"),
 )
-"""What is left of a status where not all of it fits."""
+"""The fields of a status that are kept if not all of it fits."""
 DRIVER_FILE = Path("/tmp/steppe-driver.pid")
-"""Where a driver in a Ray of KubeRay's notes its process, as long as it has something to save."""
+"""The file with the process of a driver in a Ray of KubeRay, as long as the driver has something to save."""
 RESTARTS, RESTART_SECONDS = 20, 5.0
-"""How often a driver begins a training anew in a Pod that would not be replaced, and after how long."""
+"""How often, and after which pause, a driver restarts a training in a Pod that Kubernetes would not replace."""
 OUT_OF_MEMORY = "its Pod ran out of memory; give it more by kubernetes.driver.memory"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The entry of every container."""
+    """The entry point of every container."""
     (role,) = sys.argv[1:] if arguments is None else arguments
     match role:
         case "driver":
@@ -86,8 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
             return serve(role)
 
 
-def told(name: str, default: str = "") -> str:
-    """What the manifest tells this Pod."""
+def pod_variable(name: str, default: str = "") -> str:
+    """A variable that the manifest sets in this Pod."""
     return os.environ.get(f"{PREFIX}{name}", default)
 
 
@@ -97,23 +97,23 @@ def token(key: str) -> str:
 
 
 def read() -> int:
-    """Shows the results until it is ended."""
+    """Runs the status server of a reader until SIGTERM."""
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     facts = {"role": "reader"}
-    door = (
-        StoredDoor(_store_url(), _run_folder(), token(DOOR_TOKEN), facts)
-        if told("STORE")
-        else Door(_run_folder(), token(DOOR_TOKEN), lambda: facts, takes_requests=False)
+    server = (
+        StoredStatusServer(_store_url(), _run_folder(), token(STATUS_TOKEN), facts)
+        if pod_variable("STORE")
+        else StatusServer(_run_folder(), token(STATUS_TOKEN), lambda: facts, takes_requests=False)
     )
-    door.open(DOOR_PORT)
-    with contextlib.closing(door):
+    server.open(DOOR_PORT)
+    with contextlib.closing(server):
         over.wait()
     return 0
 
 
 def erase() -> int:
-    """Removes the results from their store; its last words say what came of it."""
+    """Removes the results from object storage; the termination message tells the outcome."""
     words: dict[str, Any]
     try:
         words = {"erased": ObjectStore(_store_url()).erase()}
@@ -126,7 +126,7 @@ def erase() -> int:
 
 
 def hand_over() -> int:
-    """Before KubeRay's Ray is ended in this container: has the driver in it save what it has, and waits for that."""
+    """Before KubeRay ends the Ray in this container: has the driver save its training, and waits for that."""
     with contextlib.suppress(OSError, ValueError):
         driver = int(DRIVER_FILE.read_text())
         os.kill(driver, signal.SIGTERM)
@@ -137,7 +137,7 @@ def hand_over() -> int:
 
 
 class Driver:
-    """Trains in a process of its own, and answers at the door meanwhile."""
+    """Runs the training in a process of its own, and the status server meanwhile."""
 
     def __init__(self) -> None:
         self.folder = _run_folder()
@@ -148,22 +148,22 @@ class Driver:
         self._before: dict[str, Any] = {}
         self._is_ending = False
         self._stored: StoredRun | None = None
-        if told("STORE"):
+        if pod_variable("STORE"):
             self._stored = StoredRun(_store_url(), self.folder, self._session, self._hand_over)
-        self._crew_file = Path("/tmp") / f"steppe-crew-{os.getpid()}.json"
+        self._pool_file = Path("/tmp") / f"steppe-crew-{os.getpid()}.json"
         self._joined_file = Path("/tmp") / f"steppe-joined-{os.getpid()}.json"
 
     def run(self) -> int:
-        """Until the training has ended; the exit code says whether Kubernetes is to begin it anew."""
+        """Runs until the training has ended; the exit code tells Kubernetes whether to start another Pod."""
         signal.signal(signal.SIGTERM, self._hand_over)
-        door = Door(
-            *(self.folder, token(DOOR_TOKEN), self._facts),
-            crew_token=_crew_token(),
-            crew_file=self._crew_file,
+        server = StatusServer(
+            *(self.folder, token(STATUS_TOKEN), self._facts),
+            pool_token=_pool_token(),
+            pool_file=self._pool_file,
             takes_requests=True,
         )
-        door.open(DOOR_PORT)
-        with contextlib.closing(door):
+        server.open(DOOR_PORT)
+        with contextlib.closing(server):
             return self._run()
 
     def _run(self) -> int:
@@ -171,8 +171,10 @@ class Driver:
             if self._stored is not None and not self._stored.begin():
                 return REPLACED
             was_over = self._is_start_over()
-            exit_code = self._train_on() if self._is_in_ray or told("HAS_SIDECARS") else self._train()
-            # Only what is stored is over: this Pod's own disk goes with it.
+            exit_code = (
+                self._train_with_restarts() if self._is_in_ray or pod_variable("HAS_SIDECARS") else self._train()
+            )
+            # The run is over only once its results are stored: this Pod's own disk is deleted with it.
             if self._stored is not None and not self._stored.finish():
                 return REPLACED
         except SteppeError:
@@ -180,20 +182,20 @@ class Driver:
         self._is_over = exit_code in OVER
         self._write_last_words(exit_code)
         if self._is_in_ray:
-            self._leave_to_ray()
-        if self._is_over and told("RUN_MODE") in ("distributed", "async"):
+            self._wait_for_ray_to_end()
+        if self._is_over and pod_variable("RUN_MODE") in ("distributed", "async"):
             joined = self._joined()
-            # KubeRay ends all Pods by itself, and who was missing at the end had the time of an earlier Pod.
-            is_told = self._is_in_ray or was_over or (joined and not lack(joined))
-            self._linger(LINGER_SECONDS if is_told else LINGER_FOR_MISSING_SECONDS)
+            # KubeRay ends all Pods by itself; after an earlier Pod of this start, missing Pods have had their time.
+            has_told_all = self._is_in_ray or was_over or (joined and not missing_pods(joined))
+            self._linger(LINGER_SECONDS if has_told_all else LINGER_FOR_MISSING_SECONDS)
         if self._is_over:
             return exit_code
         return REPLACED if self._is_ending or exit_code == ELSEWHERE or self._has_begun() else DIED
 
-    def _train_on(self) -> int:
-        """Begins a training anew here that ends without a word, as long as that helps.
+    def _train_with_restarts(self) -> int:
+        """Restarts a training in this Pod that dies without a report.
 
-        KubeRay would make all Pods anew for it, and a Pod that a simulator still runs in is not replaced by its Job.
+        KubeRay would make all Pods anew for it, and a Job does not replace a Pod in which a simulator still runs.
         """
         if self._is_in_ray:
             DRIVER_FILE.write_text(str(os.getpid()))
@@ -206,14 +208,14 @@ class Driver:
                 break
         return exit_code
 
-    def _leave_to_ray(self) -> None:
-        """Ray is ended when all is saved, and this with it: KubeRay would take an end before that for a failure."""
+    def _wait_for_ray_to_end(self) -> None:
+        """Waits to be ended with Ray once all is saved: KubeRay would count an earlier end as a failure."""
         DRIVER_FILE.unlink(missing_ok=True)
         while self._is_ending and not self._is_over:
             time.sleep(1.0)
 
     def _train(self) -> int:
-        """The exit code of one training."""
+        """Runs one training; returns its exit code."""
         self._joined_file.unlink(missing_ok=True)
         self._before = read_status(self.folder) or {}
         self._process = subprocess.Popen(self._command(), env=self._environment())
@@ -221,29 +223,29 @@ class Driver:
             self._process.send_signal(signal.SIGTERM)
         exit_code = self._process.wait()
         if exit_code == -signal.SIGKILL and _has_run_out_of_memory():
-            # It would again: the experiment has failed, and says so.
+            # It would run out of memory again, so the experiment has failed.
             exit_code = subprocess.run([*self._command(), "--failed", OUT_OF_MEMORY], check=False).returncode
         return exit_code
 
     def _has_begun(self) -> bool:
-        """Whether the status is the training's own, which notes how often it comes to nothing."""
+        """Whether this training has written a status, and so counts its failures itself."""
         status = read_status(self.folder) or {}
         return self._process is not None and status.get("started") != self._before.get("started")
 
     def _is_start_over(self) -> bool:
-        """Whether an earlier Pod has brought this start of the experiment to its end."""
+        """Whether this start of the experiment has already ended in an earlier Pod."""
         with contextlib.suppress(OSError, ValueError):
             note = json.loads((self.folder / NOTE_FILE).read_text(encoding="utf-8"))
-            return isinstance(note, dict) and note.get("start") == told("START") and "exit_code" in note
+            return isinstance(note, dict) and note.get("start") == pod_variable("START") and "exit_code" in note
         return False
 
     def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"role": "driver", "pod": told("NAME"), "session": self._session}
+        facts: dict[str, Any] = {"role": "driver", "pod": pod_variable("NAME"), "session": self._session}
         facts |= {"is_over": self._is_over, "joined": self._joined()}
         return facts | {"status": self._shown()}
 
     def _shown(self) -> dict[str, Any] | None:
-        """The run's own status; one that has ended is not over before its report is written."""
+        """The run's own status; a run that has ended is shown as finishing until its report is written."""
         status = read_status(self.folder) if self._stored is None else self._stored.shown()
         if self._is_over or status is None or status.get("state") not in ENDED or not self._has_begun():
             return status
@@ -251,19 +253,27 @@ class Driver:
         return status | {"state": state, "reason": "", "finished": None, "phase": "finishing"}
 
     def _joined(self) -> dict[str, Any]:
-        """How many servers and workers the training has, and how many it wants; nothing before it knows."""
+        """How many servers and workers the training has and wants; empty before it knows."""
         with contextlib.suppress(OSError, ValueError):
             return dict(json.loads(self._joined_file.read_text(encoding="utf-8")))
         return {}
 
     def _command(self) -> list[str]:
         spec = Path(SPEC) / SPEC_KEY
-        words = [str(self.folder), "--spec", str(spec), "--generation", told("GENERATION"), "--start", told("START")]
+        words = [
+            str(self.folder),
+            "--spec",
+            str(spec),
+            "--generation",
+            pod_variable("GENERATION"),
+            "--start",
+            pod_variable("START"),
+        ]
         return [sys.executable, "-P", "-m", "steppe.experiments.process.pod_run", *words]
 
     def _environment(self) -> dict[str, str]:
         environment = os.environ | {
-            CREW_FILE_VARIABLE: str(self._crew_file),
+            CREW_FILE_VARIABLE: str(self._pool_file),
             JOINED_FILE_VARIABLE: str(self._joined_file),
         }
         for key, name in ((RAY_TOKEN, "RAY_AUTH_TOKEN"), (LEARNER_TOKEN, "STEPPE_LEARNER_TOKEN")):
@@ -279,7 +289,7 @@ class Driver:
             self._process.send_signal(signal.SIGTERM)
 
     def _write_last_words(self, exit_code: int) -> None:
-        """What the Pod leaves where nobody need mount anything to read it."""
+        """Writes the status into the termination message, which can be read without mounting a disk."""
         status = read_status(self.folder) or {}
         if exit_code == ELSEWHERE:
             status["reason"] = "another Pod still had the experiment, and only one may write the results"
@@ -294,29 +304,29 @@ class Driver:
             Path(TERMINATION_LOG).write_text(words)
 
     def _linger(self, seconds: float) -> None:
-        """Waits, unless this Pod is to go."""
+        """Waits for `seconds`, or until this Pod must end."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._is_ending:
             time.sleep(0.1)
 
 
 def _run_folder() -> Path:
-    return Path(RESULTS) / told("EXPERIMENT")
+    return Path(RESULTS) / pod_variable("EXPERIMENT")
 
 
-def _crew_token() -> str:
-    """Empty where nobody works for this driver, or where KubeRay has them do it."""
+def _pool_token() -> str:
+    """The token of the pool; empty if there is no pool, or if KubeRay manages it."""
     with contextlib.suppress(FileNotFoundError, KeyError):
-        return token(CREW_TOKENS[told("RUN_MODE")])
+        return token(POOL_TOKENS[pod_variable("RUN_MODE")])
     return ""
 
 
 def _store_url() -> str:
-    return stored_at(told("STORE"), told("HEAD"), token(DOOR_TOKEN))
+    return stored_at(pod_variable("STORE"), pod_variable("HEAD"), token(STATUS_TOKEN))
 
 
 def _has_run_out_of_memory() -> bool:
-    """Whether the kernel has ended a process of this container for that."""
+    """Whether the kernel has killed a process of this container for want of memory."""
     for file in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         with contextlib.suppress(OSError):
             for line in Path(file).read_text().splitlines():

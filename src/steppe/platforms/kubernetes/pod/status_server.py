@@ -1,7 +1,7 @@
-"""The door of a Pod: tells over HTTP how the run is going, shows its files, and hears what is asked of it.
+"""The HTTP status server of a Pod: reports the status of the run, shows its files, and takes requests to the run.
 
-Every question shows a token, which is looked at before anything else. GET /status, /log?from=BYTES, /files or
-/files?name=PATH, /files/PATH (with Range), /crew; POST /ask. The token of those who work for a driver opens /crew only.
+Every request carries a token, which is checked first. GET /status, /log?from=BYTES, /files or /files?name=PATH,
+/files/PATH (with Range), /crew; POST /ask. The token of the Pods that work for a driver is valid for /crew only.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from steppe.errors import SteppeError
 from steppe.files.durable import write_atomically
 from steppe.platforms.kubernetes.agreement import TOKEN_HEADER
-from steppe.platforms.kubernetes.pod.bounded_server import REQUEST_SECONDS, BoundedServer, Request
+from steppe.platforms.kubernetes.pod.bounded_server import REQUEST_SECONDS, BoundedServer, PendingRequest
 
 Json = dict[str, Any]
 STATUS_FILE, LOG_FILE, REQUEST_FILE = "status.json", "log.txt", "request.json"
-"""As a run folder calls them."""
-WHOLE, CREW = "whole", "crew"
-"""What a token gives a right to: everything, or what those who work for a driver must know."""
+"""The names of these files in a run folder."""
+EVERYTHING, POOL_ONLY = "everything", "pool"
+"""The rights of tokens: all requests, or only /crew, for the Pods that work for a driver."""
 ACTIONS = ("pause", "stop")
 IDLE_SECONDS = 60.0
 BLOCK = 1 << 20
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
-class Door:
-    """Listens from `open` on, in a few threads of its own, until `close`."""
+class StatusServer:
+    """Listens from `open` until `close`, in a few threads of its own."""
 
     def __init__(
         self,
@@ -48,17 +48,17 @@ class Door:
         token: str,
         facts: Callable[[], Json],
         *,
-        crew_token: str = "",
-        crew_file: Path | None = None,
+        pool_token: str = "",
+        pool_file: Path | None = None,
         takes_requests: bool,
         request_seconds: float = REQUEST_SECONDS,
     ) -> None:
-        """`facts` are what the Pod knows beside the run's own status; `crew_file` says what workers must know.
+        """`facts` returns what the Pod knows beside the run's own status; `pool_file` has the configuration of workers.
 
-        A request that takes longer than `request_seconds` to arrive is cut.
+        A request that takes longer than `request_seconds` to arrive is dropped.
         """
         self.folder, self.token, self.facts = folder, token, facts
-        self.crew_token, self.crew_file, self.takes_requests = crew_token, crew_file, takes_requests
+        self.pool_token, self.pool_file, self.takes_requests = pool_token, pool_file, takes_requests
         self._sums: dict[str, tuple[int, int, str]] = {}
         self._lock = threading.Lock()
         self.port: int | None = None
@@ -66,23 +66,23 @@ class Door:
         self._server: BoundedServer | None = None
 
     def open(self, port: int, host: str = "") -> int:
-        """Begins to listen, and returns the port."""
+        """Starts listening; returns the port."""
         answer = partial(_answer, self)
         self._server = BoundedServer(self._right_of, TOKEN_HEADER, answer, self._request_seconds)
         self.port = self._server.open((host, port))
         return self.port
 
     def close(self) -> None:
-        """Ends listening."""
+        """Stops listening."""
         if self._server is not None:
             self._server.close()
 
     def status(self) -> Json:
-        """The run's own status, None before there is one, and what the Pod knows."""
+        """The run's own status, None before there is one, and the facts of the Pod."""
         return {"status": read_status(self.folder), **self.facts()}
 
     def listed(self, only: str | None = None) -> list[Json]:
-        """Every finished file with its size and its checksum, or only the one of that name."""
+        """Every finished file with its size and checksum, or only the file of that name."""
         found = []
         paths = (
             sorted(_files(self.folder)) if only is None else [path for path in [self.file(only)] if path is not None]
@@ -95,26 +95,26 @@ class Door:
         return found
 
     def file(self, name: str) -> Path | None:
-        """The file of that name, if it is one that is shown."""
+        """The file of that name if it may be shown, else None."""
         path = self.folder / name
         return path if is_shown(name) and path.is_file() and _is_inside(path, self.folder) else None
 
     def ask(self, action: str) -> None:
-        """Leaves a request where the run looks for it."""
+        """Writes a request into the file in which the run looks for it."""
         text = json.dumps({"action": action, "time": time.time()}) + "\n"
         write_atomically(self.folder / REQUEST_FILE, text)
 
-    def crew(self) -> Json:
-        """What those who work for this driver must know: whether it is over or another one, and what a learner says."""
+    def pool_answer(self) -> Json:
+        """The answer to the pool: whether the run is over, the driver's session, and the configuration of workers."""
         known = {name: value for name, value in self.facts().items() if name in ("is_over", "session")}
-        if self.crew_file is not None and self.crew_file.exists():
-            known |= json.loads(self.crew_file.read_text())
+        if self.pool_file is not None and self.pool_file.exists():
+            known |= json.loads(self.pool_file.read_text())
         return known
 
     def _right_of(self, token: str) -> str:
-        is_whole = hmac.compare_digest(token.encode(), self.token.encode())
-        is_crew = hmac.compare_digest(token.encode(), self.crew_token.encode()) and bool(self.crew_token)
-        return WHOLE if is_whole else CREW if is_crew else ""
+        is_full = hmac.compare_digest(token.encode(), self.token.encode())
+        is_pool = hmac.compare_digest(token.encode(), self.pool_token.encode()) and bool(self.pool_token)
+        return EVERYTHING if is_full else POOL_ONLY if is_pool else ""
 
     def _described(self, name: str, path: Path) -> Json:
         about = path.stat()
@@ -130,36 +130,36 @@ class Door:
         return {"size": size, "sha256": digest}
 
 
-def _answer(door: Door, request: Request) -> None:
+def _answer(server: StatusServer, request: PendingRequest) -> None:
     request.connection.settimeout(IDLE_SECONDS)
-    _Handler(door, request)
+    _StatusHandler(server, request)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """Answers one whole request, whose token was looked at."""
+class _StatusHandler(BaseHTTPRequestHandler):
+    """Answers one complete request, whose token was checked."""
 
     protocol_version = "HTTP/1.1"
     timeout = IDLE_SECONDS
     server_version = "steppe"
     sys_version = ""
 
-    def __init__(self, door: Door, request: Request) -> None:
-        self.door, self._received, self._right = door, bytes(request.data), request.right
+    def __init__(self, server: StatusServer, request: PendingRequest) -> None:
+        self.status_server, self._received, self._right = server, bytes(request.data), request.right
         super().__init__(request.connection, request.address, None)  # type: ignore[arg-type]
 
     def setup(self) -> None:
-        """Reads what was received, instead of the connection."""
+        """Reads the bytes that were received, instead of the connection."""
         super().setup()
         self.rfile.close()
         self.rfile = BytesIO(self._received)
 
     def end_headers(self) -> None:
-        """One request a connection: one that is open waits for nothing, and holds no place."""
+        """Allows one request a connection, so that no idle connection takes the place of another."""
         self.send_header("Connection", "close")
         super().end_headers()
 
     def do_GET(self) -> None:
-        """Answers a question."""
+        """Answers a GET request."""
         try:
             self._give()
         except SteppeError as error:
@@ -169,19 +169,19 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         path = unquote(url.path)
         if path == "/crew":
-            self._answer(self.door.crew())
-        elif self._right != WHOLE:
+            self._answer(self.status_server.pool_answer())
+        elif self._right != EVERYTHING:
             self._refuse(HTTPStatus.FORBIDDEN, "this token opens /crew only")
         elif path == "/status":
-            self._answer(self.door.status())
+            self._answer(self.status_server.status())
         elif path == "/log":
             begin = parse_qs(url.query).get("from", ["0"])[0]
-            log = self.door.file(LOG_FILE) or self.door.folder / LOG_FILE
+            log = self.status_server.file(LOG_FILE) or self.status_server.folder / LOG_FILE
             self._send_part(log, int(begin) if begin.isdecimal() else 0, None)
         elif path == "/files":
             only = parse_qs(url.query).get("name", [None])[0]
-            self._answer({"files": self.door.listed(only)})
-        elif path.startswith("/files/") and (file := self.door.file(path.removeprefix("/files/"))) is not None:
+            self._answer({"files": self.status_server.listed(only)})
+        elif path.startswith("/files/") and (file := self.status_server.file(path.removeprefix("/files/"))) is not None:
             asked = _RANGE.fullmatch(self.headers.get("Range", ""))
             start, stop = (int(asked[1]), int(asked[2]) + 1 if asked[2] else None) if asked else (0, None)
             self._send_part(file, start, stop, is_partial=asked is not None)
@@ -189,12 +189,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "there is nothing of that name")
 
     def do_POST(self) -> None:
-        """Takes a request to the run."""
+        """Passes a request on to the run."""
         text = self.rfile.read()
-        if self._right != WHOLE:
+        if self._right != EVERYTHING:
             self._refuse(HTTPStatus.FORBIDDEN, "this token opens /crew only")
             return
-        if self.path != "/ask" or not self.door.takes_requests:
+        if self.path != "/ask" or not self.status_server.takes_requests:
             self._refuse(HTTPStatus.NOT_FOUND, "nothing can be asked of this Pod")
             return
         try:
@@ -204,11 +204,11 @@ class _Handler(BaseHTTPRequestHandler):
         if action not in ACTIONS:
             self._refuse(HTTPStatus.BAD_REQUEST, f"an action is one of {', '.join(ACTIONS)}")
             return
-        self.door.ask(action)
+        self.status_server.ask(action)
         self._answer({"asked": action})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the log is the run's."""
+        """Does nothing: the log belongs to the run."""
 
     def _answer(self, data: Json, code: HTTPStatus = HTTPStatus.OK) -> None:
         body = json.dumps(data).encode()
@@ -222,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({"error": sentence}, code)
 
     def _send_part(self, path: Path, start: int, stop: int | None, is_partial: bool = False) -> None:
-        """The bytes from `start` to `stop` of a file as it is now; it may grow meanwhile."""
+        """Sends the bytes from `start` to `stop` of a file as it is now; it may grow meanwhile."""
         try:
             file = path.open("rb")
         except OSError:
@@ -240,20 +240,20 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             file.seek(start)
             left = stop - start
-            # Of a file that was cut short meanwhile less comes than was promised, and the caller sees that.
+            # If the file was truncated meanwhile, the caller sees that less arrives than was announced.
             while left and (block := file.read(min(BLOCK, left))):
                 self.wfile.write(block)
                 left -= len(block)
 
 
 def is_shown(name: str) -> bool:
-    """Whether a path is one of a result: relative, and without anything hidden."""
+    """Whether a path can be that of a result: relative and without hidden parts."""
     path = Path(name)
     return bool(name) and not path.is_absolute() and not any(part.startswith(".") for part in path.parts)
 
 
 def read_status(folder: Path) -> Json | None:
-    """What status.json says now; None where there is none."""
+    """The content of status.json; None if it does not exist or is unreadable."""
     try:
         data = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -263,12 +263,12 @@ def read_status(folder: Path) -> Json | None:
 
 def _files(folder: Path) -> list[Path]:
     found = []
-    for place, inner, names in os.walk(folder):
-        inner[:] = [name for name in inner if not name.startswith(".")]
-        found += [Path(place, name) for name in names if not name.startswith(".")]
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(parent, name) for name in names if not name.startswith(".")]
     return [path for path in found if path.is_file() and _is_inside(path, folder) and path.name != REQUEST_FILE]
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
-    """Whether it really lies there, whatever links say."""
+    """Whether a path is in a folder after links are resolved."""
     return path.resolve().is_relative_to(folder.resolve())

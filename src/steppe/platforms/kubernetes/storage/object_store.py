@@ -1,14 +1,15 @@
-"""One experiment's place in object storage (`s3://`, `gs://` and what else fsspec knows): its objects, and their index.
+"""The results of one experiment in object storage (`s3://`, `gs://` and others that fsspec knows), with an index.
 
-Objects are called as the files of the run folder are. The index says which there are, with size and sha256. It is
-written before objects change, with what is coming, and again after: whenever a writer is killed, every object is either
-the one that was there or the one that was coming, and anything else is damage.
+Objects have the names of the files in the run folder. The index lists them with size and sha256. It is written before
+objects change, with the new versions, and again after: whenever a writer is killed, every object is either in its old
+version or in an announced one, and anything else is damage.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import time
@@ -17,37 +18,36 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from steppe.errors import SteppeError, UserError
+from steppe.errors import SteppeError, UserError, clause
 from steppe.files.durable import storing
-from steppe.platforms.kubernetes.storage import store_client
-from steppe.platforms.kubernetes.storage.store_client import meaning_of, open_client, plain
+from steppe.platforms.kubernetes.storage.store_client import meaning_of, open_client, remedies_for
 
 INDEX = ".steppe-index.json"
 FORMAT, VERSION = "steppe-results", 1
 BLOCK = 1 << 24
-"""What is sent or fetched in one go; smaller objects are written in one step."""
+"""The size of a part of an upload or download; smaller objects are written in one step."""
 WAY_OUT = (
     "bring back an earlier version of this object, or delete the experiment, which leaves what is stored, and start it "
     "again"
 )
 TRIES = 3
 FIRST_PAUSE = 0.5
-PATIENCE = 20.0
-"""A library that has tried for so long by itself is not asked again."""
+RETRY_SECONDS = 20.0
+"""A library that has retried by itself for so long is not called again."""
 
 T = TypeVar("T")
 
 
-class StoreTrouble(SteppeError):
-    """Object storage did not do what was asked; it may another time, unless `is_final`."""
+class StoreError(SteppeError):
+    """A request to object storage failed; another attempt may succeed, unless `is_final`."""
 
     def __init__(self, sentence: str, is_final: bool = False) -> None:
         super().__init__(sentence)
         self.is_final = is_final
 
 
-class Entry(NamedTuple):
-    """What an object must be like."""
+class StoredObject(NamedTuple):
+    """The size and checksum that an object must have."""
 
     size: int
     sha256: str
@@ -55,25 +55,25 @@ class Entry(NamedTuple):
 
 @dataclass
 class Index:
-    """What the store holds of a run."""
+    """The list of a run's objects."""
 
     writer: dict[str, Any] | None = None
-    """Which Pod writes, and when it last did; None where none does."""
-    files: dict[str, Entry] = field(default_factory=dict)
-    coming: dict[str, list[Entry]] = field(default_factory=dict)
-    """What was begun to be written: these objects may be the old ones, or any of these."""
+    """The Pod that writes, and when it last did; None if none does."""
+    files: dict[str, StoredObject] = field(default_factory=dict)
+    coming: dict[str, list[StoredObject]] = field(default_factory=dict)
+    """Announced versions: each object may be the old one or any of these."""
     leaving: list[str] = field(default_factory=list)
     """Objects that no longer belong to the run, and may still be there."""
 
     @classmethod
     def parse(cls, data: bytes) -> Index:
-        """The inverse of `text`; ValueError where it is none."""
+        """The inverse of `text`; ValueError if it is not an index."""
         content = json.loads(data)
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
             raise ValueError(f"it is not in format {FORMAT} {VERSION}")
-        files = {str(name): Entry(int(size), str(sha256)) for name, (size, sha256) in content["files"].items()}
+        files = {str(name): StoredObject(int(size), str(sha256)) for name, (size, sha256) in content["files"].items()}
         coming = {
-            str(name): [Entry(int(size), str(sha256)) for size, sha256 in entries]
+            str(name): [StoredObject(int(size), str(sha256)) for size, sha256 in entries]
             for name, entries in content["coming"].items()
         }
         index = cls(content["writer"], files, coming, [str(name) for name in content["leaving"]])
@@ -81,42 +81,46 @@ class Index:
             raise ValueError("it names objects that lie elsewhere")
         return index
 
+    def versions(self, name: str) -> list[StoredObject]:
+        """The versions that an object may have: the announced ones, then the last complete one."""
+        return [*self.coming.get(name, ()), *([self.files[name]] if name in self.files else ())]
+
     def text(self) -> str:
-        """As it is stored."""
+        """The index as JSON."""
         return json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}, indent=1) + "\n"
 
 
 class ObjectStore:
-    """The objects below one URL, which belongs to one experiment alone; retries, and errors in sentences."""
+    """The objects below one URL, which belongs to one experiment alone; requests are repeated, errors are sentences."""
 
     def __init__(self, url: str) -> None:
-        """Nothing is asked of the store yet."""
+        """Makes the client; no request is sent yet."""
         self.url = url.rstrip("/")
-        self._files, self._root = self._tried("open", "", lambda: open_client(self.url))
+        self._files, self._root = self._retried("open", "", lambda: open_client(self.url))
 
     def read_index(self) -> Index | None:
-        """What the store holds; None where it holds nothing."""
-        data = self._tried("read", INDEX, lambda: _if_there(lambda: self._files.cat_file(self._path(INDEX))))
+        """The index; None if the store has none."""
+        data = self._retried("read", INDEX, lambda: _if_there(lambda: self._files.cat_file(self._path(INDEX))))
         if data is None:
             return None
         try:
             return Index.parse(data)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                f"{self.url}/{INDEX} is damaged ({plain(error)}), so it cannot be told what the run has stored; "
+                f"{self.url}/{INDEX} is damaged ({clause(error)}), so it cannot be told what the run has stored; "
                 f"{WAY_OUT}"
             ) from error
 
     def write_index(self, index: Index) -> None:
-        """In one step."""
+        """Writes the index in one step."""
         self.write(INDEX, index.text().encode())
 
     def write(self, name: str, data: bytes) -> None:
-        """An object from memory, in one step."""
-        self._tried("write", name, lambda: self._files.pipe_file(self._path(name), data))
+        """Writes an object from memory in one step."""
+        self._retried("write", name, lambda: self._files.pipe_file(self._path(name), data))
 
     def upload(self, name: str, file: BinaryIO, size: int, after_block: Callable[[], None]) -> str:
-        """An object from the first `size` bytes of a file, there whole or not at all; the sha256 of what was sent."""
+        """Writes an object from the first `size` bytes of a file, whole or not at all; returns their sha256."""
 
         def send() -> str:
             target = self._files.open(self._path(name), "wb", block_size=BLOCK, autocommit=False)
@@ -131,20 +135,20 @@ class ObjectStore:
                 target.close()
                 target.commit()
             except FileNotFoundError as error:
-                _throw_away(target)
+                _discard(target)
                 if is_begun:
-                    # Not the bucket is missing: it has taken a part.
+                    # The bucket exists, since it has taken a part.
                     raise ConnectionAbortedError("it has forgotten an upload that was begun") from error
                 raise
             except BaseException:
-                _throw_away(target)
+                _discard(target)
                 raise
             return digest.hexdigest()
 
-        return self._tried("write", name, send)
+        return self._retried("write", name, send)
 
-    def download(self, name: str, to: Path, expected: Entry) -> Entry | None:
-        """Fetches an object to a file; what it was like, None if it is not there."""
+    def download(self, name: str, to: Path, expected: StoredObject) -> StoredObject | None:
+        """Fetches an object to a file; returns its size and checksum, or None if it does not exist."""
         digest, size = hashlib.sha256(), 0
         with storing(to):
             to.parent.mkdir(parents=True, exist_ok=True)
@@ -154,38 +158,39 @@ class ObjectStore:
                         return None
                     digest.update(block)
                     size += file.write(block)
-        return Entry(size, digest.hexdigest())
+        return StoredObject(size, digest.hexdigest())
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes objects; one that is not there is no mistake."""
+        """Removes objects, if they exist."""
         for name in names:
-            self._remove(name)
+            path = self._path(name)
+            self._retried("remove", name, functools.partial(_if_there, functools.partial(self._files.rm_file, path)))
 
     def sizes(self) -> dict[str, int]:
-        """Every object that is there, the index too."""
+        """The sizes of all objects, including the index."""
 
         def listed() -> dict[str, int]:
             self._files.invalidate_cache()
             found = self._files.find(self._root, detail=True)
             return {path.removeprefix(self._root).lstrip("/"): int(about["size"]) for path, about in found.items()}
 
-        return self._tried("list", "", listed)
+        return self._retried("list", "", listed)
 
     def erase(self) -> int:
-        """Removes everything; how many objects that were."""
+        """Removes all objects; returns how many there were."""
         count = len(self.sizes())
         if count:
-            self._tried("remove", "", lambda: _if_there(lambda: self._files.rm(self._root, recursive=True)))
+            self._retried("remove", "", lambda: _if_there(lambda: self._files.rm(self._root, recursive=True)))
         return count
 
     def _blocks(self, name: str, expected_size: int) -> Iterator[bytes | None]:
-        """An object in parts; None where it is not there."""
+        """An object in parts; None if it does not exist."""
         path = self._path(name)
         if expected_size <= BLOCK:
-            # As a whole: no range of an empty object can be had.
-            yield self._tried("read", name, lambda: _if_there(lambda: self._files.cat_file(path)))
+            # Fetched as a whole, since an empty object has no valid range.
+            yield self._retried("read", name, lambda: _if_there(lambda: self._files.cat_file(path)))
             return
-        about = self._tried("read", name, lambda: _if_there(lambda: self._files.info(path)))
+        about = self._retried("read", name, lambda: _if_there(lambda: self._files.info(path)))
         size = 0 if about is None else int(about["size"])
         if about is None:
             yield None
@@ -194,16 +199,13 @@ class ObjectStore:
 
     def _part(self, name: str, start: int, stop: int) -> bytes | None:
         read = self._files.cat_file
-        return self._tried("read", name, lambda: _if_there(lambda: read(self._path(name), start=start, end=stop)))
-
-    def _remove(self, name: str) -> None:
-        self._tried("remove", name, lambda: _if_there(lambda: self._files.rm_file(self._path(name))))
+        return self._retried("read", name, lambda: _if_there(lambda: read(self._path(name), start=start, end=stop)))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _tried(self, verb: str, name: str, call: Callable[[], T]) -> T:
-        """What the call gives, at the third time at the latest; each library retries the quick way by itself."""
+    def _retried(self, verb: str, name: str, call: Callable[[], T]) -> T:
+        """The result of a call, which is repeated after a pause; each library also retries quickly by itself."""
         begin = time.monotonic()
         for attempt in range(TRIES):
             try:
@@ -211,46 +213,48 @@ class ObjectStore:
             except (SteppeError, MemoryError):
                 raise
             except Exception as error:
-                trouble = self._trouble(verb, name, error)
-                if trouble.is_final or attempt == TRIES - 1 or time.monotonic() - begin > PATIENCE:
-                    raise trouble from error
+                failure = self._failure(verb, name, error)
+                if failure.is_final or attempt == TRIES - 1 or time.monotonic() - begin > RETRY_SECONDS:
+                    raise failure from error
                 time.sleep(FIRST_PAUSE * 2**attempt)
         raise AssertionError
 
-    def _trouble(self, verb: str, name: str, error: Exception) -> StoreTrouble:
+    def _failure(self, verb: str, name: str, error: Exception) -> StoreError:
         cannot = f"cannot {verb} {self.url}/{name}" if name else f"cannot {verb} {self.url}"
-        meaning, way_out = meaning_of(error), store_client.way_out(self.url)
+        meaning, remedies = meaning_of(error), remedies_for(self.url)
         match meaning.kind:
             case "no credentials":
-                why = f"there are no credentials for it, or they are not accepted ({meaning.clause}); {way_out.sign_in}"
+                why = (
+                    f"there are no credentials for it, or they are not accepted ({meaning.clause}); {remedies.sign_in}"
+                )
             case "denied":
-                why = f"access is denied ({meaning.clause}); {way_out.rights}"
+                why = f"access is denied ({meaning.clause}); {remedies.rights}"
             case "no bucket":
-                why = f"{meaning.clause}; {way_out.bucket}"
+                why = f"{meaning.clause}; {remedies.bucket}"
             case "passing":
                 why = meaning.clause
-        return StoreTrouble(f"{cannot}: {why}", meaning.is_final)
+        return StoreError(f"{cannot}: {why}", meaning.is_final)
 
 
 def stored_at(results: str, run: str, token: str) -> str:
-    """Where an experiment's objects are: never where those of another are, nor of an earlier one of the same name."""
+    """The URL of an experiment's objects: different for every experiment, even after one of the same name."""
     return f"{results.rstrip('/')}/{run}-{hashlib.sha256(f'results {token}'.encode()).hexdigest()[:12]}"
 
 
 def blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The first `size` bytes of a file, or what there is of them."""
+    """The first `size` bytes of a file in blocks, or fewer if the file is shorter."""
     file.seek(0)
     while size > 0 and (block := file.read(min(BLOCK, size))):
         yield block
         size -= len(block)
 
 
-def _throw_away(target: Any) -> None:
-    """Leaves nothing of an object that was begun; what comes of that must not hide why."""
+def _discard(target: Any) -> None:
+    """Discards an unfinished upload; errors of this must not hide the reason for it."""
     with contextlib.suppress(Exception):
         target.discard()
     with contextlib.suppress(AttributeError):
-        # Else it would be finished when it is forgotten.
+        # Otherwise the garbage collector would finish the upload.
         target.closed = True
 
 

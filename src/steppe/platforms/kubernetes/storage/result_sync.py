@@ -1,7 +1,7 @@
-"""Keeps a run folder in object storage, and brings it back: the store is a run that can be resumed at any moment.
+"""Copies a run folder to object storage and back, so that the stored run can be resumed at any moment.
 
-Checkpoints are stored first, arrays before their manifest, and the status last; what the run has removed is removed
-after that. One Pod writes: the index names it, and one that finds another's name there stops.
+Checkpoints are stored first, arrays before their manifest, and the status last; then files that the run has removed are
+removed. Only one Pod writes: the index names it, and a Pod that finds another's name there stops.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import BinaryIO
 from steppe.errors import UserError
 from steppe.files.durable import storing
 from steppe.platforms.kubernetes.agreement import NOTE_FILE
-from steppe.platforms.kubernetes.storage.object_store import BLOCK, WAY_OUT, Entry, Index, ObjectStore, blocks
+from steppe.platforms.kubernetes.storage.object_store import BLOCK, WAY_OUT, Index, ObjectStore, StoredObject, blocks
 
 SILENT_SECONDS = 60.0
-"""A writer that has said nothing for so long is gone."""
+"""A writer that has not renewed its claim for so long is gone."""
 FORGOTTEN_SECONDS = 600.0
-"""One whose last word is older than this, by the clock, need not be waited for."""
+"""A writer whose last renewal is older than this, by the wall clock, is not waited for."""
 RENEW_SECONDS = 10.0
-"""How often a writer says that it is there while it sends something long."""
+"""How often a writer renews its claim while it sends large files."""
 LOOK_SECONDS = 1.0
 RACY_NANOSECONDS = 100_000_000
-"""A file that changed so shortly before it was read may change again without its time showing it."""
+"""A file that changed so shortly before it was read may change again within the resolution of its time."""
 LARGEST_BATCH = 2 * BLOCK
 REQUEST_FILE = "request.json"
-"""As the run calls them: the one hidden file that belongs to it, and the one other file that does not."""
+"""The name of the file with requests to the run, which is not stored."""
 STATUS_FILE = "status.json"
 LAST = ("experiment.json", NOTE_FILE, STATUS_FILE)
-"""What tells how far the run is, in this order after all that it speaks of."""
+"""The files that tell how far the run is; they are stored in this order, after the files they refer to."""
 _CHECKPOINT = re.compile(r"checkpoints/[^/]+/(?P<file>.+)")
 
 Signature = tuple[int, int, int]
@@ -43,52 +43,52 @@ Tell = Callable[[str], None]
 
 
 class Superseded(Exception):
-    """Another Pod writes this run by now."""
+    """Another Pod has become the writer of this run."""
 
 
 class Interrupted(Exception):
-    """This Pod is to end before it has begun."""
+    """This Pod must end before its training has begun."""
 
 
 @dataclass
-class _Item:
-    """A file that is to be stored: from memory, or from the open file where it is large."""
+class _Upload:
+    """A file to be stored: from memory, or from the open file if it is large."""
 
     name: str
-    entry: Entry
+    entry: StoredObject
     signature: Signature | None
     data: bytes | None
     file: BinaryIO | None = None
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         if self.file is not None:
             self.file.close()
 
 
-class Mirror:
-    """One run folder and its copy; used by one thread at a time."""
+class ResultSync:
+    """One run folder and its copy in object storage; used by one thread at a time."""
 
     def __init__(self, store: ObjectStore, folder: Path, session: str, tell: Tell = lambda sentence: None) -> None:
-        """`session` is this writer's own name, never used before; `tell` hears what a user should know."""
+        """`session` is a unique name of this writer; `tell` takes sentences for the user."""
         self.store, self.folder, self.session, self.tell = store, folder, session, tell
         self.damaged: list[str] = []
-        """What was brought back and is not as it was stored, in sentences."""
+        """Sentences about fetched files that are not as they were stored."""
         self._index = Index()
         self._sent: dict[str, Signature] = {}
         self._missing: set[str] = set()
         self._renewed = 0.0
 
     def claim(self, is_ending: Callable[[], bool] = lambda: False) -> None:
-        """Becomes the writer, once an earlier one has let go or has fallen silent; Interrupted where it `is_ending`."""
+        """Becomes the writer once the last one has released the run or is gone; Interrupted if this Pod `is_ending`."""
         index = self.store.read_index()
-        seen, since = index, time.monotonic()
+        last, since = index, time.monotonic()
         while index is not None and _may_live(index.writer):
-            if index.writer == (seen.writer if seen is not None else None):
+            if index.writer == (last.writer if last is not None else None):
                 if time.monotonic() - since > SILENT_SECONDS:
                     break
             else:
-                seen, since = index, time.monotonic()
+                last, since = index, time.monotonic()
             pause(LOOK_SECONDS, is_ending)
             index = self.store.read_index()
         self._index = index or Index()
@@ -96,35 +96,35 @@ class Mirror:
         self._check_writer()
 
     def fetch(self) -> None:
-        """Brings back what the store has; what is damaged is told, and an error where the run could not go on right."""
-        index, held, damaged = self._index, dict[str, Entry](), list[str]()
+        """Fetches the stored files; reports damaged ones, by a UserError if the run cannot resume without them."""
+        index, fetched, damaged = self._index, dict[str, StoredObject](), list[str]()
         for name in sorted({*index.files, *index.coming}):
-            wanted = [*index.coming.get(name, ()), *([index.files[name]] if name in index.files else ())]
+            wanted = index.versions(name)
             found = fetch_checked(self.store, name, self.folder / name, wanted)
             if found is not None:
-                held[name] = found
+                fetched[name] = found
                 self._sent[name] = _signature((self.folder / name).stat())
             if found not in wanted and (found is not None or name in index.files):
                 damaged.append(name)
             self._renew()
         for name in damaged:
             if name in LAST:
-                raise UserError(f"{damage(self.store, name)}; {WAY_OUT}")
-            # The run goes on with what there is; a damaged checkpoint is passed over, as it is on a disk.
-            self.damaged.append(damage(self.store, name))
+                raise UserError(f"{damage_of(self.store, name)}; {WAY_OUT}")
+            # The run goes on without this file; a damaged checkpoint is passed over, as on a disk.
+            self.damaged.append(damage_of(self.store, name))
             self.tell(self.damaged[-1])
-        if STATUS_FILE not in held:
-            # Its writer was killed before it had stored anything to go on from.
-            for name in held:
+        if STATUS_FILE not in fetched:
+            # Its writer was killed before it had stored anything to resume from.
+            for name in fetched:
                 (self.folder / name).unlink()
-            index.leaving, held = sorted({*index.leaving, *held}), {}
-        index.files, index.coming = held, {}
+            index.leaving, fetched = sorted({*index.leaving, *fetched}), {}
+        index.files, index.coming = fetched, {}
         self._write_index()
 
     def sync(self) -> bool:
-        """Stores what has changed since the last time; whether anything had."""
+        """Stores all changes since the last time; returns whether there were any."""
         self._check_writer()
-        # Read before anything else, so that they speak of nothing that is not stored yet when they are.
+        # Read first, so that they refer to nothing that this pass does not store.
         pointers = [item for name in LAST for item in self._items([name])]
         here = self._scan()
         changed = sorted((name for name in here if self._sent.get(name) != here[name]), key=_rank)
@@ -132,7 +132,7 @@ class Mirror:
             for batch in batches:
                 self._store(batch)
         self._store(pointers)
-        # A folder that changes while it is looked at may hide a file: only what is missed twice is gone.
+        # A scan may miss a file while the folder changes: only a file that is missed twice is gone.
         missing = {*self._index.files, *self._index.coming} - set(here)
         gone, self._missing = missing & self._missing, missing
         for name in gone:
@@ -146,42 +146,42 @@ class Mirror:
         return bool(changed or missing)
 
     def settle(self) -> None:
-        """Stores the rest, looks whether all of it is there, and lets go."""
+        """Stores the rest, verifies that all objects exist, and releases the run."""
         while True:
             while self.sync():
                 pass
             sizes = self.store.sizes()
-            lacking = [name for name, entry in self._index.files.items() if sizes.get(name) != entry.size]
-            if not lacking:
+            incomplete = [name for name, entry in self._index.files.items() if sizes.get(name) != entry.size]
+            if not incomplete:
                 break
-            self.tell(f"{self.store.url}/{lacking[0]} is not as it was stored, and is stored again")
-            for name in lacking:
+            self.tell(f"{self.store.url}/{incomplete[0]} is not as it was stored, and is stored again")
+            for name in incomplete:
                 del self._index.files[name]
                 self._sent.pop(name, None)
-        self.let_go()
+        self.release()
 
-    def let_go(self) -> None:
-        """Says that this Pod writes no more."""
+    def release(self) -> None:
+        """Announces that this Pod writes no more."""
         self._index.writer = None
         self.store.write_index(self._index)
 
-    def _store(self, batch: list[_Item]) -> None:
+    def _store(self, batch: list[_Upload]) -> None:
         try:
             index = self._index
-            news = [item for item in batch if index.files.get(item.name) != item.entry or item.name in index.coming]
-            for item in news:
+            changed = [item for item in batch if index.files.get(item.name) != item.entry or item.name in index.coming]
+            for item in changed:
                 index.coming.setdefault(item.name, []).append(item.entry)
-            if news:
+            if changed:
                 self._write_index()
-            for item in news:
+            for item in changed:
                 self._renew()
                 if item.data is not None:
                     self.store.write(item.name, item.data)
                 elif item.file is not None:
                     sent = self.store.upload(item.name, item.file, item.entry.size, self._renew)
                     if sent != item.entry.sha256:
-                        # It was written to meanwhile; it is stored again, and what is there now is known.
-                        item.entry, item.signature = Entry(item.entry.size, sent), None
+                        # The file changed during the upload; this version is noted, and the new one is stored later.
+                        item.entry, item.signature = StoredObject(item.entry.size, sent), None
                 index.files[item.name] = item.entry
                 index.coming.pop(item.name, None)
             for item in batch:
@@ -191,9 +191,9 @@ class Mirror:
             for item in batch:
                 item.close()
 
-    def _batches(self, names: list[str]) -> Generator[list[_Item], None, None]:
-        """Files that are announced together: small ones, up to a size, behind at most one large one."""
-        batch: list[_Item] = []
+    def _batches(self, names: list[str]) -> Generator[list[_Upload], None, None]:
+        """Groups of files that are announced together: small files up to a total size, after at most one large file."""
+        batch: list[_Upload] = []
         try:
             for item in self._items(names):
                 full, batch = batch, [*batch, item]
@@ -206,7 +206,7 @@ class Mirror:
             for item in batch:
                 item.close()
 
-    def _items(self, names: list[str]) -> Iterator[_Item]:
+    def _items(self, names: list[str]) -> Iterator[_Upload]:
         for name in names:
             # The run may have removed it meanwhile.
             with contextlib.suppress(FileNotFoundError):
@@ -214,10 +214,10 @@ class Mirror:
 
     def _scan(self) -> dict[str, Signature]:
         found = {}
-        for place, inner, names in os.walk(self.folder):
-            inner[:] = [name for name in inner if not name.startswith(".")]
+        for parent, folders, names in os.walk(self.folder):
+            folders[:] = [name for name in folders if not name.startswith(".")]
             for name in names:
-                path = Path(place, name)
+                path = Path(parent, name)
                 if (name.startswith(".") and name != NOTE_FILE) or name == REQUEST_FILE or path.is_symlink():
                     continue
                 with contextlib.suppress(FileNotFoundError):
@@ -227,7 +227,7 @@ class Mirror:
     def _check_writer(self) -> None:
         index = self.store.read_index()
         if index is None:
-            # Somebody has emptied the store: all of it is stored again.
+            # Somebody has emptied the store, so everything is stored again.
             self.tell(f"{self.store.url} was emptied by somebody else; everything is stored again")
             for known in (self._index.files, self._index.coming, self._index.leaving, self._sent):
                 known.clear()
@@ -250,7 +250,7 @@ class Mirror:
 
 
 def pause(seconds: float, is_ending: Callable[[], bool]) -> None:
-    """Waits, and looks often: what a signal has changed is not told by any event, which might be locked just then."""
+    """Waits for `seconds` by polling: a signal handler cannot safely set an event, whose lock may be held just then."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if is_ending():
@@ -258,8 +258,8 @@ def pause(seconds: float, is_ending: Callable[[], bool]) -> None:
         time.sleep(min(left, 0.1))
 
 
-def fetch_checked(store: ObjectStore, name: str, to: Path, wanted: list[Entry]) -> Entry | None:
-    """Fetches an object, a second time where it is not as it should be; what it was like, None if it is not there."""
+def fetch_checked(store: ObjectStore, name: str, to: Path, wanted: list[StoredObject]) -> StoredObject | None:
+    """Fetches an object, twice if the first copy is damaged; returns what was fetched, None if it does not exist."""
     half = to.with_name(f".{to.name}.part")
     try:
         for _ in range(2):
@@ -274,13 +274,13 @@ def fetch_checked(store: ObjectStore, name: str, to: Path, wanted: list[Entry]) 
         half.unlink(missing_ok=True)
 
 
-def damage(store: ObjectStore, name: str) -> str:
-    """The sentence for an object that is not as it was stored."""
+def damage_of(store: ObjectStore, name: str) -> str:
+    """The sentence about an object that is not as it was stored."""
     return f"{store.url}/{name} is damaged or gone: it is not what was stored there"
 
 
-def _read(name: str, path: Path) -> _Item:
-    """A file as it is now; what is appended later is stored later."""
+def _read(name: str, path: Path) -> _Upload:
+    """A file as it is now; appended lines are stored later."""
     file = path.open("rb")
     about = os.fstat(file.fileno())
     is_racy = time.time_ns() - about.st_mtime_ns < RACY_NANOSECONDS
@@ -288,12 +288,12 @@ def _read(name: str, path: Path) -> _Item:
     if about.st_size <= BLOCK:
         with file:
             data = file.read(about.st_size)
-        return _Item(name, Entry(len(data), hashlib.sha256(data).hexdigest()), signature, data)
+        return _Upload(name, StoredObject(len(data), hashlib.sha256(data).hexdigest()), signature, data)
     digest, size = hashlib.sha256(), 0
     for block in blocks(file, about.st_size):
         digest.update(block)
         size += len(block)
-    return _Item(name, Entry(size, digest.hexdigest()), signature, None, file)
+    return _Upload(name, StoredObject(size, digest.hexdigest()), signature, None, file)
 
 
 def _signature(about: os.stat_result) -> Signature:
@@ -301,7 +301,7 @@ def _signature(about: os.stat_result) -> Signature:
 
 
 def _rank(name: str) -> tuple[int, str]:
-    """The order in which files are stored."""
+    """The sort key of the order in which files are stored."""
     checkpoint = _CHECKPOINT.fullmatch(name)
     if checkpoint is None:
         return 2, name
@@ -311,5 +311,5 @@ def _rank(name: str) -> tuple[int, str]:
 def _may_live(writer: dict[str, object] | None) -> bool:
     if writer is None:
         return False
-    said = writer.get("time")
-    return not isinstance(said, int | float) or abs(time.time() - said) < FORGOTTEN_SECONDS
+    renewed = writer.get("time")
+    return not isinstance(renewed, int | float) or abs(time.time() - renewed) < FORGOTTEN_SECONDS

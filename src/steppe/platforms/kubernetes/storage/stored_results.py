@@ -1,4 +1,4 @@
-"""Results in object storage, as a client sees them, who needs no credentials for it: a Pod has them."""
+"""Results in object storage, as handled by a client without credentials for it: Pods have them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from steppe.errors import ClusterError, StateError
 from steppe.platforms.kubernetes.client.kubeapi import Kube
-from steppe.platforms.kubernetes.diagnosis.patience import NotComing, watch
-from steppe.platforms.kubernetes.diagnosis.waiting import termination_of
+from steppe.platforms.kubernetes.diagnosis.pod_health import termination_of
+from steppe.platforms.kubernetes.diagnosis.pod_watch import PodHopeless, watch
 from steppe.platforms.kubernetes.manifests import naming, rendering
-from steppe.platforms.kubernetes.manifests.rendering import Plan
+from steppe.platforms.kubernetes.manifests.rendering import ManifestPlan
 
 Json = dict[str, Any]
 ERASER_SECONDS = 600.0
-"""How long it may take to remove everything."""
+"""How long the removal of all results may take."""
 
 
-def check_place(before: Plan, plan: Plan) -> None:
-    """Results stay where they are for as long as there is an experiment."""
+def check_location(before: ManifestPlan, plan: ManifestPlan) -> None:
+    """Raises StateError if a plan would move the results of an existing experiment."""
     was, now = before.pods.results, plan.pods.results
     if was != now:
         raise StateError(
@@ -29,11 +29,11 @@ def check_place(before: Plan, plan: Plan) -> None:
         )
 
 
-def erase(kube: Kube, plan: Plan, owner_uid: str) -> None:
-    """Removes the results of an experiment that has ended from its store, by a short-lived Pod."""
+def erase(kube: Kube, plan: ManifestPlan, owner_uid: str) -> None:
+    """Removes the results of an ended experiment from object storage, by a short-lived Pod."""
     name = f"{plan.name}-eraser"
     labels = {naming.RUN: plan.name}
-    # A driver that is still ending stores what it has.
+    # A driver that is still ending may still store results.
     if left := kube.wait_until_gone("Pod", labels | {naming.ROLE: "driver"}):
         raise ClusterError(f"Pod {left[0]} does not end, and may still store results; try again")
     kube.delete("Pod", name)
@@ -54,7 +54,7 @@ def _last_words(kube: Kube, name: str) -> Json:
         for pod, _ in watch(kube, name, ERASER_SECONDS):
             if (ended := termination_of(pod)) is not None:
                 break
-    except NotComing as error:
+    except PodHopeless as error:
         return {"error": str(error)}
     assert ended is not None
     try:

@@ -16,11 +16,9 @@ from google_storage_server import GOOGLE_KEY, key_at
 from object_storage import BUCKET, Cloud, client_of, contents
 
 from steppe.errors import MissingExtra
-from steppe.platforms.kubernetes.storage import object_store as stores
-from steppe.platforms.kubernetes.storage import result_sync as mirrors
-from steppe.platforms.kubernetes.storage import store_client
-from steppe.platforms.kubernetes.storage.object_store import INDEX, Entry, ObjectStore, StoreTrouble
-from steppe.platforms.kubernetes.storage.result_sync import Mirror
+from steppe.platforms.kubernetes.storage import object_store, result_sync, store_client
+from steppe.platforms.kubernetes.storage.object_store import INDEX, ObjectStore, StoredObject, StoreError
+from steppe.platforms.kubernetes.storage.result_sync import ResultSync
 
 pytest.importorskip("gcsfs")
 PART = 1 << 20
@@ -28,7 +26,7 @@ PART = 1 << 20
 
 @pytest.fixture
 def cloud(signed_in, monkeypatch) -> Cloud:
-    monkeypatch.setattr(stores, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(object_store, "FIRST_PAUSE", 0.0)
     # Nobody is asked whether this machine is one of Google's.
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     return signed_in("gs")
@@ -89,21 +87,21 @@ def test_what_passes_is_waited_for(google, url, code):
 @pytest.mark.faults
 def test_one_write_a_second_is_enough(google, url, tmp_path, monkeypatch):
     """As Google has it for each name: the index is written twice or more for each change."""
-    monkeypatch.setattr(mirrors, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(result_sync, "SILENT_SECONDS", 0.0)
     google.seconds_between_writes = 1.0
     folder = tmp_path / "run"
     folder.mkdir()
-    mirror = Mirror(ObjectStore(url), folder, "first")
-    mirror.claim()
+    sync = ResultSync(ObjectStore(url), folder, "first")
+    sync.claim()
     (folder / "status.json").write_text("{}")
-    mirror.settle()
+    sync.settle()
     assert held(google, url, "status.json") == b"{}"
     assert json.loads(held(google, url, INDEX))["writer"] is None
 
 
 @pytest.mark.faults
 def test_an_upload_that_is_cut_off_goes_on(google, url, monkeypatch):
-    monkeypatch.setattr(stores, "BLOCK", PART)
+    monkeypatch.setattr(object_store, "BLOCK", PART)
     data = os.urandom(3 * PART + 4567)
     # In the first part before anything could be kept, in the second in its middle, and in the last.
     google.cuts.extend([1000, PART, PART // 2 + 1000, PART, 77])
@@ -113,7 +111,7 @@ def test_an_upload_that_is_cut_off_goes_on(google, url, monkeypatch):
 
 
 def test_an_upload_that_google_forgets_is_begun_again(google, url, monkeypatch):
-    monkeypatch.setattr(stores, "BLOCK", PART)
+    monkeypatch.setattr(object_store, "BLOCK", PART)
     data, forgotten = os.urandom(3 * PART), []
 
     def forget() -> None:
@@ -127,14 +125,14 @@ def test_an_upload_that_google_forgets_is_begun_again(google, url, monkeypatch):
 
 
 def test_an_upload_that_is_forgotten_each_time_is_not_said_to_lack_a_bucket(google, url, monkeypatch):
-    monkeypatch.setattr(stores, "BLOCK", PART)
-    with pytest.raises(StoreTrouble, match=r"it has forgotten an upload that was begun$") as raised:
+    monkeypatch.setattr(object_store, "BLOCK", PART)
+    with pytest.raises(StoreError, match=r"it has forgotten an upload that was begun$") as raised:
         upload(url, os.urandom(2 * PART), google.uploads.clear)
     assert not raised.value.is_final
 
 
 def test_an_upload_that_fails_leaves_nothing(google, url, monkeypatch):
-    monkeypatch.setattr(stores, "BLOCK", PART)
+    monkeypatch.setattr(object_store, "BLOCK", PART)
     ObjectStore(url).write("large", b"before")
 
     def fail() -> None:
@@ -147,18 +145,18 @@ def test_an_upload_that_fails_leaves_nothing(google, url, monkeypatch):
 
 
 def test_a_large_object_is_fetched_in_parts(google, url, tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "BLOCK", PART)
+    monkeypatch.setattr(object_store, "BLOCK", PART)
     data = os.urandom(2 * PART + 99)
     sha256 = upload(url, data)
     begin = len(google.asked)
-    assert ObjectStore(url).download("large", tmp_path / "here", Entry(len(data), sha256)) == (len(data), sha256)
+    assert ObjectStore(url).download("large", tmp_path / "here", StoredObject(len(data), sha256)) == (len(data), sha256)
     assert contents(tmp_path)["here"] == data
     assert sum(path.startswith("/download/") for _, path in google.asked[begin:]) == 3
 
 
 def refusal(url: str) -> str:
     """What is said, at once and for good."""
-    with pytest.raises(StoreTrouble) as raised:
+    with pytest.raises(StoreError) as raised:
         ObjectStore(url).write("a", b"x")
     assert raised.value.is_final
     said = str(raised.value)
@@ -178,7 +176,7 @@ def test_an_account_that_may_not_write_is_told_which_role_it_needs(google, url):
 
 def test_an_account_that_may_not_list_is_told_which_role_it_needs(google, url):
     google.denied = {"storage.objects.list"}
-    with pytest.raises(StoreTrouble, match=r"cannot list .*access is denied.*roles/storage\.objectUser"):
+    with pytest.raises(StoreError, match=r"cannot list .*access is denied.*roles/storage\.objectUser"):
         ObjectStore(url).sizes()
 
 
@@ -215,7 +213,7 @@ def test_a_key_that_was_taken_back_is_told(cloud, url, tmp_path, monkeypatch):
 def test_without_any_key_it_is_told_what_to_mount(url, tmp_path, monkeypatch):
     monkeypatch.delenv(GOOGLE_KEY)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(StoreTrouble, match=rf"kubernetes\.volume_mounts, and .*{GOOGLE_KEY}") as raised:
+    with pytest.raises(StoreError, match=rf"kubernetes\.volume_mounts, and .*{GOOGLE_KEY}") as raised:
         ObjectStore(url)
     # A new Pod may have to wait a moment for the identity of its cloud.
     assert not raised.value.is_final
@@ -225,7 +223,7 @@ def test_a_sign_in_that_cannot_be_reached_is_no_wrong_key(cloud, url, tmp_path, 
     key = tmp_path / "key.json"
     key.write_text(key_at(Path(cloud.keys[GOOGLE_KEY]), "http://127.0.0.1:9"))
     monkeypatch.setenv(GOOGLE_KEY, str(key))
-    with pytest.raises(StoreTrouble, match="cannot write") as raised:
+    with pytest.raises(StoreError, match="cannot write") as raised:
         ObjectStore(url).write("a", b"x")
     assert not raised.value.is_final
 
@@ -243,7 +241,7 @@ def test_a_store_that_takes_everything_and_says_nothing_is_noticed(google, url, 
     monkeypatch.setattr(store_client, "ANSWER_SECONDS", 0.5)
     store = ObjectStore(url)
     google.is_silent = True
-    with pytest.raises(StoreTrouble, match=rf"cannot write {url}/a: it does not answer$") as raised:
+    with pytest.raises(StoreError, match=rf"cannot write {url}/a: it does not answer$") as raised:
         store.write("a", b"x")
     assert not raised.value.is_final
 
@@ -251,7 +249,7 @@ def test_a_store_that_takes_everything_and_says_nothing_is_noticed(google, url, 
 @pytest.mark.faults
 def test_trouble_for_good_is_told_without_tracebacks(google, url, caplog, capfd):
     google.refusals.extend([503] * 100)
-    with caplog.at_level(logging.WARNING), pytest.raises(StoreTrouble, match=r"cannot write .*: We encountered"):
+    with caplog.at_level(logging.WARNING), pytest.raises(StoreError, match=r"cannot write .*: We encountered"):
         ObjectStore(url).write("a", b"x")
     # gcsfs has tried six times, for half a minute: that is enough.
     assert len(google.refusals) == 94
@@ -272,7 +270,7 @@ def test_a_proxy_is_gone_through(cloud, google, url, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{cloud.port}")
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{cloud.port}")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://storage.googleapis.com")
-    monkeypatch.setattr(stores, "BLOCK", PART)
+    monkeypatch.setattr(object_store, "BLOCK", PART)
     data = os.urandom(PART + 1)
     upload(url, data)
     assert held(google, url) == data

@@ -14,7 +14,7 @@ from kubernetes_validate.utils import all_versions
 
 from steppe.platforms.kubernetes.agreement import TOKEN_KEYS
 from steppe.platforms.kubernetes.manifests import permissions
-from steppe.platforms.kubernetes.manifests.rendering import Plan, reader, render
+from steppe.platforms.kubernetes.manifests.rendering import ManifestPlan, reader, render
 from steppe.specs.running.kubernetes import KubernetesSpec
 
 MODES = ("single", "multi-threaded", "distributed", "async")
@@ -54,7 +54,7 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def all_of(plan: Plan) -> list[dict[str, Any]]:
+def all_of(plan: ManifestPlan) -> list[dict[str, Any]]:
     tokens = dict.fromkeys(TOKEN_KEYS, "secret-0123456789")
     return [
         *render(plan, owner_uid="uid", tokens=tokens),

@@ -1,4 +1,4 @@
-"""What a look at a run asks of the API server, and what it makes of the answers."""
+"""The health of a run as a client sees it, and the requests that it takes to find out."""
 
 from __future__ import annotations
 
@@ -6,73 +6,43 @@ import contextlib
 import json
 import time
 from base64 import b64encode
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from clocks import set_clock
+from kube_memory import MemoryKube
 
 from steppe.errors import ClusterError
-from steppe.platforms.kubernetes.client import engines, remote_run
-from steppe.platforms.kubernetes.client.kubeapi import Answer, Kube, KubeError
+from steppe.platforms.kubernetes.client import remote_run, workloads
+from steppe.platforms.kubernetes.client.kubeapi import Kube, KubeAnswer, KubeError
 from steppe.platforms.kubernetes.client.remote_run import RemoteRun
-from steppe.platforms.kubernetes.diagnosis.waiting import PATIENT_SECONDS
+from steppe.platforms.kubernetes.diagnosis.pod_health import PATIENT_SECONDS, PodHealth
 from steppe.platforms.kubernetes.manifests import naming
 
 Json = dict[str, Any]
 RUN = "steppe-first-12345678"
 
 
-class Server:
-    """An API server with a few objects, as far as `Kube` asks one; it counts what it sends."""
-
-    def __init__(
-        self, engine: str, objects: list[Json], door: Json | KubeError | None = None, pods: Json | None = None
-    ) -> None:
-        spec = {"name": "first", "environment": "CartPole-v1", "agent": "ppo", "kubernetes": pods or {}}
-        root = {"metadata": {"name": RUN, "annotations": {naming.ENGINE: engine}}, "kind": "ConfigMap"}
-        root["data"] = {"experiment.json": json.dumps(spec)}
-        token = {"kind": "Secret", "metadata": {"name": f"{RUN}-tokens"}, "data": {"door": b64encode(b"t").decode()}}
-        self.objects, self.door = [root, token, *objects], door
-        self.name, self.namespace = "lab", "space"
-        self.sent = 0
-        self.asked: list[str] = []
-
-    def get(self, kind: str, name: str) -> Json | None:
-        self.asked.append(kind)
-        found = [each for each in self.objects if (each["kind"], each["metadata"]["name"]) == (kind, name)]
-        return found[0] if found else None
-
-    def listed(self, kind: str, labels: Json | None = None, fields: str = "", limit: int = 0) -> list[Json]:
-        self.asked.append(kind)
-        wanted = (labels or {}).items()
-        found = [
-            each
-            for each in self.objects
-            if each["kind"] == kind and wanted <= each["metadata"].get("labels", {}).items() and selects(fields, each)
-        ]
-        self.sent += len(found[: limit or None])
-        return found[: limit or None]
-
-    def ask_pod(self, pod: str, port: int, path: str, **_: Any) -> Answer:
-        if isinstance(self.door, KubeError):
-            raise self.door
-        return Answer(503, b"") if self.door is None else Answer(200, json.dumps(self.door).encode())
-
-    def refused(self, answer: Answer, what: str) -> KubeError:
-        return KubeError(what, answer.code)
+def cluster_of(engine: str, objects: list[Json], said: Json | KubeError | None = None, pods: Json | None = None) -> Any:
+    """A cluster with the root and the Secret of one run beside `objects`; its Pods answer with `said`."""
+    spec = {"name": "first", "environment": "CartPole-v1", "agent": "ppo", "kubernetes": pods or {}}
+    root = {"metadata": {"name": RUN, "annotations": {naming.ENGINE: engine}}, "kind": "ConfigMap"}
+    root["data"] = {"experiment.json": json.dumps(spec)}
+    token = {"kind": "Secret", "metadata": {"name": f"{RUN}-tokens"}, "data": {"door": b64encode(b"t").decode()}}
+    kube = MemoryKube(root, token, *objects)
+    kube.answers = answering(said)
+    return kube
 
 
-def selects(fields: str, thing: Json) -> bool:
-    """As an API server understands what is asked for here: `a.b=value` and `a.b!=value`, all of them."""
-    for each in fields.split(",") if fields else ():
-        path, _, value = each.replace("!=", "=").partition("=")
-        found: Any = thing
-        for name in path.split("."):
-            found = found.get(name, {})
-        if (found == value) == ("!=" in each):
-            return False
-    return True
+def answering(said: Json | KubeError | None) -> Callable[..., KubeAnswer]:
+    def answer(pod: str, path: str, **_: Any) -> KubeAnswer:
+        if isinstance(said, KubeError):
+            raise said
+        return KubeAnswer(503, b"") if said is None else KubeAnswer(200, json.dumps(said).encode())
+
+    return answer
 
 
 def pod(role: str, number: int = 0, state: Json | None = None) -> Json:
@@ -92,32 +62,32 @@ def ray_job(**status: str) -> Json:
     return {"kind": "RayJob", "metadata": {"name": RUN, "labels": {naming.RUN: RUN}}, "status": status}
 
 
-def look(server: Server) -> Any:
-    return RemoteRun(server, RUN).look()  # type: ignore[arg-type]
+def look(server: Any) -> PodHealth:
+    return RemoteRun(server, RUN).look()
 
 
-CROWD = [pod("driver"), *(pod("worker", number) for number in range(1000))]
+THOUSAND = [pod("driver"), *(pod("worker", number) for number in range(1000))]
 JOBS = [made("Job", f"{RUN}-{role}", role) for role in ("driver", "worker")]
 
 
 def test_a_run_that_answers_is_looked_at_without_its_workers():
-    server = Server("jobs", [*CROWD, *JOBS], door={"status": {"state": "running"}, "is_over": False})
+    server = cluster_of("jobs", [*THOUSAND, *JOBS], said={"status": {"state": "running"}, "is_over": False})
     assert look(server).is_alive
     assert server.sent == 1
-    assert server.asked == ["Pod", "Secret"]
+    assert server.requested == ["Pod", "Secret"]
 
 
 def test_of_a_thousand_workers_some_are_looked_at_while_the_driver_is_away():
-    server = Server("jobs", [*CROWD, *JOBS])
+    server = cluster_of("jobs", [*THOUSAND, *JOBS])
     assert look(server).phase == "its Pod is starting"
-    assert server.sent <= 1 + len(JOBS) + engines.MOST_PODS
+    assert server.sent <= 1 + len(JOBS) + workloads.MOST_PODS
 
 
 @pytest.mark.parametrize("code", [401, 403])
 def test_who_may_not_ask_pods_is_told_so(code):
     forbidden = KubeError('"ann" may not get pods/proxy in namespace "space" of cluster "lab"', code)
     with pytest.raises(KubeError, match=r"may not get pods/proxy"):
-        look(Server("jobs", [pod("driver"), *JOBS], door=forbidden))
+        look(cluster_of("jobs", [pod("driver"), *JOBS], said=forbidden))
 
 
 def running_for(seconds: float) -> Json:
@@ -131,13 +101,13 @@ BLOCKED = 'the cluster "lab" refuses: error trying to reach service: dial tcp 10
 @pytest.mark.parametrize("engine", ["jobs", "kuberay"])
 def test_a_driver_that_runs_and_is_not_heard_says_why(engine):
     ray = ray_job(jobDeploymentStatus="Running")
-    server = Server(engine, [pod("driver", 0, running_for(40.0)), *JOBS, ray], KubeError(BLOCKED, 503))
-    sight = look(server)
-    assert sight.phase == (
+    server = cluster_of(engine, [pod("driver", 0, running_for(40.0)), *JOBS, ray], KubeError(BLOCKED, 503))
+    health = look(server)
+    assert health.phase == (
         f"Pod {RUN}-driver-0 runs, and the API server brings no answer of it ({BLOCKED}); see whether it reaches port "
         '8470 of Pods: "steppe cluster check -c lab"'
     )
-    assert (sight.is_alive, sight.is_heard, sight.trouble) == (True, False, "")
+    assert (health.is_alive, health.is_heard, health.trouble) == (True, False, "")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +115,7 @@ def test_a_driver_that_runs_and_is_not_heard_says_why(engine):
     [(5.0, BLOCKED), (40.0, BLOCKED.replace("i/o timeout", "connect: connection refused"))],
 )
 def test_a_driver_that_may_be_starting_is_not_complained_of(seconds, why):
-    server = Server("jobs", [pod("driver", 0, running_for(seconds)), *JOBS], KubeError(why, 503))
+    server = cluster_of("jobs", [pod("driver", 0, running_for(seconds)), *JOBS], KubeError(why, 503))
     assert look(server).phase == "its Pod is starting"
 
 
@@ -163,15 +133,15 @@ def test_a_driver_that_its_node_does_not_let_go_is_told_with_the_way_out():
         f"Pod {RUN}-driver-0 on node node-7 does not end, as Pods of a lost node do; when the node is really gone: "
         f"kubectl delete pod {RUN}-driver-0 --namespace space --force"
     )
-    assert look(Server("jobs", [ending(60.0), *JOBS])).phase == said
+    assert look(cluster_of("jobs", [ending(60.0), *JOBS])).phase == said
     # Its disk may keep another from starting.
     waiting = pod("driver", 1, {"waiting": {"reason": "ContainerCreating"}})
-    assert look(Server("jobs", [ending(60.0), waiting, *JOBS])).phase == said
+    assert look(cluster_of("jobs", [ending(60.0), waiting, *JOBS])).phase == said
 
 
 def test_a_driver_that_has_time_left_to_end_or_is_replaced_already_is_not_complained_of():
-    assert look(Server("jobs", [ending(-10.0), *JOBS])).phase == "its Pod is being replaced"
-    assert look(Server("jobs", [ending(60.0), pod("driver", 1), *JOBS])).phase == "its Pod is starting"
+    assert look(cluster_of("jobs", [ending(-10.0), *JOBS])).phase == "its Pod is being replaced"
+    assert look(cluster_of("jobs", [ending(60.0), pod("driver", 1), *JOBS])).phase == "its Pod is starting"
 
 
 NOT_PULLED = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
@@ -194,33 +164,33 @@ def answer(**joined: tuple[int, int, int]) -> Json:
 @pytest.mark.parametrize("engine", ["jobs", "kuberay"])
 def test_workers_whose_image_cannot_be_pulled_are_trouble_where_none_has_joined(engine, joined):
     objects = [pod("driver"), pod("worker", 1, NOT_PULLED), pod("worker", 2, NOT_PULLED), *JOBS, ray_job()]
-    sight = look(Server(engine, objects, door=answer(**joined)))
-    assert sight.is_alive
-    assert f"0 of 2 workers are ready: the image steppe:1 of Pod {RUN}-worker-1 cannot be pulled" in sight.phase
-    assert sight.trouble.startswith(f"the image steppe:1 of Pod {RUN}-worker-1 cannot be pulled (no such image)")
-    assert sight.seconds == PATIENT_SECONDS
+    health = look(cluster_of(engine, objects, said=answer(**joined)))
+    assert health.is_alive
+    assert f"0 of 2 workers are ready: the image steppe:1 of Pod {RUN}-worker-1 cannot be pulled" in health.phase
+    assert health.trouble.startswith(f"the image steppe:1 of Pod {RUN}-worker-1 cannot be pulled (no such image)")
+    assert health.seconds == PATIENT_SECONDS
 
 
 @pytest.mark.parametrize("joined", [(1, 2, 1), (0, 2, 1)])
 @pytest.mark.parametrize("engine", ["jobs", "kuberay"])
 def test_the_trouble_of_one_worker_ends_nothing_where_another_has_joined(engine, joined):
     objects = [pod("driver"), pod("worker", 1, NOT_PULLED), pod("worker", 2), *JOBS, ray_job()]
-    sight = look(Server(engine, objects, door=answer(worker=joined)))
-    assert sight.phase.startswith(f"{joined[0]} of 2 workers are ready: the image steppe:1 of Pod {RUN}-worker-1")
-    assert sight.trouble == ""
+    health = look(cluster_of(engine, objects, said=answer(worker=joined)))
+    assert health.phase.startswith(f"{joined[0]} of 2 workers are ready: the image steppe:1 of Pod {RUN}-worker-1")
+    assert health.trouble == ""
 
 
 def test_a_quota_that_is_enough_for_the_driver_only_is_trouble():
-    sight = look(Server("jobs", [pod("driver"), *JOBS, NO_ROOM], door=answer(worker=(0, 2, 0))))
-    assert sight.trouble.startswith("the namespace has no room for a Pod: exceeded quota: small, requested: pods=1")
+    health = look(cluster_of("jobs", [pod("driver"), *JOBS, NO_ROOM], said=answer(worker=(0, 2, 0))))
+    assert health.trouble.startswith("the namespace has no room for a Pod: exceeded quota: small, requested: pods=1")
 
 
 def test_a_parameter_server_that_is_missing_is_trouble_though_another_has_joined():
     objects = [pod("driver"), pod("server", 1), pod("server", 2, NOT_PULLED), pod("worker"), *JOBS]
     objects.append(made("Job", f"{RUN}-server", "server"))
-    sight = look(Server("jobs", objects, door=answer(server=(1, 2, 1), worker=(1, 1, 1))))
-    assert sight.phase.startswith("1 of 2 servers and 1 of 1 workers are ready: the image")
-    assert f"Pod {RUN}-server-2" in sight.trouble
+    health = look(cluster_of("jobs", objects, said=answer(server=(1, 2, 1), worker=(1, 1, 1))))
+    assert health.phase.startswith("1 of 2 servers and 1 of 1 workers are ready: the image")
+    assert f"Pod {RUN}-server-2" in health.trouble
 
 
 def queued(role: str) -> Json:
@@ -230,98 +200,100 @@ def queued(role: str) -> Json:
 
 
 def test_a_driver_or_workers_in_a_queue_are_told_as_such():
-    sight = look(Server("jobs", [queued("driver"), queued("worker")]))
-    assert (sight.phase, sight.is_queued) == (f'Job {RUN}-driver waits for its turn in queue "team"', True)
-    sight = look(Server("jobs", [pod("driver"), JOBS[0], queued("worker")], door=answer(worker=(0, 2, 0))))
-    assert sight.phase == f'0 of 2 workers are ready: Job {RUN}-worker waits for its turn in queue "team"'
-    assert (sight.is_queued, sight.trouble) == (True, "")
-    assert look(Server("kuberay", [ray_job(jobDeploymentStatus="Suspended")])).is_queued
+    health = look(cluster_of("jobs", [queued("driver"), queued("worker")]))
+    assert (health.phase, health.is_queued) == (f'Job {RUN}-driver waits for its turn in queue "team"', True)
+    health = look(cluster_of("jobs", [pod("driver"), JOBS[0], queued("worker")], said=answer(worker=(0, 2, 0))))
+    assert health.phase == f'0 of 2 workers are ready: Job {RUN}-worker waits for its turn in queue "team"'
+    assert (health.is_queued, health.trouble) == (True, "")
+    assert look(cluster_of("kuberay", [ray_job(jobDeploymentStatus="Suspended")])).is_queued
 
 
 def test_workers_that_have_given_up_are_final():
     gone = ended_job("Complete", role="worker")
-    sight = look(Server("jobs", [pod("driver"), JOBS[0], gone], door=answer(worker=(0, 2, 1))))
-    assert sight.trouble == f"the Pods of Job {RUN}-worker have given up waiting for the driver; stop and resume it"
+    health = look(cluster_of("jobs", [pod("driver"), JOBS[0], gone], said=answer(worker=(0, 2, 1))))
+    assert health.trouble == f"the Pods of Job {RUN}-worker have given up waiting for the driver; stop and resume it"
     # They end too when the driver says that it is over, which another Pod of it may have to say again.
-    assert look(Server("jobs", [JOBS[0], gone])).trouble == ""
+    assert look(cluster_of("jobs", [JOBS[0], gone])).trouble == ""
 
 
 @pytest.mark.parametrize("kind", ["Complete", "Failed"])
 def test_workers_of_one_job_that_have_given_up_end_nothing_while_those_of_another_train(kind):
     gone = ended_job(kind, role="worker")
     gone["metadata"]["name"] = f"{RUN}-worker-2"
-    server = Server("jobs", [pod("driver"), pod("worker"), *JOBS, gone], door=answer(worker=(6, 7, 7)))
-    sight = look(server)
-    assert sight.phase.startswith("6 of 7 workers are ready: ")
-    assert f"Job {RUN}-worker-2 " in sight.phase
-    assert sight.trouble == ""
+    server = cluster_of("jobs", [pod("driver"), pod("worker"), *JOBS, gone], said=answer(worker=(6, 7, 7)))
+    health = look(server)
+    assert health.phase.startswith("6 of 7 workers are ready: ")
+    assert f"Job {RUN}-worker-2 " in health.phase
+    assert health.trouble == ""
     # Also while the driver is being replaced.
-    assert look(Server("jobs", server.objects)).trouble == ""
+    assert look(cluster_of("jobs", [*server.objects.values()])).trouble == ""
     # Before the training has begun, they are needed.
-    server.door = answer(worker=(0, 7, 0))
+    server.answers = answering(answer(worker=(0, 7, 0)))
     assert f"Job {RUN}-worker-2 " in look(server).trouble
 
 
 def test_workers_whose_jobs_have_all_given_up_are_final():
     both = [ended_job("Complete", role="worker") for _ in range(2)]
     both[1]["metadata"]["name"] = f"{RUN}-worker-2"
-    sight = look(Server("jobs", [pod("driver"), JOBS[0], *both], door=answer(worker=(0, 7, 7))))
-    assert "have given up waiting for the driver" in sight.trouble
+    health = look(cluster_of("jobs", [pod("driver"), JOBS[0], *both], said=answer(worker=(0, 7, 7))))
+    assert "have given up waiting for the driver" in health.trouble
 
 
 def test_a_lack_that_ends_the_run_is_told_before_workers_that_have_given_up():
     gone, server = ended_job("Complete", role="worker"), made("Job", f"{RUN}-server", "server")
     gone["metadata"]["name"] = f"{RUN}-worker-2"
     objects = [pod("driver"), pod("worker"), pod("server", 1, NOT_PULLED), *JOBS, gone, server]
-    sight = look(Server("jobs", objects, door=answer(server=(0, 1, 0), worker=(6, 7, 7))))
-    assert f"Pod {RUN}-server-1" in sight.trouble
+    health = look(cluster_of("jobs", objects, said=answer(server=(0, 1, 0), worker=(6, 7, 7))))
+    assert f"Pod {RUN}-server-1" in health.trouble
 
 
 def test_workers_that_are_on_their_way_are_counted():
-    sight = look(Server("jobs", [pod("driver"), pod("worker"), *JOBS], door=answer(worker=(0, 1, 0))))
-    assert (sight.phase, sight.trouble) == ("0 of 1 workers are ready", "")
+    health = look(cluster_of("jobs", [pod("driver"), pod("worker"), *JOBS], said=answer(worker=(0, 1, 0))))
+    assert (health.phase, health.trouble) == ("0 of 1 workers are ready", "")
 
 
 def test_the_one_worker_of_a_thousand_that_does_not_run_is_found():
-    server = Server("jobs", [*CROWD, pod("worker", 1000, NOT_PULLED), *JOBS], door=answer(worker=(1000, 1001, 1000)))
+    server = cluster_of(
+        "jobs", [*THOUSAND, pod("worker", 1000, NOT_PULLED), *JOBS], said=answer(worker=(1000, 1001, 1000))
+    )
     assert f"Pod {RUN}-worker-1000 cannot be pulled" in look(server).phase
-    assert server.sent <= 1 + len(JOBS) + 2 * engines.MOST_PODS
+    assert server.sent <= 1 + len(JOBS) + 2 * workloads.MOST_PODS
 
 
 def test_missing_workers_are_not_looked_at_every_second(monkeypatch):
     now = 1000.0
     set_clock(monkeypatch, monotonic=lambda: now)
-    server = Server("jobs", [pod("driver"), pod("worker", 1, NOT_PULLED), *JOBS], door=answer(worker=(1, 2, 1)))
-    run = RemoteRun(server, RUN)  # type: ignore[arg-type]
+    server = cluster_of("jobs", [pod("driver"), pod("worker", 1, NOT_PULLED), *JOBS], said=answer(worker=(1, 2, 1)))
+    run = RemoteRun(server, RUN)
     first = run.look()
-    server.asked.clear()
-    now += remote_run.CREW_SECONDS / 2
+    server.requested.clear()
+    now += remote_run.POOL_SECONDS / 2
     assert run.look() == first
-    assert server.asked == ["Pod"]
-    now += remote_run.CREW_SECONDS
+    assert server.requested == ["Pod"]
+    now += remote_run.POOL_SECONDS
     assert run.look() == first
-    assert "Job" in server.asked
+    assert "Job" in server.requested
 
 
 def test_a_first_worker_is_seen_at_once():
-    server = Server("jobs", [pod("driver"), pod("worker", 1, NOT_PULLED), *JOBS], door=answer(worker=(0, 2, 0)))
-    run = RemoteRun(server, RUN)  # type: ignore[arg-type]
+    server = cluster_of("jobs", [pod("driver"), pod("worker", 1, NOT_PULLED), *JOBS], said=answer(worker=(0, 2, 0)))
+    run = RemoteRun(server, RUN)
     assert run.look().trouble
-    server.door = answer(worker=(1, 2, 1))
+    server.answers = answering(answer(worker=(1, 2, 1)))
     assert not run.look().trouble
 
 
 @pytest.mark.parametrize(("engine", "is_final"), [("jobs", False), ("kuberay", True)])
 def test_while_the_driver_is_away_only_kuberays_workers_can_be_what_it_waits_for(engine, is_final):
-    sight = look(Server(engine, [pod("driver"), pod("worker", 1, NOT_PULLED), *JOBS, ray_job()]))
-    assert "the image steppe:1 of Pod" in sight.phase
-    assert bool(sight.trouble) == is_final
+    health = look(cluster_of(engine, [pod("driver"), pod("worker", 1, NOT_PULLED), *JOBS, ray_job()]))
+    assert "the image steppe:1 of Pod" in health.phase
+    assert bool(health.trouble) == is_final
 
 
 @pytest.mark.parametrize("engine", ["jobs", "kuberay"])
 def test_a_driver_that_moves_is_not_ended_by_one_of_its_workers(engine):
     objects = [pod("driver"), pod("worker", 1, NOT_PULLED), pod("worker", 2), *JOBS, ray_job()]
-    assert look(Server(engine, objects)).trouble == ""
+    assert look(cluster_of(engine, objects)).trouble == ""
 
 
 PENDING = [[], [pod("driver", 0, NOT_PULLED)], [pod("driver", 0, {"terminated": {"exitCode": 4, "message": "{}"}})]]
@@ -332,27 +304,27 @@ PENDING = [[], [pod("driver", 0, NOT_PULLED)], [pod("driver", 0, {"terminated": 
 def test_no_reader_takes_the_disk_from_a_driver_that_is_to_come(monkeypatch, read, drivers):
     monkeypatch.setattr(RemoteRun, "_reader", lambda self: pytest.fail("a reader would be started"))
     with pytest.raises(ClusterError, match=r"its files cannot be read now: .*; try again when its driver answers"):
-        read(RemoteRun(Server("jobs", [*drivers, *JOBS]), RUN))  # type: ignore[arg-type]
+        read(RemoteRun(cluster_of("jobs", [*drivers, *JOBS]), RUN))
 
 
 @pytest.mark.parametrize("drivers", [*PENDING, [pod("driver")]])
 @pytest.mark.parametrize("pods", [{"results": "s3://bucket/runs"}, {"access_mode": "ReadWriteMany"}])
 def test_a_reader_that_takes_no_disk_from_a_driver_shows_the_files_meanwhile(monkeypatch, pods, drivers):
     monkeypatch.setattr(RemoteRun, "_reader", lambda self: contextlib.nullcontext("reader"))
-    server = Server("jobs", [*drivers, *JOBS], pods=pods)
-    monkeypatch.setattr(server, "ask_pod", shown_by_the_reader)
-    assert RemoteRun(server, RUN).files() == []  # type: ignore[arg-type]
+    server = cluster_of("jobs", [*drivers, *JOBS], pods=pods)
+    server.answers = shown_by_the_reader
+    assert RemoteRun(server, RUN).files() == []
 
 
 def test_who_follows_a_log_waits_for_the_driver_without_a_reader(monkeypatch):
     monkeypatch.setattr(RemoteRun, "_reader", lambda self: pytest.fail("a reader would be started"))
-    run = RemoteRun(Server("jobs", JOBS, pods={"results": "s3://bucket/runs"}), RUN)  # type: ignore[arg-type]
+    run = RemoteRun(cluster_of("jobs", JOBS, pods={"results": "s3://bucket/runs"}), RUN)
     with pytest.raises(ClusterError, match="its files cannot be read now"):
         run.log(0, is_patient=True)
 
 
-def shown_by_the_reader(pod: str, port: int, path: str, **_: Any) -> Answer:
-    return Answer(200, b'{"files": []}') if pod == "reader" else Answer(503, b"")
+def shown_by_the_reader(pod: str, path: str, **_: Any) -> KubeAnswer:
+    return KubeAnswer(200, b'{"files": []}') if pod == "reader" else KubeAnswer(503, b"")
 
 
 def ended_driver() -> Json:
@@ -373,8 +345,8 @@ def test_a_reader_shows_the_files_where_no_driver_will(monkeypatch, engine):
         [ended_driver(), *JOBS, ray_job()],
         [ended_job("Failed"), ray_job(jobDeploymentStatus="Failed")],
     ):
-        server = Server(engine, objects, door={"files": []})
-        assert RemoteRun(server, RUN).files() == []  # type: ignore[arg-type]
+        server = cluster_of(engine, objects, said={"files": []})
+        assert RemoteRun(server, RUN).files() == []
 
 
 def ended_job(kind: str, message: str = "", role: str = "driver") -> Json:
@@ -385,15 +357,15 @@ def ended_job(kind: str, message: str = "", role: str = "driver") -> Json:
 @pytest.mark.parametrize("stored", ["completed", "paused", "stopped"])
 def test_a_job_that_completed_and_whose_pod_is_gone_is_seen_by_its_results(monkeypatch, stored):
     monkeypatch.setattr(RemoteRun, "_status_of_results", lambda self: {"state": stored})
-    sight = look(Server("jobs", [ended_job("Complete")]))
-    assert (sight.status, sight.is_alive, sight.trouble) == ({"state": stored}, False, "")
+    health = look(cluster_of("jobs", [ended_job("Complete")]))
+    assert (health.status, health.is_alive, health.trouble) == ({"state": stored}, False, "")
 
 
 def test_a_job_that_failed_and_whose_pod_is_gone_has_failed(monkeypatch):
     monkeypatch.setattr(RemoteRun, "_status_of_results", lambda self: {"state": "running"})
-    sight = look(Server("jobs", [ended_job("Failed", "backoff limit reached")]))
-    assert (sight.status, sight.is_alive) == ({"state": "running"}, False)
-    assert sight.trouble == f"Job {RUN}-driver has failed: backoff limit reached"
+    health = look(cluster_of("jobs", [ended_job("Failed", "backoff limit reached")]))
+    assert (health.status, health.is_alive) == ({"state": "running"}, False)
+    assert health.trouble == f"Job {RUN}-driver has failed: backoff limit reached"
 
 
 def test_a_job_that_failed_is_told_even_if_its_results_cannot_be_read(monkeypatch):
@@ -401,19 +373,19 @@ def test_a_job_that_failed_is_told_even_if_its_results_cannot_be_read(monkeypatc
         raise ClusterError("the results cannot be read")
 
     monkeypatch.setattr(RemoteRun, "_status_of_results", unreadable)
-    sight = look(Server("jobs", [ended_job("Failed", "backoff limit reached")]))
-    assert (sight.status, sight.is_alive) == (None, False)
-    assert "has failed: backoff limit reached" in sight.trouble
+    health = look(cluster_of("jobs", [ended_job("Failed", "backoff limit reached")]))
+    assert (health.status, health.is_alive) == (None, False)
+    assert "has failed: backoff limit reached" in health.trouble
 
 
 def test_a_job_that_failed_says_what_its_last_pod_died_of():
     words = json.dumps({"status": {"state": "running", "reason": "exit code 7"}, "is_over": False})
     dead = pod("driver", 0, {"terminated": {"exitCode": 1, "reason": "OOMKilled", "message": words}})
-    sight = look(Server("jobs", [dead, ended_job("Failed", "backoff limit reached")]))
-    assert not sight.is_alive
-    assert "has failed: backoff limit reached; Pod" in sight.trouble
-    assert "ran out of memory" in sight.trouble
-    assert sight.trouble.endswith("; its last Pod: exit code 7")
+    health = look(cluster_of("jobs", [dead, ended_job("Failed", "backoff limit reached")]))
+    assert not health.is_alive
+    assert "has failed: backoff limit reached; Pod" in health.trouble
+    assert "ran out of memory" in health.trouble
+    assert health.trouble.endswith("; its last Pod: exit code 7")
 
 
 def beside(driver: Json, **ended: Any) -> Json:
@@ -428,11 +400,11 @@ OUT_OF_MEMORY = {"reason": "OOMKilled", "exitCode": 137}
 
 def test_a_simulator_that_has_ended_is_told_while_its_driver_looks_for_it():
     door = {"status": {"state": "running", "phase": "training"}, "is_over": False}
-    sight = look(Server("jobs", [beside(pod("driver"), **OUT_OF_MEMORY), *JOBS], door))
-    assert sight.is_alive
-    assert 'the container "world" beside' in sight.phase
+    health = look(cluster_of("jobs", [beside(pod("driver"), **OUT_OF_MEMORY), *JOBS], door))
+    assert health.is_alive
+    assert 'the container "world" beside' in health.phase
     # It is for the driver to give up.
-    assert sight.trouble == ""
+    assert health.trouble == ""
 
 
 @pytest.mark.parametrize("is_answering", [True, False])
@@ -447,50 +419,50 @@ def test_a_simulator_that_has_ended_is_told_while_its_driver_looks_for_it():
 def test_a_failure_for_want_of_a_simulator_says_what_became_of_it(is_answering, ended, said):
     words = {"status": {"state": "failed", "reason": "the environment is away"}, "is_over": True}
     state = None if is_answering else {"terminated": {"exitCode": 3, "message": json.dumps(words)}}
-    sight = look(Server("jobs", [beside(pod("driver", 0, state), **ended), *JOBS], words))
-    assert sight.status["reason"] == (
+    health = look(cluster_of("jobs", [beside(pod("driver", 0, state), **ended), *JOBS], words))
+    assert health.status["reason"] == (
         f'the environment is away; the container "world" beside Pod {RUN}-driver-0\'s own {said}'
     )
 
 
 def test_a_simulator_that_has_ended_well_or_beside_a_run_that_completed_is_not_told():
     words = {"status": {"state": "completed", "reason": "done"}, "is_over": True}
-    assert look(Server("jobs", [beside(pod("driver"), exitCode=143), *JOBS], words)).status["reason"] == "done"
+    assert look(cluster_of("jobs", [beside(pod("driver"), exitCode=143), *JOBS], words)).status["reason"] == "done"
     words["status"] = {"state": "failed", "reason": "its own"}
-    assert look(Server("jobs", [beside(pod("driver"), exitCode=0), *JOBS], words)).status["reason"] == "its own"
+    assert look(cluster_of("jobs", [beside(pod("driver"), exitCode=0), *JOBS], words)).status["reason"] == "its own"
 
 
 def test_waiting_for_the_end_of_a_thousand_pods_asks_for_one_of_them():
-    server, labels = Server("jobs", [*CROWD]), {naming.RUN: RUN}
-    assert Kube.wait_until_gone(server, "Pod", labels, seconds=0.0) == [CROWD[0]["metadata"]["name"]]  # type: ignore[arg-type]
+    server, labels = cluster_of("jobs", [*THOUSAND]), {naming.RUN: RUN}
+    assert Kube.wait_until_gone(server, "Pod", labels, seconds=0.0) == [THOUSAND[0]["metadata"]["name"]]
     assert server.sent == 1
-    assert Kube.wait_until_gone(server, "Pod", labels | {naming.ROLE: "nobody"}) == []  # type: ignore[arg-type]
+    assert Kube.wait_until_gone(server, "Pod", labels | {naming.ROLE: "nobody"}) == []
 
 
 def test_an_empty_page_is_not_the_end_of_pods(monkeypatch):
     # A server may look at some objects only, and say that there are more.
-    server = Server("jobs", [*CROWD])
+    server = cluster_of("jobs", [*THOUSAND])
     everything = server.listed
     monkeypatch.setattr(server, "listed", lambda *words, limit=0: [] if limit else everything(*words))
-    assert Kube.wait_until_gone(server, "Pod", {naming.RUN: RUN}, seconds=0.0)  # type: ignore[arg-type]
+    assert Kube.wait_until_gone(server, "Pod", {naming.RUN: RUN}, seconds=0.0)
 
 
 def test_without_anything_that_makes_pods_the_run_is_not_alive():
-    assert not look(Server("jobs", [])).is_alive
-    assert not look(Server("kuberay", [])).is_alive
+    assert not look(cluster_of("jobs", [])).is_alive
+    assert not look(cluster_of("kuberay", [])).is_alive
 
 
 def test_a_ray_job_says_what_it_waits_for():
-    assert "waits for the KubeRay operator" in look(Server("kuberay", [ray_job()])).phase
-    assert look(Server("kuberay", [ray_job(jobDeploymentStatus="Initializing")])).phase == "waiting for a Pod"
+    assert "waits for the KubeRay operator" in look(cluster_of("kuberay", [ray_job()])).phase
+    assert look(cluster_of("kuberay", [ray_job(jobDeploymentStatus="Initializing")])).phase == "waiting for a Pod"
 
 
 def test_an_image_without_rays_dashboard_is_named():
     ended = {"terminated": {"exitCode": 1, "message": "Exception: Cannot include dashboard with missing packages."}}
     crashing = pod("driver", 0, {"waiting": {"reason": "CrashLoopBackOff"}})
     crashing["status"]["containerStatuses"][0]["lastState"] = ended
-    sight = look(Server("kuberay", [crashing, ray_job(jobDeploymentStatus="Initializing")]))
-    assert "steppe image build --package 'ray[default]'" in sight.trouble
+    health = look(cluster_of("kuberay", [crashing, ray_job(jobDeploymentStatus="Initializing")]))
+    assert "steppe image build --package 'ray[default]'" in health.trouble
 
 
 @pytest.mark.parametrize(
@@ -505,7 +477,7 @@ def test_an_image_without_rays_dashboard_is_named():
 )
 def test_a_ray_job_that_has_ended_is_seen_by_its_results(monkeypatch, job, stored, is_alive, trouble):
     phase = "Complete" if job == "SUCCEEDED" else "Failed"
-    server = Server("kuberay", [ray_job(jobDeploymentStatus=phase, jobStatus=job, message="out of luck")])
+    server = cluster_of("kuberay", [ray_job(jobDeploymentStatus=phase, jobStatus=job, message="out of luck")])
     monkeypatch.setattr(RemoteRun, "_status_of_results", lambda self: {"state": stored})
-    sight = look(server)
-    assert (sight.status, sight.is_alive, sight.trouble) == ({"state": stored}, is_alive, trouble)
+    health = look(server)
+    assert (health.status, health.is_alive, health.trouble) == ({"state": stored}, is_alive, trouble)

@@ -7,14 +7,14 @@ import http.client
 from collections.abc import Callable, Iterator
 
 from steppe.platforms.kubernetes.agreement import TOKEN_HEADER
-from steppe.platforms.kubernetes.pod.status_server import Door
+from steppe.platforms.kubernetes.pod.status_server import StatusServer
 
 TOKEN = "a-token-of-tests"
 Ask = Callable[..., tuple[int, bytes]]
 
 
 @contextlib.contextmanager
-def opened(door: Door) -> Iterator[Ask]:
+def opened(door: StatusServer) -> Iterator[Ask]:
     """(status, body) of every question, while the door is open."""
     port = door.open(0, "127.0.0.1")
 

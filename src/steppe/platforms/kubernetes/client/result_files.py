@@ -1,4 +1,4 @@
-"""Fetching the files of a run: each is checked, goes on where it was cut short, and comes from a Pod that is there."""
+"""Fetching the files of a run: each is checked, resumed where it was cut short, and comes from a Pod that answers."""
 
 from __future__ import annotations
 
@@ -9,65 +9,66 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
 from steppe.errors import ClusterError, StateError
 from steppe.files.durable import storing
-from steppe.platforms.kubernetes.client.kubeapi import Answer, KubeError
+from steppe.platforms.kubernetes.client.kubeapi import KubeAnswer, KubeError
 from steppe.platforms.kubernetes.pod.status_server import is_shown
 
 Json = dict[str, Any]
 FILE_SECONDS = 300.0
-"""How long nothing may come while a file is fetched or summed up."""
+"""How long a Pod may be silent while it sends a file or computes its checksum."""
 TRIES = 5
-"""How often a file is tried of which nothing more comes."""
+"""How often a file is tried without any more of it arriving."""
 CHANGES = 20
-"""How often a file is fetched anew that the run replaces meanwhile; its status is, every second."""
+"""How often a file is fetched anew because the run has replaced it; the status is replaced every second."""
 PAUSE_SECONDS = 0.5
 COMING_SECONDS = 120.0
-"""How long a download waits for a driver that is to come: one that is replaced is back by then, if it has a node."""
+"""How long a download waits for a driver: one that is being replaced is back by then, if there is a node for it."""
 LOOK_SECONDS = 2.0
 
 
 class NotNow(KubeError):
-    """Nobody shows the files now, and somebody will."""
+    """No Pod shows the files now, but a driver is expected to."""
 
 
-class Files:
-    """The files of a run as a Pod shows them, and another Pod when that one is gone; opened with the context."""
+class ResultFiles:
+    """The files of a run, as shown by one Pod or, once that is gone, another; opened as a context."""
 
     def __init__(
         self,
-        open_door: Callable[[], AbstractContextManager[str]],
-        answers: Callable[[str], bool],
-        ask: Callable[..., Answer],
-        refused: Callable[[Answer, str], KubeError],
+        open_source: Callable[[], AbstractContextManager[str]],
+        still_answers: Callable[[str], bool],
+        request: Callable[..., KubeAnswer],
+        refused: Callable[[KubeAnswer, str], KubeError],
     ) -> None:
-        """`open_door` gives a Pod, of which `answers` tells whether it is still there; `ask` asks it for a path."""
-        self._open_door, self._answers, self._ask, self._refused = open_door, answers, ask, refused
+        """`open_source` yields the name of a Pod that shows the files.
+
+        `request` sends a request to a Pod, and `refused` makes the error of an answer with an error code.
+        """
+        self._open_source, self._still_answers = open_source, still_answers
+        self._request, self._refused = request, refused
         self._stack = ExitStack()
         self._pod = ""
 
     def __enter__(self) -> Self:
-        self._pod = self._stack.enter_context(self._open_door())
+        self._pod = self._stack.enter_context(self._open_source())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def listed(self, name: str | None = None) -> list[Json]:
-        """Every file with its size and checksum, or only the one of that name."""
+        """Every file with its size and checksum, or only the file of that name."""
         path = "/files" if name is None else f"/files?name={quote(name)}"
-        answer = self._expected(self._ask(self._pod, path, seconds=FILE_SECONDS))
-        # A Pod of an older image lists them all, whatever was asked.
+        answer = self._accepted(self._request(self._pod, path, seconds=FILE_SECONDS))
+        # A Pod of an older image lists all files, even if asked for one.
         return [each for each in json.loads(answer.body)["files"] if name in (None, each["path"])]
 
     def fetch(self, about: Json, to: Path) -> Path | None:
-        """One file, into the folder `to`; None if the run has removed it meanwhile."""
+        """Fetches one file into the folder `to`; None if the run has removed it meanwhile."""
         copy = _inside(to, about["path"])
         if copy.exists() and sum_of(copy) == about["sha256"]:
             return copy
@@ -75,7 +76,7 @@ class Files:
         with storing(copy):
             copy.parent.mkdir(parents=True, exist_ok=True)
         tries, changes = TRIES, 0
-        closed: KubeError | None = None
+        no_source: KubeError | None = None
         while changes < CHANGES:
             had = _size(half)
             try:
@@ -86,7 +87,7 @@ class Files:
                     with storing(copy):
                         half.replace(copy)
                     return copy
-                # It was replaced since it was listed, or came damaged: from the start, as it is now.
+                # It was replaced since it was listed, or damaged on the way: start again with the file as it is now.
                 half.unlink(missing_ok=True)
                 changes += 1
                 again = self.listed(about["path"])
@@ -96,39 +97,39 @@ class Files:
             except KubeError as error:
                 tries = TRIES if _size(half) > had else tries - 1
                 if not tries:
-                    # Why there is no other Pod says more than that the one from before is gone.
-                    raise closed or error from None
+                    # The reason why there is no other Pod says more than that the last one is gone.
+                    raise no_source or error from None
                 time.sleep(PAUSE_SECONDS * 2 ** (TRIES - tries))
-                closed = self._find_door()
+                no_source = self._find_source()
         raise ClusterError(f"{about['path']} changes faster than it can be fetched; pause the experiment first")
 
     def _fetch_rest(self, about: Json, half: Path) -> bool:
-        """Whether the file was there; what of it is here already is kept."""
+        """Appends the missing part of a file; returns whether the run still has it."""
         start, size = _size(half), int(about["size"])
         with storing(half), half.open("ab") as file:
             if start >= size:
                 return True
-            # No further than it was when it was listed, which its checksum is of: a running experiment's logs grow.
+            # Only as far as the listed checksum reaches: the logs of a running experiment grow.
             headers = {"Range": f"bytes={start}-{size - 1}"}
-            answer = self._ask(
+            answer = self._request(
                 self._pod, f"/files/{quote(about['path'])}", headers=headers, sink=file.write, seconds=FILE_SECONDS
             )
         if answer.code == 404:
             return False
-        self._expected(answer)
+        self._accepted(answer)
         return True
 
-    def _find_door(self) -> KubeError | None:
-        """Another Pod, where the one that showed the files has gone: a driver that is done, a reader after its time.
+    def _find_source(self) -> KubeError | None:
+        """Changes to another Pod if the last one is gone, such as a driver that is done or a reader after its time.
 
-        Why there is none, where the one from before is to be tried again, as when the cluster cannot be reached.
+        Returns why there is none if the last one is to be tried again, as when the cluster cannot be reached.
         """
         deadline = time.monotonic() + COMING_SECONDS
         while True:
             try:
-                if not self._answers(self._pod):
+                if not self._still_answers(self._pod):
                     stack = ExitStack()
-                    self._pod = stack.enter_context(self._open_door())
+                    self._pod = stack.enter_context(self._open_source())
                     self._stack.close()
                     self._stack = stack
                 return None
@@ -139,16 +140,21 @@ class Files:
             except KubeError as error:
                 return error
 
-    def _expected(self, answer: Answer) -> Answer:
+    def _accepted(self, answer: KubeAnswer) -> KubeAnswer:
         if answer.code >= 400:
             raise self._refused(answer, "the Pod")
         return answer
 
 
 def download(
-    files: Files, to: Path, wanted: Callable[[str], bool], *, force: bool, tell: Callable[[str], None] | None = None
+    files: ResultFiles,
+    to: Path,
+    wanted: Callable[[str], bool],
+    *,
+    force: bool,
+    tell: Callable[[str], None] | None = None,
 ) -> list[Path]:
-    """Fetches the wanted files; what is here already, whole or in part, is not fetched again."""
+    """Fetches the wanted files; files that exist here, whole or in part, are not sent again."""
     found = [each for each in files.listed() if wanted(each["path"])]
     for each in found:
         copy = _inside(to, each["path"])
@@ -163,7 +169,7 @@ def download(
             copies.append(fetched)
         else:
             removed.add(_inside(to, each["path"]).parent)
-    return _without_remains(copies, removed - {to})
+    return _without_partial_folders(copies, removed - {to})
 
 
 def sum_of(path: Path) -> str:
@@ -173,7 +179,7 @@ def sum_of(path: Path) -> str:
 
 
 def _inside(to: Path, name: str) -> Path:
-    """Where a file goes. The Pod that names it runs what others wrote, and must not write elsewhere on this machine."""
+    """The path of a file's copy. The Pod that names it may run anybody's code, so the name must stay inside `to`."""
     if not is_shown(name):
         raise ClusterError(
             f'the Pod lists "{name}", which is no name of a result, so nothing is fetched from it; look at what else '
@@ -182,8 +188,8 @@ def _inside(to: Path, name: str) -> Path:
     return to / name
 
 
-def _without_remains(copies: list[Path], folders: set[Path]) -> list[Path]:
-    """A running experiment removes its oldest checkpoint: better none of it than a part."""
+def _without_partial_folders(copies: list[Path], folders: set[Path]) -> list[Path]:
+    """Deletes the copies in folders of which the run has removed files: an old checkpoint is useless in part."""
     for copy in [each for each in copies if each.parent in folders]:
         copy.unlink(missing_ok=True)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Downloads that are cut short, by a Pod that ends, a file that changes, or a disk that is full."""
+"""Downloads that are interrupted by a Pod that ends, a file that changes, or a full disk."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from clocks import set_clock
 from kube_memory import MemoryKube
 
 from steppe.errors import ClusterError, StorageError
-from steppe.platforms.kubernetes.client import fetching
-from steppe.platforms.kubernetes.client.fetching import Files, NotNow, download
-from steppe.platforms.kubernetes.client.kubeapi import Answer, KubeError
+from steppe.platforms.kubernetes.client import result_files
+from steppe.platforms.kubernetes.client.kubeapi import KubeAnswer, KubeError
 from steppe.platforms.kubernetes.client.remote_run import RemoteRun
+from steppe.platforms.kubernetes.client.result_files import NotNow, ResultFiles, download
 from steppe.platforms.kubernetes.manifests import naming, rendering
 
 WHOLE = bytes(range(256)) * 100
@@ -35,10 +35,10 @@ class Pods:
         self.ended: list[str] = []
         self.is_away = False
         self.closed: KubeError | None = None
-        """Why no other Pod shows the files."""
+        """The error that keeps any other Pod from showing the files."""
 
     @contextlib.contextmanager
-    def open_door(self) -> Iterator[str]:
+    def open_source(self) -> Iterator[str]:
         if self.is_away:
             raise KubeError("no answer")
         if self.closed is not None:
@@ -53,16 +53,16 @@ class Pods:
             raise KubeError("no answer")
         return self.left[pod] > 0
 
-    def ask(self, pod: str, path: str, *, headers: Any = None, sink: Any = None, seconds: float = 0.0) -> Answer:
+    def ask(self, pod: str, path: str, *, headers: Any = None, sink: Any = None, seconds: float = 0.0) -> KubeAnswer:
         if not self.left[pod]:
             raise KubeError(f'pods "{pod}" not found', 404)
         if path.startswith("/files?") or path == "/files":
             names = parse_qs(urlsplit(path).query).get("name", self.files)
             listed = [self.described(name) for name in names if name in self.files]
-            return Answer(200, json.dumps({"files": listed}).encode())
+            return KubeAnswer(200, json.dumps({"files": listed}).encode())
         data = self.files.get(path.removeprefix("/files/"))
         if data is None:
-            return Answer(404, b"")
+            return KubeAnswer(404, b"")
         start, last = map(int, headers["Range"].removeprefix("bytes=").split("-"))
         asked = data[start : last + 1]
         sent = asked[: self.left[pod]]
@@ -70,19 +70,19 @@ class Pods:
         self.left[pod] -= len(sent)
         if len(sent) < len(asked):
             raise KubeError("the connection was closed")
-        return Answer(206, b"")
+        return KubeAnswer(206, b"")
 
     def described(self, name: str) -> dict[str, Any]:
         data = self.files[name]
         return {"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
-    def opened(self) -> Files:
-        return Files(self.open_door, self.answers, self.ask, lambda answer, what: KubeError(what, answer.code))
+    def opened(self) -> ResultFiles:
+        return ResultFiles(self.open_source, self.answers, self.ask, lambda answer, what: KubeError(what, answer.code))
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(result_files, "PAUSE_SECONDS", 0.0)
 
 
 def fetched(pods: Pods, to: Path) -> dict[str, bytes]:
@@ -91,20 +91,20 @@ def fetched(pods: Pods, to: Path) -> dict[str, bytes]:
     return {copy.relative_to(to).as_posix(): copy.read_bytes() for copy in copies}
 
 
-def test_a_download_outlives_many_readers(tmp_path: Path):
+def test_a_download_continues_over_many_readers(tmp_path: Path):
     pods = Pods({"log.txt": b"all", "policy/weights": WHOLE, "report.html": b"x" * 900}, life=1_000)
     assert fetched(pods, tmp_path) == pods.files
     assert len(pods.left) == 27
-    # None of them is left.
+    # All of them were closed.
     assert pods.ended == list(pods.left)
 
 
-def test_a_pod_that_is_gone_does_not_count_as_a_file_that_is_gone(tmp_path: Path):
+def test_a_file_is_not_lost_with_the_pod_that_showed_it(tmp_path: Path):
     pods = Pods({"a": WHOLE, "b": WHOLE}, life=len(WHOLE))
     assert fetched(pods, tmp_path) == pods.files
 
 
-def test_a_file_that_never_comes_is_given_up(tmp_path: Path):
+def test_a_file_that_never_arrives_is_given_up(tmp_path: Path):
     pods = Pods({"a": WHOLE})
     with pods.opened() as files:
         pods.left["reader-0"], pods.is_away = 0, True
@@ -112,8 +112,8 @@ def test_a_file_that_never_comes_is_given_up(tmp_path: Path):
             files.fetch({"path": "a", "size": 1, "sha256": "?"}, tmp_path)
 
 
-def losing_its_pod(pods: Pods, monkeypatch: pytest.MonkeyPatch, why: KubeError, seconds: float) -> Files:
-    """A download whose Pod is gone, and `why` there is no other for so many seconds."""
+def losing_its_pod(pods: Pods, monkeypatch: pytest.MonkeyPatch, why: KubeError, seconds: float) -> ResultFiles:
+    """A download whose Pod is gone, with the reason `why` there is no other for so many seconds."""
     now = 1000.0
 
     def pause(time: float) -> None:
@@ -132,7 +132,7 @@ def losing_its_pod(pods: Pods, monkeypatch: pytest.MonkeyPatch, why: KubeError, 
 COMING = NotNow("its files cannot be read now: its Pod is being replaced; try again when its driver answers")
 
 
-def test_a_driver_that_is_back_within_two_minutes_goes_on_showing_a_file(tmp_path: Path, monkeypatch: Any):
+def test_a_download_resumes_when_a_driver_is_back_within_two_minutes(tmp_path: Path, monkeypatch: Any):
     pods = Pods({"a": WHOLE})
     files = losing_its_pod(pods, monkeypatch, COMING, seconds=100.0)
     copy = files.fetch(pods.described("a"), tmp_path)
@@ -141,14 +141,14 @@ def test_a_driver_that_is_back_within_two_minutes_goes_on_showing_a_file(tmp_pat
 
 
 @pytest.mark.parametrize("why", [COMING, KubeError('"ann" may not create pods in namespace "space"', 403)])
-def test_a_download_that_finds_no_other_pod_says_why(tmp_path: Path, monkeypatch: Any, why: KubeError):
+def test_a_download_without_another_pod_says_why(tmp_path: Path, monkeypatch: Any, why: KubeError):
     pods = Pods({"a": WHOLE})
     files = losing_its_pod(pods, monkeypatch, why, seconds=1000.0)
     with pytest.raises(KubeError, match=re.escape(str(why))):
         files.fetch(pods.described("a"), tmp_path)
 
 
-def test_a_cluster_that_comes_back_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_download_resumes_when_the_cluster_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pods = Pods({"a": WHOLE}, life=1_000)
     paused = []
 
@@ -160,10 +160,10 @@ def test_a_cluster_that_comes_back_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert fetched(pods, tmp_path) == pods.files
 
 
-def test_a_file_that_grows_is_fetched_as_far_as_it_was_listed(tmp_path: Path):
+def test_a_growing_file_is_fetched_up_to_its_listed_size(tmp_path: Path):
     pods = Pods({"metrics.jsonl": WHOLE})
     with pods.opened() as files:
-        files._ask = after_each_question(pods, lambda: pods.files.update({"metrics.jsonl": grown()}))
+        files._request = after_each_request(pods, lambda: pods.files.update({"metrics.jsonl": grown()}))
 
         def grown() -> bytes:
             return pods.files["metrics.jsonl"] + b"more"
@@ -172,26 +172,26 @@ def test_a_file_that_grows_is_fetched_as_far_as_it_was_listed(tmp_path: Path):
     assert copy.read_bytes() == WHOLE
 
 
-def test_a_file_that_grew_after_a_download_was_cut_short_goes_on(tmp_path: Path):
+def test_an_interrupted_download_of_a_growing_file_resumes(tmp_path: Path):
     (tmp_path / ".log.txt.part").write_bytes(WHOLE[:1000])
     pods = Pods({"log.txt": WHOLE + b"more"}, life=len(WHOLE) - 1000 + 4)
     assert fetched(pods, tmp_path) == pods.files
     assert len(pods.left) == 1
 
 
-def test_a_file_that_is_empty_is_fetched_too(tmp_path: Path):
+def test_an_empty_file_is_fetched(tmp_path: Path):
     pods = Pods({"log.txt": b""})
     assert fetched(pods, tmp_path) == pods.files
 
 
-def test_a_file_that_is_replaced_meanwhile_is_listed_again_by_itself(tmp_path: Path):
+def test_a_replaced_file_is_listed_again_alone(tmp_path: Path):
     pods = Pods({"status.json": b"0", "weights": WHOLE})
     asked: list[str] = []
     with pods.opened() as files:
-        files._ask = after_each_question(pods, lambda: pods.files.update({"status.json": newer()}), asked)
+        files._request = after_each_request(pods, lambda: pods.files.update({"status.json": newer()}), asked)
 
         def newer() -> bytes:
-            # As often as it is asked for at first, and then no more.
+            # It changes with each of the first requests, and then no more.
             return str(min(len(asked), 15)).encode()
 
         copies = download(files, tmp_path, lambda path: path == "status.json", force=False)
@@ -199,22 +199,22 @@ def test_a_file_that_is_replaced_meanwhile_is_listed_again_by_itself(tmp_path: P
     assert asked.count("/files") == 1
 
 
-def test_a_file_that_changes_all_the_time_is_named(tmp_path: Path):
+def test_a_file_that_changes_all_the_time_is_an_error(tmp_path: Path):
     pods = Pods({"a": WHOLE})
     with pods.opened() as files:
-        files._ask = after_each_question(pods, lambda: pods.files.update(a=pods.files["a"][::-1] + b"more"))
+        files._request = after_each_request(pods, lambda: pods.files.update(a=pods.files["a"][::-1] + b"more"))
         about = files.listed()[0]
         with pytest.raises(ClusterError, match="a changes faster than it can be fetched; pause the experiment first"):
             files.fetch(about, tmp_path)
 
 
-def after_each_question(
+def after_each_request(
     pods: Pods, change: Callable[[], None], asked: list[str] | None = None
-) -> Callable[..., Answer]:
-    """Asks as the Pods do, and has something change after each answer."""
+) -> Callable[..., KubeAnswer]:
+    """The requests of the Pods, with a change after each answer."""
     ask = pods.ask
 
-    def asking(pod: str, path: str, **more: Any) -> Answer:
+    def asking(pod: str, path: str, **more: Any) -> KubeAnswer:
         answer = ask(pod, path, **more)
         if asked is not None:
             asked.append(path)
@@ -225,7 +225,7 @@ def after_each_question(
 
 
 @pytest.mark.parametrize("name", ["/etc/cron.d/job", "../outside", "policy/../../outside", ".bashrc", ""])
-def test_a_pod_cannot_have_files_written_elsewhere(tmp_path: Path, name: str):
+def test_a_pod_cannot_write_files_outside_of_the_download(tmp_path: Path, name: str):
     pods = Pods({name: b"bad"})
     to = tmp_path / "results"
     with pods.opened() as files:
@@ -236,27 +236,27 @@ def test_a_pod_cannot_have_files_written_elsewhere(tmp_path: Path, name: str):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_named(tmp_path: Path):
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path):
     pods = Pods({"a": WHOLE})
     with pods.opened() as files:
 
-        def full(*words: Any, **asked: Any) -> Answer:
+        def full(*words: Any, **asked: Any) -> KubeAnswer:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         about = files.listed()[0]
-        files._ask = full
+        files._request = full
         with pytest.raises(StorageError, match=r"cannot write .*\.a\.part: "):
             files.fetch(about, tmp_path)
 
 
-def test_readers_at_once_leave_each_other_alone(planned):
+def test_simultaneous_readers_do_not_delete_each_other(planned):
     plan = planned()
     kube = MemoryKube()
     uid = kube.create(rendering.root(plan))["metadata"]["uid"]
     kube.create(rendering.with_owner(plan, rendering.secret(plan, dict.fromkeys(("door", "ray", "learner"), "t")), uid))
     ended = kube.create(rendering.reader(plan, owner_uid=uid, suffix="old"))["metadata"]["name"]
     kube.objects["Pod", ended]["status"] = {"phase": "Failed"}
-    kube.answers = lambda pod, path, **_: Answer(200, b'{"files": [], "status": null}')
+    kube.answers = lambda pod, path, **_: KubeAnswer(200, b'{"files": [], "status": null}')
     create = kube.create
 
     def running(manifest: Any) -> Any:
