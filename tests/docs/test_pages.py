@@ -30,6 +30,13 @@ def test_links_point_to_pages_and_headings_that_exist(page: Path) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", ["docs/decisions.md", "docs/benchmarks.md", "benchmarks/README.md"])
+def test_modules_that_the_page_names_exist(page: str) -> None:
+    names = set(re.findall(r"`([\w./]+/\w+\.py)`", (ROOT / page).read_text(encoding="utf-8")))
+    folders = (ROOT, ROOT / "src" / "steppe", ROOT / "benchmarks")
+    assert {name for name in names if not any((folder / name).exists() for folder in folders)} == set()
+
+
 def test_every_page_of_the_docs_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}

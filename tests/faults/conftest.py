@@ -1,4 +1,4 @@
-"""A project in a folder of its own, and real processes in it that never outlive their test."""
+"""Fixtures: a project in a folder of its own, and real processes in it that end with their test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from processes import TINY, Run, Steppe
 
 @pytest.fixture
 def steppe(tmp_path: Path) -> Iterator[Steppe]:
-    """Gives commands in an empty project."""
+    """Runs commands in an empty project."""
     steppe = _in_new_project(tmp_path)
     yield steppe
     steppe.end()
@@ -21,7 +21,7 @@ def steppe(tmp_path: Path) -> Iterator[Steppe]:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of 6,000 timesteps with three checkpoints; copied, never changed."""
+    """The folder of a run of 6,000 timesteps with three checkpoints; tests copy it and never change it."""
     steppe = _in_new_project(tmp_path_factory.mktemp("trained"))
     try:
         answer = steppe("train", *TINY, "-n", "run", "-t", "6000", "--saver-frequency", "2000t", "-q")
@@ -35,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(steppe: Steppe, trained: Path) -> Run:
-    """A copy of the trained run in the project of this test."""
+    """A copy of the trained run in this test's project."""
     copy = steppe.run("run")
     shutil.copytree(trained, copy.path)
     return copy
@@ -43,7 +43,7 @@ def run(steppe: Steppe, trained: Path) -> Run:
 
 @pytest.fixture
 def module(steppe: Steppe, tmp_path: Path) -> Callable[[str, str], None]:
-    """Puts a Python module where the commands can import it."""
+    """Writes Python modules into a folder from which the commands can import them."""
     folder = tmp_path / "modules"
     folder.mkdir()
     steppe.environment["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])

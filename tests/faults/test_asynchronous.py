@@ -1,4 +1,4 @@
-"""Run mode async with its processes killed: workers at random, the learner, the driver of a run."""
+"""Kills processes of run mode async: random workers, the learner, the driver of a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from steppe import AsyncWorker
 from steppe.errors import SteppeError
 environment = {"id": "troubled:Counted", "settings": {"folder": sys.argv[2], "seconds": 0.001}}
 try:
-    print("took", AsyncWorker(sys.argv[1], environment, reconnect=float(sys.argv[3])).work())
+    print("timesteps", AsyncWorker(sys.argv[1], environment, reconnect=float(sys.argv[3])).work())
 except SteppeError as error:
     sys.exit(f"error: {error}")
 """
@@ -63,11 +63,11 @@ runners.run(spec, Path(sys.argv[1]), resume="resume" in sys.argv, request=lambda
 
 def python(program, *arguments, out=subprocess.DEVNULL):
     paths = os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])
-    words = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.Popen(words, env=os.environ | {"PYTHONPATH": paths}, stdout=out, stderr=out, text=True)
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stdout=out, stderr=out, text=True)
 
 
-def test_workers_killed_at_random_lose_only_what_was_on_its_way(tmp_path):
+def test_randomly_killed_workers_lose_only_batches_that_were_not_received(tmp_path):
     counts, run = tmp_path / "counts", tmp_path / "run"
     counts.mkdir()
     environment = {"id": "troubled:Counted", "settings": {"folder": str(counts), "seconds": 0.0005}}
@@ -87,7 +87,7 @@ def test_workers_killed_at_random_lose_only_what_was_on_its_way(tmp_path):
 
     def kill() -> None:
         while len(killed) < 8 and not is_over.wait(moments.uniform(0.0, 0.5)):
-            # Who has taken a step has joined.
+            # A worker that has taken a step has joined.
             living = [pid for pid, steps in taken(counts).items() if steps and Path(f"/proc/{pid}").exists()]
             if working := [pid for pid in living if pid not in killed]:
                 killed.append(moments.choice(working))
@@ -98,7 +98,7 @@ def test_workers_killed_at_random_lose_only_what_was_on_its_way(tmp_path):
         if sum(steps > 0 for steps in taken(counts).values()) == 12 and not replaced:
             replaced.append(len(lines))
         is_whole = replaced and len(lines) > replaced[0] + 2 and lines[-1].get("workers") == 4
-        # Beyond what is asked for below: the last batches are still to come.
+        # The limit is higher than the one below, since the last batches are still to come.
         return "stop" if is_whole and lines[-1]["mean_return"] > 8.5 else None
 
     killer = threading.Thread(target=kill)
@@ -111,21 +111,21 @@ def test_workers_killed_at_random_lose_only_what_was_on_its_way(tmp_path):
     last = read_metrics(run)[-1]
     assert (last["dropped"], last["workers"]) == (0, 4)
     assert outcome.mean_return > 8.0
-    numbers, waited, lost, _, _ = load_latest(run).arrays["async/counts"].tolist()
-    assert (numbers, last["lost"]) == (12, lost)
-    steps = {pid: each for pid, each in taken(counts).items() if each}
-    begun = {pid: each % BATCH for pid, each in steps.items()}
-    # Whoever was killed in the middle of a batch has lost it; who had just finished one, perhaps.
-    in_the_middle = sum(begun[pid] > 0 for pid in killed)
-    assert in_the_middle <= lost <= 8
-    # Beside what was begun, only what waited at the end is missing, and whole batches that were not received.
-    missing, rest = divmod(sum(steps.values()) - sum(begun.values()) - outcome.timestep, BATCH)
-    finished = sum(begun[pid] == 0 for pid in steps if pid not in killed)
+    workers, waiting, lost, _, _ = load_latest(run).arrays["async/counts"].tolist()
+    assert (workers, last["lost"]) == (12, lost)
+    steps = {pid: count for pid, count in taken(counts).items() if count}
+    unfinished = {pid: count % BATCH for pid, count in steps.items()}
+    # A worker that was killed in the middle of a batch has lost it; one that had just finished a batch may have.
+    killed_in_a_batch = sum(unfinished[pid] > 0 for pid in killed)
+    assert killed_in_a_batch <= lost <= 8
+    # Besides unfinished batches, only those that waited at the end and whole ones that were not received are missing.
+    missing, rest = divmod(sum(steps.values()) - sum(unfinished.values()) - outcome.timestep, BATCH)
+    finished = sum(unfinished[pid] == 0 for pid in steps if pid not in killed)
     assert rest == 0
-    assert waited <= missing <= waited + (lost - in_the_middle) + finished
+    assert waiting <= missing <= waiting + (lost - killed_in_a_batch) + finished
 
 
-def test_an_environment_that_always_fails_ends_the_run_with_what_it_said(tmp_path):
+def test_an_environment_that_always_fails_ends_the_run_with_its_error(tmp_path):
     spec = experiment(
         "troubled:Fails", DQN, run_mode="async", num_workers=2, num_envs=1, network=NETWORK, total_timesteps=10**7
     )
@@ -136,7 +136,7 @@ def test_an_environment_that_always_fails_ends_the_run_with_what_it_said(tmp_pat
     assert str(error.value).count("resume from the last checkpoint") == 1
 
 
-def test_a_killed_learner_is_resumed_and_its_workers_come_back(tmp_path):
+def test_workers_reconnect_to_a_learner_that_was_killed_and_resumed(tmp_path):
     counts, run = tmp_path / "counts", tmp_path / "run"
     counts.mkdir()
     address = f"127.0.0.1:{free_port()}"
@@ -150,47 +150,47 @@ def test_a_killed_learner_is_resumed_and_its_workers_come_back(tmp_path):
             learners[-1].kill()
             learners[-1].wait(60)
             before = sum(taken(counts).values())
-            # Whoever has lost its learner waits: it goes on with what it collects, and no further.
-            wait_until(lambda: _is_still(counts), "the workers wait")
+            # A worker without a learner finishes its batch and waits.
+            wait_until(lambda: _no_worker_steps(counts), "the workers wait")
             assert all(worker.poll() is None for worker in workers), kills
             assert sum(taken(counts).values()) <= before + 2 * 2 * BATCH
         saved = load_latest(run).timestep
         learners.append(python(LEARNER, address, run, 10**7, out=subprocess.PIPE))
-        # As long as it takes: whoever has looked in vain looks again after a while only, and the other one is quick.
-        wait_until(lambda: _has_learned_with(2, run, saved + 2000), "it has learned with both")
+        # There is no limit of timesteps: a worker that looked in vain waits before it looks again, the other trains on.
+        wait_until(lambda: _has_learned_with(2, run, saved + 2000), "it has learned with both workers")
         learners[-1].terminate()
         _, err = learners[-1].communicate(timeout=120)
         assert learners[-1].returncode == 0, err
         for worker in workers:
             out, err = worker.communicate(timeout=120)
-            assert (worker.returncode, out.startswith("took")) == (0, True), err
+            assert (worker.returncode, out.startswith("timesteps")) == (0, True), err
     finally:
-        end([*workers, *learners])
+        kill_all([*workers, *learners])
     assert load_latest(run).timestep >= saved + 2000
     records = read_metrics(run)
     assert records[-1]["mean_return"] > 7.0
-    # The same two workers all the time, known again by name after each start.
+    # There were only two workers, whom the learner recognises by name after each start.
     assert max(record.get("workers", 0) for record in records) == 2
 
 
-def test_workers_end_by_themselves_when_their_learner_does_not_come_back(tmp_path):
+def test_workers_end_by_themselves_if_their_learner_does_not_come_back(tmp_path):
     address = f"127.0.0.1:{free_port()}"
     counts = tmp_path / "counts"
     counts.mkdir()
     learner = python(LEARNER, address, tmp_path / "run", 10**7)
     try:
-        # It listens before it knows what there is to learn.
+        # It listens before it knows the spaces.
         wait_until(lambda: _answers(address), "the learner listens")
         worker = python(WORKER, address, counts, 1.0, out=subprocess.PIPE)
         wait_until(lambda: sum(taken(counts).values()) or worker.poll() is not None, "the worker works")
     finally:
-        end([learner])
+        kill_all([learner])
     _, err = worker.communicate(timeout=120)
     assert worker.returncode == 1
     assert err.strip().splitlines()[-1].startswith(f"error: the learner at {address} could not be reached within 1 s")
 
 
-def test_the_driver_of_a_run_killed_leaves_no_process_and_a_checkpoint_to_go_on_from(tmp_path):
+def test_a_killed_driver_leaves_no_process_and_can_be_resumed(tmp_path):
     spec = experiment(
         "worlds:World",
         DQN,
@@ -205,11 +205,11 @@ def test_the_driver_of_a_run_killed_leaves_no_process_and_a_checkpoint_to_go_on_
     driver = python(DRIVER, tmp_path)
     try:
         wait_until(lambda: len(list_checkpoints(tmp_path)) >= 3, "it has learned and saved")
-        family = descendants(driver.pid)
-        assert len(family) >= 4
+        started = descendants(driver.pid)
+        assert len(started) >= 4
     finally:
-        end([driver])
-    wait_until(lambda: not alive(family), "all processes have ended with it")
+        kill_all([driver])
+    wait_until(lambda: not alive(started), "all its processes have ended")
     saved = load_latest(tmp_path)
     assert saved.arrays["memory/timesteps/rewards"].any()
     spec = spec.model_copy(update={"total_timesteps": saved.timestep + 3000})
@@ -218,12 +218,12 @@ def test_the_driver_of_a_run_killed_leaves_no_process_and_a_checkpoint_to_go_on_
     try:
         assert driver.wait(180) == 0
     finally:
-        end([driver])
+        kill_all([driver])
     assert load_latest(tmp_path).timestep >= saved.timestep + 3000
     assert read_metrics(tmp_path)[-1]["mean_return"] > 8.0
 
 
-def end(processes):
+def kill_all(processes):
     for process in processes:
         process.kill()
         with contextlib.suppress(ValueError):
@@ -238,13 +238,13 @@ def _answers(address: str) -> bool:
 
 
 def _has_learned_with(workers: int, run: Path, timestep: int) -> bool:
-    """Whether so many work beyond a timestep, and well."""
+    """Whether so many workers have trained beyond a timestep, with a good return."""
     last = (read_metrics(run) or [{}])[-1]
     return last.get("timestep", 0) >= timestep and last.get("workers") == workers and last["mean_return"] > 8.0
 
 
-def _is_still(folder) -> bool:
-    """Whether nobody takes a step for half a second."""
+def _no_worker_steps(folder) -> bool:
+    """Whether no worker takes a step for half a second."""
     before = sum(taken(folder).values())
     time.sleep(0.5)
     return sum(taken(folder).values()) == before

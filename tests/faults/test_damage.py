@@ -51,7 +51,7 @@ LONGER = ("--set", "total_timesteps=8000")
 
 @pytest.fixture(scope="module")
 def undamaged(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """What the trained run learns when it trains on to 8,000 timesteps with all its checkpoints whole."""
+    """The state at 8,000 timesteps of the trained run when it is resumed with all its checkpoints intact."""
     folder = tmp_path_factory.mktemp("undamaged")
     shutil.copytree(trained, folder / "run")
     steppe = Steppe(folder, folder / "outputs")
@@ -64,13 +64,13 @@ def undamaged(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.mark.faults
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on_exactly(
+def test_a_damaged_checkpoint_is_named_and_the_run_continues_exactly_from_the_one_before(
     steppe: Steppe, run: Run, undamaged: dict[str, np.ndarray], damage: Callable[[Path], str]
 ) -> None:
-    what = damage(run.path / "checkpoints" / "6016")
+    error = damage(run.path / "checkpoints" / "6016")
     answer = steppe("experiment", "resume", "-e", "run", *LONGER)
     assert answer.code == 0, answer.err
-    notice = f"checkpoint 6016 was skipped: {what}"
+    notice = f"checkpoint 6016 was skipped: {error}"
     assert answer.out.count(f"note: {notice}\n") == 1
     assert notice in run.status["notices"]
     assert "resumed at timestep 4032" in run.log

@@ -1,4 +1,4 @@
-"""Run folders on a small disk of their own that fills up or becomes read-only."""
+"""Runs whose folders are on a small disk that fills up or becomes read-only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import ENDLESS, TINY, Command, Run, Steppe, wait_until
+from processes import TINY, Steppe, start_training, wait_until
 
 from steppe.policies.policy import load_policy
 from steppe.records.checkpoints import load_latest
@@ -22,25 +22,25 @@ READ_ONLY = "it may not be written to (read-only disk or missing permission); ma
 
 
 class Disk:
-    """Four megabytes in memory."""
+    """A disk of four megabytes in memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._ballast = folder / "ballast"
 
     def fill(self, spare: int) -> None:
-        """Leaves at most `spare` bytes, and none that the run gives back later: to be called again and again."""
+        """Leaves at most `spare` bytes free; call it repeatedly, since the run may free some of its own."""
         with contextlib.suppress(OSError), self._ballast.open("ab", buffering=0) as file:
             while (size := self._free() - spare) > 0:
                 file.write(bytes(min(size, 65536)))
 
     def empty(self) -> None:
-        """Gives the space back."""
+        """Frees the space that `fill` has taken."""
         self._ballast.unlink()
 
-    def remount(self, how: str) -> None:
-        """`ro` or `rw`."""
-        subprocess.run(["mount", "-o", f"remount,{how}", str(self.folder)], check=True)
+    def remount(self, mode: str) -> None:
+        """Remounts the disk with mode `ro` or `rw`."""
+        subprocess.run(["mount", "-o", f"remount,{mode}", str(self.folder)], check=True)
 
     def _free(self) -> int:
         system = os.statvfs(self.folder)
@@ -49,7 +49,7 @@ class Disk:
 
 @pytest.fixture
 def disk(steppe: Steppe) -> Iterator[Disk]:
-    """The project's experiments/ on a disk of their own."""
+    """A small disk that is mounted at the project's experiments/."""
     folder = steppe.folder / "experiments"
     folder.mkdir()
     try:
@@ -65,17 +65,17 @@ def disk(steppe: Steppe) -> Iterator[Disk]:
 
 
 @pytest.mark.parametrize("spare", [0, 60_000], ids=["not a byte", "too little for a checkpoint"])
-def test_a_full_disk_ends_the_run_with_one_sentence_and_the_last_checkpoint_whole(
+def test_a_full_disk_ends_the_run_with_one_sentence_and_an_intact_last_checkpoint(
     steppe: Steppe, disk: Disk, spare: int
 ) -> None:
-    command, run = _train(steppe)
+    command, run = start_training(steppe, "first")
 
     def has_ended() -> bool:
         disk.fill(spare)
         return command.has_ended
 
     wait_until(has_ended, "the full disk ended it")
-    # What it gave back at its very end, when nobody looked, is taken too.
+    # The process may have freed space at its end.
     disk.fill(spare)
     answer = command.answer()
     assert answer.code == 1
@@ -99,8 +99,8 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_the_last_checkpoint_whol
     assert run.unfinished == []
 
 
-def test_a_read_only_disk_is_named_and_can_still_be_looked_at(steppe: Steppe, disk: Disk) -> None:
-    command, run = _train(steppe)
+def test_commands_name_a_read_only_disk_and_can_still_read_it(steppe: Steppe, disk: Disk) -> None:
+    command, run = start_training(steppe, "first")
     command.send(signal.SIGINT)
     assert command.answer().code == 130
     disk.remount("ro")
@@ -120,10 +120,3 @@ def test_a_read_only_disk_is_named_and_can_still_be_looked_at(steppe: Steppe, di
     disk.remount("rw")
     assert steppe("experiment", "stop", "-e", "first").code == 0
     assert run.state == "stopped"
-
-
-def _train(steppe: Steppe) -> tuple[Command, Run]:
-    run = steppe.run("first")
-    command = steppe.launch("train", *ENDLESS, "-n", "first")
-    wait_until(lambda: run.is_trained_by(command) and run.has_saved_since(0), "it trains and has saved")
-    return command, run

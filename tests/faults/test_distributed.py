@@ -1,4 +1,4 @@
-"""Parameter servers and workers that are killed, stopped, or lost with their machine: training goes on and learns."""
+"""Training goes on and learns if parameter servers and workers are killed, stopped, or lost with their machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from steppe.specs.running.distributed import RaySpec
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 GOOD = 400.0
-"""A mean return that CartPole reaches within seconds, but not without learning."""
+"""A mean return that training reaches on CartPole within seconds."""
 
 
 def spec_of(**fields: Any) -> ExperimentSpec:
@@ -37,7 +37,7 @@ def spec_of(**fields: Any) -> ExperimentSpec:
 
 
 def processes(kind: str) -> list[int]:
-    """The numbers of the processes of workers or servers, oldest first."""
+    """The ids of the processes of workers or servers, oldest first."""
     return sorted(pid for pid, _ in descendants(os.getpid()) if named(pid).startswith(f"ray::{kind}"))
 
 
@@ -47,26 +47,26 @@ def actors(pid: int) -> set[tuple[int, str]]:
     return {each for each in descendants(pid) if named(each[0]).startswith(names)}
 
 
-class Striker:
-    """Strikes whenever all workers work, so often; asks for an end when the training is good after that."""
+class FaultInjector:
+    """Calls `inject` so many times, each time when all workers work; then ends the run once its return is good."""
 
-    def __init__(self, strike: Callable[[], None], times: int, workers: int = 2) -> None:
-        self._strike, self._times, self._workers = strike, times, workers
-        self._wait_until = 0
-        self.struck = 0
-        self.was_smaller = self.is_over = False
+    def __init__(self, inject: Callable[[], None], times: int, workers: int = 2) -> None:
+        self._inject, self._times, self._workers = inject, times, workers
+        self._next_timestep = 0
+        self.injected = 0
+        self.had_fewer_workers = self.is_over = False
 
     def show(self, progress: Progress) -> None:
         workers = progress.metrics.get("workers", 0)
         if progress.phase != "training":
             return
-        self.was_smaller |= self.struck > 0 and 0 < workers < self._workers
-        if workers < self._workers or progress.timestep < self._wait_until:
+        self.had_fewer_workers |= self.injected > 0 and 0 < workers < self._workers
+        if workers < self._workers or progress.timestep < self._next_timestep:
             return
-        if self.struck < self._times:
-            self._strike()
-            self.struck += 1
-            self._wait_until = progress.timestep + 40_000
+        if self.injected < self._times:
+            self._inject()
+            self.injected += 1
+            self._next_timestep = progress.timestep + 40_000
         else:
             self.is_over = progress.mean_return is not None and progress.mean_return >= GOOD
 
@@ -74,8 +74,8 @@ class Striker:
         return "stop" if self.is_over else None
 
 
-def train_with(striker: Striker, folder: Path, spec: ExperimentSpec) -> RunOutcome:
-    return train(folder, spec, request=striker.request, show=striker.show)
+def train_with(injector: FaultInjector, folder: Path, spec: ExperimentSpec) -> RunOutcome:
+    return train(folder, spec, request=injector.request, show=injector.show)
 
 
 @pytest.fixture(scope="module")
@@ -85,46 +85,46 @@ def a_ray() -> Iterator[None]:
         yield
 
 
-def signals(*strikes: tuple[str, signal.Signals]) -> Callable[[], None]:
-    """Sends the oldest process of a kind a signal, one after the other."""
-    waiting = list(strikes)
+def signals(*faults: tuple[str, signal.Signals]) -> Callable[[], None]:
+    """At each call, sends the next signal to the oldest process of its kind."""
+    remaining = list(faults)
 
-    def strike() -> None:
-        kind, number = waiting.pop(0)
+    def inject() -> None:
+        kind, number = remaining.pop(0)
         os.kill(processes(kind)[0], number)
 
-    return strike
+    return inject
 
 
 @pytest.mark.usefixtures("a_ray")
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_killed_workers_and_servers_are_replaced_and_training_reaches_its_score(tmp_path, caplog, synchronous):
-    strikes = [(kind, signal.SIGKILL) for _ in range(2) for kind in ("GradientWorker", "ParameterServer")]
-    striker = Striker(signals(*strikes), times=len(strikes))
+    kills = [(kind, signal.SIGKILL) for _ in range(2) for kind in ("GradientWorker", "ParameterServer")]
+    injector = FaultInjector(signals(*kills), times=len(kills))
     with caplog.at_level(logging.WARNING):
-        outcome = train_with(striker, tmp_path, spec_of(distributed={"synchronous": synchronous}))
+        outcome = train_with(injector, tmp_path, spec_of(distributed={"synchronous": synchronous}))
     assert outcome.state == "stopped"
     assert outcome.mean_return >= GOOD
-    assert striker.was_smaller
+    assert injector.had_fewer_workers
     assert caplog.text.count("(its process or its machine is gone)") == 2
     assert caplog.text.count("another one goes on from update") == 2
     assert load_latest(tmp_path).arrays["driver/next_worker"] == 4
 
 
-@pytest.mark.timeout(900)  # Whoever hangs is given ten times as long as the compilation took.
+@pytest.mark.timeout(900)  # A process counts as hanging after ten times the duration of the compilation.
 @pytest.mark.usefixtures("a_ray")
-def test_what_hangs_is_noticed_and_replaced(tmp_path, caplog):
-    striker = Striker(signals(("GradientWorker", signal.SIGSTOP), ("ParameterServer", signal.SIGSTOP)), times=2)
+def test_processes_that_hang_are_replaced(tmp_path, caplog):
+    injector = FaultInjector(signals(("GradientWorker", signal.SIGSTOP), ("ParameterServer", signal.SIGSTOP)), times=2)
     with caplog.at_level(logging.WARNING):
-        outcome = train_with(striker, tmp_path, spec_of(distributed={"worker_timeout": 12.0}))
+        outcome = train_with(injector, tmp_path, spec_of(distributed={"worker_timeout": 12.0}))
     assert outcome.mean_return >= GOOD
-    assert caplog.text.count("it has said nothing for") == 1, "who waits for a server does not hang"
+    assert caplog.text.count("it has said nothing for") == 1, "a worker that waits for a server does not hang"
     assert caplog.text.count("another one goes on from update") == 1
-    wait_until(lambda: not stopped(), "what was stopped is gone")
+    wait_until(lambda: not stopped(), "the stopped processes are gone")
 
 
 def stopped() -> list[str]:
-    """What is stopped among the processes of this test."""
+    """The names of this test's processes that are stopped."""
     return [named(pid) for pid, _ in descendants(os.getpid()) if state_of(pid) == "T"]
 
 
@@ -142,14 +142,14 @@ print(json.dumps([outcome.state, outcome.timestep, outcome.mean_return]))
 """
 
 
-def test_a_killed_driver_leaves_a_checkpoint_to_resume_from_and_no_processes(tmp_path):
+def test_a_killed_driver_leaves_no_processes_and_can_be_resumed(tmp_path):
     endless = spec_of(saver_frequency="20000t")
     command = [sys.executable, "-c", DRIVING, json.dumps(dump(endless)), str(tmp_path)]
     driver = subprocess.Popen([*command, "anew"], stdout=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: len(list_checkpoints(tmp_path)) > 2, "checkpoints are written", pause=0.05)
-        # One of the workers may be on its way still.
-        wait_until(lambda: len(actors(driver.pid)) == 4, "all are there", pause=0.05)
+        # One of the workers may still be starting.
+        wait_until(lambda: len(actors(driver.pid)) == 4, "all have started", pause=0.05)
         started = descendants(driver.pid)
     finally:
         driver.kill()
@@ -176,15 +176,15 @@ from ray.cluster_utils import Cluster
 from ray_processes import descendants, named
 from steppe import runners
 from steppe.specs.experiment import ExperimentSpec
-from test_distributed import ON_LOOPBACK, Striker
+from test_distributed import ON_LOOPBACK, FaultInjector
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
-spec, wishes = json.loads(sys.argv[1]), json.loads(sys.argv[3])
+spec, options = json.loads(sys.argv[1]), json.loads(sys.argv[3])
 cluster = Cluster(initialize_head=True, head_node_args=ON_LOOPBACK | {"num_cpus": 0})
 
 
 def new_node():
-    return cluster.add_node(num_cpus=wishes["cpus"], **ON_LOOPBACK)
+    return cluster.add_node(num_cpus=options["cpus"], **ON_LOOPBACK)
 
 
 def has_server(node):
@@ -195,25 +195,25 @@ def has_server(node):
 nodes = [new_node() for _ in range(2)]
 
 
-def strike():
+def lose_node():
     node = next(filter(has_server, nodes))
     nodes.remove(node)
     cluster.remove_node(node, allow_graceful=False)
-    if wishes["is_made_up_for"]:
+    if options["is_replaced"]:
         nodes.append(new_node())
 
 
-striker = Striker(strike, times=wishes["times"], workers=spec["num_workers"])
+injector = FaultInjector(lose_node, times=options["times"], workers=spec["num_workers"])
 try:
     spec["platform"], spec["ray"]["address"] = "ray", cluster.address
     outcome = runners.run(
         ExperimentSpec.model_validate(spec),
         Path(sys.argv[2]),
         resume=False,
-        request=striker.request,
-        on_progress=striker.show,
+        request=injector.request,
+        on_progress=injector.show,
     )
-    print(json.dumps([outcome.state, outcome.mean_return, striker.struck]))
+    print(json.dumps([outcome.state, outcome.mean_return, injector.injected]))
 finally:
     cluster.shutdown()
 """
@@ -221,8 +221,8 @@ ON_LOOPBACK = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "obje
 
 
 @pytest.fixture
-def beside_a_cluster() -> Iterator[dict[str, str]]:
-    """The environment of processes that start a cluster, or join it."""
+def cluster_environment() -> Iterator[dict[str, str]]:
+    """The environment variables of processes that start a Ray cluster or join it."""
     here, support = Path(__file__).parent, Path(__file__).parent.parent / "support"
     paths = [str(here), str(support), *filter(None, [os.environ.get("PYTHONPATH")])]
     access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "known" * 8, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -230,12 +230,12 @@ def beside_a_cluster() -> Iterator[dict[str, str]]:
         yield os.environ | access | {"PYTHONPATH": os.pathsep.join(paths), "RAY_TMPDIR": short}
 
 
-def trained_on_losing_machines(
-    folder: Path, environment: dict[str, str], spec: ExperimentSpec, **wishes: Any
+def train_while_losing_machines(
+    folder: Path, environment: dict[str, str], spec: ExperimentSpec, **options: Any
 ) -> list[str]:
-    """What is logged by a run that loses machines with servers on them, and reaches its score all the same."""
+    """Trains while machines with servers are lost, asserts that the run reaches its score, and returns its log."""
     answer = subprocess.run(
-        [sys.executable, "-c", CLUSTER, json.dumps(dump(spec)), str(folder), json.dumps(wishes)],
+        [sys.executable, "-c", CLUSTER, json.dumps(dump(spec)), str(folder), json.dumps(options)],
         env=environment,
         capture_output=True,
         text=True,
@@ -243,28 +243,28 @@ def trained_on_losing_machines(
     )
     assert answer.returncode == 0, answer.stderr
     *log, last = answer.stdout.splitlines()
-    state, mean_return, struck = json.loads(last)
-    assert (state, struck) == ("stopped", wishes["times"])
+    state, mean_return, injected = json.loads(last)
+    assert (state, injected) == ("stopped", options["times"])
     assert mean_return >= GOOD
     return log
 
 
-def test_lost_machines_are_made_up_for_and_training_reaches_its_score(tmp_path, beside_a_cluster):
+def test_lost_machines_are_replaced_and_training_reaches_its_score(tmp_path, cluster_environment):
     spec = spec_of(distributed={"worker_timeout": 20.0})
-    log = trained_on_losing_machines(tmp_path, beside_a_cluster, spec, cpus=3, times=2, is_made_up_for=True)
+    log = train_while_losing_machines(tmp_path, cluster_environment, spec, cpus=3, times=2, is_replaced=True)
     assert sum("another one goes on from update" in line for line in log) >= 2
 
 
-def test_a_server_whose_machine_is_lost_finds_room_where_workers_have_taken_all(tmp_path, beside_a_cluster):
-    # The worker takes all of one machine, and so the server is on the other.
+def test_a_server_of_a_lost_machine_starts_on_a_machine_that_workers_fill(tmp_path, cluster_environment):
+    # The worker takes all CPUs of one machine, so the server is on the other.
     spec = spec_of(num_workers=1, num_parameter_servers=1, distributed={"worker_timeout": 20.0})
-    log = trained_on_losing_machines(tmp_path, beside_a_cluster, spec, cpus=1, times=1, is_made_up_for=False)
-    # Ray may take a lost machine for a living one once more.
+    log = train_while_losing_machines(tmp_path, cluster_environment, spec, cpus=1, times=1, is_replaced=False)
+    # Ray may place the server once more on the lost machine before it notices the loss.
     lost = {line.partition(";")[0] for line in log if "was lost" in line}
     assert lost == {"parameter server 0 was lost"}
 
 
-HOLDING = """
+CLUSTER_UNTIL_STDIN_CLOSES = """
 import sys
 from ray.cluster_utils import Cluster
 from test_distributed import ON_LOOPBACK
@@ -276,23 +276,24 @@ cluster.shutdown()
 """
 
 
-def test_a_killed_driver_leaves_none_of_its_processes_on_a_ray_of_others(tmp_path, beside_a_cluster):
+def test_a_killed_driver_leaves_no_processes_on_a_shared_ray(tmp_path, cluster_environment):
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    cluster = subprocess.Popen([sys.executable, "-c", HOLDING], env=beside_a_cluster, **pipes)
+    command = [sys.executable, "-c", CLUSTER_UNTIL_STDIN_CLOSES]
+    cluster = subprocess.Popen(command, env=cluster_environment, **pipes)
     driver = None
     try:
         address = cluster.stdout.readline().strip()
         spec = spec_of(platform="ray", ray={"address": address}, saver_frequency="20000t")
         command = [sys.executable, "-c", DRIVING, json.dumps(dump(spec)), str(tmp_path), "anew"]
-        driver = subprocess.Popen(command, env=beside_a_cluster)
+        driver = subprocess.Popen(command, env=cluster_environment)
         wait_until(lambda: len(list_checkpoints(tmp_path)) > 2, "checkpoints are written", pause=0.05)
-        wait_until(lambda: len(actors(cluster.pid)) == 4, "all are there", pause=0.05)
+        wait_until(lambda: len(actors(cluster.pid)) == 4, "all have started", pause=0.05)
         started = actors(cluster.pid)
         driver.kill()
         driver.wait()
         wait_until(lambda: not alive(started), "none of its processes is left")
         assert not actors(cluster.pid)
-        assert any("raylet" in named(pid) for pid, _ in descendants(cluster.pid)), "the Ray of the others goes on"
+        assert any("raylet" in named(pid) for pid, _ in descendants(cluster.pid)), "the shared Ray goes on"
     finally:
         if driver is not None:
             driver.kill()

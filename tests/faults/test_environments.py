@@ -1,4 +1,4 @@
-"""Environments that break while they are learned in, and losses that stop being numbers."""
+"""Environments that fail during a training, and losses that become NaN or infinite."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 
 class Faulty(gymnasium.Env):
-    """Breaks in its 100th step: of 4 environments with 16 timesteps an iteration, that is in the 7th iteration."""
+    """Fails in its 100th step, which is in the 7th iteration of 4 environments with 16 timesteps an iteration."""
 
     observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
     action_space = spaces.Discrete(2)
@@ -70,34 +70,34 @@ SENTENCES = {
     "shape": "returned an observation of shape (2,) where its space says (3,)",
 }
 RAISING = {SENTENCES["raise"]: 'raise RuntimeError("the engine is on fire")', SENTENCES["leave"]: "raise SystemExit(0)"}
-"""What is said of an exception -> the line that raised it."""
+"""The sentence about an exception -> the line that raised it."""
 LEARNED = 6 * 64
-"""The timesteps of the six whole iterations before the fault."""
+"""The timesteps of the six complete iterations before the fault."""
 
 
 @pytest.fixture
 def break_with(steppe: Steppe, module: Callable[[str, str], None]) -> Callable[..., tuple[Answer, Run]]:
-    """Trains in an environment with a fault; how that ended."""
+    """Trains in an environment with a fault; returns the command's answer and the run."""
     module("broken_world", FAULTY)
 
-    def train(fault: str, way: str = "sync", *words: str) -> tuple[Answer, Run]:
+    def train(fault: str, vectorization: str = "sync", *flags: str) -> tuple[Answer, Run]:
         settings = ("--set", f"environment.settings={json.dumps({'fault': fault})}")
-        how = ("--set", f"environment.vectorization={way}")
-        answer = steppe("train", "broken_world:Faulty", *SMALL, *settings, *how, "-t", "2000", "-n", "first", *words)
+        settings += ("--set", f"environment.vectorization={vectorization}")
+        answer = steppe("train", "broken_world:Faulty", *SMALL, *settings, "-t", "2000", "-n", "first", *flags)
         return answer, steppe.run("first")
 
     return train
 
 
-def assert_named(answer: Answer, run: Run, what: str) -> None:
-    """One sentence that names the environment and the step, the same as the reason, and nothing learned is lost."""
-    more = ""
-    if what in RAISING:
+def assert_named(answer: Answer, run: Run, fault: str) -> None:
+    """One sentence names the environment and the step, is also the run's reason, and no complete iteration is lost."""
+    where = hint = ""
+    if fault in RAISING:
         file = run.path.parents[2] / "modules" / "broken_world.py"
-        line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if RAISING[what] in text)
-        what, more = f"{what} ({file}, line {line}, in step)", " (--debug shows the whole traceback)"
-        assert f"line {line}, in step\n    {RAISING[what.split(' (')[0]]}" in (run.path / "log.txt").read_text()
-    sentence = f'environment "broken_world:Faulty" (number 0) at step 100: {what}; {WAY_OUT}{more}'
+        line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if RAISING[fault] in text)
+        where, hint = f" ({file}, line {line}, in step)", " (--debug shows the whole traceback)"
+        assert f"line {line}, in step\n    {RAISING[fault]}" in (run.path / "log.txt").read_text()
+    sentence = f'environment "broken_world:Faulty" (number 0) at step 100: {fault}{where}; {WAY_OUT}{hint}'
     assert (answer.code, answer.err) == (1, f"error: {sentence}\n")
     assert (run.state, run.status["reason"]) == ("failed", sentence)
     assert run.checkpoints == [0, LEARNED]
@@ -115,7 +115,7 @@ def test_an_environment_that_raises_is_named_with_its_step(break_with: Callable[
 
 @pytest.mark.faults
 @pytest.mark.parametrize("fault", [fault for fault in SENTENCES if fault != "raise"])
-def test_an_environment_that_returns_what_cannot_be_learned_from_is_named(
+def test_an_environment_that_returns_invalid_values_is_named(
     break_with: Callable[..., tuple[Answer, Run]], fault: str
 ) -> None:
     assert_named(*break_with(fault), SENTENCES[fault])
@@ -123,7 +123,7 @@ def test_an_environment_that_returns_what_cannot_be_learned_from_is_named(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("fault", ["raise", "nan"])
-def test_a_fault_in_a_worker_process_is_told_like_any_other(
+def test_a_fault_in_a_worker_process_is_reported_like_any_other(
     break_with: Callable[..., tuple[Answer, Run]], fault: str
 ) -> None:
     assert_named(*break_with(fault, "processes"), SENTENCES[fault])
@@ -131,7 +131,7 @@ def test_a_fault_in_a_worker_process_is_told_like_any_other(
 
 @pytest.mark.faults
 @pytest.mark.parametrize(("fault", "code"), [("exit", 7), ("kill", -9)])
-def test_a_worker_process_that_dies_is_noticed_and_named(
+def test_a_worker_process_that_dies_is_named(
     break_with: Callable[..., tuple[Answer, Run]], fault: str, code: int
 ) -> None:
     answer, run = break_with(fault, "processes")
@@ -145,7 +145,7 @@ def test_a_worker_process_that_dies_is_noticed_and_named(
 
 
 @pytest.mark.faults
-def test_an_environment_that_ends_the_whole_process_loses_only_what_was_not_saved(
+def test_an_environment_that_ends_the_process_loses_only_unsaved_work(
     break_with: Callable[..., tuple[Answer, Run]], steppe: Steppe
 ) -> None:
     answer, run = break_with("exit", "sync", "--saver-frequency", "128t")
@@ -157,7 +157,7 @@ def test_an_environment_that_ends_the_whole_process_loses_only_what_was_not_save
 
 
 @pytest.mark.faults
-def test_a_corrected_environment_trains_on_from_what_was_learned(
+def test_a_run_resumes_with_a_corrected_environment(
     break_with: Callable[..., tuple[Answer, Run]], steppe: Steppe, module: Callable[[str, str], None]
 ) -> None:
     _, run = break_with("raise")
@@ -170,24 +170,22 @@ def test_a_corrected_environment_trains_on_from_what_was_learned(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("backend", ["compiled", "gymnasium"])
-def test_a_learning_rate_that_ruins_the_loss_ends_the_run_with_the_last_good_checkpoint(
-    steppe: Steppe, backend: str
-) -> None:
-    ruinous = ("--set", "agent.learning_rate=1e30", "--set", "agent.max_gradient_norm=null")
-    where = ("--set", f"environment.backend={backend}")
-    answer = steppe("train", *TINY, *ruinous, *where, "-t", "2000", "-n", "first", "--saver-frequency", "64t")
+def test_a_huge_learning_rate_ends_the_run_with_the_last_good_checkpoint(steppe: Steppe, backend: str) -> None:
+    huge = ("--set", "agent.learning_rate=1e30", "--set", "agent.max_gradient_norm=null")
+    on_backend = ("--set", f"environment.backend={backend}")
+    answer = steppe("train", *TINY, *huge, *on_backend, "-t", "2000", "-n", "first", "--saver-frequency", "64t")
     assert_diverged(answer, steppe.run("first"), at=64, good=0)
 
 
 @pytest.mark.faults
-def test_a_reward_that_ruins_the_loss_keeps_all_that_was_learned_before(
+def test_a_huge_reward_ends_the_run_with_the_last_good_checkpoint(
     break_with: Callable[..., tuple[Answer, Run]],
 ) -> None:
     assert_diverged(*break_with("huge", "sync", "--saver-frequency", "64t"), at=LEARNED + 64, good=LEARNED)
 
 
 def assert_diverged(answer: Answer, run: Run, *, at: int, good: int) -> None:
-    """One sentence, and the last checkpoint holds nothing but numbers."""
+    """The error is one sentence, and the last checkpoint and the policy hold finite numbers only."""
     assert answer.code == 1
     assert answer.err.startswith(
         f"error: the loss became NaN or infinite at timestep {at}; the last good checkpoint is of timestep {good}"

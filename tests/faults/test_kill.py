@@ -1,4 +1,4 @@
-"""kill -9 at any moment loses at most the work since the last checkpoint, and never a finished checkpoint."""
+"""kill -9 at any moment loses at most the work since the last checkpoint and never a finished checkpoint."""
 
 from __future__ import annotations
 
@@ -27,31 +27,29 @@ OFTEN = ("-t", str(TOTAL), "--saver-frequency", "2000t", "--summary-frequency", 
 
 @pytest.mark.faults
 @pytest.mark.timeout(600)
-def test_killed_26_times_it_learns_bit_for_bit_what_it_would_have_learned_in_peace(
-    steppe: Steppe, tmp_path: Path
-) -> None:
-    # Apart from the other tests' programs: a kill while JAX writes one there would damage it for all of them.
+def test_a_run_that_is_killed_26_times_ends_bit_for_bit_like_an_undisturbed_one(steppe: Steppe, tmp_path: Path) -> None:
+    # The cache is separate, since a kill while JAX writes an entry could damage it for the other tests.
     steppe.environment["STEPPE_CACHE"] = str(tmp_path / "programs")
-    peaceful = steppe("train", *TINY, *OFTEN, "-n", "peaceful", "-q")
-    assert peaceful.code == 0, peaceful.err
+    undisturbed = steppe("train", *TINY, *OFTEN, "-n", "undisturbed", "-q")
+    assert undisturbed.code == 0, undisturbed.err
     assert steppe("experiment", "new", "-E", *TINY, *OFTEN, "-n", "killed", "-q").code == 0
 
     moments = random.Random(20)
     moments.shuffle(kills := list(KILLS))
-    # The first two before there is anything to resume from.
-    killing = Killing(steppe, moments)
+    # The first two kills come before there is a checkpoint to resume from.
+    killer = RunKiller(steppe, moments)
     for kill in ["launch", "start", *kills]:
-        killing.kill(kill)
-    assert killing.landed["before it owned the folder"] >= 1, killing.landed
-    assert killing.landed["starting"] >= 4, killing.landed
-    assert killing.landed["running"] >= 10, killing.landed
-    assert killing.landed["saving"] >= 6, killing.landed
+        killer.kill(kill)
+    assert killer.hits["before it owned the folder"] >= 1, killer.hits
+    assert killer.hits["starting"] >= 4, killer.hits
+    assert killer.hits["running"] >= 10, killer.hits
+    assert killer.hits["saving"] >= 6, killer.hits
 
     ended = steppe("experiment", "start", "-e", "killed", "--resume")
     assert ended.code == 0, ended.err
     assert steppe.listed("killed")["state"] == "completed"
-    killing.check()
-    assert_same(steppe.run("killed"), steppe.run("peaceful"))
+    killer.check()
+    assert_same(steppe.run("killed"), steppe.run("undisturbed"))
 
 
 @pytest.mark.faults
@@ -68,32 +66,33 @@ def test_the_workers_of_a_killed_run_end_with_it(steppe: Steppe) -> None:
     assert (row["state"], row["reason"]) == ("failed", DIED)
 
 
-class Killing:
-    """Starts the experiment `killed`, kills it at a moment of some kind, and looks at what is left."""
+class RunKiller:
+    """Starts the experiment `killed`, kills it at a moment of a given kind, and checks the run folder afterwards."""
 
     def __init__(self, steppe: Steppe, moments: random.Random) -> None:
         self.steppe, self.moments = steppe, moments
         self.run = steppe.run("killed")
         self.newest = -1
         self.had_policy = False
-        self.landed: Counter[str] = Counter()
+        self.hits: Counter[str] = Counter()
+        """State of the run when it was killed -> number of kills."""
 
     def kill(self, kind: str) -> None:
-        """One start and one kill -9."""
+        """Starts the experiment once and kills it with kill -9."""
         environment = dict(self.steppe.environment)
         if kind == "compile":
-            # An empty cache: everything is compiled again.
-            self.steppe.environment["STEPPE_CACHE"] += f"-{sum(self.landed.values())}"
-        command = self.steppe.launch("experiment", "start", "-e", "killed", *self._way())
+            # With an empty cache everything is compiled again.
+            self.steppe.environment["STEPPE_CACHE"] += f"-{sum(self.hits.values())}"
+        command = self.steppe.launch("experiment", "start", "-e", "killed", *self._start_flags())
         self.steppe.environment = environment
         getattr(self, f"_wait_to_{kind}")(command)
         assert command.kill() == -9, command.answer()
         status = self.run.status
         owned = status["pid"] == command.pid
-        self.landed[status["state"] if owned else "before it owned the folder"] += 1
+        self.hits[status["state"] if owned else "before it owned the folder"] += 1
         if owned and status["state"] == "running":
-            self.landed["saving"] += self.run.is_saving
-            self.landed["discarding"] += self._is_discarding()
+            self.hits["saving"] += self.run.is_saving
+            self.hits["discarding"] += self._is_discarding()
         row = self.steppe.listed("killed")
         if owned or status["state"] != "created":
             assert (row["state"], row["reason"]) == ("failed", DIED)
@@ -102,11 +101,11 @@ class Killing:
         self.check()
 
     def check(self) -> None:
-        """Nothing half, nothing lost."""
+        """Checks that every checkpoint is intact, none was lost, and metrics and policy can be read."""
         run = self.run
         checkpoints = run.checkpoints
         for timestep in checkpoints:
-            assert_whole(run.path / "checkpoints" / str(timestep))
+            assert_intact(run.path / "checkpoints" / str(timestep))
         if checkpoints:
             assert checkpoints[-1] >= self.newest, "a finished checkpoint was lost"
             self.newest = checkpoints[-1]
@@ -120,7 +119,7 @@ class Killing:
         if self.had_policy:
             assert load_policy(run.path / "policy").act(np.zeros(4)) in (0, 1)
 
-    def _way(self) -> list[str]:
+    def _start_flags(self) -> list[str]:
         if self.run.checkpoints:
             return ["--resume"]
         if self.run.status["started"] is None:
@@ -134,38 +133,38 @@ class Killing:
         return ["--force"]
 
     def _wait_to_launch(self, command: Command) -> None:
-        self._let_pass(command, 0.4)
+        self._wait_randomly(command, 0.4)
 
     def _wait_to_start(self, command: Command) -> None:
         wait_until(lambda: command.has_ended or self.run.status["pid"] == command.pid, "it owns the folder", pause=0)
-        self._let_pass(command, 0.5)
+        self._wait_randomly(command, 0.5)
 
     def _wait_to_compile(self, command: Command) -> None:
         wait_until(lambda: command.has_ended or "compiling" in command.out, "it compiles")
-        self._let_pass(command, 3.0)
+        self._wait_randomly(command, 3.0)
 
     def _wait_to_train(self, command: Command) -> None:
         wait_until(lambda: self.run.is_trained_by(command), "it trains")
         self._wait_for_saves(command, self.moments.randrange(6))
-        self._let_pass(command, 0.05)
+        self._wait_randomly(command, 0.05)
 
     def _wait_to_save(self, command: Command) -> None:
         wait_until(lambda: self.run.is_trained_by(command), "it trains")
         self._wait_for_saves(command, self.moments.randrange(4))
-        wait_until(lambda: command.has_ended or self._is_caught_saving(command), "it is caught saving", pause=0)
+        wait_until(lambda: command.has_ended or self._is_stopped_while_saving(command), "it saves", pause=0)
 
     def _wait_to_discard(self, command: Command) -> None:
         wait_until(lambda: self.run.is_trained_by(command), "it trains")
         self._wait_for_saves(command, 3)
-        wait_until(lambda: self._is_discarding() or command.has_ended, "it deletes an old one", pause=0)
+        wait_until(lambda: self._is_discarding() or command.has_ended, "it deletes an old checkpoint", pause=0)
 
-    def _is_caught_saving(self, command: Command) -> bool:
-        """Whether it stands still amid a save; one that was quicker than we are goes on, until the next."""
+    def _is_stopped_while_saving(self, command: Command) -> bool:
+        """Whether it could be stopped in the middle of a save; if the save ended before that, the run continues."""
         if not self.run.is_saving:
             return False
-        self._let_pass(command, 0.004)
+        self._wait_randomly(command, 0.004)
         command.send(signal.SIGSTOP)
-        wait_until(lambda: command.has_ended or stands_still(command.pid), "it stands still", pause=0)
+        wait_until(lambda: command.has_ended or is_stopped(command.pid), "it is stopped", pause=0)
         if self.run.is_saving:
             return True
         command.send(signal.SIGCONT)
@@ -178,14 +177,14 @@ class Killing:
     def _is_discarding(self) -> bool:
         return bool(self.run.unfinished) and not self.run.is_saving
 
-    def _let_pass(self, command: Command, seconds: float) -> None:
-        """Some part of these seconds: the moment itself is what is random here, nothing is waited for."""
+    def _wait_randomly(self, command: Command, seconds: float) -> None:
+        """Waits up to so many seconds, so that the kill comes at a random moment."""
         moment = time.monotonic() + self.moments.uniform(0, seconds)
         wait_until(lambda: command.has_ended or time.monotonic() >= moment, "the moment", pause=0.0005)
 
 
-def assert_whole(checkpoint: Path) -> None:
-    """What the manifest says of the arrays is true, without Steppe's help."""
+def assert_intact(checkpoint: Path) -> None:
+    """The arrays agree with the manifest; read without Steppe's code."""
     content = json.loads((checkpoint / "state.json").read_bytes())
     data = (checkpoint / "state.safetensors").read_bytes()
     assert len(data) == content["arrays"]["bytes"]
@@ -195,7 +194,7 @@ def assert_whole(checkpoint: Path) -> None:
 
 
 def assert_lines(metrics: Path) -> None:
-    """Every line is a record, but for those that a kill cut short: one a start at most, each on a line of its own."""
+    """Every line is a record, except for lines that a kill cut short, of which there is at most one for each start."""
     if not metrics.exists():
         return
     torn = 0
@@ -233,24 +232,24 @@ def children(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not yet asked for its exit code does not."""
+    """Whether a process runs; a zombie does not."""
     return any(state != "Z" for state in thread_states(pid))
 
 
-def stands_still(pid: int) -> bool:
-    """Whether a stop has reached every thread of a process."""
+def is_stopped(pid: int) -> bool:
+    """Whether a SIGSTOP has reached every thread of a process."""
     return all(state in "tT" for state in thread_states(pid))
 
 
 def thread_states(pid: int) -> list[str]:
-    """The letters by which the kernel tells what each thread of a process does."""
+    """The state letter of each thread of a process, as in proc(5)."""
     return [stat.rpartition(")")[2].split()[0] for stat in of_threads(pid, "stat")]
 
 
 def of_threads(pid: int, file: str) -> list[str]:
-    """What the kernel tells of each thread of a process."""
+    """The content of a /proc file for each thread of a process."""
     texts = []
-    with contextlib.suppress(OSError):  # It has just ended, or one of its threads has.
+    with contextlib.suppress(OSError):  # The process or one of its threads may have just ended.
         for thread in list(Path(f"/proc/{pid}/task").iterdir()):
             with contextlib.suppress(OSError):
                 texts.append((thread / file).read_text())

@@ -1,4 +1,4 @@
-"""Mistakes at the command line: one full sentence each, exit code 2, and nothing is left behind."""
+"""A mistake at the command line gives one full sentence and exit code 2, and leaves no files behind."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NAME_RULE = (
 
 @pytest.fixture
 def configs(steppe: Steppe) -> Path:
-    """Where the project keeps its experiment files."""
+    """The project's folder of experiment files."""
     folder = steppe.folder / "configs" / "experiments"
     folder.mkdir(parents=True)
     _write(folder / "cartpole.json")
     return folder
 
 
-def test_an_unknown_field_is_told_with_the_nearest_one(steppe: Steppe, configs: Path) -> None:
+def test_the_error_about_an_unknown_field_suggests_the_nearest_one(steppe: Steppe, configs: Path) -> None:
     _write(configs / "mine.json", total_timestep=1000)
     assert_refused(
         steppe,
@@ -34,7 +34,7 @@ def test_an_unknown_field_is_told_with_the_nearest_one(steppe: Steppe, configs: 
     )
 
 
-def test_a_value_of_the_wrong_type_is_told_with_its_place(steppe: Steppe, configs: Path) -> None:
+def test_the_error_about_a_wrong_type_names_the_field(steppe: Steppe, configs: Path) -> None:
     _write(configs / "mine.json", num_envs="many")
     assert_refused(
         steppe,
@@ -43,7 +43,7 @@ def test_a_value_of_the_wrong_type_is_told_with_its_place(steppe: Steppe, config
     )
 
 
-def test_an_unknown_agent_is_told_with_the_nearest_one(steppe: Steppe) -> None:
+def test_the_error_about_an_unknown_agent_suggests_the_nearest_one(steppe: Steppe) -> None:
     assert_refused(
         steppe,
         ["train", "CartPole-v1", "-A", "pppo"],
@@ -51,7 +51,7 @@ def test_an_unknown_agent_is_told_with_the_nearest_one(steppe: Steppe) -> None:
     )
 
 
-def test_an_unknown_layer_is_told_with_the_nearest_one(steppe: Steppe, configs: Path) -> None:
+def test_the_error_about_an_unknown_layer_suggests_the_nearest_one(steppe: Steppe, configs: Path) -> None:
     _write(configs / "mine.json", network=[{"type": "dense", "size": 8}, {"type": "dens", "size": 8}])
     assert_refused(
         steppe,
@@ -60,7 +60,7 @@ def test_an_unknown_layer_is_told_with_the_nearest_one(steppe: Steppe, configs: 
     )
 
 
-def test_an_unknown_environment_is_told_with_the_nearest_one(steppe: Steppe) -> None:
+def test_the_error_about_an_unknown_environment_suggests_the_nearest_one(steppe: Steppe) -> None:
     assert_refused(
         steppe,
         ["train", "CartPol-v1"],
@@ -69,7 +69,7 @@ def test_an_unknown_environment_is_told_with_the_nearest_one(steppe: Steppe) -> 
     )
 
 
-def test_a_module_that_is_not_there_is_told_with_where_it_may_be(steppe: Steppe) -> None:
+def test_the_error_about_a_missing_module_says_where_it_may_be(steppe: Steppe) -> None:
     assert_refused(
         steppe,
         ["train", "nowhere:Make"],
@@ -78,7 +78,7 @@ def test_a_module_that_is_not_there_is_told_with_where_it_may_be(steppe: Steppe)
     )
 
 
-def test_a_missing_file_is_told_with_where_it_was_looked_for(steppe: Steppe, configs: Path) -> None:
+def test_the_error_about_a_missing_file_names_the_searched_folders(steppe: Steppe, configs: Path) -> None:
     assert_refused(
         steppe,
         ["experiment", "new", "-f", "cartpol"],
@@ -87,7 +87,7 @@ def test_a_missing_file_is_told_with_where_it_was_looked_for(steppe: Steppe, con
     )
 
 
-def test_broken_json_is_told_with_line_and_column(steppe: Steppe, configs: Path) -> None:
+def test_the_error_about_broken_json_names_line_and_column(steppe: Steppe, configs: Path) -> None:
     (configs / "mine.json").write_text('{\n  "environment": "CartPole-v1"\n  "agent": "ppo"\n}\n')
     assert_refused(
         steppe,
@@ -97,7 +97,7 @@ def test_broken_json_is_told_with_line_and_column(steppe: Steppe, configs: Path)
     )
 
 
-def test_continuous_actions_are_refused_by_dqn(steppe: Steppe) -> None:
+def test_dqn_refuses_continuous_actions(steppe: Steppe) -> None:
     assert_refused(
         steppe,
         ["train", "Pendulum-v1", "-A", "dqn"],
@@ -106,7 +106,7 @@ def test_continuous_actions_are_refused_by_dqn(steppe: Steppe) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "../up"])
-def test_a_name_that_is_no_folder_name_is_refused(steppe: Steppe, configs: Path, name: str) -> None:
+def test_a_name_that_cannot_be_a_folder_name_is_refused(steppe: Steppe, configs: Path, name: str) -> None:
     assert_refused(
         steppe,
         ["experiment", "new", "-f", "cartpole", f"--name={name}"],
@@ -115,7 +115,7 @@ def test_a_name_that_is_no_folder_name_is_refused(steppe: Steppe, configs: Path,
     assert {entry.name for entry in steppe.folder.parent.iterdir()} == {"project", "outputs"}
 
 
-def test_a_path_without_an_experiment_is_told(steppe: Steppe) -> None:
+def test_a_path_without_an_experiment_is_refused(steppe: Steppe) -> None:
     assert_refused(
         steppe,
         ["experiment", "start", "-e", "../up"],
@@ -123,7 +123,7 @@ def test_a_path_without_an_experiment_is_told(steppe: Steppe) -> None:
     )
 
 
-def test_an_unknown_path_of_set_is_told_with_the_nearest_field(steppe: Steppe) -> None:
+def test_the_error_about_an_unknown_path_in_set_suggests_the_nearest_field(steppe: Steppe) -> None:
     assert_refused(
         steppe,
         ["train", "CartPole-v1", "--set", "agent.discuont=0.9"],
@@ -131,7 +131,7 @@ def test_an_unknown_path_of_set_is_told_with_the_nearest_field(steppe: Steppe) -
     )
 
 
-def test_what_was_never_started_cannot_be_resumed(steppe: Steppe, configs: Path) -> None:
+def test_an_experiment_that_was_never_started_cannot_be_resumed(steppe: Steppe, configs: Path) -> None:
     assert steppe("experiment", "new", "-f", "cartpole", "-n", "first", "-q").code == 0
     answer = steppe("experiment", "start", "-e", "first", "--resume")
     assert (answer.code, answer.out, answer.err) == (
@@ -149,7 +149,7 @@ def test_what_was_never_started_cannot_be_resumed(steppe: Steppe, configs: Path)
 
 
 def assert_refused(steppe: Steppe, words: list[str], sentence: str) -> None:
-    """Exactly this sentence, exit code 2, and no run folder."""
+    """The command prints exactly this sentence, exits with code 2 and makes no run folder."""
     answer = steppe(*words)
     assert (answer.code, answer.out, answer.err) == (2, "", f"error: {sentence}\n")
     assert not (steppe.folder / "experiments").exists()

@@ -1,4 +1,4 @@
-"""A run whose folder is renamed or deleted while it trains: real processes, and no second folder under the old name."""
+"""A run whose folder is renamed or deleted while it trains ends, and makes no second folder under the old name."""
 
 from __future__ import annotations
 
@@ -7,25 +7,19 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import ENDLESS, Command, Run, Steppe, wait_until
-
-
-def train(steppe: Steppe, *words: str) -> Command:
-    """A run that has trained and saved."""
-    command = steppe.launch("train", *ENDLESS, "-n", "run", *words)
-    run = steppe.run("run")
-    wait_until(lambda: run.is_trained_by(command) and run.has_saved_since(0), "it trains and saves")
-    return command
+from processes import ENDLESS, Run, Steppe, start_training, wait_until
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("what", ["the project", "the run folder"])
-def test_a_run_that_is_moved_saves_where_it_went_and_ends(steppe: Steppe, tmp_path: Path, what: str) -> None:
-    command = train(steppe)
-    old = steppe.folder if what == "the project" else steppe.run("run").path
+@pytest.mark.parametrize("moved_folder", ["the project", "the run folder"])
+def test_a_run_whose_folder_is_moved_saves_in_the_new_place_and_ends(
+    steppe: Steppe, tmp_path: Path, moved_folder: str
+) -> None:
+    command, run = start_training(steppe, "run")
+    old = steppe.folder if moved_folder == "the project" else run.path
     new = old.with_name("moved")
     old.rename(new)
-    moved = Run(new / "experiments" / "run" if what == "the project" else new)
+    moved = Run(new / "experiments" / "run" if moved_folder == "the project" else new)
     before = moved.checkpoints[-1]
     answer = command.answer()
     assert answer.code == 1
@@ -37,7 +31,7 @@ def test_a_run_that_is_moved_saves_where_it_went_and_ends(steppe: Steppe, tmp_pa
     assert moved.checkpoints[-1] >= before
     assert f"saved there up to timestep {moved.checkpoints[-1]:,};" in answer.err
     assert moved.status["timestep"] == moved.checkpoints[-1]
-    elsewhere = Steppe(new if what == "the project" else steppe.folder, tmp_path / "others")
+    elsewhere = Steppe(new if moved_folder == "the project" else steppe.folder, tmp_path / "others")
     limit = moved.checkpoints[-1] + 640
     assert elsewhere.listed(moved.path.name)["state"] == "failed"
     resumed = elsewhere("experiment", "resume", "-e", str(moved.path), "--set", f"total_timesteps={limit}", "-q")
@@ -46,9 +40,8 @@ def test_a_run_that_is_moved_saves_where_it_went_and_ends(steppe: Steppe, tmp_pa
 
 
 @pytest.mark.faults
-def test_threads_that_train_follow_their_folder_too(steppe: Steppe) -> None:
-    words = ("--set", "run_mode=multi-threaded", "--set", "num_workers=2")
-    command = train(steppe, *words)
+def test_a_multi_threaded_run_notices_that_its_folder_was_moved(steppe: Steppe) -> None:
+    command, _ = start_training(steppe, "run", "--set", "run_mode=multi-threaded", "--set", "num_workers=2")
     new = steppe.folder.with_name("moved")
     steppe.folder.rename(new)
     answer = command.answer()
@@ -59,12 +52,12 @@ def test_threads_that_train_follow_their_folder_too(steppe: Steppe) -> None:
 
 @pytest.mark.faults
 def test_stop_in_a_moved_project_ends_the_run(steppe: Steppe, tmp_path: Path) -> None:
-    command = train(steppe)
+    command, _ = start_training(steppe, "run")
     new = steppe.folder.with_name("moved")
     steppe.folder.rename(new)
     elsewhere = Steppe(new, tmp_path / "others")
     answer = elsewhere("experiment", "stop", "-e", "run")
-    # It ends by the request, or because it was moved, whichever is seen first.
+    # It ends because of the request or because of the move, whichever it notices first.
     assert "Traceback" not in answer.err
     assert command.answer().code in (0, 1)
     assert Run(new / "experiments" / "run").state in ("stopped", "failed")
@@ -72,34 +65,35 @@ def test_stop_in_a_moved_project_ends_the_run(steppe: Steppe, tmp_path: Path) ->
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("what", ["the project", "the run folder"])
-@pytest.mark.parametrize("again", [False, True], ids=["gone", "with another in its place"])
-def test_a_run_that_is_deleted_ends_and_writes_nothing_more(steppe: Steppe, what: str, again: bool) -> None:
-    command = train(steppe)
-    folder = steppe.folder if what == "the project" else steppe.run("run").path
-    # Several times, as people do: a file may be made between the listing of a folder and its removal.
+@pytest.mark.parametrize("deleted", ["the project", "the run folder"])
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["gone", "with another in its place"])
+def test_a_run_whose_folder_is_deleted_ends_and_writes_nothing_more(
+    steppe: Steppe, deleted: str, is_replaced: bool
+) -> None:
+    command, run = start_training(steppe, "run")
+    folder = steppe.folder if deleted == "the project" else run.path
+    # Once may not be enough: the run may make a file between the listing of a folder and its removal.
     while folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
-    if again:
+    if is_replaced:
         folder.mkdir()
         (folder / "mine.txt").write_text("mine")
     answer = command.answer()
     assert answer.code == 1
-    # The second where it was just being saved.
+    # The second message appears if the run was just saving.
     assert "was deleted while it trained" in answer.err or "it may have been moved or deleted" in answer.err
     assert sum(line.startswith("error: ") for line in answer.err.splitlines()) == 1
     assert "Traceback" not in answer.err
-    assert folder.exists() == again
-    if again:
+    assert folder.exists() == is_replaced
+    if is_replaced:
         assert [path.name for path in folder.rglob("*")] == ["mine.txt"]
 
 
 @pytest.mark.faults
-def test_a_run_takes_its_lock_again_when_the_file_is_deleted(steppe: Steppe) -> None:
-    command = train(steppe)
-    run = steppe.run("run")
+def test_a_run_takes_its_lock_again_if_the_lock_file_is_deleted(steppe: Steppe) -> None:
+    command, run = start_training(steppe, "run")
     (run.path / ".lock").unlink()
-    wait_until((run.path / ".lock").exists, "the lock is there again")
+    wait_until((run.path / ".lock").exists, "the lock exists again")
     assert steppe.listed("run")["state"] == "running"
     command.send(signal.SIGINT)
     assert command.answer().code == 130
@@ -107,7 +101,7 @@ def test_a_run_takes_its_lock_again_when_the_file_is_deleted(steppe: Steppe) -> 
 
 
 @pytest.mark.faults
-def test_a_detached_run_follows_its_folder(steppe: Steppe, tmp_path: Path) -> None:
+def test_a_detached_run_notices_that_its_folder_was_moved(steppe: Steppe, tmp_path: Path) -> None:
     assert steppe("train", *ENDLESS, "-n", "run", "--detach", "-q").code == 0
     run = steppe.run("run")
     wait_until(lambda: run.state == "running" and run.has_saved_since(0), "it trains and saves")

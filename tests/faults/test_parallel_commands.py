@@ -1,4 +1,4 @@
-"""Commands given to parallel runs: detached ones obey them like any other, and nothing of them is left behind."""
+"""Parallel runs obey pause, resume, stop and Ctrl-C, detached ones too, and leave no processes behind."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def test_ctrl_c_pauses_a_parallel_run(steppe: Steppe, mode: str) -> None:
 
 
 def works_with(run: Run, workers: int) -> bool:
-    """Whether its metrics tell of so many workers."""
+    """Whether the run's metrics have reported so many workers."""
     complete = (run.path / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()
     return any(json.loads(line).get("workers") == workers for line in complete)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from processes import ENDLESS, Command, Run, Steppe, wait_until
+from processes import ENDLESS, Command, Run, Steppe, start_training, wait_until
 
 from steppe.records.checkpoints import load_latest
 
@@ -11,7 +11,7 @@ from steppe.records.checkpoints import load_latest
 @pytest.fixture
 def training(steppe: Steppe) -> tuple[Command, Run]:
     """A command that trains `first` and has saved once."""
-    return _train(steppe)
+    return start_training(steppe, "first")
 
 
 def test_ctrl_c_saves_and_pauses(training: tuple[Command, Run]) -> None:
@@ -31,7 +31,9 @@ def test_ctrl_c_saves_and_pauses(training: tuple[Command, Run]) -> None:
 @pytest.mark.parametrize(
     ("number", "code", "state"), [(signal.SIGTERM, 143, "stopped"), (signal.SIGHUP, 129, "paused")]
 )
-def test_other_signals_save_too(training: tuple[Command, Run], number: signal.Signals, code: int, state: str) -> None:
+def test_sigterm_stops_and_sighup_pauses_after_saving(
+    training: tuple[Command, Run], number: signal.Signals, code: int, state: str
+) -> None:
     command, run = training
     command.send(number)
     assert command.answer().code == code
@@ -40,14 +42,14 @@ def test_other_signals_save_too(training: tuple[Command, Run], number: signal.Si
 
 
 @pytest.mark.faults
-def test_a_second_ctrl_c_ends_at_once_and_what_was_saved_stays(training: tuple[Command, Run], steppe: Steppe) -> None:
+def test_a_second_ctrl_c_ends_at_once_and_keeps_the_checkpoints(training: tuple[Command, Run], steppe: Steppe) -> None:
     command, run = training
     command.send(signal.SIGINT)
-    wait_until(lambda: "pausing:" in command.out or command.has_ended, "it heard the first Ctrl-C", pause=0)
+    wait_until(lambda: "pausing:" in command.out or command.has_ended, "it noticed the first Ctrl-C", pause=0)
     command.send(signal.SIGINT)
     answer = command.answer()
     assert (answer.code, answer.err) == (130, "")
-    # The first may have been obeyed in the moment between the two.
+    # The run may have paused in the moment between the two.
     assert run.state in ("stopped", "paused")
     if run.state == "stopped":
         assert run.status["reason"].startswith("ended at once by a second Ctrl-C")
@@ -57,7 +59,7 @@ def test_a_second_ctrl_c_ends_at_once_and_what_was_saved_stays(training: tuple[C
 
 
 @pytest.mark.faults
-def test_ctrl_c_while_it_starts_pauses_before_the_first_timestep(steppe: Steppe) -> None:
+def test_ctrl_c_during_the_start_pauses_before_the_first_timestep(steppe: Steppe) -> None:
     run = steppe.run("first")
     command = steppe.launch("train", *ENDLESS, "-n", "first")
     wait_until(lambda: (run.path / "status.json").exists() and run.state == "starting", "it owns the folder", pause=0)
@@ -68,7 +70,7 @@ def test_ctrl_c_while_it_starts_pauses_before_the_first_timestep(steppe: Steppe)
 
 
 @pytest.mark.faults
-def test_a_detached_run_is_paused_resumed_and_stopped_by_commands(steppe: Steppe) -> None:
+def test_commands_pause_resume_and_stop_a_detached_run(steppe: Steppe) -> None:
     run = steppe.run("first")
     answer = steppe("train", *ENDLESS, "-n", "first", "--detach")
     assert answer.code == 0, answer.err
@@ -96,10 +98,3 @@ def test_a_detached_run_is_paused_resumed_and_stopped_by_commands(steppe: Steppe
     assert (stopped.code, run.state, load_latest(run.path).timestep) == (0, "stopped", run.status["timestep"])
     again = steppe("experiment", "stop", "-e", "first")
     assert (again.code, again.err) == (2, 'error: experiment "first" is stopped already\n')
-
-
-def _train(steppe: Steppe) -> tuple[Command, Run]:
-    run = steppe.run("first")
-    command = steppe.launch("train", *ENDLESS, "-n", "first")
-    wait_until(lambda: run.is_trained_by(command) and run.has_saved_since(0), "it trains and has saved")
-    return command, run

@@ -1,4 +1,4 @@
-"""Every agent in every kind of situation, for the conformance suites: benches, and the cases they are tried in."""
+"""Test benches for the agents' conformance suites, and the cases: agents with kinds of observations and actions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-from demonstrated import made_up_file
+from demonstrated import drawn, made_up_file
 
 from steppe import agents
 from steppe.agents._base import AgentContext, TrainState, Trajectory, Transitions
@@ -19,7 +19,7 @@ from steppe.specs.spaces import Box, Discrete, MultiDiscrete
 
 ENVS = 4
 SAMPLES = 16
-"""How many observations are acted on at once, always: another number would be another program to compile."""
+"""Observations in every call of `act`; another number would be another program to compile."""
 DENSE = NetworkSpec([{"type": "dense", "size": 8, "activation": "tanh"}])
 CONVOLUTION = NetworkSpec(
     [
@@ -75,7 +75,7 @@ SETTINGS = {
     "naf": {"batch_size": SAMPLES, "learning_starts": 0},
 }
 REQUIRED = {"dqfd": {"demonstrations": "good.safetensors"}}
-"""Settings without a default; a bench makes the file."""
+"""Settings without a default; a bench makes the file of demonstrations."""
 TRIED_ACTIONS = {
     "random": list(ACTIONS),
     "constant": list(ACTIONS),
@@ -110,7 +110,7 @@ CASES += [("ppo", "box", "vector", BETA), ("ppo", "yes or no", "vector", BERNOUL
 CASES += [("dqfd", "discrete from 2", "normalised", ()), ("dqfd", "multi-discrete", "image", ())]
 CASES += [("td3", "box", "normalised", (("exploration", "ornstein_uhlenbeck"),))]
 CASES += [("sac", "box", "normalised", (("drifting_noise", "ornstein_uhlenbeck"),))]
-# Updates take long to compile: each algorithm, each kind of network and each kind of action once.
+# Updates take long to compile, so each algorithm, each kind of network and each kind of action comes once.
 LEARNING = [
     ("vpg", "unbounded box", "vector", ()),
     ("a2c", "multi-discrete", "gru", (("share_network", True),)),
@@ -133,11 +133,11 @@ LEARNING = [
 ]
 LEARNERS = set(SETTINGS) - {"random", "constant"}
 SAME_ALGORITHM = {"a3c": "a2c", "ddqn": "dqn", "dqn_nstep": "dqn"}
-"""Names that differ from another agent in their settings only."""
+"""Agents that differ from another one in their settings only."""
 
 
 class Bench:
-    """An agent in one situation, with all that is compiled of it."""
+    """An agent with given spaces and settings, and its compiled functions."""
 
     def __init__(self, agent, action, observation, settings=()):
         self.action, self.observation = ACTIONS[action], OBSERVATIONS[observation]
@@ -158,50 +158,43 @@ class Bench:
 
     @cached_property
     def state(self) -> TrainState:
-        """Parameters that prefer some actions to others, and statistics where observations are normalised."""
+        """A state whose parameters prefer some actions, with statistics if observations are normalised."""
         state = self.agent.init(jax.random.key(1))
         noise = np.random.default_rng(1).normal(0.0, 0.5, state.params.shape).astype(np.float32)
         state = state._replace(params=state.params + noise)
         if self.agent.normalizes_observations:
-            seen = np.random.default_rng(2).normal(5.0, 3.0, (8, ENVS, 3)).astype(np.float32)
-            state = state._replace(observations=normalizers.merge(state.observations, seen))
+            observations = np.random.default_rng(2).normal(5.0, 3.0, (8, ENVS, 3)).astype(np.float32)
+            state = state._replace(observations=normalizers.merge(state.observations, observations))
         return state
 
     @cached_property
     def observations(self):
-        """[SAMPLES, ...] as environments give them."""
-        space, rng, lead = self.observation, np.random.default_rng(3), (SAMPLES,)
-        match space:
-            case Discrete():
-                return rng.integers(space.start, space.start + space.n, lead).astype(np.int32)
-            case MultiDiscrete():
-                return np.stack([rng.integers(0, n, lead) for n in space.nvec], -1).astype(np.int32)
-        if space.dtype == "uint8":
-            return rng.integers(0, 256, (*lead, *space.shape)).astype(np.uint8)
-        return rng.normal(4.0, 3.0, (*lead, *space.shape)).astype(np.float32)
+        """[SAMPLES, ...]: observations as environments return them."""
+        return drawn(self.observation, np.random.default_rng(3), SAMPLES, mean=4.0, deviation=3.0)
 
     @cached_property
     def internals(self):
-        """[SAMPLES, ...]: what the actor remembers in the middle of episodes."""
+        """[SAMPLES, ...]: the actor's memory in the middle of episodes."""
         rng = np.random.default_rng(5)
         initial = self.agent.initial_internals((SAMPLES,))
         return jax.tree.map(lambda leaf: rng.normal(0.0, 0.3, leaf.shape).astype(np.float32), initial)
 
     def draw(self, seed=3):
-        """(actions, outputs, internals) with noise."""
+        """(actions, outputs, internals) of `act` with noise."""
         noise = self.agent.draw_noise(jax.random.key(seed), (SAMPLES,))
         return self.act(self.agent.actor_params(self.state), self.observations, noise, 5, self.internals)
 
     @cached_property
     def experience(self):
-        """What the agent learns from, as a runner or a memory gives it."""
+        """The experience that the agent learns from, as a runner or a memory passes it."""
         rng = np.random.default_rng(4)
-        actions, outputs, following_internals = self.draw()
+        actions, outputs, next_internals = self.draw()
         rewards = rng.normal(size=SAMPLES).astype(np.float32)
-        following = self.observations[::-1]
+        next_observations = self.observations[::-1]
         if self.agent.experience == "transitions":
             discounts = rng.choice([0.0, 0.9], SAMPLES).astype(np.float32)
-            batch = Transitions(self.observations, actions, rewards, discounts, following, np.ones_like(rewards))
+            weights = np.ones_like(rewards)
+            batch = Transitions(self.observations, actions, rewards, discounts, next_observations, weights)
             if self.agent.type != "dqfd":
                 return batch
             single = Following(rewards[::-1], np.where(discounts > 0, np.float32(0.99), 0.0), self.observations)
@@ -213,11 +206,11 @@ class Bench:
             rewards,
             terminated,
             truncated,
-            following,
+            next_observations,
             outputs,
             running_returns=rewards,
             internals=self.internals,
-            next_internals=following_internals,
+            next_internals=next_internals,
         )
         return jax.tree.map(lambda leaf: leaf.reshape(-1, ENVS, *leaf.shape[1:]), flat)
 
@@ -232,7 +225,7 @@ def named(case):
 
 
 def described(tree):
-    """Structure, shapes and dtypes."""
+    """Structure, shapes and dtypes of a tree, for comparisons."""
     return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
 

@@ -1,4 +1,4 @@
-"""A clock that a test sets for itself: threads that others have left behind go by the usual one."""
+"""A fake clock for the test's own thread; all other threads keep the real one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, **functions: Callable[..., Any]) -> None:
-    """Puts functions in the place of those of `time` that are called so, such as monotonic and sleep."""
+    """Replaces functions of `time` by name, such as monotonic and sleep."""
     for name, function in functions.items():
-        monkeypatch.setattr(time, name, _only_here(function, getattr(time, name)))
+        monkeypatch.setattr(time, name, _in_this_thread(function, getattr(time, name)))
 
 
-def _only_here(function: Callable[..., Any], usual: Callable[..., Any]) -> Callable[..., Any]:
-    here = threading.get_ident()
-    return lambda *arguments: (function if threading.get_ident() == here else usual)(*arguments)
+def _in_this_thread(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    thread = threading.get_ident()
+    return lambda *arguments: (function if threading.get_ident() == thread else original)(*arguments)

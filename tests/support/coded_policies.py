@@ -1,4 +1,4 @@
-"""Policies and modules as a stranger would pack them: importing the module leaves a file behind."""
+"""Untrusted policies and modules, which leave a file behind if they are imported."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def wrap(env):
 
 
 def write_module(folder: Path, name: str, text: str = LAYER) -> Path:
-    """Writes a module; the file that importing it leaves."""
+    """Writes a module and returns the path of the file that importing it would leave."""
     marker = folder / MARKER
     (folder / f"{name}.py").write_text(text.format(marker=str(marker)))
     return marker
 
 
 def describe_coded(layer: str, timestep: int = 7, environment: str = "CartPole-v1") -> dict[str, Any]:
-    """The description of a policy for CartPole-v1 whose network is one layer of somebody's own."""
+    """The description of a policy for CartPole-v1 whose network is one custom layer."""
     network = NetworkSpec([{"type": layer}])
     description = PolicyDescription(
         "test", environment, timestep, Box((4,)), Discrete(2), network, {"kind": "q_values"}
@@ -58,7 +58,7 @@ def describe_coded(layer: str, timestep: int = 7, environment: str = "CartPole-v
 
 
 def save_coded(folder: Path, layer: str, timestep: int = 7, environment: str = "CartPole-v1") -> Path:
-    """Writes such a policy without importing its layer, as a forger could; the layer has no parameters."""
+    """Writes such a policy without importing its layer, as an attacker could; the layer has no parameters."""
     tensors = {"head/kernel": np.ones((4, 2), np.float32), "head/bias": np.array([0.0, 1.0], np.float32)}
     policy_folder.write(folder, describe_coded(layer, timestep, environment), tensors)
     return folder

@@ -1,4 +1,4 @@
-"""Members of a group that only count, in real processes that need no JAX."""
+"""Members of a group of seeds whose training only counts, in real processes without JAX."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ counting = CountingTrainer(total=10 * seed, hold=sys.argv[3] == "hold")
 sys.exit(run(folder, trainer=counting).exit_code)
 """
 TRAINER = Path(__file__).parents[1] / "experiments"
-"""Where CountingTrainer is."""
+"""The folder whose conftest.py has CountingTrainer."""
 
 
 def use(monkeypatch: pytest.MonkeyPatch, hold: str = "") -> None:
-    """Members count to ten times their seed; with "hold" until they are asked to end. 13 and 14 are bad luck."""
+    """Makes members count to ten times their seed, or with "hold" until they are asked to end; 13 and 14 fail."""
 
     def command(folder: RunFolder, *, resume: bool = False) -> list[str]:
         return [sys.executable, "-c", CHILD, str(folder.path), str(TRAINER), hold]

@@ -1,4 +1,4 @@
-"""Learners of run mode async with workers in threads of the same process: no Ray, no waiting for processes."""
+"""Learners of run mode async with workers in threads of the same process, without Ray or other processes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Threads(UnmanagedPool):
         self.address, self.token = "{}:{}".format(*server.address), token
         for _ in range(self.count):
             self.send_one()
-        # Who comes to a learner that has ended already would look for it for minutes.
-        wait_until(lambda: self._some_have_ended or len(server._sessions) >= self.count, "all have come")
+        # A worker that connects after the learner's end would look for it for minutes.
+        wait_until(lambda: self._some_have_ended or len(server._sessions) >= self.count, "all have connected")
 
     def supervise(self):
         """No run is over before all have joined it, however late a busy machine lets them."""
@@ -84,7 +84,7 @@ def async_engine(spec) -> AsyncEngine:
 
 
 def train_async(folder: Path, spec, *, checkpoint=None, request=lambda: None, show=lambda progress: None):
-    """A whole run; its outcome."""
+    """Runs a training to its end and returns the outcome."""
     folder.mkdir(exist_ok=True)
     engine = async_engine(spec)
     try:

@@ -1,4 +1,4 @@
-"""Policies on disk and real `steppe serve` processes that answer for them."""
+"""Policies on disk, and real `steppe serve` processes that serve them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +21,26 @@ from steppe.specs.spaces import Box, Discrete
 
 
 def save_policy(folder: Path, seed: int = 0, timestep: int = 7, environment: str = "CartPole-v1") -> Path:
-    """A policy for CartPole-v1 that was never trained."""
-    like = describe(Box((4,)), Discrete(2))
-    made = PolicyDescription(
-        "test", environment, timestep, like.observation, like.action, like.network, like.head, like.normalizer
+    """Saves an untrained policy for CartPole-v1."""
+    description: PolicyDescription = replace(
+        describe(Box((4,)), Discrete(2)), environment=environment, timestep=timestep
     )
-    return Policy(made, tensors_for(made, seed)).save(folder)
+    return Policy(description, tensors_for(description, seed)).save(folder)
 
 
 def save_balancing_policy(folder: Path) -> Path:
-    """A policy for CartPole-v1 that balances: it pushes to where the pole falls."""
-    like = describe(Box((4,)), Discrete(2), layers=[{"type": "dense", "size": 1, "activation": "none"}])
-    made = PolicyDescription(
-        "test", "CartPole-v1", 9, like.observation, like.action, like.network, like.head, like.normalizer
-    )
-    (kernel,) = [name for name in tensors_for(made) if name.startswith("torso/") and name.endswith("kernel")]
-    tensors = {name: np.zeros_like(each) for name, each in tensors_for(made).items()}
+    """Saves a policy for CartPole-v1 that balances by pushing to the side to which the pole falls."""
+    description = describe(Box((4,)), Discrete(2), layers=[{"type": "dense", "size": 1, "activation": "none"}])
+    description = replace(description, environment="CartPole-v1", timestep=9)
+    tensors = {name: np.zeros_like(each) for name, each in tensors_for(description).items()}
+    (kernel,) = [name for name in tensors if name.startswith("torso/") and name.endswith("kernel")]
     tensors[kernel] = np.array([[0.1], [0.3], [1.0], [1.0]], np.float32)
     tensors["head/kernel"] = np.array([[-1.0, 1.0]], np.float32)
-    return Policy(made, tensors).save(folder)
+    return Policy(description, tensors).save(folder)
 
 
 def write_router(folder: Path, **bandit: Any) -> Path:
-    """A graph file, and its three policies beside it: the last one balances."""
+    """Writes a graph file and its three policies beside it, of which the last one balances."""
     for number in (1, 2):
         save_policy(folder / f"bad{number}", seed=number)
     save_balancing_policy(folder / "good")
@@ -54,7 +52,7 @@ def write_router(folder: Path, **bandit: Any) -> Path:
 
 @contextlib.contextmanager
 def commands_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steppe]:
-    """Real commands in an empty folder, without what the environment says of endpoints; all ended afterwards."""
+    """Runs real commands in an empty folder, without the environment's settings for endpoints; ends all afterwards."""
     for name in ("STEPPE_SERVE_TOKEN", "STEPPE_SERVE_DATABASE"):
         monkeypatch.delenv(name, raising=False)
     folder = place / "here"
@@ -81,7 +79,7 @@ class Served:
             return json.loads(reply.read())
 
     def rewarded(self) -> dict[str, int]:
-        """How many episodes of each policy have been rewarded."""
+        """Policy -> number of its episodes that have been rewarded."""
         return {each["name"]: each["feedback"] for each in self.get("/standing")["endpoint"]["policies"]}
 
     def _ready_line(self) -> Any:

@@ -1,7 +1,7 @@
-"""Clients of other projects, unmodified: run by a Python that has them, which need not be this one.
+"""Runs unmodified clients of other projects with a Python that has them installed.
 
-They want other versions of protobuf, so they may live in virtual environments of their own; STEPPE_CLIENT_VENVS names
-those, separated by ":".
+They need other versions of protobuf, so they may be in virtual environments of their own; STEPPE_CLIENT_VENVS names
+these, separated by ":".
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pytest
 
 
 def run(package: str, program: str, *words: Any) -> Any:
-    """What a program prints as its last line, which is JSON; skips the test where nobody has the package."""
+    """Runs a program and returns its last line, parsed as JSON; skips the test if no Python has the package."""
     python = _python_with(package)
     if python is None:
         pytest.skip(f"no Python here has {package}; pip install it into an environment named by STEPPE_CLIENT_VENVS")
-    # Without this, the program would take our own packages for its own.
+    # With PYTHONPATH the program would import this environment's packages instead of its own.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     child = subprocess.run(
         [python, "-c", program, *map(str, words)],

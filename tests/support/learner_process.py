@@ -1,4 +1,4 @@
-"""A learner of run mode async in a process of its own, and a worker that is written by hand and may say anything."""
+"""A learner of run mode async in a process of its own, and a hand-written worker that can send any message."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from own_policies import Table
 from steppe import AsyncLearner, UniformReplay
 learner = AsyncLearner(Table(), UniformReplay(500, 16, 50), address="127.0.0.1:0", folder=sys.argv[1],
                        total_timesteps=10**9, saver_frequency="1000000t")
-def tell():
+def print_port():
     while learner.address is None:
         pass
     print(learner.address[1], flush=True)
-threading.Thread(target=tell).start()
+threading.Thread(target=print_port).start()
 learner.run()
 """
 
 
 class LearnerProcess:
-    """Learns for `worlds:World` (three numbers, two choices) in `folder`, until SIGTERM."""
+    """A learner for `worlds:World` (three numbers, two choices) that trains in `folder` until SIGTERM."""
 
     def __init__(self, folder: Path) -> None:
         paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
@@ -59,17 +59,17 @@ class LearnerProcess:
 
     @property
     def log(self) -> str:
-        """All that it has printed."""
+        """Everything that it has written to standard error."""
         return self._errors.read_text()
 
     @property
     def peak_megabytes(self) -> int:
-        """The most memory that it ever had."""
+        """Its peak memory."""
         return self._status("VmHWM") // 1024
 
     @property
     def threads(self) -> int:
-        """How many it has."""
+        """The number of its threads."""
         return self._status("Threads")
 
     def _status(self, name: str) -> int:
@@ -77,12 +77,12 @@ class LearnerProcess:
         return int(status.split(f"{name}:")[1].split()[0])
 
     def terminate(self) -> int:
-        """Sends SIGTERM; the exit code."""
+        """Sends SIGTERM and returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(120)
 
     def kill(self) -> None:
-        """Ends it, if it has not ended yet."""
+        """Kills it if it has not ended yet."""
         self.process.kill()
         self.process.wait(120)
         assert self.process.stdout is not None
@@ -90,13 +90,13 @@ class LearnerProcess:
 
 
 def said(line: Line, message: Any) -> dict[str, Any]:
-    """The answer to a message."""
+    """Sends a message and returns the answer."""
     line.write(message)
     return line.read()
 
 
 def join(line: Line, name: str, **fields: Any) -> dict[str, Any]:
-    """Greets and joins as a worker in `worlds:World`; what the learner says to that."""
+    """Greets and joins as a worker in `worlds:World`; returns the learner's answer."""
     assert said(line, HELLO) == {"op": "proceed"}
     observation = {"type": "box", "shape": [3], "low": [-1.0], "high": [1.0], "dtype": "float32"}
     spaces = {"observation_space": observation, "action_space": {"type": "discrete", "n": 2, "start": 0}}

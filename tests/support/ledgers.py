@@ -1,4 +1,4 @@
-"""What a ledger holds, read past its interface."""
+"""Reads the rows of a ledger past its interface."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ class Contents(NamedTuple):
     """Every row that an endpoint has written."""
 
     rewards: list[tuple[str, str | None, str]]
-    """(the decision's key, its episode, what tells the reward from others) of each."""
+    """(the decision's key, its episode, the reward's identity) of each reward."""
     decisions: list[tuple[Any, ...]]
-    """(key, sequence, feedback, total, learned, ended, policy) of each."""
+    """(key, sequence, feedback, total, learned, ended, policy) of each decision."""
     arms: Any
 
 
 def contents(ledger: Any) -> Contents:
-    """All of a ledger that nobody writes into."""
+    """The contents of a ledger that no process writes to."""
     ledger.open()
     with ledger._answering() as cursor:
         rewards = ledger._rows(cursor, "SELECT key, identity FROM steppe_rewards", ())

@@ -1,7 +1,7 @@
-"""The few words of Ray that parameter servers and workers need, with actors that live in this process.
+"""A fake of the part of Ray that parameter servers and workers use, with actors that live in this process.
 
-What a method returns is computed when it is called, and copied as it would be on its way between processes. So a test
-of what is said to whom needs neither a Ray nor other processes, and things always happen in the same order.
+A method's result is computed when it is called, and copied as it would be between processes. So a test of the messages
+between actors needs neither Ray nor other processes, and always runs in the same order.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from steppe.runners.ray.ray_session import RaySession
 
 
 class RayError(Exception):
-    """What was asked is gone."""
+    """The actor is gone."""
 
 
 class GetTimeoutError(RayError):
-    """What was asked is not answered yet."""
+    """The actor has not answered yet."""
 
 
 class RayTaskError(RayError):
-    """What was asked has raised."""
+    """The method has raised."""
 
 
 class Reference:
-    """What a method has returned, or raised."""
+    """The result or the exception of a method."""
 
     def __init__(self, value: Any = None, error: Exception | None = None) -> None:
         self.value, self.error = value, error
 
 
 class Handle:
-    """An actor."""
+    """The handle of an actor."""
 
     def __init__(self, kind: type, arguments: tuple[Any, ...]) -> None:
         self.actor = kind(*deepcopy(arguments))
@@ -59,7 +59,7 @@ class Handle:
 
 
 class Waiting:
-    """An actor that has no machine: what it is asked, it does not answer."""
+    """The handle of an actor that waits for a machine and answers nothing."""
 
     is_lost = False
     actor = None
@@ -74,7 +74,7 @@ class Waiting:
 
 
 class OneProcessRay(ModuleType):
-    """Takes the place of the module `ray`."""
+    """Replaces the module `ray`."""
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError)
 
@@ -82,7 +82,7 @@ class OneProcessRay(ModuleType):
         super().__init__("ray")
         self.handles: list[Any] = []
         self.cpus: list[float] = []
-        """What each of them has asked for."""
+        """The CPUs that each actor has asked for."""
         self.has_machines = True
 
     def remote(self, kind: type) -> SimpleNamespace:
@@ -97,7 +97,7 @@ class OneProcessRay(ModuleType):
         return self.handles[-1]
 
     def living(self, kind: str) -> list[Handle]:
-        """Those whose class is named so."""
+        """The living actors whose class has this name."""
         return [each for each in self.handles if not each.is_lost and type(each.actor).__name__ == kind]
 
     def get(self, references: Any, timeout: float | None = None) -> Any:
@@ -123,7 +123,7 @@ class OneProcessRay(ModuleType):
 
 @contextmanager
 def one_process_ray() -> Iterator[OneProcessRay]:
-    """Whatever run mode distributed starts while the block lasts, it starts in this process."""
+    """Inside the block, run mode distributed starts its actors in this process."""
     ray = OneProcessRay()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Policies of one's own for learners of run mode async: one in NumPy, and one in PyTorch where that is installed."""
+"""User-defined policies for learners of run mode async: one in NumPy, and one in PyTorch."""
 
 from __future__ import annotations
 

@@ -13,21 +13,21 @@ MEMORY = [{"type": "dense", "size": 6}, {"type": "lstm", "size": 5}, {"type": "g
 
 
 def describe(observation=None, action=None, layers=DENSE, kind="categorical", normalizer=None, **head):
-    """Four numbers seen and three choices, unless others are given; other words belong to the head."""
+    """A description, by default with four observed numbers and three choices; `head` are fields of the head."""
     spaces = (observation or Box((4,)), action or Discrete(3))
     network = None if layers is None else NetworkSpec(layers)
     return PolicyDescription("test", "Test-v0", 7, *spaces, network, {"kind": kind, **head}, normalizer)
 
 
 def tensors_for(description, seed=0):
-    """Every tensor of the description, by name."""
+    """Random values for every tensor of the description, by name."""
     rng = np.random.default_rng(seed)
     shapes = tensor_shapes(description)
     return {name: rng.random(shape, np.float32) - 0.3 * ("var" not in name) for name, shape in shapes.items()}
 
 
 def make_policy(*args, **settings):
-    """A policy of `describe`'s arguments."""
+    """A policy with random tensors; the arguments are those of `describe`."""
     description = describe(*args, **settings)
     return Policy(description, tensors_for(description))
 

@@ -1,4 +1,4 @@
-"""Ports of this machine for servers that tests start, or that nobody listens at."""
+"""Free ports of this machine, for servers that tests start or for addresses without a server."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import random
 import socket
 from pathlib import Path
 
-MANY = 9_000
-KEPT = 3_000
-"""So many right below those that connections get are Kubernetes' own."""
+CANDIDATES = 9_000
+RESERVED = 3_000
+"""Ports directly below the kernel's range that Kubernetes uses."""
 
 
 def free_port() -> int:
-    """One that no connection is given by chance meanwhile: the kernel takes theirs from a range above it."""
-    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]) - KEPT
+    """A free port below the range from which the kernel gives ports to outgoing connections."""
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]) - RESERVED
     while True:
-        # Not by a seed: processes that test at the same time must not think of the same one.
-        port = random.SystemRandom().randrange(end - MANY, end)
+        # No seed, since test processes that run at the same time must not draw the same port.
+        port = random.SystemRandom().randrange(end - CANDIDATES, end)
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError:

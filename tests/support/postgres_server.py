@@ -15,7 +15,7 @@ from ports import free_port
 
 
 class PostgresServer:
-    """On a free port of loopback, with a folder of its own."""
+    """A PostgreSQL on a free port of loopback, with a folder of its own."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="steppe-postgres-"))
@@ -34,11 +34,11 @@ class PostgresServer:
         return f"postgresql://steppe@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
-        """Returns when it takes connections."""
+        """Starts the server and returns when it accepts connections."""
         import psycopg
 
         arguments = ["-D", str(self.folder / "data"), "-p", str(self.port), "-h", "127.0.0.1", "-k", str(self.folder)]
-        # Here processes are killed and never the machine, so that nothing need wait for a busy disk.
+        # The tests kill processes and never the machine, so nothing has to wait for a busy disk.
         arguments += ["-c", "fsync=off"]
         with (self.folder / "log.txt").open("ab") as log:
             command = [program("postgres"), *arguments]
@@ -64,7 +64,7 @@ class PostgresServer:
 
 
 def missing_postgres() -> str | None:
-    """Why there can be no PostgreSQL here."""
+    """The reason why PostgreSQL cannot run here, or None."""
     try:
         import psycopg  # noqa: F401
     except ImportError:
@@ -73,6 +73,6 @@ def missing_postgres() -> str | None:
 
 
 def program(name: str) -> str | None:
-    """PostgreSQL's own programs are not on the path everywhere."""
+    """The path of one of PostgreSQL's programs, which are not on PATH everywhere."""
     found = [shutil.which(name), *(str(path) for path in sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}")))]
     return next((path for path in found if path), None)

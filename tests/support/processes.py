@@ -1,4 +1,4 @@
-"""Real `python -m steppe` processes for fault tests: started in groups of their own, and always ended."""
+"""Real `python -m steppe` processes for tests, each in a process group of its own, and always ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 240.0
-"""How long anything may take on a busy machine before a test gives up."""
+"""The time after which a test gives up waiting, long enough for a busy machine."""
 LIVE = {"starting", "running", "pausing"}
 SMALL = (
     *("--num-envs", "4", "--seed", "1", "--set", "video=false"),
@@ -29,7 +29,7 @@ DIED = "the process ended without a word (killed or out of memory?)"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed and how it ended."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -37,7 +37,7 @@ class Answer:
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = SECONDS, pause: float = 0.002) -> Any:
-    """The first true value of `condition`; the test fails when it does not come."""
+    """Returns the first true value of `condition`; fails the test if there is none in time."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"after {seconds:g} s still not: {what}"
@@ -46,7 +46,7 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = SECONDS
 
 
 class Command:
-    """One running command; its output goes to files, so that no pipe can fill up."""
+    """A running command; its output goes to files, so that no pipe can fill up."""
 
     def __init__(self, words: tuple[str, ...], folder: Path, place: Path, environment: dict[str, str]) -> None:
         place.mkdir(parents=True)
@@ -64,40 +64,40 @@ class Command:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Its process id."""
         return self.process.pid
 
     @property
     def out(self) -> str:
-        """What it has printed so far."""
+        """Its standard output so far."""
         return self._out.read_text()
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is over."""
+        """Whether it has ended."""
         return self.process.poll() is not None
 
     def send(self, number: signal.Signals) -> None:
-        """A signal to the process itself."""
+        """Sends a signal to the process itself."""
         self.process.send_signal(number)
 
     def send_to_group(self, number: signal.Signals) -> None:
-        """A signal to the process and those it has started, as a terminal sends Ctrl-C."""
+        """Sends a signal to the process and those that it has started, as a terminal sends Ctrl-C."""
         os.killpg(self.process.pid, number)
 
     def kill(self) -> int:
-        """kill -9; the exit code, which is -9 unless it ended by itself before."""
+        """Kills it with kill -9 and returns the exit code, which is -9 unless it had ended by itself."""
         self.process.kill()
         return self.process.wait(SECONDS)
 
     def answer(self, seconds: float = SECONDS) -> Answer:
-        """Waits for its end."""
+        """Waits for its end and returns the answer."""
         code = self.process.wait(seconds)
         return Answer(code, self._out.read_text(), self._err.read_text())
 
     def end(self) -> None:
-        """Kills its whole group, whatever is left of it."""
-        # A process of that number, when this one is over, is somebody else's: numbers come round within minutes.
+        """Kills all remaining processes of its group."""
+        # If this process has ended, one with the same id is another's: ids are used again within minutes.
         if not self.has_ended or not Path(f"/proc/{self.pid}").exists():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -105,7 +105,7 @@ class Command:
 
 
 class Steppe:
-    """Gives commands in one folder."""
+    """Runs commands in one folder."""
 
     def __init__(self, folder: Path, outputs: Path) -> None:
         self.folder = folder
@@ -118,24 +118,24 @@ class Steppe:
         return self.launch(*words).answer()
 
     def launch(self, *words: str) -> Command:
-        """Starts a command and goes on."""
+        """Starts a command and returns at once."""
         command = Command(words, self.folder, self._outputs / str(len(self._commands)), self.environment)
         self._commands.append(command)
         return command
 
     def run(self, name: str) -> Run:
-        """The run folder of that name in the project."""
+        """The run of that name in the project."""
         return Run(self.folder / "experiments" / name)
 
     def listed(self, name: str) -> dict[str, Any]:
-        """The row of `experiment list --json`."""
+        """The run's row in `experiment list --json`."""
         answer = self("experiment", "list", "--json")
         assert answer.code == 0, answer.err
         (row,) = [row for row in json.loads(answer.out) if row["name"] == name]
         return row
 
     def end(self) -> None:
-        """Ends everything that was started here, detached runs too."""
+        """Ends every process that was started here, also those of detached runs."""
         for command in self._commands:
             command.end()
         for status in self.folder.glob("**/status.json"):
@@ -144,18 +144,18 @@ class Steppe:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder says, read without Steppe where it can be."""
+    """A run folder, read without Steppe's code if possible."""
 
     path: Path
 
     @property
     def status(self) -> dict[str, Any]:
-        """status.json as it is written."""
+        """The content of status.json."""
         return json.loads((self.path / "status.json").read_text())
 
     @property
     def state(self) -> str:
-        """The state as it is written: who died is found out only by `experiment list` and the like."""
+        """The state in status.json; only commands such as `experiment list` notice that a process has died."""
         return self.status["state"]
 
     @property
@@ -165,18 +165,18 @@ class Run:
 
     @property
     def unfinished(self) -> list[int]:
-        """The timesteps of checkpoints that are being written or deleted, or were when their process died."""
+        """The timesteps of checkpoints that are being written or deleted, or were so when their process died."""
         ends = [name.removesuffix(".replaced").rpartition("-")[2] for name in self._names() if name[:1] == "."]
         return [int(end) for end in ends]
 
     @property
     def is_saving(self) -> bool:
-        """Whether a checkpoint is being written that is newer than all there are."""
+        """Whether a checkpoint is being written that is newer than all complete ones."""
         newest = max(self.unfinished, default=-1)
         return newest >= 0 and not self.has_saved_since(newest - 1)
 
     def is_trained_by(self, command: Command) -> bool:
-        """Whether this command trains it by now."""
+        """Whether this command has begun to train it."""
         assert not command.has_ended, command.answer()
         if not (self.path / "status.json").exists():
             return False
@@ -184,17 +184,25 @@ class Run:
         return status["pid"] == command.pid and status["state"] == "running"
 
     def has_saved_since(self, timestep: int) -> bool:
-        """Whether there is a checkpoint beyond a timestep."""
+        """Whether it has a checkpoint after a timestep."""
         return bool(self.checkpoints) and self.checkpoints[-1] > timestep
 
     @property
     def log(self) -> str:
-        """log.txt."""
+        """The content of log.txt."""
         return (self.path / "log.txt").read_text()
 
     def _names(self) -> list[str]:
-        shelf = self.path / "checkpoints"
-        return [entry.name for entry in shelf.iterdir()] if shelf.is_dir() else []
+        folder = self.path / "checkpoints"
+        return [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+
+
+def start_training(steppe: Steppe, name: str, *flags: str) -> tuple[Command, Run]:
+    """Starts an endless training and waits until it has saved a checkpoint."""
+    run = steppe.run(name)
+    command = steppe.launch("train", *ENDLESS, "-n", name, *flags)
+    wait_until(lambda: run.is_trained_by(command) and run.has_saved_since(0), "it trains and has saved")
+    return command, run
 
 
 def end_owner(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which processes a Ray is made of, and where they listen."""
+"""Finds the processes of a Ray and the addresses at which they listen."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 from pathlib import Path
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
-"""127.0.0.1 as Linux writes it, in both of its tables."""
+"""127.0.0.1 in the notation of /proc/net/tcp and /proc/net/tcp6."""
 
 
 def descendants(pid: int) -> set[tuple[int, str]]:
-    """(number, start time) of all processes that a process has started, and those have started, and so on."""
+    """(id, start time) of all processes that a process has started, directly or through others."""
     children: dict[int, list[int]] = {}
     starts: dict[int, str] = {}
     for folder in Path("/proc").iterdir():
@@ -28,12 +28,12 @@ def descendants(pid: int) -> set[tuple[int, str]]:
 
 
 def alive(processes: set[tuple[int, str]]) -> list[str]:
-    """What those of them call themselves that still run."""
+    """The command lines of those processes that still run."""
     return [named(pid) for pid, start in processes if state_of(pid, start) not in ("Z", "")]
 
 
 def state_of(pid: int, start: str | None = None) -> str:
-    """As Linux writes it: "T" is stopped, "Z" a zombie; "" when the process (or the one of `start`) is gone."""
+    """The state letter as in proc(5): "T" is stopped, "Z" a zombie; "" if the process (of that start) is gone."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if start in (None, fields[19]):
@@ -42,14 +42,14 @@ def state_of(pid: int, start: str | None = None) -> str:
 
 
 def named(pid: int) -> str:
-    """What a process calls itself: "ray::Worker.work", a raylet's path ..."""
+    """The command line of a process, such as "ray::Worker.work" or a raylet's path."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""
 
 
 def listening_sockets(pids: set[int]) -> set[tuple[str, str]]:
-    """(inode, address as Linux writes it) of each socket on which these processes take connections."""
+    """(inode, address as in /proc/net/tcp) of each socket at which these processes accept connections."""
     inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):

@@ -36,7 +36,7 @@ def train(
 
 
 def evaluated(folder: Path, environment="CartPole-v1", episodes=20, seed=100, which="policy") -> float:
-    """The mean return of a saved policy, played greedily by NumPy in gymnasium's own environment."""
+    """The mean return of a saved policy that acts greedily, in NumPy, in gymnasium's own environment."""
     import gymnasium
 
     policy, env, total = load_policy(folder / which), gymnasium.make(environment), 0.0

@@ -1,4 +1,4 @@
-"""HTTP servers that say whatever a test wants, and know nothing of Steppe's code."""
+"""HTTP servers whose answers a test scripts, independent of Steppe's code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Heard:
-    """One request; header names are in lower case."""
+    """A request; header names are in lower case."""
 
     method: str
     path: str
@@ -22,13 +22,13 @@ class Heard:
 
     @property
     def data(self) -> Any:
-        """Its JSON."""
+        """The body, parsed as JSON."""
         return json.loads(self.body)
 
 
 @dataclass(frozen=True)
 class Say:
-    """An answer: plain values become JSON."""
+    """An answer; plain values become JSON."""
 
     data: Any = None
     status: int = 200
@@ -36,37 +36,37 @@ class Say:
 
 
 HANG_UP = Say(status=0)
-"""The request is read, and the connection closed without a word."""
+"""The server reads the request and closes the connection without an answer."""
 Script = Callable[[Heard], Any]
 
 
 @contextlib.contextmanager
 def answering(script: Script, port: int = 0) -> Iterator[str]:
-    """A server whose answers are what `script` returns: a `Say`, or plain values; its address.
+    """Runs a server that answers each request with the script's return value, a `Say` or plain values.
 
-    A failure in the script fails the test.
+    Yields its address. A failure in the script fails the test.
     """
     failures: list[BaseException] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # head and body in one packet: the second of two would wait for the first one's receipt
+        wbufsize = -1  # head and body go in one packet: a second one would wait for the first one's acknowledgement
 
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             headers = {name.lower(): value for name, value in self.headers.items()}
             try:
-                said = script(Heard(self.command, self.path, headers, body))
+                answer = script(Heard(self.command, self.path, headers, body))
             except BaseException as error:
                 failures.append(error)
-                said = HANG_UP
-            said = said if isinstance(said, Say) else Say(said)
-            if said == HANG_UP:
+                answer = HANG_UP
+            answer = answer if isinstance(answer, Say) else Say(answer)
+            if answer == HANG_UP:
                 self.close_connection = True
                 return
-            data = said.data if isinstance(said.data, bytes) else json.dumps(said.data).encode()
-            self.send_response(said.status)
-            for name, value in (("content-length", str(len(data))), *said.headers):
+            data = answer.data if isinstance(answer.data, bytes) else json.dumps(answer.data).encode()
+            self.send_response(answer.status)
+            for name, value in (("content-length", str(len(data))), *answer.headers):
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)

@@ -1,4 +1,4 @@
-"""Real endpoints on loopback for tests: in a thread of this process, or in one of their own that can be killed."""
+"""Real endpoints on loopback, in a thread of this process or in a process of their own that can be killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print("ended", flush=True)
 
 
 class Reply(NamedTuple):
-    """What came back; header names in lower case."""
+    """An HTTP response; header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -49,7 +49,7 @@ class Reply(NamedTuple):
 
 
 class Served:
-    """An endpoint that is being served."""
+    """A running endpoint."""
 
     def __init__(self, port: int, grpc_port: int | None = None, server: EndpointServer | None = None) -> None:
         self.port, self.grpc_port, self.server = port, grpc_port, server
@@ -59,7 +59,7 @@ class Served:
         return f"http://127.0.0.1:{self.port}"
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
-        """One request on a connection of its own; a body that is not bytes is sent as JSON."""
+        """Sends one request on a connection of its own; a body that is not bytes is sent as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
@@ -86,7 +86,7 @@ def question(data: Any = (0.1, -0.2, 0.3, 0.0), shape: Any = (1, 4), **more: Any
 
 
 def save_policy(folder: Path, *args: Any, **settings: Any) -> Path:
-    """A policy of four numbers and three choices, unless others are given."""
+    """Saves a policy, by default with four observed numbers and three choices."""
     return make_policy(*args, **settings).save(folder)
 
 
@@ -106,7 +106,7 @@ def router(folder: Path, bandit: str = "epsilon_greedy") -> dict[str, Any]:
 def serving(
     graph: dict[str, Any], folder: Path, limits: TrafficLimits | None = None, **listening: Any
 ) -> Iterator[Served]:
-    """The graph served from a thread of this process at free ports."""
+    """Serves a graph from a thread of this process at free ports."""
     endpoint = load_endpoint(GraphSpec.model_validate(graph), folder=folder / "state", seed=1)
     with serving_endpoint(endpoint, limits, **listening) as served:
         yield served
@@ -114,7 +114,7 @@ def serving(
 
 @contextlib.contextmanager
 def serving_endpoint(endpoint: Any, limits: TrafficLimits | None = None, **listening: Any) -> Iterator[Served]:
-    """An endpoint served from a thread of this process at free ports."""
+    """Serves an endpoint from a thread of this process at free ports."""
     settings = {"port": 0, "limits": limits or TrafficLimits()} | listening
     server, ready = EndpointServer(endpoint, ServerConfig(**settings), "test"), threading.Event()
     thread = threading.Thread(target=server.run, args=(lambda _: ready.set(),))
@@ -129,12 +129,12 @@ def serving_endpoint(endpoint: Any, limits: TrafficLimits | None = None, **liste
 
 
 def let_no_time_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the rates of clients: what they may send in a second is all that they may, however long a test takes."""
+    """Stops the clock of the rate limits: clients may send one second's allowance, however long a test takes."""
     monkeypatch.setattr(server_module, "Gate", lambda limits, token: Gate(limits, token, clock=lambda: 0.0))
 
 
 class ServedProcess(Served):
-    """The graph served from a process of its own."""
+    """A graph that is served from a process of its own."""
 
     def __init__(
         self,
@@ -144,12 +144,12 @@ class ServedProcess(Served):
         prefix: Sequence[str] = (),
         **listening: Any,
     ) -> None:
-        """`prefix` are words of a command that starts it."""
-        words = [json.dumps(each) for each in (graph, str(folder), {"port": 0} | listening, limits or {})]
+        """`prefix` is a command that starts the process, such as one that limits its memory."""
+        arguments = [json.dumps(each) for each in (graph, str(folder), {"port": 0} | listening, limits or {})]
         self._log = folder.with_name("log.txt")
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, stderr=log, text=True
+                [*prefix, sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=log, text=True
             )
         assert self.process.stdout is not None
         port, grpc_port = self.process.stdout.readline().split()
@@ -157,14 +157,14 @@ class ServedProcess(Served):
 
     @property
     def log(self) -> str:
-        """What it wrote to standard error so far."""
+        """Its standard error so far."""
         return self._log.read_text()
 
     @contextlib.contextmanager
     def growing_less_than(self, megabytes: int) -> Iterator[None]:
-        """Fails if it held so much more memory at any moment within."""
+        """Fails if its memory grows by so much at any moment inside the block."""
         before = self._memory("VmRSS")
-        # The kernel forgets the peak so far.
+        # This resets the kernel's record of the peak.
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
         yield
         grown = self._memory("VmHWM") - before
@@ -175,6 +175,6 @@ class ServedProcess(Served):
         return next(int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith(key))
 
     def close(self) -> None:
-        """Ends it, whatever it does."""
+        """Kills it."""
         self.process.kill()
         self.process.communicate()

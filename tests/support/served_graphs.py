@@ -1,4 +1,4 @@
-"""Endpoints of made-up policies, inside the test's own process."""
+"""Endpoints with made-up policies, inside the test's own process and without a server."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from steppe.specs.spaces import Box, Discrete
 
 
 def save_policy(folder, seed=0, timestep=7, **settings):
-    """A policy of four numbers and three choices, saved."""
+    """Saves a policy, by default with four observed numbers and three choices."""
     description = replace(describe(**settings), timestep=timestep)
     return Policy(description, tensors_for(description, seed)).save(folder)
 
 
 def save_constant(folder, action, observation=None, space=None, timestep=1):
-    """A policy that always does the same, saved."""
+    """Saves a policy that always chooses the same action."""
     description = describe(observation or Box((4,)), space or Discrete(10), layers=None, kind="constant")
     return Policy(replace(description, timestep=timestep), {"constant/action": np.asarray(action)}).save(folder)
 
 
 def cart_pole(backend):
-    """What CartPole-v1 shows; compiled, its bounds are not rounded to 32 bits."""
+    """The observation space of CartPole-v1; the compiled version does not round its bounds to 32 bits."""
     position, angle = (4.8, 0.41887902047863906) if backend == "compiled" else (4.800000190734863, 0.41887903213500977)
     high = (position, np.inf, angle, np.inf)
     return Box((4,), tuple(-each for each in high), high)
 
 
 def make_endpoint(root, graph, **settings):
-    """An endpoint of a graph whose policies p0, p1, ... lie in `root`; those missing are made: pN always does N."""
+    """An endpoint of a graph whose policies p0, p1, ... are in `root`; missing ones are made, pN always chooses N."""
     spec = GraphSpec.model_validate(graph)
     for node in spec.nodes():
         if node.kind == "model" and not (Path(root) / node.policy).exists():
@@ -46,13 +46,13 @@ def make_endpoint(root, graph, **settings):
 
 
 def question(rows=1, **fields):
-    """A question about nothing but zeros."""
+    """A question whose observations are zeros."""
     return Question(np.zeros((rows, 4), np.float32), **fields)
 
 
 @contextlib.asynccontextmanager
 async def serving(*arguments, **settings):
-    """A started endpoint, closed at the end."""
+    """Starts an endpoint and closes it at the end."""
     endpoint = make_endpoint(*arguments, **settings)
     await endpoint.start()
     try:
@@ -62,5 +62,5 @@ async def serving(*arguments, **settings):
 
 
 def run(coroutine):
-    """Runs it to its end."""
+    """Runs a coroutine to its end."""
     return asyncio.run(coroutine)

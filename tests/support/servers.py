@@ -1,4 +1,4 @@
-"""Environment servers for tests: real ones in a thread or a process, and scripted ones that misbehave on purpose."""
+"""Environment servers: real ones in a thread or a process, and scripted ones that misbehave on purpose."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ server.serve()
 
 @contextlib.contextmanager
 def serving(id: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, **more: Any) -> Iterator[str]:
-    """A server in a thread of this process; its address."""
+    """Runs a server in a thread of this process and yields its address."""
     max_envs = more.pop("max_envs", 256)
     server = EnvironmentServer(
         EnvironmentSpec(id=id, settings=more), "127.0.0.1", 0, token=token, tls=tls, max_envs=max_envs
@@ -69,7 +69,7 @@ class ServerProcess:
 
 
 class Line:
-    """One connection of a scripted server, which knows the frames of the documentation and nothing of Steppe's code."""
+    """A connection of a scripted server, written from the documentation of the protocol without Steppe's code."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -82,7 +82,7 @@ class Line:
         self.sock.sendall(frame(message))
 
     def welcome(self, count: int, **spaces: Any) -> None:
-        """Greets and makes environments that observe two numbers and take one of two actions."""
+        """Answers the greeting and the request for `count` environments with two observed numbers and two actions."""
         assert self.read()["op"] == "hello"
         self.write({"op": "welcome", "version": 1, "server": "a test", "environment": "Scripted"})
         make = self.read()
@@ -92,14 +92,14 @@ class Line:
         self.write({"op": "made", **made, **spaces})
 
     def begin(self, observations: Any) -> dict[str, Any]:
-        """Answers a reset; the request."""
+        """Answers a reset and returns the request."""
         request = self.read()
         assert request["op"] == "reset"
         self.write({"op": "began", "observations": array(observations)})
         return request
 
     def step(self, successors: Any, **more: Any) -> dict[str, Any]:
-        """Answers a step in which no episode ends, unless `more` says otherwise; the request."""
+        """Answers a step, in which no episode ends unless `more` says so, and returns the request."""
         request = self.read()
         assert request["op"] == "step"
         self.write(stepped(successors, **more))
@@ -120,11 +120,11 @@ Script = Callable[[Line], Any]
 
 @contextlib.contextmanager
 def scripted(*scripts: Script) -> Iterator[str]:
-    """A server that follows one script for each connection in turn, then hangs up; its address.
+    """Runs a server that follows one script for each connection in turn and then hangs up.
 
-    A failure in a script fails the test.
+    Yields its address. A failure in a script fails the test.
     """
-    # Clients come back to it when it is gone, where nobody else may be then.
+    # Clients reconnect after it has ended, so no other server may get its port.
     listener = socket.create_server(("127.0.0.1", free_port()))
     failures: list[BaseException] = []
 
@@ -146,7 +146,7 @@ def scripted(*scripts: Script) -> Iterator[str]:
 
     def hang_up() -> None:
         with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # closing alone would not wake who waits for a connection
+            listener.shutdown(socket.SHUT_RDWR)  # closing alone would not wake a thread that waits in accept
         listener.close()
 
     thread = threading.Thread(target=serve, daemon=True)
@@ -166,7 +166,7 @@ def frame(message: Any) -> bytes:
 
 
 def array(values: Any, dtype: str = "float32") -> dict[str, Any]:
-    """An array as the documentation has it; one that already is stays as it is."""
+    """An array in the documented format; one that is in this format already stays as it is."""
     if isinstance(values, dict):
         return values
     values = np.asarray(values, dtype)

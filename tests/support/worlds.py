@@ -1,4 +1,4 @@
-"""Small gymnasium environments of every kind of observation and action: `worlds:Pictures` and so on."""
+"""Small gymnasium environments with every kind of observation and action: `worlds:Pictures` and so on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 
 class World(gymnasium.Env):
-    """Ends after ten steps; pays 1 for the action that the observation asks for."""
+    """Ends after ten steps; the reward is 1 if the action is the one that the observation shows, else 0."""
 
     observation_space: spaces.Space = spaces.Box(-1.0, 1.0, (3,), np.float32)
     action_space: spaces.Space = spaces.Discrete(2)
@@ -21,7 +21,7 @@ class World(gymnasium.Env):
         return self._observation(), {}
 
     def step(self, action):
-        reward = self._pay(action)
+        reward = self._reward(action)
         self._steps += 1
         return self._observation(), reward, self._steps == 10, False, {}
 
@@ -29,12 +29,12 @@ class World(gymnasium.Env):
         self._wanted = int(self.np_random.integers(2))
         return np.full(3, 2 * self._wanted - 1, np.float32)
 
-    def _pay(self, action):
+    def _reward(self, action):
         return float(action == self._wanted)
 
 
 class Pictures(World):
-    """A bright or a dark picture."""
+    """Shows a bright or a dark picture."""
 
     observation_space = spaces.Box(0, 255, (12, 12, 3), np.uint8)
 
@@ -44,7 +44,7 @@ class Pictures(World):
 
 
 class GreyPictures(World):
-    """A bright or a dark picture without an axis for colours."""
+    """Shows a bright or a dark picture without an axis for colours."""
 
     observation_space = spaces.Box(0, 255, (12, 12), np.uint8)
 
@@ -54,7 +54,7 @@ class GreyPictures(World):
 
 
 class Board(World):
-    """Numbers on a board of four by four, as in the game 2048, each in one of sixteen channels."""
+    """Shows numbers on a board of four by four, as in the game 2048, each in one of sixteen channels."""
 
     observation_space = spaces.Box(0.0, 1.0, (4, 4, 16), np.float32)
 
@@ -64,7 +64,7 @@ class Board(World):
 
 
 class Tokens(World):
-    """Four words out of five, all the same."""
+    """Shows four equal tokens out of five."""
 
     observation_space = spaces.MultiDiscrete([5, 5, 5, 5])
 
@@ -74,7 +74,7 @@ class Tokens(World):
 
 
 class Dictionary(World):
-    """What is wanted, among other things."""
+    """Shows a dictionary with the wanted action among other entries."""
 
     observation_space = spaces.Dict(
         {"noise": spaces.Box(-1, 1, (2,), np.float32), "wanted": spaces.Discrete(2), "more": spaces.MultiBinary(2)}
@@ -86,26 +86,26 @@ class Dictionary(World):
 
 
 class Several(World):
-    """Three choices at once, all of which count."""
+    """Takes three choices at once, each of which counts for the reward."""
 
     action_space = spaces.MultiDiscrete([2, 3, 2])
 
-    def _pay(self, action):
+    def _reward(self, action):
         return float(action[0] == self._wanted) + float(action[1] == 2) + float(action[2] == 0)
 
 
 class Continuous(World):
-    """The nearer to the wanted number, the better."""
+    """Takes two numbers; the reward is minus their distance from the wanted number."""
 
     action_space = spaces.Box(-2.0, 2.0, (1, 2), np.float32)
 
-    def _pay(self, action):
+    def _reward(self, action):
         assert action.shape == (1, 2)
         return -float(np.abs(action - (2 * self._wanted - 1)).sum())
 
 
 class Shifted(World):
-    """Actions counted from 5, observations from 3."""
+    """Counts actions from 5 and observations from 3."""
 
     observation_space = spaces.Discrete(2, start=3)
     action_space = spaces.Discrete(2, start=5)
@@ -114,22 +114,22 @@ class Shifted(World):
         self._wanted = int(self.np_random.integers(2))
         return 3 + self._wanted
 
-    def _pay(self, action):
+    def _reward(self, action):
         assert action in (5, 6)
         return float(action - 5 == self._wanted)
 
 
 class Flags(World):
-    """Three times yes or no: what is wanted, its opposite, and always yes."""
+    """Takes three binary actions: right are the wanted one, its opposite, and 1."""
 
     action_space = spaces.MultiBinary(3)
 
-    def _pay(self, action):
+    def _reward(self, action):
         return float(action[0] == self._wanted) + float(action[1] != self._wanted) + float(action[2] == 1)
 
 
 class Recalled(World):
-    """What is wanted in all of an episode shows in its first observation only."""
+    """Shows the action that is wanted for a whole episode in its first observation only."""
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -145,7 +145,7 @@ MAY_ANSWER = threading.Event()
 
 
 class Hanging(gymnasium.Wrapper):
-    """Does not answer for as long as the test likes."""
+    """Does not answer a step until MAY_ANSWER is set."""
 
     def step(self, action):
         MAY_ANSWER.wait()
