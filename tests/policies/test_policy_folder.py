@@ -1,4 +1,4 @@
-"""A policy on disk: it comes back as it was, and what is damaged, forged or edited is named."""
+"""A policy on disk: it loads unchanged, and damaged, forged or edited files are named."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_an_edited_or_newer_or_missing_policy_is_refused_with_a_reason(tmp_path)
 
 
 def forge(folder, text, tensors):
-    """A file whose checksum is right, whatever it holds."""
+    """A file with any content and a correct checksum."""
     metadata = {"format": "steppe-policy", "version": "1", "description": text, "sha256": checksum(text, tensors)}
     (folder / "policy.safetensors").write_bytes(save(tensors, metadata))
 
