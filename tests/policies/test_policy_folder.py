@@ -187,8 +187,8 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path):
 def test_loading_and_acting_do_not_import_jax(tmp_path):
     make_policy().save(tmp_path)
     program = (
-        "import sys, steppe.records\n"
-        f"policy = steppe.records.load_policy({str(tmp_path)!r})\n"
+        "import sys, steppe.policies.policy\n"
+        f"policy = steppe.policies.policy.load_policy({str(tmp_path)!r})\n"
         "policy.act([0, 0, 0, 0]); policy.act([0, 0, 0, 0], deterministic=False)\n"
         "heavy = {'jax', 'flax', 'gymnasium', 'tensorboardX', 'onnx'} & set(sys.modules)\n"
         "assert not heavy, heavy"
