@@ -1,4 +1,4 @@
-"""What is said of mistakes in environments of the user's own."""
+"""The errors for mistakes in a user's own environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steppe.specs.environment import EnvironmentSpec
 
 
 class Old(gymnasium.Env):
-    """Returns what its class says from step and reset."""
+    """Returns the values of its class from step and reset."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)

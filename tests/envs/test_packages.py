@@ -1,4 +1,4 @@
-"""Environments that other packages bring, each really made and stepped."""
+"""Environments of other packages, each made and stepped."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ NAME = "/home/me/good.safetensors"
 
 @pytest.fixture
 def sent(tmp_path, monkeypatch):
-    """Sends a file; the folder that it arrives in."""
+    """Sends a file; returns the folder in which it arrives."""
 
     def send(content: bytes, piece: int = 1000):
         file, folder = tmp_path / "file", tmp_path / "arrived"
@@ -50,7 +50,7 @@ def test_a_file_that_is_too_large_is_not_packed(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(np.random.default_rng(1).bytes(5000))
     assert pack(file, NAME, 1000, most=4999) is None
-    # What counts is what is sent.
+    # The limit is on the compressed size.
     file.write_bytes(bytes(10**6))
     assert pack(file, NAME, 1000, most=4999) is not None
 

@@ -1,4 +1,4 @@
-"""A memory that keeps pictures as frames, against one that keeps each observation twice and whole."""
+"""A memory that keeps pictures as frames, against one that keeps whole observations."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Naive:
         self.highest = 1.0
 
     def add(self, rng):
-        """Makes up one block of timesteps and remembers it: [horizon, N, ...]."""
+        """Makes and records one block of timesteps: [horizon, N, ...]."""
         replay = self.replay
         first = len(self.rows)
         lead = (replay.horizon, replay.num_envs)
@@ -116,7 +116,7 @@ def test_uniform_draws_are_the_transitions_of_a_plain_list(shape, blocks, seed):
     naive, state, rng = Naive(replay), replay.init(EXAMPLE), np.random.default_rng(seed)
     for block in range(blocks):
         state = add(replay, state, naive.add(rng))
-        # Looking after every block would take long, and seeing the ring wrap matters most.
+        # A check after every block would take long, and the wrap-around of the ring matters most.
         if naive.drawable and (block % 5 == 0 or block == blocks - 1):
             drawn = host(sample(replay, state, jax.random.key(seed + block), 256))
             cells = check_sample(naive, drawn)
@@ -160,7 +160,7 @@ def leaves(replay, state):
 
 
 def remembered(replay, blocks, seed=0):
-    """(naive, state) after so many blocks."""
+    """(naive, state) after this many blocks."""
     naive, state, rng = Naive(replay), replay.init(EXAMPLE), np.random.default_rng(seed)
     for _ in range(blocks):
         state = add(replay, state, naive.add(rng))

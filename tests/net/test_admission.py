@@ -1,4 +1,4 @@
-"""Strangers wait in places of their own: however many there are, whoever greets properly is let in, and stays."""
+"""Pending connections are limited separately: however many there are, clients that greet properly are admitted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def admitting(
     *,
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[tuple[tuple[str, int], list[AdmittedConnection]]]:
-    """(address, members) of an admission in a thread; a member is sent a welcome and nothing else happens to it."""
+    """(address, admitted connections) of an admission in a thread, which sends each of them a welcome."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     address, members = listener.getsockname(), []
 
@@ -67,7 +67,7 @@ def held(address: tuple[str, int], count: int, source: str = ATTACKER) -> Iterat
 
 @contextlib.contextmanager
 def flood(address: tuple[str, int], count: int) -> Iterator[None]:
-    """Holds `count` silent connections, and opens new ones all the time for those that are cut."""
+    """Keeps `count` silent connections, and replaces those that are cut."""
     is_over = threading.Event()
 
     def run() -> None:
@@ -91,7 +91,7 @@ def flood(address: tuple[str, int], count: int) -> Iterator[None]:
 
 
 def greeted(address: tuple[str, int], source: str = "127.0.0.1", hello: object = HELLO) -> dict:
-    """What a server answers to a greeting."""
+    """A server's answer to a greeting."""
     with socket.create_connection(address, timeout=30, source_address=(source, 0)) as sock:
         line = Line(sock)
         line.write(hello)  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ def test_silent_connections_do_not_block_an_environment_server(caplog: pytest.Lo
         address = host, int(port)
         threads = threading.active_count()
         with flood(address, 300):
-            # The flood's own, and none for a stranger.
+            # Only those of the flood.
             assert threading.active_count() <= threads + 1
             for _ in range(30):
                 assert greeted(address)["op"] == "welcome"

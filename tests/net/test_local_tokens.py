@@ -1,4 +1,4 @@
-"""Tokens that servers on loopback make for themselves where other users share the machine."""
+"""Tokens that servers on loopback generate if other users share the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from steppe.specs.environment import EnvironmentSpec
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where tokens go in this test."""
+    """The folder of the tokens in this test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("STEPPE_LOOPBACK_TOKEN", "always")
     return tmp_path / "state"

@@ -1,4 +1,4 @@
-"""Layers of the user's own, in JAX, in NumPy and where they cannot be."""
+"""Custom layers in JAX and in NumPy, and where they are refused."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def network(observation, *layers, **settings):
 
 
 def shaken(params, seed=0):
-    """Parameters with nothing left at zero or one, so that a forgotten bias or scale shows."""
+    """Parameters other than zero and one, so that a missing bias or scale is detected."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: leaf + 0.3 * rng.standard_normal(leaf.shape).astype(np.float32), params)
 

@@ -1,4 +1,4 @@
-"""Outputs to actions: the same code in NumPy and JAX, against distributions worked out by hand."""
+"""From outputs to actions: the same code in NumPy and JAX, against distributions computed by hand."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_q_values_of_several_choices_explore_together(xp):
     joint[1, 1] += 0.7
     observed = np.bincount(np.ravel_multi_index(drawn.T, (2, 3)), minlength=6)
     assert stats.chisquare(observed, 20_000 * joint.ravel()).pvalue > 0.01
-    # As many rows as choices: each row still decides for itself.
+    # With as many rows as choices, each row still explores independently.
     rows = heads.sample(
         "q_values", np.zeros((2, 5)), np.array([[0.0, 0, 1, 0, 0, 1], [0.9, 0, 1, 0, 0, 1]]), space, np, epsilon=0.5
     )

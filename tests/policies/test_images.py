@@ -1,4 +1,4 @@
-"""Images made smaller, larger and grey, against plain means, Pillow and sums, in NumPy and JAX."""
+"""Resizing and greying against plain means, Pillow and sums, in NumPy and JAX."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESIZE = {"type": "image_resize", "width": 84, "height": 84}
 
 
 def once(stages, space, images, xp=np):
-    """What the stages make of images [N, ...]."""
+    """The results of the stages for images [N, ...]."""
     steps = Preprocessing(PreprocessingSpec.model_validate(stages), space)
     processed, _ = steps(xp.asarray(images), {}, xp.ones(len(images), bool), xp)
     assert processed.shape[1:] == steps.space.shape
@@ -29,7 +29,7 @@ def once(stages, space, images, xp=np):
 
 
 def area_mean(image, height, width):
-    """Every pixel repeated so often that the new pixels cover whole ones, then plain means: float64."""
+    """Repeats pixels until the new ones cover whole ones, then takes means, in float64."""
     for axis, new in ((0, height), (1, width)):
         old = image.shape[axis]
         image = np.repeat(np.asarray(image, np.float64), new, axis)

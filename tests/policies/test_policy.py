@@ -1,4 +1,4 @@
-"""Acting: a policy against the JAX network, and what it refuses to act on."""
+"""Acting: a policy against the JAX network, and the observations that it refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def floats(*shape):
 
 
 def by_jax(policy, x):
-    """Features of the JAX network on what the normalizer makes of x."""
+    """Features of the JAX network for normalised x."""
     tensors = policy.tensors
     if policy.description.normalizer:
         x = (x - tensors["normalizer/mean"]) / np.sqrt(tensors["normalizer/var"] + 1e-8)

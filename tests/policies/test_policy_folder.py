@@ -1,4 +1,4 @@
-"""A policy on disk: it comes back as it was, and what is damaged, forged or edited is named."""
+"""A policy on disk: it loads unchanged, and damaged, forged or edited files are named."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_an_edited_or_newer_or_missing_policy_is_refused_with_a_reason(tmp_path)
 
 
 def forge(folder, text, tensors):
-    """A file whose checksum is right, whatever it holds."""
+    """A file with any content and a correct checksum."""
     metadata = {"format": "steppe-policy", "version": "1", "description": text, "sha256": checksum(text, tensors)}
     (folder / "policy.safetensors").write_bytes(save(tensors, metadata))
 
@@ -187,8 +187,8 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path):
 def test_loading_and_acting_do_not_import_jax(tmp_path):
     make_policy().save(tmp_path)
     program = (
-        "import sys, steppe.records\n"
-        f"policy = steppe.records.load_policy({str(tmp_path)!r})\n"
+        "import sys, steppe.policies.policy\n"
+        f"policy = steppe.policies.policy.load_policy({str(tmp_path)!r})\n"
         "policy.act([0, 0, 0, 0]); policy.act([0, 0, 0, 0], deterministic=False)\n"
         "heavy = {'jax', 'flax', 'gymnasium', 'tensorboardX', 'onnx'} & set(sys.modules)\n"
         "assert not heavy, heavy"

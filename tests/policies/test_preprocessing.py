@@ -35,7 +35,7 @@ def preprocessing(stages, space):
 
 
 def once(stages, space, observations, xp=np):
-    """What the stages make of first observations [N, ...]."""
+    """The results of the stages for first observations [N, ...]."""
     steps = preprocessing(stages, space)
     is_first = np.ones(len(observations), bool)
     processed, _ = steps(xp.asarray(observations), steps.initial((len(observations),)), xp.asarray(is_first), xp)
@@ -45,7 +45,7 @@ def once(stages, space, observations, xp=np):
 
 
 def area_mean(image, height, width):
-    """Every pixel repeated so often that the new pixels cover whole ones, then plain means: float64."""
+    """Repeats pixels until the new ones cover whole ones, then takes means, in float64."""
     for axis, new in ((0, height), (1, width)):
         old = image.shape[axis]
         image = np.repeat(np.asarray(image, np.float64), new, axis)
@@ -61,7 +61,7 @@ def frames(count, seed=0, shape=FRAME.shape):
 
 
 def reference_input(images):
-    """What the old stages said, in floats all the way: [84, 84, 4]."""
+    """The old stages, computed in floats: [84, 84, 4]."""
     scaled = [area_mean(image @ [0.299, 0.587, 0.114], 84, 84) / 255 for image in images]
     return np.stack(scaled, axis=-1)
 
@@ -209,7 +209,7 @@ def test_only_sequences_need_a_state():
     assert preprocessing(ATARI, FRAME).is_stateful
 
 
-# The space that comes out
+# The space of the results
 
 
 STAGES = st.sampled_from(
@@ -297,7 +297,7 @@ def test_the_largest_standardized_number_is_reached():
     np.testing.assert_allclose(made.max(), 2.0, rtol=1e-5)
 
 
-# Written down, compared, refused
+# JSON, equality, refusals
 
 
 def test_preprocessing_survives_json():

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, and never trusted unseen."""
+"""Checkpoints: complete or absent, and always verified."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def test_a_folder_without_permission_leaves_the_previous_checkpoint(tmp_path: Pa
         shelf.chmod(0o755)
 
 
-# Each child saves and kills itself at its n-th touch of the file system, for n = 0, 1, 2, ... until one survives.
+# Each child saves and kills itself at its n-th file operation, for n = 0, 1, 2, ... until one survives.
 KILLED_EVERYWHERE = """
 import os, shutil, signal, sys
 import numpy as np

@@ -1,4 +1,4 @@
-"""Files of demonstrations: what is written is read, and what cannot be learned from is named."""
+"""Files of demonstrations: they load unchanged, and invalid content is named."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_cut_episode_counts_as_truncated():
     cut = shown.first(9)
     assert len(cut) == 9
     np.testing.assert_array_equal(cut.arrays["truncated"], [False] * 5 + [True] + [False] * 2 + [True])
-    # Where the last one kept ends its episode by itself, nothing changes.
+    # Nothing changes if the last timestep terminates its episode.
     np.testing.assert_array_equal(shown.first(5).arrays["truncated"], [False] * 5)
     assert shown.first(5).arrays["terminated"][-1]
     assert not shown.arrays["truncated"][8]

@@ -1,4 +1,4 @@
-"""The figures of an evaluation against ones computed in another way."""
+"""The statistics of an evaluation against independent computations."""
 
 from __future__ import annotations
 

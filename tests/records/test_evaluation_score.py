@@ -1,4 +1,4 @@
-"""What is read of an evaluation in status.json, which anybody may have written."""
+"""The evaluation in status.json, which may have any content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: one file, all it says escaped and true, whatever the run left behind."""
+"""The report: one file with correct, escaped content for any run folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VOID = {"meta", "img", "br", "line", "path", "circle", "rect", "link", "input", 
 
 
 class Reader(HTMLParser):
-    """Collects what a browser would see, and checks that every element is closed where it must be."""
+    """Collects the visible text, and checks that elements are closed correctly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -289,7 +289,7 @@ def test_ticks_are_round_numbers_around_the_range(low: float, high: float, about
 
 @given(low=st.floats(-1e12, 1e12), span=st.floats(1e-6, 1e12), about=st.integers(1, 12))
 def test_ticks_cover_any_range_and_are_few(low: float, span: float, about: int) -> None:
-    # Below this share of its size, a number's neighbours cannot be told apart on an axis.
+    # Below this share of its size, neighbours of a number have the same label on an axis.
     span = max(span, abs(low) * 1e-6)
     ticks = charts.ticks(low, low + span, about)
     assert ticks == sorted(set(ticks))

@@ -1,4 +1,4 @@
-"""What is done to rewards, against the same in plain NumPy."""
+"""Preprocessing of rewards against plain NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which settings of a run are shown."""
+"""The settings that are shown for a run."""
 
 from __future__ import annotations
 

@@ -44,6 +44,13 @@ FAMILIES = {
     "minigrid": ("minigrid", "minigrid", "a grid world with tasks"),
 }
 """Module of a registered environment's code: (Steppe's extra for it, the module it needs, a description)."""
+EXAMPLES = (
+    ("ALE/Breakout-v5", "atari", "ale_py", "every other Atari game, preprocessed"),
+    ("HalfCheetah-v5", "mujoco", "mujoco", "gymnasium's other robots"),
+    ("LunarLander-v3", "box2d", "Box2D", "gymnasium's other games in a plane"),
+    ("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid", "its other grids"),
+)
+"""One id of each family: (id, Steppe's extra, module, the rest of the family)."""
 EXTRA_OF_MODULE = {module: extra for extra, module, _ in FAMILIES.values()} | {"pygame": "video"}
 """Steppe's extra for each module that an environment may import late, when it is drawn or reset."""
 
@@ -111,14 +118,7 @@ def catalogue(every: bool = False) -> list[ListedEnv]:
     ]
     if not every:
         return entries + [
-            ListedEnv(
-                "ALE/Breakout-v5", "atari", f"and every other Atari game, preprocessed{_missing('atari', 'ale_py')}."
-            ),
-            ListedEnv("HalfCheetah-v5", "mujoco", f"and gymnasium's other robots{_missing('mujoco', 'mujoco')}."),
-            ListedEnv(
-                "LunarLander-v3", "box2d", f"and gymnasium's other games in a plane{_missing('box2d', 'Box2D')}."
-            ),
-            ListedEnv("MiniGrid-Empty-5x5-v0", "minigrid", f"and its other grids{_missing('minigrid', 'minigrid')}."),
+            ListedEnv(id, extra, f"and {others}{_missing(extra, module)}.") for id, extra, module, others in EXAMPLES
         ]
     own = {entry.id for entry in entries}
     return entries + [entry for entry in _registered() if entry.id not in own]

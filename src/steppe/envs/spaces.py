@@ -115,7 +115,7 @@ def _flattened(space: gym_spaces.Space, id: str) -> tuple[Space, Write]:
     The space has the position of each leaf, so that a network can read it by name.
     """
     leaves = list(_leaves(space, id))
-    sizes = [_flat_size(leaf) for _, leaf in leaves]
+    sizes = [gym_spaces.flatdim(leaf) for _, leaf in leaves]
     ends = np.cumsum(sizes).tolist()
     parts = [(path, leaf, end - size, end) for (path, leaf), size, end in zip(leaves, sizes, ends, strict=True)]
     flat = gym_spaces.flatten_space(space)
@@ -156,16 +156,6 @@ def _leaf_space(leaf: gym_spaces.Space, id: str) -> Space:
             return Box(leaf.shape or (1,), *_bounds(leaf), "int32")
         case _:
             return observation_crossing(leaf, id)[0]
-
-
-def _flat_size(leaf: gym_spaces.Space) -> int:
-    match leaf:
-        case gym_spaces.Discrete():
-            return int(leaf.n)
-        case gym_spaces.MultiDiscrete():
-            return int(np.sum(leaf.nvec))
-        case _:
-            return int(np.prod(leaf.shape, dtype=int))
 
 
 def _write_leaf(value: Any, leaf: gym_spaces.Space, out: np.ndarray) -> None:

@@ -111,8 +111,7 @@ class DemonstratedReplay:
         weights = jnp.ones(batch_size)
         if self.prioritized:
             drawn, probabilities = self._tree.sample(state.tree, key, batch_size)
-            weights = (self.count * probabilities) ** -self.own.importance_exponent
-            weights = weights / weights.max()
+            weights = self.own.importance_weights(probabilities, self.count)
         else:
             drawn = jax.random.randint(key, (batch_size,), 0, self.count)
         timesteps, only = state.demonstrations, jnp.zeros_like(drawn)
@@ -132,8 +131,7 @@ class DemonstratedReplay:
     ) -> DemonstratedState:
         """`reprioritize` for a batch of demonstrations alone."""
         drawn = places - self._first
-        priorities = (jnp.abs(errors) + 1e-6) ** self.own.priority_exponent
-        priorities = jnp.where(when, priorities, self._tree.get(state.tree, drawn))
+        priorities = self.own.priorities(self._tree.get(state.tree, drawn), errors, when)
         return state._replace(tree=self._tree.set(state.tree, drawn, priorities))
 
     @property

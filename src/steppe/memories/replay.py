@@ -211,8 +211,7 @@ class Replay:
         drawable = jnp.maximum(state.filled - (self.n_step - 1), 1) * self.num_envs
         if self.prioritized:
             places, probabilities = self._tree.sample(state.tree, key, batch_size)
-            weights = (drawable * probabilities) ** -self.importance_exponent
-            weights = weights / weights.max()
+            weights = self.importance_weights(probabilities, drawable)
         else:
             oldest = (state.head - state.filled) % self.rows
             drawn = jax.random.randint(key, (batch_size,), 0, drawable)
@@ -232,12 +231,20 @@ class Replay:
 
     def reprioritize(self, state: ReplayState, places: Array, errors: Array, when: Array) -> ReplayState:
         """Gives drawn timesteps the priority of their newest error [B], if `when` holds."""
-        priorities = (jnp.abs(errors) + 1e-6) ** self.priority_exponent
-        priorities = jnp.where(when, priorities, self._tree.get(state.tree, places))
+        priorities = self.priorities(self._tree.get(state.tree, places), errors, when)
         return state._replace(
             tree=self._tree.set(state.tree, places, priorities),
             highest=jnp.maximum(state.highest, priorities.max()),
         )
+
+    def importance_weights(self, probabilities: Array, count: Any) -> Array:
+        """(count x probability) ** -importance_exponent, scaled to a maximum of 1 (Schaul et al. 2016, section 3.4)."""
+        weights = (count * probabilities) ** -self.importance_exponent
+        return weights / weights.max()
+
+    def priorities(self, old: Array, errors: Array, when: Array) -> Array:
+        """The priorities of errors [B] if `when` holds, else the old ones."""
+        return jnp.where(when, (jnp.abs(errors) + 1e-6) ** self.priority_exponent, old)
 
     def _places(self, rows: Array) -> Array:
         return (rows[:, None] * self.num_envs + jnp.arange(self.num_envs)).reshape(-1)

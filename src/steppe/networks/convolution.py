@@ -185,9 +185,8 @@ def _stops(shape: Sizes, window: Sizes, strides: Sizes, padding: str) -> Sizes:
 
 def _piece(x: Array, kernel: Array, strides: Sizes, padding: str) -> int | None:
     """The number of rows of the batch that are processed at a time; None for all at once."""
-    most = max(
-        1, CHUNK_BYTES // (4 * prod(_stops(x.shape, kernel.shape[:-2], strides, padding)) * prod(kernel.shape[:-1]))
-    )
+    stops = prod(_stops(x.shape, kernel.shape[:-2], strides, padding))
+    most = max(1, CHUNK_BYTES // (4 * stops * prod(kernel.shape[:-1])))
     batch = x.shape[0]
     if batch <= most:
         return None

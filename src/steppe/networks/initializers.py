@@ -7,6 +7,7 @@ Without a generator the arrays are zeros, for callers that need their shapes onl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod, sqrt
 from typing import Any
 
@@ -60,11 +61,15 @@ def _parameter(rng: Generator | None, name: str, shape: tuple[int, ...], kernel_
         case "kernel" | "skip_kernel" if kernel_init == "orthogonal":
             return orthogonal(rng, shape, sqrt(2.0))
         case "kernel" | "skip_kernel":
-            return rng.standard_normal(shape, np.float32) / np.float32(sqrt(prod(shape[:-1])))
+            return _lecun(rng, shape, prod(shape[:-1]))
         case "embedding":
-            return rng.standard_normal(shape, np.float32) / np.float32(sqrt(shape[-1]))
+            return _lecun(rng, shape, shape[-1])
         case _:
             return np.zeros(shape, np.float32)
+
+
+def _lecun(rng: Generator, shape: tuple[int, ...], fan_in: int) -> np.ndarray:
+    return rng.standard_normal(shape, np.float32) / np.float32(sqrt(fan_in))
 
 
 def _recurrent(rng: Generator | None, step: LayerPlan, kernel_init: str) -> dict[str, np.ndarray]:
@@ -76,15 +81,9 @@ def _recurrent(rng: Generator | None, step: LayerPlan, kernel_init: str) -> dict
     for name in ("kernel", "recurrent_kernel"):
         rows, columns = params[name].shape
         is_orthogonal = name == "recurrent_kernel" or kernel_init == "orthogonal"
-        params[name] = np.concatenate(
-            [
-                orthogonal(rng, (rows, size), 1.0)
-                if is_orthogonal
-                else _parameter(rng, "kernel", (rows, size), "lecun")
-                for _ in range(columns // size)
-            ],
-            axis=1,
-        )
+        shapes = [(rows, size)] * (columns // size)
+        draw = partial(orthogonal, gain=1.0) if is_orthogonal else partial(_lecun, fan_in=rows)
+        params[name] = np.concatenate([draw(rng, shape) for shape in shapes], axis=1)
     if step.layer.type != "gru":
         # A forget gate that starts open helps to learn long dependencies (Jozefowicz et al. 2015).
         params["bias"][size : 2 * size] = 1.0

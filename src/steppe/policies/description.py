@@ -75,9 +75,8 @@ def tensor_shapes(description: PolicyDescription) -> dict[str, tuple[int, ...]]:
         raise SpecError(f'a policy with a "{kind}" head needs a network')
     network, outputs = plan(description.network, description.observation), heads.outputs_size(kind, action)
     shapes = {f"torso/{step.name}/{name}": shape for step in network.steps for name, shape in step.parameters}
-    for part, size in (
-        {"value/": 1, "advantage/": outputs}.items() if description.head.get("dueling") else [("", outputs)]
-    ):
+    parts = {"value/": 1, "advantage/": outputs} if description.head.get("dueling") else {"": outputs}
+    for part, size in parts.items():
         shapes |= {f"head/{part}kernel": (network.features, size), f"head/{part}bias": (size,)}
     if kind == "gaussian":
         shapes["head/log_std"] = (outputs,)

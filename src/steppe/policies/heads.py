@@ -128,14 +128,10 @@ def outputs_size(kind: str, action_space: Space) -> int:
     """The number of outputs of a head of this kind for this space."""
     if kind == "random":
         return 0
-    match action_space:
-        case Discrete():
-            return 1 if kind in ("constant", "bernoulli") else action_space.n
-        case MultiDiscrete():
-            is_one_each = kind in ("constant", "bernoulli")
-            return len(action_space.nvec) if is_one_each else sum(action_space.nvec)
-        case Box():
-            return action_space.size * (2 if kind in ("beta", "squashed_gaussian") else 1)
+    if isinstance(action_space, Box):
+        return action_space.size * (2 if kind in ("beta", "squashed_gaussian") else 1)
+    nvec = action_space.nvec if isinstance(action_space, MultiDiscrete) else (action_space.n,)
+    return len(nvec) if kind in ("constant", "bernoulli") else sum(nvec)
 
 
 def noise_of(kind: str, action_space: Space) -> Noise:

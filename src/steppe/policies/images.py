@@ -172,9 +172,8 @@ def _operation(
     group = 1
     if columns is not None or shades is not None:
         colours = np.eye(prod(shape[2:])) if shades is None else np.array([shades])
-        column_block = np.kron(np.eye(1) if columns is None else _block(columns), colours).T.astype(
-            np.float32, order="C"
-        )
+        weights = np.eye(1) if columns is None else _block(columns)
+        column_block = np.kron(weights, colours).T.astype(np.float32, order="C")
         blocks = (result.shape[0] if rows_first else height) * (length // len(column_block))
         group = _largest_divisor(blocks, MOST_MULTIPLICATIONS // column_block.size)
     if row_block is not None:

@@ -69,7 +69,9 @@ class Policy:
         actions, _, state = self._act(observations, self._kept_state(len(observations)), deterministic, rng)
         if self.is_recurrent:
             self._state = state
-        return actions if is_batch else _one(actions, self.description.action)
+        if is_batch:
+            return actions
+        return int(actions[0]) if isinstance(self.description.action, Discrete) else actions[0]
 
     def reset(self, ended: Any = None) -> None:
         """Begins a new episode: clears the state that `act` keeps, in all rows or in those with `ended` [B]."""
@@ -307,10 +309,6 @@ def _kind(space: Space) -> str:
     if isinstance(space, Discrete):
         return f"Discrete({space.n})"
     return f"Box{space.shape}" if isinstance(space, Box) else f"MultiDiscrete{tuple(space.nvec)}"
-
-
-def _one(actions: np.ndarray, space: Space) -> Any:
-    return int(actions[0]) if isinstance(space, Discrete) else actions[0]
 
 
 def _input_dtype(space: Space) -> np.dtype:

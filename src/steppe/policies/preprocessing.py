@@ -324,13 +324,9 @@ def _operation(index: int, stage: spec.Stage, space: Box) -> tuple[Operation, Bo
 
 def _standardized(x: Any, axes: tuple[int, ...], xp: Any, average: Average | None = None) -> Any:
     """Mean 0 and deviation 1 over the axes."""
-    average = average or _alone
+    average = average or (lambda x: x)
     x = x - average(x.mean(axes, keepdims=True))
     return x / xp.maximum(xp.sqrt(average((x * x).mean(axes, keepdims=True))), EPSILON)
-
-
-def _alone(x: Any) -> Any:
-    return x
 
 
 def _copy_columns(source: np.ndarray, target: np.ndarray) -> None:

@@ -44,10 +44,8 @@ def pairs(rows: Iterable[tuple[str, str]]) -> str:
 
 def settings(rows: Iterable[tuple[str, str, bool]]) -> str:
     """A table of names and values; those that were given are bold."""
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{_emphasised(escape(value), is_given)}</td></tr>'
-        for name, value, is_given in rows
-    )
+    cells = ((escape(name), f"<strong>{escape(v)}</strong>" if is_given else escape(v)) for name, v, is_given in rows)
+    body = "".join(f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' for name, value in cells)
     return f'<table class="pairs">{body}</table>' if body else ""
 
 
@@ -60,10 +58,6 @@ def columns(head: list[str], rows: Iterable[Iterable[str]], numbers: int = 0) ->
         for row in rows
     )
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _emphasised(text: str, is_given: bool) -> str:
-    return f"<strong>{text}</strong>" if is_given else text
 
 
 def words(name: str) -> str:

@@ -110,7 +110,9 @@ def _header(run: _ReportedRun) -> str:
     what = " on ".join(filter(None, [_named(run.experiment.get("agent")), _named(run.experiment.get("environment"))]))
     reason, notices = run.status.get("reason"), run.status.get("notices")
     said = f'<p class="{"bad" if state == "failed" else "soft"}">{escape(_sentence(reason))}</p>' if reason else ""
-    said += "".join(f'<p class="wait">{escape(_sentence(notice))}</p>' for notice in _listed(notices))
+    said += "".join(
+        f'<p class="wait">{escape(_sentence(notice))}</p>' for notice in (notices if isinstance(notices, list) else ())
+    )
     return f'<header><h1>{escape(run.name)}</h1><p>{badge}<span class="soft">{escape(what)}</span></p>{said}</header>'
 
 
@@ -125,14 +127,19 @@ def _tiles(run: _ReportedRun) -> str:
         about = f"goal {page.number(goal)}: {'reached' if best is not None and best >= goal else 'not reached'}"
     else:
         about = f"highest {page.number(best)}"
-    timesteps, speed = _timesteps(run), _speed(run)
+    timesteps, speeds = _timesteps(run), [y for _, y in run.series("steps_per_second")]
+    speed = statistics.median(speeds) if speeds else None
     episodes, updates = run.last("episode"), run.last("update")
     done = ", ".join(page.counted(count, name) for count, name in ((episodes, "episode"), (updates, "update")) if count)
     tiles = [
         *_evaluation(run),
         page.tile(f"Mean return{_window(episodes)}", page.number(score), about, "score"),
         page.tile("Timesteps", page.number(timesteps), done),
-        page.tile("Training time", page.duration(_seconds(run)), _resumes(run)),
+        page.tile(
+            "Training time",
+            page.duration(_seconds(run)),
+            {0: "", 1: "resumed once"}.get(run.resumes, f"resumed {run.resumes} times"),
+        ),
         page.tile("Steps per second", page.number(speed), "median of all records" if speed else ""),
     ]
     return f'<dl class="tiles">{"".join(tiles)}</dl>\n'
@@ -304,17 +311,8 @@ def _seconds(run: _ReportedRun) -> float | None:
     return finite_number(run.status.get("seconds")) or None
 
 
-def _speed(run: _ReportedRun) -> float | None:
-    speeds = [y for _, y in run.series("steps_per_second")]
-    return statistics.median(speeds) if speeds else None
-
-
 def _timesteps(run: _ReportedRun) -> float | None:
     return max((r["timestep"] for r in run.records if is_finite(r.get("timestep"))), default=None)
-
-
-def _resumes(run: _ReportedRun) -> str:
-    return {0: "", 1: "resumed once"}.get(run.resumes, f"resumed {run.resumes} times")
 
 
 def _goal(run: _ReportedRun) -> float | None:
@@ -350,10 +348,6 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _sentence(text: Any) -> str:

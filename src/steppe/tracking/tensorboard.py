@@ -66,15 +66,11 @@ def _whole_number(field: int, value: int) -> bytes:
 
 
 def _float(field: int, value: float) -> bytes:
-    return _key(field, 5) + _single(value)
-
-
-def _single(value: float) -> bytes:
     try:
-        return struct.pack("<f", value)
+        return _key(field, 5) + struct.pack("<f", value)
     except OverflowError:
         # Too large for 32 bits.
-        return struct.pack("<f", float("inf") if value > 0 else float("-inf"))
+        return _key(field, 5) + struct.pack("<f", float("inf") if value > 0 else float("-inf"))
 
 
 def _message(field: int, content: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What a check finds in environments with one mistake each, and what it says about it."""
+"""The findings of a check in environments with one mistake each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
 
 
 class Sound(gymnasium.Env):
-    """Nothing is wrong with it."""
+    """A correct environment."""
 
     observation_space: Any = Box(-10, 10, (2,), np.float32)
     action_space: Any = Discrete(2)

@@ -17,7 +17,7 @@ from steppe.specs.spaces import Box, Discrete
 pytest.importorskip("ale_py", reason="the extra atari is not installed")
 
 CERTAIN = {"repeat_action_probability": 0.0, "no_op_max": 0}
-"""Settings that leave nothing to chance, so that two emulators play the same game."""
+"""Deterministic settings, with which two emulators play the same game."""
 
 
 def spec(game: str = "Breakout", **settings) -> EnvironmentSpec:
@@ -25,7 +25,7 @@ def spec(game: str = "Breakout", **settings) -> EnvironmentSpec:
 
 
 class Reference:
-    """One game, step by step in Python: what the learner and the score-keeper should be told."""
+    """A reference in Python: the expected results of one game for the learner and for the score."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
         self.env, _ = make_env(spec)

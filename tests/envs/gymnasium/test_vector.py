@@ -182,7 +182,7 @@ def test_nested_observations_and_multi_discrete_actions_are_converted() -> None:
         for value in (9.0, -9.0):
             envs.step(np.full((1, 2), value, np.float32))
         given = envs._stepper._envs[0].given
-        # Kept by the environment, so no later step may have written over it.
+        # The environment keeps it, so no later step may overwrite it.
         np.testing.assert_array_equal(given, [[1.0, 2.0], [-1.0, 0.0]])
 
 

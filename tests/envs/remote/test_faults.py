@@ -46,7 +46,7 @@ def test_a_restarted_server_costs_only_the_current_episodes(
         with pytest.raises(EpisodesCut, match=r"its connection broke at step 4 \(.*\) and was made again") as cut:
             envs.step(np.array([3, 4]))
         np.testing.assert_array_equal(cut.value.observations, [[0, 1]] * 2)
-        # What came before is still whole: the learner marks it as truncated.
+        # The timestep before is complete, and the learner marks it as truncated.
         np.testing.assert_array_equal(last.next_observations, [[3, 1]] * 2)
         step = envs.step(np.array([3, 4]))
         np.testing.assert_array_equal(step.observations, [[1, 1]] * 2)
@@ -285,6 +285,6 @@ def test_garbage_from_other_clients_does_not_disturb_training() -> None:
         for size in rng.integers(0, 300, 60):
             noise = rng.bytes(int(size))
             with socket.create_connection((host, int(port)), timeout=30) as sock:
-                # Half of it pretends to be a frame of the right length.
+                # Half of it has the header of a frame of valid length.
                 sock.sendall(len(noise).to_bytes(4, "big") + noise if size % 2 else noise)
             np.testing.assert_array_equal(envs.step(NOTHING).rewards, 1.0)

@@ -37,7 +37,7 @@ def remote(address: str | list[str], num_envs: int, limit: int | None = None, re
 
 
 def assert_alike(mine: GymnasiumEnvs, theirs: GymnasiumEnvs, seed: int, steps: int) -> int:
-    """Both give exactly the same for the same actions; how many episodes ended."""
+    """Asserts that both behave the same for the same actions; returns the number of ended episodes."""
     assert mine.observation_space == theirs.observation_space
     assert mine.action_space == theirs.action_space
     assert mine.max_episode_steps == theirs.max_episode_steps

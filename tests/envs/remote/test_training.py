@@ -1,4 +1,4 @@
-"""Learning goes on when the connection to the environments breaks, and nothing is learned from steps nobody took."""
+"""Training continues after a broken connection to the environments, and does not learn from steps that were lost."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ ACTIONS = {
 
 
 def encoded(value: Any) -> Any:
-    """As msgpack-numpy writes it."""
+    """An array in the format of msgpack-numpy."""
     if isinstance(value, np.ndarray):
         name, data = value.dtype.str, value.tobytes()
         return {b"nd": True, b"type": name, b"kind": b"", b"shape": value.shape, b"data": data}

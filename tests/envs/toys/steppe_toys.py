@@ -1,4 +1,4 @@
-"""Small environments whose every number is known, for the tests of the host path."""
+"""Small environments with known numbers, for the tests of gymnasium environments."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Counter(gymnasium.Env):
 
 
 class Uneven(Counter):
-    """Number 3, which knows itself by its seed, fails in its second step."""
+    """Number 3, identified by its seed, fails in its second step."""
 
     def reset(self, *, seed=None, options=None):
         self.fault = "raise" if seed == 3 else self.fault
@@ -67,7 +67,7 @@ class Huge(Counter):
 
 
 class Silent(Counter):
-    """Accepts being asked for pictures and has none."""
+    """Accepts render_mode but has no pictures."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Silent(Counter):
 
 
 class Undrawn(Counter):
-    """Accepts being asked for pictures and never says how they are drawn."""
+    """Accepts render_mode but does not implement render."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Broken(gymnasium.Env):
 
 
 class Mixed(gymnasium.Env):
-    """Observes a nested Dict, takes several choices at once, and keeps what it was given."""
+    """Observes a nested Dict, takes MultiDiscrete actions, and keeps them."""
 
     def __init__(self, actions: str = "multi_discrete") -> None:
         self.observation_space = spaces.Dict(
@@ -188,7 +188,7 @@ class Seeded(gymnasium.Env):
 
 
 class Texts(gymnasium.Env):
-    """Observes text, which nothing here can learn from."""
+    """Observes text, which no agent can learn from."""
 
     observation_space = spaces.Dict({"note": spaces.Text(5)})
     action_space = spaces.Discrete(2)
@@ -221,7 +221,7 @@ def wrap_into_nothing(env):
 
 
 class Pairs(gymnasium.Env):
-    """Takes a Dict of actions, which no agent here gives."""
+    """Takes a Dict of actions, which no agent supports."""
 
     observation_space = spaces.Discrete(2)
     action_space = spaces.Dict({"a": spaces.Discrete(2)})

@@ -1,4 +1,4 @@
-"""Layers of one's own, as a user would write them."""
+"""Custom layers as a user would write them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Counting(nn.Module):
 
 
 class Summing(nn.Module):
-    """Forgets the rows."""
+    """Drops the batch axis."""
 
     @nn.compact
     def __call__(self, x):

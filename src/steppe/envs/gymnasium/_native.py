@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode
 
-from steppe.envs.gymnasium._sync import EnvDescription, NumberCheck, StepBuffers
+from steppe.envs.gymnasium._sync import EnvDescription, NumberCheck, StepBuffers, fault_of
 from steppe.envs.gymnasium.factory import checked_limit, find_spec
 from steppe.envs.spaces import action_crossing, observation_crossing
 from steppe.errors import EnvironmentFault, SteppeError, UserError
@@ -121,13 +121,7 @@ class NativeEnvs:
             self._write(observed[i], rows, int(i))
 
     def _fault(self, error: Exception) -> EnvironmentFault:
-        return EnvironmentFault(
-            f'environment "{self._id}" (native version) at step {self._taken}: raised '
-            f"{told(error)}; correct the environment, then resume from the last checkpoint"
-        )
+        return fault_of(f'environment "{self._id}" (native version)', self._taken, f"raised {told(error)}")
 
     def _named(self, i: int, what: str) -> EnvironmentFault:
-        return EnvironmentFault(
-            f'environment "{self._id}" (number {i}) at step {self._taken}: {what}; correct the '
-            "environment, then resume from the last checkpoint"
-        )
+        return fault_of(f'environment "{self._id}" (number {i})', self._taken, what)

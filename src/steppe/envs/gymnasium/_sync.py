@@ -177,10 +177,14 @@ class SyncEnvs:
         return self._named(i, f"raised {told(error, where)}", f" ({DEBUG})")
 
     def _named(self, i: int, what: str, more: str = "") -> EnvironmentFault:
-        return EnvironmentFault(
-            f'environment "{self._id}" (number {self._first + i}) at step {self._taken}: {what}; correct the '
-            f"environment, then resume from the last checkpoint{more}"
-        )
+        return fault_of(f'environment "{self._id}" (number {self._first + i})', self._taken, what, more)
+
+
+def fault_of(who: str, step: int, what: str, more: str = "") -> EnvironmentFault:
+    """The error for an environment that did something wrong at a step."""
+    return EnvironmentFault(
+        f"{who} at step {step}: {what}; correct the environment, then resume from the last checkpoint{more}"
+    )
 
 
 def _wrong_count(error: BaseException, method: str) -> str | None:

@@ -107,9 +107,8 @@ class AtariEnvs:
                 f'environment "{spec.id}" could not be made: {type(error).__name__}: {error}; check its settings'
             ) from error
         actions = Discrete(int(self._envs.single_action_space.n))
-        self.description = EnvDescription(
-            self._settings.observation_space, actions, self._settings.limit(max_timesteps)
-        )
+        self._limit = self._settings.limit(max_timesteps)
+        self.description = EnvDescription(self._settings.observation_space, actions, self._limit)
         self._taken = 0
         self._none = np.zeros(count, bool)
         self._none.flags.writeable = False
@@ -159,11 +158,6 @@ class AtariEnvs:
     def close(self) -> None:
         """Drops ale-py's object, which ends its threads."""
         self._envs = None
-
-    @property
-    def _limit(self) -> int:
-        assert self.description.limit is not None
-        return self.description.limit
 
     def _begin_anew(self, which: np.ndarray) -> np.ndarray:
         """Starts new games in `which` [N]; returns the observations of all [N, ...]."""

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from steppe.envs._base import EpisodesCut
-from steppe.envs.gymnasium._sync import EnvDescription, NumberCheck, StepBuffers
+from steppe.envs.gymnasium._sync import EnvDescription, NumberCheck, StepBuffers, fault_of
 from steppe.envs.gymnasium.vector import EnvStep, allocate
 from steppe.envs.remote.link import ServerBusy, ServerLost, shares
 from steppe.errors import EnvironmentAway, EnvironmentFault, UserError
@@ -143,10 +143,7 @@ class RemoteEnvs:
 
     def _fault(self, i: int, what: str) -> EnvironmentFault:
         link = next(link for link in self._links if i < link.rows.stop)
-        return EnvironmentFault(
-            f"{link} (number {i}) at step {self._taken}: {what}; correct the environment, then resume from the last "
-            "checkpoint"
-        )
+        return fault_of(f"{link} (number {i})", self._taken, what)
 
     def _unreachable(self, lost: ServerLost) -> UserError:
         address = lost.link.address
