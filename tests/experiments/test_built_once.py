@@ -12,7 +12,7 @@ import pytest
 import steppe
 from steppe import runners
 from steppe.runners import setup
-from steppe.runners.loop import Loop
+from steppe.runners.loop import TrainingLoop
 from steppe.specs.learning.agent import AgentSpec
 
 COUNTED = """
@@ -83,7 +83,7 @@ def test_a_driver_makes_one_set_of_environments_and_each_worker_its_own_elsewher
     def begin(*_: object) -> None:
         raise Begun
 
-    monkeypatch.setattr(Loop, "run", begin)
+    monkeypatch.setattr(TrainingLoop, "run", begin)
     with pytest.raises(Begun):
         steppe.train("counted:Counted", agent, total_timesteps=64, num_workers=2, num_envs=1, **mode, **FIELDS)
     assert constructions() == 1

@@ -79,7 +79,7 @@ def told_scores(status: Status) -> list[tuple[str, str]]:
 def closing_line(name: str, folder: Path, status: Status) -> str:
     """How a run ended and where its results are, in one sentence for those who called it from Python."""
     from steppe.experiments.run_folder.states import stands
-    from steppe.records.scores import Score
+    from steppe.records.evaluation_score import Score
     from steppe.specs.loading.files import shown_path
 
     why = f": {status.reason}" if status.reason else ""

@@ -27,9 +27,9 @@ from steppe.experiments.on_cluster.address import ClusterAddress, address_of
 from steppe.experiments.process.run import run
 from steppe.experiments.run_folder.store import RunFolder, Status
 from steppe.platforms import LocalPlatform
-from steppe.platforms.kubernetes.client.fetching import sum_of
-from steppe.platforms.kubernetes.client.kubeapi import Answer
+from steppe.platforms.kubernetes.client.kubeapi import KubeAnswer
 from steppe.platforms.kubernetes.client.remote_run import RemoteRun
+from steppe.platforms.kubernetes.client.result_files import sum_of
 from steppe.platforms.kubernetes.manifests import naming
 from steppe.specs.running.cluster import ClusterSpec
 
@@ -100,27 +100,27 @@ class Cluster:
         self.kube.objects["Pod", name]["status"] = {"phase": "Running", "containerStatuses": statuses}
         begin(self.train, self.in_pod, resume=resume)
 
-    def answer(self, pod: str, path: str, *, body: Any = None, sink: Any = None, **_: Any) -> Answer:
+    def answer(self, pod: str, path: str, *, body: Any = None, sink: Any = None, **_: Any) -> KubeAnswer:
         """What the driver's status server answers."""
         asked = urlsplit(path)
         names = [each.relative_to(self.in_pod.path).as_posix() for each in self.in_pod.files()]
         if asked.path == "/ask":
             self.in_pod.ask(body["action"])
         elif asked.path == "/log":
-            return Answer(200, self.in_pod.log.read_bytes()[int(parse_qs(asked.query)["from"][0]) :])
+            return KubeAnswer(200, self.in_pod.log.read_bytes()[int(parse_qs(asked.query)["from"][0]) :])
         elif asked.path == "/files":
             files = [self.in_pod.path / name for name in names]
             about = [
                 {"path": name, "size": file.stat().st_size, "sha256": sum_of(file)}
                 for name, file in zip(names, files, strict=True)
             ]
-            return Answer(200, json.dumps({"files": about}).encode())
+            return KubeAnswer(200, json.dumps({"files": about}).encode())
         elif asked.path.startswith("/files/"):
             sink((self.in_pod.path / unquote(asked.path.removeprefix("/files/"))).read_bytes())
-            return Answer(200, b"")
+            return KubeAnswer(200, b"")
         status = self.in_pod.local_status()
         over = status.state not in ("created", "starting", "running", "pausing")
-        return Answer(200, json.dumps({"is_over": over, "status": dataclasses.asdict(status)}).encode())
+        return KubeAnswer(200, json.dumps({"is_over": over, "status": dataclasses.asdict(status)}).encode())
 
     def left(self) -> list[str]:
         return [kind for kind in self.kube.kinds if kind != "Pod"]

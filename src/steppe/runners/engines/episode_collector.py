@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.envs.host import Step
+from steppe.envs.gymnasium.vector import EnvStep
 
 State = dict[str, np.ndarray]
 """The actor's recurrent state, [N, ...] by name."""
@@ -31,14 +31,14 @@ class EpisodeCollector(ABC):
         self._running_returns = np.zeros(count, np.float32)
         self._state = self.initial_state()
 
-    def count(self, step: Step, rewards: np.ndarray, discount: float) -> None:
+    def count(self, step: EnvStep, rewards: np.ndarray, discount: float) -> None:
         """Adds a timestep to the returns, with rewards as they are learned from."""
         self._returns += step.scores
         self._lengths += 1
         self._running_returns *= discount
         self._running_returns += rewards
 
-    def finish_step(self, step: Step, state: State, returns: list[float], lengths: list[int]) -> bool:
+    def finish_step(self, step: EnvStep, state: State, returns: list[float], lengths: list[int]) -> bool:
         """Continues after a timestep that led to `state`; whether any episode ended, which adds to the lists."""
         ended = step.terminated | step.truncated
         has_ended = bool(ended.any())
