@@ -28,14 +28,14 @@ def test_a_cluster_is_made_and_tells_its_state(made: package.Cluster, steppe: Ca
     assert "here" in steppe("cluster", "list").out
 
 
-def test_steps_are_told(programs: Programs) -> None:
+def test_progress_is_reported(programs: Programs) -> None:
     programs.install("kind")
     told: list[str] = []
     package.Cluster.create(name="here", provider="kind", tell=told.append)
     assert told
 
 
-def test_a_cluster_is_only_deleted_when_nothing_is_lost_or_by_force(made: package.Cluster, programs: Programs) -> None:
+def test_a_cluster_with_experiments_is_deleted_only_by_force(made: package.Cluster, programs: Programs) -> None:
     with pytest.raises(ClusterError, match=r"not known whether experiments are on it.*force=True"):
         made.delete()
     assert programs.clusters

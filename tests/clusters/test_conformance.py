@@ -98,7 +98,7 @@ def test_delete_without_an_answer_does_nothing(steppe: Steppe, place: Place, ans
     ("provider", "modules"),
     [("gke", ("google.auth", "google.cloud.container_v1")), ("eks", ("boto3", "botocore"))],
 )
-def test_a_missing_package_is_told_with_its_extra(
+def test_a_missing_package_is_an_error_with_its_extra(
     steppe: Steppe, monkeypatch: pytest.MonkeyPatch, provider: str, modules: tuple[str, ...]
 ) -> None:
     for module in modules:

@@ -124,7 +124,7 @@ def test_shared_gpus_are_a_setting_of_the_nodes(steppe: Steppe, amazon: AmazonCl
     assert (templates(client), roles(client)) == ([], [])
 
 
-def test_sharing_needs_something_to_share(steppe: Steppe, amazon: AmazonCloud) -> None:
+def test_gpu_sharing_needs_gpus(steppe: Steppe, amazon: AmazonCloud) -> None:
     answer = steppe(*CREATE, "--gpu-sharing")
     assert answer.code == 2
     assert "give gpus_per_node too" in answer.err
@@ -141,7 +141,7 @@ def test_given_subnets_hold_the_cluster_and_the_first_its_nodes(
     assert amazon.sent("/clusters/first/node-groups")["subnets"] == names[:1]
 
 
-def test_of_given_subnets_the_nodes_get_that_of_their_zone(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
+def test_nodes_get_the_given_subnet_of_their_zone(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
     network = client("ec2").create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
     first, second = (new_subnet(client, network, zone, number) for number, zone in enumerate("ab"))
     assert steppe(*CREATE, *given(first, second), "--location", "eu-west-1b").code == 0
@@ -164,7 +164,7 @@ def test_subnets_that_cannot_hold_a_cluster_are_refused(steppe: Steppe, amazon: 
     assert (registry.names(), roles(client)) == ([], [])
 
 
-def test_subnets_are_of_no_other_provider(steppe: Steppe, programs: Any) -> None:
+def test_subnets_are_refused_for_other_providers(steppe: Steppe, programs: Any) -> None:
     answer = steppe("cluster", "create", "-n", "first", "--provider", "kind", *given("subnet-1"))
     assert answer.code == 2
     assert 'subnets are a setting of provider "eks"; leave them out for "kind"' in answer.err
@@ -202,7 +202,7 @@ def test_a_namesake_without_a_label_is_not_deleted(steppe: Steppe, amazon: Amazo
     assert client("eks").list_clusters()["clusters"] == ["first"]
 
 
-def test_what_failed_leaves_no_roles_behind(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
+def test_a_failed_cluster_leaves_no_roles_behind(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
     message = "You have reached the limit of clusters"
     amazon.refusals["POST", "/clusters"] = (400, "ResourceLimitExceededException", message)
     answer = steppe(*CREATE)
@@ -226,7 +226,7 @@ def test_create_goes_on_after_a_failure_half_way(steppe: Steppe, amazon: AmazonC
     assert len(roles(client)) == 2
 
 
-def test_a_role_that_is_not_known_everywhere_yet_is_waited_for(steppe: Steppe, amazon: AmazonCloud) -> None:
+def test_a_new_role_is_waited_for(steppe: Steppe, amazon: AmazonCloud) -> None:
     original, tries = amazon.answer, []
 
     def answer(method: str, path: str, body: Any) -> tuple[int, Any] | None:
@@ -245,7 +245,7 @@ def test_a_role_that_is_not_known_everywhere_yet_is_waited_for(steppe: Steppe, a
     assert "Amazon makes the roles known" in done.out
 
 
-def test_a_token_is_a_signed_question_for_this_cluster(steppe: Steppe, amazon: AmazonCloud) -> None:
+def test_a_token_is_a_presigned_request_for_this_cluster(steppe: Steppe, amazon: AmazonCloud) -> None:
     assert steppe(*CREATE).code == 0
     content = yaml.safe_load(registry.find("first").kubeconfig.read_text())
     command = content["users"][0]["user"]["exec"]
@@ -262,7 +262,9 @@ def test_a_token_is_a_signed_question_for_this_cluster(steppe: Steppe, amazon: A
     assert status["expirationTimestamp"].endswith("Z")
 
 
-def test_without_a_default_network_the_way_out_is_told(steppe: Steppe, amazon: AmazonCloud, client: Client) -> None:
+def test_an_error_without_a_default_network_explains_the_remedy(
+    steppe: Steppe, amazon: AmazonCloud, client: Client
+) -> None:
     ec2 = client("ec2")
     (network,) = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
     for subnet in ec2.describe_subnets()["Subnets"]:
@@ -278,7 +280,7 @@ def test_without_a_default_network_the_way_out_is_told(steppe: Steppe, amazon: A
     assert registry.names() == []
 
 
-def test_without_a_region_the_way_out_is_told(
+def test_an_error_without_a_region_explains_the_remedy(
     steppe: Steppe, amazon: AmazonCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
@@ -287,7 +289,7 @@ def test_without_a_region_the_way_out_is_told(
     assert "give --location, such as eu-west-1, or set AWS_REGION" in answer.err
 
 
-def test_a_cloud_that_cannot_be_reached_is_a_sentence(
+def test_an_unreachable_cloud_is_a_one_sentence_error(
     steppe: Steppe, amazon: AmazonCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -298,7 +300,7 @@ def test_a_cloud_that_cannot_be_reached_is_a_sentence(
     assert registry.names() == []
 
 
-def test_without_credentials_the_way_out_is_told(
+def test_an_error_without_credentials_explains_the_remedy(
     steppe: Steppe, amazon: AmazonCloud, monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")

@@ -128,7 +128,7 @@ def test_a_cluster_that_somebody_else_made_is_not_taken_over(
         ((401, "UNAUTHENTICATED", "Bad token"), "does not take these credentials"),
     ],
 )
-def test_what_google_refuses_is_one_sentence(
+def test_a_refusal_of_google_is_a_one_sentence_error(
     steppe: Steppe, project: Path, google: GoogleCloud, refusal: tuple[int, str, str], words: str
 ) -> None:
     google.refusal = refusal
@@ -139,7 +139,7 @@ def test_what_google_refuses_is_one_sentence(
     assert not registry.knows("first")
 
 
-def test_another_spec_does_not_go_on_with_a_cluster_that_is_being_made(
+def test_an_unfinished_cluster_does_not_resume_with_another_spec(
     steppe: Steppe, project: Path, google: GoogleCloud
 ) -> None:
     google.failure = "no"
@@ -175,7 +175,7 @@ def test_list_shows_known_and_foreign_clusters(steppe: Steppe, project: Path, go
     assert "1.33.5-gke.100" in table
 
 
-def test_list_says_what_it_could_not_ask(steppe: Steppe, project: Path, google: GoogleCloud) -> None:
+def test_list_reports_providers_that_did_not_answer(steppe: Steppe, project: Path, google: GoogleCloud) -> None:
     assert steppe("cluster", "create", *SMALL).code == 0
     google.refusal = (403, "PERMISSION_DENIED", "No.")
     answer = steppe("cluster", "list")
@@ -240,7 +240,7 @@ def test_a_namesake_of_the_cluster_that_was_made_is_not_deleted(
     assert row["made_by"] == "others"
 
 
-def test_making_a_cluster_does_not_go_on_with_a_namesake(steppe: Steppe, project: Path, google: GoogleCloud) -> None:
+def test_making_a_cluster_does_not_resume_with_a_namesake(steppe: Steppe, project: Path, google: GoogleCloud) -> None:
     google.failure = "no"
     assert steppe("cluster", "create", *SMALL).code == 1
     # What was begun was removed in the console, and somebody took its name.
@@ -260,7 +260,7 @@ def test_delete_all_deletes_each_that_steppe_made(steppe: Steppe, project: Path,
     assert google.clusters == {}
 
 
-def test_a_cluster_that_ails_may_still_have_experiments(steppe: Steppe, project: Path, google: GoogleCloud) -> None:
+def test_a_degraded_cluster_may_still_have_experiments(steppe: Steppe, project: Path, google: GoogleCloud) -> None:
     assert steppe("cluster", "create", *SMALL).code == 0
     google.clusters["cloud-7", "europe-west1-b", "first"]["status"] = "DEGRADED"
     answer = steppe("cluster", "delete", "-c", "first", "--yes")
@@ -298,7 +298,7 @@ def test_kubeconfig_holds_no_secret_and_a_command_gets_tokens(
     assert credential["status"]["expirationTimestamp"].endswith("Z")
 
 
-def test_without_a_cloud_project_the_way_out_is_told(steppe: Steppe, google: GoogleCloud) -> None:
+def test_an_error_without_a_cloud_project_explains_the_remedy(steppe: Steppe, google: GoogleCloud) -> None:
     answer = steppe("cluster", "create", "-n", "first", "--provider", "gke")
     assert answer.code == 2
     assert "steppe init -r PROJECT-ID" in answer.err
@@ -313,7 +313,7 @@ def test_an_endpoint_without_encryption_is_refused(
     assert "must begin with https://" in answer.err
 
 
-def test_a_cloud_that_cannot_be_reached_is_a_sentence(
+def test_an_unreachable_cloud_is_a_one_sentence_error(
     steppe: Steppe, project: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key.write_text(key.read_text().replace(json.loads(key.read_text())["token_uri"], "http://127.0.0.1:9/token"))
@@ -322,7 +322,7 @@ def test_a_cloud_that_cannot_be_reached_is_a_sentence(
     assert "Google's sign-in failed" in answer.err
 
 
-def test_an_api_that_cannot_be_reached_is_a_sentence(
+def test_an_unreachable_api_is_a_one_sentence_error(
     steppe: Steppe, project: Path, google: GoogleCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPPE_GKE_ENDPOINT", "http://127.0.0.1:9")
@@ -343,7 +343,7 @@ def test_ensure_makes_a_cluster_once(project: Path, google: GoogleCloud) -> None
     assert lifecycle.ensure("own", None, told.append).name == "own"
 
 
-def test_a_kind_of_gpu_without_gpus_is_told(steppe: Steppe, project: Path) -> None:
+def test_a_gpu_type_without_gpus_is_noted(steppe: Steppe, project: Path) -> None:
     words = ("cluster", "create", "-n", "team", "--provider", "gke", "--gpu-type", "foo", "--dry-run")
     answer = steppe(*words)
     assert answer.code == 0, answer.err

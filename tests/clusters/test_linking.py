@@ -61,7 +61,7 @@ def test_a_project_that_exists_is_linked_and_keeps_its_files(steppe: Steppe, her
         ("-----BEGIN", "is no key of a service account"),
     ],
 )
-def test_what_is_no_key_is_refused_before_anything_is_written(
+def test_an_invalid_key_is_refused_before_anything_is_written(
     steppe: Steppe, here: Path, tmp_path: Path, content: str | None, words: str
 ) -> None:
     path = tmp_path / "key.json"
@@ -79,7 +79,7 @@ def test_a_key_needs_a_cloud_project(steppe: Steppe, key: Path) -> None:
     assert "name that with -r" in answer.err
 
 
-def test_a_key_inside_the_project_is_warned_of(steppe: Steppe, here: Path, key: Path) -> None:
+def test_a_key_inside_the_project_causes_a_warning(steppe: Steppe, here: Path, key: Path) -> None:
     inside = here / "key.json"
     inside.write_text(key.read_text())
     assert "keep it out of version control" in steppe("init", "-r", "cloud-7", "--key", str(inside)).out

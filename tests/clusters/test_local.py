@@ -18,7 +18,9 @@ Steppe = Callable[..., Any]
 
 
 @pytest.mark.parametrize("provider", ["kind", "k3d"])
-def test_a_missing_program_says_how_to_install_it(steppe: Steppe, programs: Programs, provider: str) -> None:
+def test_an_error_without_the_program_explains_its_installation(
+    steppe: Steppe, programs: Programs, provider: str
+) -> None:
     answer = steppe("cluster", "create", "-n", "here", "--provider", provider)
     assert answer.code == 2
     assert f'provider "{provider}" needs the program "{provider}" on this machine; install it: https://' in answer.err
@@ -70,7 +72,7 @@ def test_dry_run_prints_the_command_that_is_run(steppe: Steppe, programs: Progra
         assert json.loads(config) == json.loads(call["given"])
 
 
-def test_what_the_program_says_is_the_reason(steppe: Steppe, programs: Programs) -> None:
+def test_the_error_of_the_program_is_the_reason(steppe: Steppe, programs: Programs) -> None:
     programs.install("kind")
     (programs.state / "failing").write_text("Cannot connect to the Docker daemon")
     answer = steppe("cluster", "create", "-n", "here", "--provider", "kind")
@@ -79,7 +81,7 @@ def test_what_the_program_says_is_the_reason(steppe: Steppe, programs: Programs)
     assert registry.names() == []
 
 
-def test_a_namesake_is_told_by_its_certificate(steppe: Steppe, programs: Programs) -> None:
+def test_a_namesake_is_recognised_by_its_certificate(steppe: Steppe, programs: Programs) -> None:
     programs.install("kind")
     assert steppe("cluster", "create", "-n", "here", "--provider", "kind").code == 0
     (programs.state / "clusters" / "here").write_text("authority of another")
@@ -90,7 +92,7 @@ def test_a_namesake_is_told_by_its_certificate(steppe: Steppe, programs: Program
 
 
 @pytest.mark.parametrize("provider", ["kind", "k3d"])
-def test_what_an_interrupted_command_has_left_is_made_anew_or_deleted(
+def test_the_remains_of_an_interrupted_command_are_replaced_or_deleted(
     steppe: Steppe, programs: Programs, provider: str
 ) -> None:
     programs.install(provider)
@@ -117,7 +119,7 @@ def test_a_namesake_of_a_cluster_that_is_half_made_is_not_replaced(steppe: Stepp
     assert (programs.state / "clusters" / "here").read_text() == "authority of another"
 
 
-def test_a_cluster_made_by_hand_is_seen_and_kept(steppe: Steppe, programs: Programs) -> None:
+def test_a_cluster_made_by_hand_is_listed_and_kept(steppe: Steppe, programs: Programs) -> None:
     programs.install("kind")
     steppe("cluster", "list")
     (programs.state / "clusters" / "by-hand").write_text("x")

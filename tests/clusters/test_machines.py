@@ -30,7 +30,7 @@ T4 = {"gpus_per_node": 1, "gpu_type": "nvidia-tesla-t4"}
         (nodes(**T4), "n1-standard-4"),
     ],
 )
-def test_google_makes_exactly_what_is_asked_for(spec: ClusterSpec, machine: str) -> None:
+def test_google_machines_have_exactly_the_requested_size(spec: ClusterSpec, machine: str) -> None:
     assert google_machine(spec) == machine
 
 
@@ -43,7 +43,7 @@ def test_google_makes_exactly_what_is_asked_for(spec: ClusterSpec, machine: str)
         (nodes(8, 32, gpus_per_node=1, gpu_type="nvidia-l4"), "give machine_type (g2-standard-*)"),
     ],
 )
-def test_what_google_does_not_sell_is_refused(spec: ClusterSpec, words: str) -> None:
+def test_machines_that_google_does_not_offer_are_refused(spec: ClusterSpec, words: str) -> None:
     with pytest.raises(UserError) as error:
         google_machine(spec)
     assert words in str(error.value)
@@ -62,7 +62,7 @@ def test_what_google_does_not_sell_is_refused(spec: ClusterSpec, words: str) -> 
         (nodes(gpus_per_node=4, gpu_type="nvidia-a10g"), "g5.12xlarge"),
     ],
 )
-def test_amazon_gives_the_smallest_that_is_large_enough(spec: ClusterSpec, machine: str) -> None:
+def test_amazon_machines_are_the_smallest_that_fit(spec: ClusterSpec, machine: str) -> None:
     assert amazon_machine(spec) == machine
 
 
@@ -74,14 +74,14 @@ def test_amazon_gives_the_smallest_that_is_large_enough(spec: ClusterSpec, machi
         (nodes(4, 16, gpus_per_node=1, gpu_type="nvidia-tesla-t5"), 'did you mean "nvidia-tesla-t4"?'),
     ],
 )
-def test_what_amazon_does_not_sell_is_refused(spec: ClusterSpec, words: str) -> None:
+def test_machines_that_amazon_does_not_offer_are_refused(spec: ClusterSpec, words: str) -> None:
     with pytest.raises(UserError) as error:
         amazon_machine(spec)
     assert words in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["large_cluster", "single_node", "single_node_gpu", "small_cluster"])
-def test_every_cluster_that_is_shipped_can_be_had_at_both(name: str) -> None:
+def test_every_shipped_cluster_has_machines_in_both_clouds(name: str) -> None:
     import json
     from importlib import resources
 

@@ -86,7 +86,7 @@ def test_an_unknown_context_names_the_nearest(steppe: Steppe, config: Path) -> N
     ("content", "words"),
     [("[1, 2]", "is no kubeconfig"), ("{", "is no kubeconfig"), ("{}", "has no current context; name one")],
 )
-def test_what_is_no_kubeconfig_is_refused(steppe: Steppe, tmp_path: Path, content: str, words: str) -> None:
+def test_an_invalid_kubeconfig_is_refused(steppe: Steppe, tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "bad"
     path.write_text(content)
     answer = steppe("cluster", "create", "-n", "lab", "--kubeconfig", str(path))
@@ -94,7 +94,7 @@ def test_what_is_no_kubeconfig_is_refused(steppe: Steppe, tmp_path: Path, conten
     assert words in answer.err
 
 
-def test_no_kubeconfig_at_all_says_where_it_was_looked_for(steppe: Steppe) -> None:
+def test_an_error_without_a_kubeconfig_names_the_searched_paths(steppe: Steppe) -> None:
     answer = steppe("cluster", "create", "-n", "lab", "--provider", "kubeconfig")
     assert answer.code == 2
     assert ".kube/config; give its path with --kubeconfig or in KUBECONFIG" in answer.err
@@ -132,7 +132,7 @@ def test_forget_asks_no_provider(steppe: Steppe, config: Path, answering: Callab
     assert "note: if it is still there, delete it where it is: k3d" in answer.out
 
 
-def test_forget_takes_a_damaged_entry_and_no_unknown_one(steppe: Steppe) -> None:
+def test_forget_removes_a_damaged_record_and_refuses_an_unknown_name(steppe: Steppe) -> None:
     registry.folder().mkdir(parents=True)
     (registry.folder() / "broken.json").write_text("{}")
     assert steppe("cluster", "delete", "-c", "broken", "--forget", "--yes").code == 0
@@ -142,14 +142,14 @@ def test_forget_takes_a_damaged_entry_and_no_unknown_one(steppe: Steppe) -> None
     assert "name it with -c" in steppe("cluster", "delete", "--all", "--forget").err
 
 
-def test_delete_needs_to_know_which(steppe: Steppe) -> None:
+def test_delete_needs_the_name_of_a_cluster(steppe: Steppe) -> None:
     for words in ((), ("-c", "a", "--all")):
         answer = steppe("cluster", "delete", *words)
         assert answer.code == 2
         assert "say which cluster to delete" in answer.err
 
 
-def test_list_tells_when_a_context_is_gone(steppe: Steppe, config: Path) -> None:
+def test_list_reports_a_missing_context(steppe: Steppe, config: Path) -> None:
     register(steppe, config)
     config.write_text("{}")
     answer = steppe("cluster", "list")
@@ -157,7 +157,7 @@ def test_list_tells_when_a_context_is_gone(steppe: Steppe, config: Path) -> None
     assert 'has no context "lab" any more' in answer.out
 
 
-def test_list_does_not_call_a_server_ready_that_it_does_not_ask(steppe: Steppe, config: Path) -> None:
+def test_list_does_not_report_an_unasked_server_as_ready(steppe: Steppe, config: Path) -> None:
     register(steppe, config)
     row = next(line for line in steppe("cluster", "list").out.splitlines() if line.startswith("lab"))
     assert row.split()[1:3] == ["kubeconfig", "unknown"]
@@ -165,12 +165,12 @@ def test_list_does_not_call_a_server_ready_that_it_does_not_ask(steppe: Steppe, 
     assert not entry["is_asked"]
 
 
-def test_list_without_clusters_says_how_to_make_one(steppe: Steppe) -> None:
+def test_list_without_clusters_explains_how_to_make_one(steppe: Steppe) -> None:
     assert "make one: steppe cluster create" in steppe("cluster", "list").out
     assert json.loads(steppe("cluster", "list", "--json").out) == {"clusters": [], "notes": []}
 
 
-def test_an_unknown_name_names_the_nearest(steppe: Steppe, config: Path) -> None:
+def test_an_unknown_name_is_an_error_with_the_nearest_name(steppe: Steppe, config: Path) -> None:
     register(steppe, config, name="laboratory")
     with pytest.raises(UserError, match=r'no cluster "laboratry"; did you mean "laboratory"\?'):
         registry.find("laboratry")
@@ -178,7 +178,7 @@ def test_an_unknown_name_names_the_nearest(steppe: Steppe, config: Path) -> None
         registry.find("../../etc/passwd")
 
 
-def test_what_a_provider_says_is_told_where_a_cluster_may_be_there(
+def test_the_error_of_a_provider_is_shown_if_it_may_have_the_cluster(
     steppe: Steppe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused() -> None:
@@ -194,7 +194,7 @@ def test_what_a_provider_says_is_told_where_a_cluster_may_be_there(
     "file", ["large_cluster", "single_node", "single_node_2xgpu", "single_node_gpu", "small_cluster"]
 )
 @pytest.mark.parametrize("is_named", [True, False])
-def test_every_shipped_file_of_a_cluster_is_understood_also_with_an_old_name_in_it(
+def test_every_shipped_cluster_file_is_valid_even_with_an_old_name(
     steppe: Steppe, config: Path, here: Path, file: str, is_named: bool
 ) -> None:
     assert steppe("init").code == 0
@@ -211,14 +211,14 @@ def test_every_shipped_file_of_a_cluster_is_understood_also_with_an_old_name_in_
     assert registry.names() == []
 
 
-def test_a_name_with_a_wrong_sign_gets_the_right_one(steppe: Steppe, config: Path) -> None:
+def test_an_invalid_name_is_an_error_with_a_valid_one(steppe: Steppe, config: Path) -> None:
     answer = steppe("cluster", "create", "-n", "my_lab", "--kubeconfig", str(config))
     assert answer.code == 2
     assert 'did you mean "my-lab"?' in answer.err
 
 
 @pytest.mark.parametrize("name", ["Big", "a_b", "-a", "a-", "1a", "a" * 41, "../a", ""])
-def test_names_that_no_cloud_takes_are_refused(steppe: Steppe, config: Path, name: str) -> None:
+def test_names_that_no_cloud_accepts_are_refused(steppe: Steppe, config: Path, name: str) -> None:
     answer = steppe("cluster", "create", f"--name={name}", "--kubeconfig", str(config))
     assert answer.code == 2
     assert "name" in answer.err
@@ -231,7 +231,7 @@ def test_a_name_is_taken_once(steppe: Steppe, config: Path) -> None:
     assert 'there is a cluster "lab" already' in answer.err
 
 
-def test_a_broken_record_is_a_sentence_and_does_not_hide_the_others(steppe: Steppe, config: Path) -> None:
+def test_a_broken_record_is_reported_and_does_not_hide_the_others(steppe: Steppe, config: Path) -> None:
     register(steppe, config)
     (registry.folder() / "broken.json").write_text("{}")
     with pytest.raises(SteppeError, match="does not describe a cluster"):
@@ -242,7 +242,7 @@ def test_a_broken_record_is_a_sentence_and_does_not_hide_the_others(steppe: Step
     assert "does not describe a cluster" in answer.out
 
 
-def test_without_a_provider_the_choices_are_told(steppe: Steppe) -> None:
+def test_an_error_without_a_provider_lists_the_choices(steppe: Steppe) -> None:
     answer = steppe("cluster", "create", "-n", "lab")
     assert answer.code == 2
     assert '--provider "gke", "eks", "kind", "k3d" or "kubeconfig"' in answer.err

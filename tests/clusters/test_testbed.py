@@ -69,7 +69,7 @@ def test_check_finds_a_cluster_fit_with_a_trial_pod_and_leaves_nothing(
     assert all("deletionTimestamp" in each["metadata"] for each in left)
 
 
-def test_check_says_that_an_image_cannot_be_pulled(steppe: Steppe, testbed: Testbed, namespace: str) -> None:
+def test_check_reports_an_image_that_cannot_be_pulled(steppe: Steppe, testbed: Testbed, namespace: str) -> None:
     register(steppe, testbed.kubeconfig, namespace, "--set", "kubernetes.image=localhost/absent:1")
     found = findings(steppe)["image and nodes"]
     assert found["outcome"] == "failed"
@@ -77,7 +77,7 @@ def test_check_says_that_an_image_cannot_be_pulled(steppe: Steppe, testbed: Test
     assert "cannot be pulled" in found["sentence"]
 
 
-def test_check_says_that_steppe_is_not_in_the_image(steppe: Steppe, testbed: Testbed, namespace: str) -> None:
+def test_check_reports_an_image_without_steppe(steppe: Steppe, testbed: Testbed, namespace: str) -> None:
     if not testbed.is_ours:
         pytest.skip("only the testbed is sure to have a bare Python")
     testbed.kube("base")
@@ -121,7 +121,7 @@ def test_check_names_each_missing_permission(steppe: Steppe, testbed: Testbed, n
     assert "steppe cluster role -c lab | kubectl apply -f -" in found["fix"]
 
 
-def test_the_role_that_is_printed_is_enough(steppe: Steppe, testbed: Testbed, namespace: str, tmp_path: Path) -> None:
+def test_the_printed_role_is_sufficient(steppe: Steppe, testbed: Testbed, namespace: str, tmp_path: Path) -> None:
     import yaml
 
     register(steppe, testbed.kubeconfig, namespace)
@@ -135,7 +135,9 @@ def test_the_role_that_is_printed_is_enough(steppe: Steppe, testbed: Testbed, na
     assert findings(steppe, "--quick")["permissions"]["outcome"] == "ok"
 
 
-def test_an_unreachable_cluster_is_a_sentence(steppe: Steppe, testbed: Testbed, namespace: str, tmp_path: Path) -> None:
+def test_an_unreachable_cluster_is_a_one_sentence_error(
+    steppe: Steppe, testbed: Testbed, namespace: str, tmp_path: Path
+) -> None:
     dead = tmp_path / "dead"
     text = testbed.kubectl("config", "view", "--raw", "--flatten", "-o", "json")
     content = json.loads(text)
@@ -167,7 +169,7 @@ def test_a_cloud_cluster_is_opened_with_a_token_from_its_cloud(
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def test_deleting_a_cloud_cluster_gives_its_disks_back(
+def test_deleting_a_cloud_cluster_deletes_its_disks(
     steppe: Steppe,
     testbed: Testbed,
     namespace: str,

@@ -47,7 +47,7 @@ def make():
     return gymnasium.make("CartPole-v1")
 """
 """An environment that hangs once in each worker's Pod while it is made, and lets no other thread of Python run."""
-HASTY = "from steppe.platforms.kubernetes import waiting; waiting.PATIENT_SECONDS = 10.0"
+HASTY = "from steppe.platforms.kubernetes.diagnosis import pod_health; pod_health.PATIENT_SECONDS = 10.0"
 """Has a command believe sooner that a registry has nothing to give."""
 
 

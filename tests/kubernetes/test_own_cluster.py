@@ -28,7 +28,7 @@ NAME = "made-for-it"
 WATCHER = """
 import sys
 from steppe.experiments.on_cluster.watcher import main
-from steppe.platforms.kubernetes import naming
+from steppe.platforms.kubernetes.manifests import naming
 
 naming.MANAGER = {manager!r}
 sys.exit(main())

@@ -34,7 +34,7 @@ def test_output_is_added_to_the_log(platform: LocalPlatform, tmp_path: Path) -> 
     assert log.read_text().splitlines() == ["before", "out", "err"]
 
 
-def test_the_exit_code_is_told_again_and_again(platform: LocalPlatform, tmp_path: Path) -> None:
+def test_the_exit_code_can_be_read_repeatedly(platform: LocalPlatform, tmp_path: Path) -> None:
     process = platform.launch([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log.txt")
     assert _ended(process) == 3
     assert process.exit_code() == 3
@@ -57,12 +57,12 @@ def test_a_process_can_be_asked_to_end(platform: LocalPlatform, tmp_path: Path) 
     process.end()
 
 
-def test_a_command_that_does_not_exist_is_one_sentence(platform: LocalPlatform, tmp_path: Path) -> None:
+def test_a_missing_command_is_a_one_sentence_error(platform: LocalPlatform, tmp_path: Path) -> None:
     with pytest.raises(SteppeError, match="cannot start a process"):
         platform.launch(["/nowhere/python"], tmp_path / "log.txt")
 
 
-def test_an_end_is_noticed_even_where_the_kernel_keeps_no_exit_codes(platform: LocalPlatform, tmp_path: Path) -> None:
+def test_an_ended_process_is_noticed_without_its_exit_code(platform: LocalPlatform, tmp_path: Path) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         process = platform.launch([sys.executable, "-c", "pass"], tmp_path / "log.txt")

@@ -1,1 +1,1 @@
-"""Clusters: how each provider makes, finds and deletes them, and which ones Steppe knows."""
+"""Clusters: one provider a file, each of which makes, finds and deletes them, and the registry of known ones."""

@@ -1,9 +1,9 @@
-"""What a provider of clusters does, and what is remembered of a cluster."""
+"""The interface of a provider of clusters, and the record of a cluster."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -12,23 +12,25 @@ from steppe.errors import ClusterError
 from steppe.specs.running.cluster import ClusterSpec
 
 State = Literal["creating", "ready", "deleting", "broken", "gone", "unknown"]
-"""Where a cluster stands; "gone" is one that its provider does not know any more."""
+"""The state of a cluster; "gone" if its provider does not know it any more."""
 Tell = Callable[[str], None]
-"""Takes a line that says how far a long piece of work has come."""
+"""Takes a line about the progress of a long operation."""
 
 ID_LABEL = "steppe-id"
-"""The label of a cloud's cluster that tells it from another of the same name that somebody else made."""
+"""The label of a cloud's cluster that distinguishes it from another of the same name."""
 MANAGED = ("managed-by", "steppe")
-"""The label that every cluster has which Steppe made."""
-PATIENCE = 45 * 60.0
-"""How many seconds a cloud gets for one step; the slowest of them, an EKS control plane, takes about 15 minutes."""
+"""The label of every cluster that Steppe made."""
+STEP_SECONDS = 45 * 60.0
+"""How long a cloud may take for one step; the slowest, an EKS control plane, takes about 15 minutes."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+"""Short at first, for an operation that is nearly done; then as slow as a cloud is."""
 PROJECT, ACCOUNT = "PROJECT-ID", "ACCOUNT-ID"
-"""What a dry run writes where it is not known which cloud project or account a cluster would be made in."""
+"""The placeholders in a dry run for an unknown cloud project or account."""
 
 
 @dataclass(frozen=True)
 class Reachable:
-    """All that is needed to talk to a cluster: give `kubeconfig` and `context` to a Kubernetes client."""
+    """How to reach a cluster: `kubeconfig` and `context` are for a Kubernetes client."""
 
     name: str
     """Steppe's name for it (`-c NAME`)."""
@@ -36,37 +38,37 @@ class Reachable:
     context: str
     namespace: str
     is_owned: bool
-    """Whether Steppe made the cluster; one that it did not make is never deleted with an experiment."""
+    """Whether Steppe made the cluster; a cluster that it did not make is never deleted with an experiment."""
     spec: ClusterSpec
 
 
 @dataclass(frozen=True)
 class Record:
-    """What Steppe remembers of one cluster; never a secret."""
+    """The stored description of one cluster; it contains no secret."""
 
     name: str
     provider: str
     spec: ClusterSpec
     is_owned: bool
     id: str = ""
-    """What the cloud's cluster is labelled with, so that only this very cluster is taken for Steppe's own."""
+    """The value of ID_LABEL of the cloud's cluster, so that no other cluster of that name is taken for it."""
     state: State = "ready"
     created: float = 0.0
     place: dict[str, str] = field(default_factory=dict)
-    """The provider's own words for where it is, such as a cloud project and a location."""
+    """Its location in the provider's own terms, such as a cloud project and a zone."""
     made_for: str = ""
-    """The run folder of the experiment that it was made for, and ends with; empty for a cluster of its own right."""
+    """The run folder of the experiment that it was made for and is deleted with; empty for a shared cluster."""
 
     @property
     def where(self) -> str:
-        """Its place in one word."""
+        """Its location in one word."""
         hidden = ("key", "profile", "kubeconfig")
         return "/".join(value for name, value in self.place.items() if name not in hidden)
 
 
 @dataclass(frozen=True)
 class ProviderRequest:
-    """One request to a provider's API, or one command of its program, as it would be sent."""
+    """One request to a provider's API, or one command of its program."""
 
     call: str
     """`POST https://...`, or the command."""
@@ -75,12 +77,12 @@ class ProviderRequest:
 
 @dataclass(frozen=True)
 class ObservedCluster:
-    """A cluster as its provider shows it."""
+    """A cluster as its provider describes it."""
 
     name: str
     state: State
     id: str = ""
-    """What it is labelled with where Steppe made it."""
+    """The value of ID_LABEL; empty if Steppe did not make it."""
     num_nodes: int | None = None
     version: str = ""
     place: dict[str, str] = field(default_factory=dict)
@@ -88,55 +90,45 @@ class ObservedCluster:
 
 
 class Provider(Protocol):
-    """One kind of place where clusters are."""
+    """One kind of cloud or program that runs clusters."""
 
     name: str
     is_deletable: bool
     """Whether the provider can delete a cluster; if not, Steppe only forgets it."""
 
     def place(self, spec: ClusterSpec) -> dict[str, str]:
-        """Where a cluster of this spec would be, in the provider's own words; refuses a spec it cannot make."""
+        """The location of a cluster of this spec in the provider's own terms; UserError if it cannot be made."""
 
     def requests(self, record: Record) -> list[ProviderRequest]:
-        """What `create` sends, in order; nothing is sent."""
+        """The requests of `create` in order; nothing is sent."""
 
     def create(self, record: Record, tell: Tell) -> None:
-        """Makes the cluster, or goes on making it, and returns when it is ready."""
+        """Makes the cluster, or resumes making it, and returns when it is ready."""
 
     def look(self, record: Record) -> ObservedCluster:
-        """The cluster as it is now; its state is "gone" where there is none."""
+        """The cluster as it is now; its state is "gone" if there is none."""
 
     def discover(self) -> list[ObservedCluster]:
-        """Every cluster that can be seen there, whoever made it; nothing where the provider is not set up."""
+        """Every visible cluster, whoever made it; none if the provider is not set up."""
 
     def delete(self, record: Record, tell: Tell) -> None:
-        """Deletes the cluster and what was made for it, and returns when it is gone."""
+        """Deletes the cluster and everything made for it, and returns when it is gone."""
 
     def kubeconfig(self, record: Record) -> dict[str, Any]:
-        """How to reach it, as the content of a kubeconfig file whose current context is the one to use."""
+        """The content of a kubeconfig file whose current context is the cluster."""
 
 
-def wait_for(ask: Callable[[], str | None], what: str, tell: Tell, *, seconds: float = PATIENCE) -> None:
-    """Asks until `ask` says None (it is done); what it says until then is told whenever it changes."""
-    told, begin = "", time.monotonic()
-    for pause in _pauses():
-        said = ask()
-        if said is None:
-            return
-        if said != told:
-            tell(said)
-            told = said
+def wait_for(progress: Callable[[], str | None], what: str, tell: Tell, *, seconds: float = STEP_SECONDS) -> None:
+    """Waits until `progress` returns None; its sentences until then are told whenever they change."""
+    last, begin, pause = "", time.monotonic(), FIRST_PAUSE
+    while (sentence := progress()) is not None:
+        if sentence != last:
+            tell(sentence)
+            last = sentence
         if time.monotonic() - begin > seconds:
             raise ClusterError(
-                f"{what} took longer than {seconds / 60:.0f} min ({said}); it may still come to an end: "
+                f"{what} took longer than {seconds / 60:.0f} min ({sentence}); it may still come to an end: "
                 'see "steppe cluster list", and run the same command again to go on waiting'
             )
         time.sleep(pause)
-
-
-def _pauses() -> Iterator[float]:
-    """Short at first, for what is nearly done already; then as slow as a cloud is."""
-    pause = 0.1
-    while True:
-        yield pause
-        pause = min(pause * 1.5, 10.0)
+        pause = min(pause * 1.5, LONGEST_PAUSE)

@@ -15,16 +15,16 @@ from steppe.clusters._base import ID_LABEL, ObservedCluster, ProviderRequest, Re
 from steppe.clusters.eks_steps import NODES, EksStep
 from steppe.clusters.kubeconfig import with_command
 from steppe.clusters.machines import amazon_machine
-from steppe.errors import ClusterError, MissingExtra, UserError
+from steppe.errors import ClusterError, MissingExtra, UserError, clause
 from steppe.specs.running.cluster import ClusterSpec
 
-ROLE_PATIENCE = 120.0
-"""For how many seconds Amazon may not know a role yet that it has just made."""
+ROLE_SECONDS = 120.0
+"""For how long a new role may be unknown to some of Amazon's services."""
 TOKEN_SECONDS = 60
-TAKEN = ("EntityAlreadyExists", "ResourceInUseException", "InvalidLaunchTemplateName.AlreadyExistsException")
-"""How Amazon's services say that there is such a thing already."""
+ALREADY_EXISTS = ("EntityAlreadyExists", "ResourceInUseException", "InvalidLaunchTemplateName.AlreadyExistsException")
+"""The error codes of Amazon's services for a name that is taken."""
 MISSING = ("ResourceNotFoundException", "NoSuchEntity", "InvalidLaunchTemplateName.NotFoundException")
-"""How Amazon's services say that there is no such thing."""
+"""The error codes of Amazon's services for an object that does not exist."""
 _STATES: dict[str, State] = {
     "CREATING": "creating",
     "PENDING": "creating",
@@ -43,11 +43,11 @@ class Eks:
 
     def __init__(self) -> None:
         self._opened: dict[tuple[str | None, ...], Callable[[str], Any]] = {}
-        # Several clusters are looked at in threads at once, and Amazon's sessions do not bear that.
+        # Several threads look at clusters at the same time, and Amazon's sessions are not thread-safe.
         self._lock = threading.Lock()
 
     def place(self, spec: ClusterSpec) -> dict[str, str]:
-        """The region, the zone where one is given, and the profile whose credentials open them."""
+        """The region, the zone if one is given, and the profile with the credentials."""
         zone = re.fullmatch(r"([a-z]{2}(?:-[a-z]+)+-\d+)[a-z]", spec.location or "")
         region = zone[1] if zone else spec.location or _session({}).region_name
         if region is None:
@@ -65,31 +65,32 @@ class Eks:
         }
 
     def requests(self, record: Record) -> list[ProviderRequest]:
-        """The roles, control plane, nodes and the disks' driver; only asks Amazon, if it may, where they would be."""
+        """The requests for roles, control plane, nodes and the disks' driver; with credentials it reads the subnets."""
         if _session(record.place).get_credentials() is None:
-            steps = eks_steps.steps_unasked(record)
-            return [ProviderRequest(f"{step.service}:{step.operation}", step.parameters) for step in steps]
-        with _in_sentences(f'plan cluster "{record.name}"'):
-            steps = eks_steps.steps(record, self._clients(record.place))
+            steps = eks_steps.placeholder_steps(record)
+        else:
+            with _errors_as_sentences(f'plan cluster "{record.name}"'):
+                steps = eks_steps.steps(record, self._clients(record.place))
         return [ProviderRequest(f"{step.service}:{step.operation}", step.parameters) for step in steps]
 
     def create(self, record: Record, tell: Tell) -> None:
-        """Takes every step that was not taken yet, and waits after each that takes Amazon long."""
+        """Takes every step that has not been taken, and waits after each slow one."""
         client = self._clients(record.place)
-        with _in_sentences(f'make cluster "{record.name}"'):
+        with _errors_as_sentences(f'make cluster "{record.name}"'):
             for step in eks_steps.steps(record, client):
                 wait_for(
                     functools.partial(_take, client(step.service), step),
                     f"{step.operation} for cluster {record.name}",
                     tell,
-                    seconds=ROLE_PATIENCE,
+                    seconds=ROLE_SECONDS,
                 )
                 if step.waits_for is not None:
-                    wait_for(_asker(client("eks"), record.name, step.waits_for), f"making {step.waits_for}", tell)
+                    progress = functools.partial(_progress, client("eks"), record.name, step.waits_for)
+                    wait_for(progress, f"making {step.waits_for}", tell)
 
     def look(self, record: Record) -> ObservedCluster:
         """The cluster as Amazon describes it."""
-        with _in_sentences(f'look at cluster "{record.name}"'):
+        with _errors_as_sentences(f'look at cluster "{record.name}"'):
             client = self._clients(record.place)("eks")
             cluster = _unless_missing(lambda: client.describe_cluster(name=record.name)["cluster"])
             if cluster is None:
@@ -98,10 +99,10 @@ class Eks:
                 lambda: client.describe_nodegroup(clusterName=record.name, nodegroupName=NODES)["nodegroup"]
             )
             count = nodes["scalingConfig"]["desiredSize"] if nodes else None
-        return _seen(cluster, count, record.place)
+        return _observed(cluster, count, record.place)
 
     def discover(self) -> list[ObservedCluster]:
-        """All clusters of the account in the region that is set up on this machine."""
+        """All clusters of the account in the default region of this machine."""
         try:
             session = _session({})
         except MissingExtra:
@@ -111,25 +112,29 @@ class Eks:
         place = {"region": session.region_name}
         if os.environ.get("AWS_PROFILE"):
             place["profile"] = os.environ["AWS_PROFILE"]
-        with _in_sentences(f"list the clusters in {session.region_name}"):
+        with _errors_as_sentences(f"list the clusters in {session.region_name}"):
             client = self._clients(place)("eks")
             names = [name for page in client.get_paginator("list_clusters").paginate() for name in page["clusters"]]
-            return [_seen(client.describe_cluster(name=name)["cluster"], None, place) for name in names]
+            return [_observed(client.describe_cluster(name=name)["cluster"], None, place) for name in names]
 
     def delete(self, record: Record, tell: Tell) -> None:
-        """Deletes the nodes, then the control plane, then what was made for them: roles and a launch template."""
+        """Deletes the nodes, then the control plane, then their roles and launch template."""
         client = self._clients(record.place)
         eks, iam = client("eks"), client("iam")
-        with _in_sentences(f'delete cluster "{record.name}"'):
+        with _errors_as_sentences(f'delete cluster "{record.name}"'):
             is_there = self.look(record).state != "gone"
             pools = eks.list_nodegroups(clusterName=record.name)["nodegroups"] if is_there else []
             for pool in pools:
                 _unless_missing(functools.partial(eks.delete_nodegroup, clusterName=record.name, nodegroupName=pool))
             for pool in pools:
-                wait_for(functools.partial(_pool_left, eks, record.name, pool), f'deleting the nodes "{pool}"', tell)
+                wait_for(
+                    functools.partial(_node_deletion_progress, eks, record.name, pool),
+                    f'deleting the nodes "{pool}"',
+                    tell,
+                )
             if self.look(record).state not in ("gone", "deleting"):
                 _unless_missing(lambda: eks.delete_cluster(name=record.name))
-            wait_for(lambda: self._what_is_left(record), f'deleting cluster "{record.name}"', tell)
+            wait_for(lambda: self._deletion_progress(record), f'deleting cluster "{record.name}"', tell)
             if not record.is_owned:
                 return
             for role in eks_steps.role_names(record):
@@ -139,18 +144,18 @@ class Eks:
                 _unless_missing(lambda: client("ec2").delete_launch_template(LaunchTemplateName=name))
 
     def kubeconfig(self, record: Record) -> dict[str, Any]:
-        """Its address and certificate; tokens are made by a command whenever they are needed."""
-        with _in_sentences(f'look at cluster "{record.name}"'):
+        """Its address and certificate; a command makes a token whenever one is needed."""
+        with _errors_as_sentences(f'look at cluster "{record.name}"'):
             cluster = self._clients(record.place)("eks").describe_cluster(name=record.name)["cluster"]
         authority = cluster["certificateAuthority"]["data"]
         return with_command(record.name, cluster["endpoint"], authority, ["cluster", "token", "-c", record.name])
 
     def token(self, record: Record) -> tuple[str, str | None]:
-        """(a token for the cluster's API, which is a signed question who we are; until when it holds)."""
+        """(a token for the cluster's API, its expiry). The token is a presigned GetCallerIdentity request."""
         import base64
         from datetime import UTC, datetime, timedelta
 
-        with _in_sentences(f'open cluster "{record.name}"'):
+        with _errors_as_sentences(f'open cluster "{record.name}"'):
             session = _session(record.place)
             sts = session.client("sts")
             signer = _signer(session, sts)
@@ -167,12 +172,12 @@ class Eks:
                 operation_name="",
             )
         text = base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
-        # The cluster takes it for 15 minutes, whatever the signature says.
+        # The cluster accepts it for 15 minutes, independent of the expiry of the signature.
         until = datetime.now(UTC) + timedelta(minutes=14)
         return f"k8s-aws-v1.{text}", f"{until:%Y-%m-%dT%H:%M:%SZ}"
 
     def _clients(self, place: dict[str, str]) -> Callable[[str], Any]:
-        """Gives Amazon's client of a service, each made once, which takes a good part of a second."""
+        """Returns Amazon's clients by service, each made once, since that takes a good part of a second."""
         key = (place.get("profile"), place.get("region"))
         if key not in self._opened:
             self._opened[key] = functools.cache(_opener(place))
@@ -184,21 +189,21 @@ class Eks:
 
         return client
 
-    def _what_is_left(self, record: Record) -> str | None:
+    def _deletion_progress(self, record: Record) -> str | None:
         if self.look(record).state == "gone":
             return None
         return "Amazon deletes the control plane; this takes a few minutes"
 
 
 def _take(client: Any, step: EksStep) -> str | None:
-    """Takes one step; one that was taken before is fine, and a role that is not known everywhere yet is waited for."""
+    """Takes one step, unless it was taken before; returns the reason to try again if a new role is not known yet."""
     from botocore.exceptions import ClientError
 
     try:
         getattr(client, step.method)(**step.parameters)
     except ClientError as error:
         code, message = error.response["Error"]["Code"], error.response["Error"]["Message"]
-        if code in TAKEN:
+        if code in ALREADY_EXISTS:
             return None
         if code == "InvalidParameterException" and "role" in message.lower():
             return "Amazon makes the roles known to all its services"
@@ -206,32 +211,28 @@ def _take(client: Any, step: EksStep) -> str | None:
     return None
 
 
-def _asker(eks: Any, cluster: str, part: str) -> Callable[[], str | None]:
-    """Asks how far a part of a cluster is; None when it is there."""
-
-    def ask() -> str | None:
-        if part == "the control plane":
-            about, took = eks.describe_cluster(name=cluster)["cluster"], "about ten minutes"
-        elif part == "the nodes":
-            about = eks.describe_nodegroup(clusterName=cluster, nodegroupName=NODES)["nodegroup"]
-            took = "a few minutes"
-        else:
-            about = eks.describe_addon(clusterName=cluster, addonName=eks_steps.DISKS)["addon"]
-            took = "a minute"
-        if about["status"] == "ACTIVE":
-            return None
-        issues = "; ".join(issue["message"] for issue in about.get("health", {}).get("issues", []))
-        if about["status"] in ("CREATE_FAILED", "FAILED", "DELETING", "DEGRADED"):
-            raise ClusterError(
-                f'Amazon could not make {part} of cluster "{cluster}"{f" ({issues})" if issues else ""}; remove what '
-                f"there is of it with: steppe cluster delete -c {cluster}"
-            )
-        return f"Amazon makes {part}; this takes {took}{f' ({issues})' if issues else ''}"
-
-    return ask
+def _progress(eks: Any, cluster: str, part: str) -> str | None:
+    """How far a part of a cluster is; None once it is ready."""
+    if part == "the control plane":
+        about, took = eks.describe_cluster(name=cluster)["cluster"], "about ten minutes"
+    elif part == "the nodes":
+        about = eks.describe_nodegroup(clusterName=cluster, nodegroupName=NODES)["nodegroup"]
+        took = "a few minutes"
+    else:
+        about = eks.describe_addon(clusterName=cluster, addonName=eks_steps.DISKS)["addon"]
+        took = "a minute"
+    if about["status"] == "ACTIVE":
+        return None
+    issues = "; ".join(issue["message"] for issue in about.get("health", {}).get("issues", []))
+    if about["status"] in ("CREATE_FAILED", "FAILED", "DELETING", "DEGRADED"):
+        raise ClusterError(
+            f'Amazon could not make {part} of cluster "{cluster}"{f" ({issues})" if issues else ""}; remove what '
+            f"there is of it with: steppe cluster delete -c {cluster}"
+        )
+    return f"Amazon makes {part}; this takes {took}{f' ({issues})' if issues else ''}"
 
 
-def _seen(cluster: dict[str, Any], num_nodes: int | None, place: dict[str, str]) -> ObservedCluster:
+def _observed(cluster: dict[str, Any], num_nodes: int | None, place: dict[str, str]) -> ObservedCluster:
     return ObservedCluster(
         cluster["name"],
         _STATES.get(cluster["status"], "unknown"),
@@ -242,7 +243,7 @@ def _seen(cluster: dict[str, Any], num_nodes: int | None, place: dict[str, str])
     )
 
 
-def _pool_left(eks: Any, cluster: str, pool: str) -> str | None:
+def _node_deletion_progress(eks: Any, cluster: str, pool: str) -> str | None:
     found = _unless_missing(lambda: eks.describe_nodegroup(clusterName=cluster, nodegroupName=pool))
     return None if found is None else f'Amazon deletes the nodes "{pool}"; this takes a few minutes'
 
@@ -257,7 +258,7 @@ def _delete_role(iam: Any, name: str) -> None:
 
 
 def _unless_missing(ask: Callable[[], Any]) -> Any:
-    """What is asked for, or None where Amazon has no such thing."""
+    """The answer to a request, or None if the object does not exist."""
     from botocore.exceptions import ClientError
 
     try:
@@ -269,7 +270,7 @@ def _unless_missing(ask: Callable[[], Any]) -> Any:
 
 
 def _session(place: dict[str, str]) -> Any:
-    """The credentials and region that Amazon's library finds on this machine, or those a cluster was made with."""
+    """A session with the credentials and region of this machine, or those that a cluster was made with."""
     try:
         import boto3
         from botocore.exceptions import BotoCoreError
@@ -278,11 +279,11 @@ def _session(place: dict[str, str]) -> Any:
     try:
         return boto3.Session(profile_name=place.get("profile"), region_name=place.get("region"))
     except BotoCoreError as error:
-        raise UserError(f"Amazon's credentials cannot be used: {_one_line(error)}") from None
+        raise UserError(f"Amazon's credentials cannot be used: {clause(error)[:300]}") from None
 
 
 def _opener(place: dict[str, str]) -> Callable[[str], Any]:
-    """Opens clients that soon say so when Amazon cannot be reached; by itself one tries for minutes."""
+    """Makes clients that soon fail if Amazon cannot be reached; with default settings they retry for minutes."""
     session = _session(place)
     from botocore.config import Config
 
@@ -304,8 +305,8 @@ def _signer(session: Any, sts: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _in_sentences(what: str) -> Iterator[None]:
-    """Amazon's exceptions as one sentence each."""
+def _errors_as_sentences(what: str) -> Iterator[None]:
+    """Turns each of Amazon's exceptions into one sentence."""
     try:
         from botocore import exceptions
     except ImportError:
@@ -314,11 +315,11 @@ def _in_sentences(what: str) -> Iterator[None]:
         yield
     except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.TokenRetrievalError) as error:
         raise UserError(
-            f"cannot {what}: there are no credentials for Amazon's cloud ({_one_line(error)}); run: aws configure"
+            f"cannot {what}: there are no credentials for Amazon's cloud ({clause(error)[:300]}); run: aws configure"
         ) from None
     except exceptions.ClientError as error:
         about = error.response["Error"]
-        code, message = about.get("Code", ""), _one_line(about.get("Message", "")).rstrip(".")
+        code, message = about.get("Code", ""), clause(about.get("Message", ""))[:300]
         action = f"{error.operation_name}: {message or code}"
         if "AccessDenied" in code or code == "UnauthorizedOperation":
             raise ClusterError(
@@ -333,8 +334,4 @@ def _in_sentences(what: str) -> Iterator[None]:
             ) from None
         raise ClusterError(f"Amazon could not {what} ({action})") from None
     except (exceptions.BotoCoreError, OSError) as error:
-        raise ClusterError(f"cannot {what}: Amazon cannot be reached or asked ({_one_line(error)})") from None
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+        raise ClusterError(f"cannot {what}: Amazon cannot be reached or asked ({clause(error)[:300]})") from None

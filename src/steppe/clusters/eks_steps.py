@@ -1,4 +1,4 @@
-"""The requests that make a cluster on EKS, in order: what a dry run prints is what is sent."""
+"""The requests that make a cluster on EKS, in order; a dry run prints the same ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steppe.errors import UserError
 
 NODES, DISKS = "nodes", "aws-ebs-csi-driver"
 CLUSTER_POLICIES = ["AmazonEKSClusterPolicy"]
-# The last lets the disks' driver, which runs on the nodes, make and attach the disks of experiments.
+# The last policy lets the disks' driver on the nodes make and attach the disks of experiments.
 NODE_POLICIES = [
     "AmazonEKSWorkerNodePolicy",
     "AmazonEKS_CNI_Policy",
@@ -30,9 +30,9 @@ replicas = {clients}
 rename-by-default = false
 fail-requests-greater-than-one = false
 """
-"""What the nodes' system is told: each GPU is handed out as several `nvidia.com/gpu`."""
+"""The setting of the nodes' system that offers each GPU as several `nvidia.com/gpu`."""
 WITHOUT_EKS = {"use1-az3", "usw1-az2", "cac1-az3"}
-"""Zones in which Amazon puts no control plane."""
+"""The zones in which Amazon runs no control plane."""
 NAME_SUBNETS = """name two subnets of yours in different zones (--set 'subnets=["subnet-1", "subnet-2"]')"""
 Client = Callable[[str], Any]
 
@@ -45,22 +45,22 @@ class EksStep:
     operation: str
     parameters: dict[str, Any]
     waits_for: str | None = None
-    """What is to be waited for before the next step, as people call it."""
+    """The part of the cluster to wait for before the next step."""
 
     @property
     def method(self) -> str:
-        """The operation's name in Python: CreateCluster is create_cluster."""
+        """The name of the operation's method: create_cluster for CreateCluster."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.operation).lower()
 
 
 def steps(record: Record, client: Client) -> list[EksStep]:
-    """All steps for a cluster; only asks, such as which subnets there are."""
+    """All steps for a cluster; only reads the account and its subnets."""
     arn = client("sts").get_caller_identity()["Arn"]
     return _steps(record, arn.split(":")[1], arn.split(":")[4], _subnets(record, client("ec2")))
 
 
-def steps_unasked(record: Record) -> list[EksStep]:
-    """The same for a dry run without credentials, with words in capitals for what only Amazon can say."""
+def placeholder_steps(record: Record) -> list[EksStep]:
+    """The steps for a dry run without credentials, with placeholders for the account and the subnets."""
     return _steps(record, "aws", ACCOUNT, record.spec.subnets or ["SUBNET-1", "SUBNET-2"])
 
 
@@ -76,7 +76,7 @@ def _steps(record: Record, partition: str, account: str, subnets: list[str]) -> 
         ),
         *([EksStep("ec2", "CreateLaunchTemplate", _template(record, tags))] if record.spec.gpu_sharing else []),
         EksStep("eks", "CreateNodegroup", _nodes(record, roles + node_role, subnets, tags), "the nodes"),
-        # Without it no experiment gets a disk: a new cluster has neither the driver nor a default storage class.
+        # A new cluster has neither a driver for disks nor a default storage class.
         EksStep(
             "eks",
             "CreateAddon",
@@ -97,7 +97,7 @@ def role_names(record: Record) -> tuple[str, str]:
 
 
 def template_name(record: Record) -> str:
-    """The launch template of nodes that share their GPUs."""
+    """The name of the launch template of nodes that share their GPUs."""
     return f"{_stem(record)}-nodes"
 
 
@@ -137,17 +137,17 @@ def _control_plane(record: Record, role: str, subnets: list[str], tags: dict[str
 
 
 def _template(record: Record, tags: dict[str, str]) -> dict[str, Any]:
-    """What a node group itself cannot say; what is said here cannot be said there, such as the size of the disk."""
+    """The settings that a node group lacks; a setting in both, such as the size of the disk, is refused."""
     settings = GPU_SHARING.format(clients=record.spec.clients_per_gpu)
     return {
         "LaunchTemplateName": template_name(record),
         "LaunchTemplateData": {
             "UserData": base64.b64encode(settings.encode()).decode(),
-            # The second disk is the one for images and containers.
+            # The second disk is for images and containers.
             "BlockDeviceMappings": [
                 {"DeviceName": "/dev/xvdb", "Ebs": {"VolumeSize": record.spec.disk_size, "VolumeType": "gp3"}}
             ],
-            # Two hops, as nodes have without a template: the disks' driver asks from inside a Pod who it is.
+            # Two hops, the default without a template: the disks' driver asks for its identity from inside a Pod.
             "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
         },
         "TagSpecifications": [
@@ -166,10 +166,10 @@ def _nodes(record: Record, role: str, subnets: list[str], tags: dict[str, str]) 
         "nodegroupName": NODES,
         "scalingConfig": {"minSize": spec.num_nodes, "maxSize": spec.num_nodes, "desiredSize": spec.num_nodes},
         **({"launchTemplate": {"name": template_name(record)}} if spec.gpu_sharing else {"diskSize": spec.disk_size}),
-        # One zone: a disk with an experiment's results cannot be attached in another one.
+        # One zone, since a disk with results cannot be attached in another zone.
         "subnets": subnets[:1],
         "instanceTypes": [amazon_machine(spec)],
-        # Of Amazon's systems with NVIDIA's driver, the one that offers GPUs to Pods with nothing to be installed.
+        # The only one of Amazon's systems for NVIDIA that offers GPUs to Pods without installing anything.
         "amiType": "BOTTLEROCKET_x86_64_NVIDIA" if spec.gpus_per_node else "AL2023_x86_64_STANDARD",
         "capacityType": "SPOT" if spec.spot else "ON_DEMAND",
         "nodeRole": role,
@@ -178,9 +178,9 @@ def _nodes(record: Record, role: str, subnets: list[str], tags: dict[str, str]) 
 
 
 def _subnets(record: Record, ec2: Any) -> list[str]:
-    """The subnets of the control plane, in two zones at least; the nodes' one first."""
+    """The subnets of the control plane, in at least two zones; the first is for the nodes."""
     region, wanted = record.place["region"], record.place.get("zone")
-    found = _given(record, ec2) if record.spec.subnets else _default(region, ec2)
+    found = _named_subnets(record, ec2) if record.spec.subnets else _default_subnets(region, ec2)
     by_zone: dict[str, str] = {}
     for subnet in found:
         if subnet.get("AvailabilityZoneId") not in WITHOUT_EKS:
@@ -206,10 +206,10 @@ def _subnets(record: Record, ec2: Any) -> list[str]:
     return [by_zone[zone] for zone in zones[:2]]
 
 
-def _given(record: Record, ec2: Any) -> list[dict[str, Any]]:
-    """The subnets that the spec names, in its order; they must exist, in one network."""
+def _named_subnets(record: Record, ec2: Any) -> list[dict[str, Any]]:
+    """The subnets that the spec names, in its order; they must exist and be in one network."""
     region, names = record.place["region"], record.spec.subnets or []
-    # By a filter: asked for by their ids, one that is not there would hide all others.
+    # A filter ignores subnets that do not exist; a request by ids would fail as a whole.
     found = ec2.describe_subnets(Filters=[{"Name": "subnet-id", "Values": names}])["Subnets"]
     by_name: dict[str, dict[str, Any]] = {subnet["SubnetId"]: subnet for subnet in found}
     missing = [name for name in names if name not in by_name]
@@ -224,7 +224,7 @@ def _given(record: Record, ec2: Any) -> list[dict[str, Any]]:
     return [by_name[name] for name in names]
 
 
-def _default(region: str, ec2: Any) -> list[dict[str, Any]]:
+def _default_subnets(region: str, ec2: Any) -> list[dict[str, Any]]:
     """The subnets of the default network, one in each zone."""
     networks = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
     if not networks:

@@ -16,15 +16,15 @@ from steppe.clusters._base import ID_LABEL, MANAGED, ObservedCluster, ProviderRe
 from steppe.clusters.kubeconfig import with_command
 from steppe.clusters.machines import google_machine
 from steppe.clusters.settings import checked_key, linked
-from steppe.errors import ClusterError, MissingExtra, UserError
+from steppe.errors import ClusterError, MissingExtra, UserError, clause
 from steppe.specs.running.cluster import ClusterSpec
 
 ENDPOINT, ENDPOINT_VARIABLE = "https://container.googleapis.com", "STEPPE_GKE_ENDPOINT"
 DEFAULT_LOCATION = "europe-west1-b"
 ZONES = 3
-"""Over how many zones Google spreads the nodes of a cluster whose location is a region."""
+"""The number of zones over which Google spreads the nodes of a cluster in a region."""
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-# Enough to pull images, to write results to a bucket and to log. Not all of the cloud: whatever runs in a Pod gets it.
+# Enough to pull images, write results to a bucket and log. Every program in a Pod gets these rights, so no more.
 NODE_SCOPES = ["devstorage.read_write", "logging.write", "monitoring"]
 _STATES: dict[str, State] = {
     "PROVISIONING": "creating",
@@ -46,7 +46,7 @@ class Gke:
         self._opened: dict[tuple[str | None, ...], tuple[Any, Any]] = {}
 
     def place(self, spec: ClusterSpec) -> dict[str, str]:
-        """The cloud project, the location, and the path of the key that opens them."""
+        """The cloud project, the location, and the path of the service account's key."""
         link = linked(Path.cwd())
         project = spec.project or link.project
         if project is None:
@@ -72,25 +72,25 @@ class Gke:
         return [ProviderRequest(f"POST {url}", {"cluster": _cluster(record)})]
 
     def create(self, record: Record, tell: Tell) -> None:
-        """Asks for the cluster, unless it was asked for already, and waits."""
+        """Requests the cluster, unless that was done before, and waits until it is ready."""
         client, types = self._client(record.place)
-        with _in_sentences(f'make cluster "{record.name}"', record):
+        with _errors_as_sentences(f'make cluster "{record.name}"', record):
             if self.look(record).state == "gone":
                 wanted = types.CreateClusterRequest(
                     parent=_parent(record), cluster=types.Cluster.from_json(json.dumps(_cluster(record)))
                 )
                 client.create_cluster(request=wanted)
                 tell(f"asked {record.place['project']} for {record.spec.num_nodes} nodes in {record.place['location']}")
-            wait_for(lambda: self._what_is_missing(record), f'making cluster "{record.name}"', tell)
+            wait_for(lambda: self._creation_progress(record), f'making cluster "{record.name}"', tell)
 
     def look(self, record: Record) -> ObservedCluster:
         """The cluster as Google describes it."""
         client, _ = self._client(record.place)
         from google.api_core.exceptions import NotFound
 
-        with _in_sentences(f'look at cluster "{record.name}"', record):
+        with _errors_as_sentences(f'look at cluster "{record.name}"', record):
             try:
-                return _seen(client.get_cluster(name=_full_name(record)), record.place)
+                return _observed(client.get_cluster(name=_full_name(record)), record.place)
             except NotFound:
                 return ObservedCluster(record.name, "gone", place=record.place)
 
@@ -101,23 +101,23 @@ class Gke:
             return []
         place = {"project": link.project, **({"key": link.key} if link.key else {})}
         client, _ = self._client(place)
-        with _in_sentences(f"list the clusters of {link.project}", None):
+        with _errors_as_sentences(f"list the clusters of {link.project}", None):
             answer = client.list_clusters(parent=f"projects/{link.project}/locations/-")
-        return [_seen(cluster, {**place, "location": cluster.location}) for cluster in answer.clusters]
+        return [_observed(cluster, {**place, "location": cluster.location}) for cluster in answer.clusters]
 
     def delete(self, record: Record, tell: Tell) -> None:
-        """Asks for the deletion and waits until the cluster is gone."""
+        """Requests the deletion and waits until the cluster is gone."""
         client, _ = self._client(record.place)
-        with _in_sentences(f'delete cluster "{record.name}"', record):
+        with _errors_as_sentences(f'delete cluster "{record.name}"', record):
             state = self.look(record).state
             if state not in ("gone", "deleting"):
                 client.delete_cluster(name=_full_name(record))
-            wait_for(lambda: self._what_is_left(record), f'deleting cluster "{record.name}"', tell)
+            wait_for(lambda: self._deletion_progress(record), f'deleting cluster "{record.name}"', tell)
 
     def kubeconfig(self, record: Record) -> dict[str, Any]:
-        """Its address and certificate; tokens are fetched by a command whenever they are needed."""
+        """Its address and certificate; a command fetches a token whenever one is needed."""
         client, _ = self._client(record.place)
-        with _in_sentences(f'look at cluster "{record.name}"', record):
+        with _errors_as_sentences(f'look at cluster "{record.name}"', record):
             cluster = client.get_cluster(name=_full_name(record))
         authority = cluster.master_auth.cluster_ca_certificate
         return with_command(
@@ -125,41 +125,41 @@ class Gke:
         )
 
     def token(self, record: Record) -> tuple[str, str | None]:
-        """(a token for the cluster's API, until when it holds)."""
+        """(a token for the cluster's API, its expiry)."""
         credentials = _credentials(record.place)
         import google.auth.transport.requests
 
-        with _in_sentences(f'open cluster "{record.name}"', record):
+        with _errors_as_sentences(f'open cluster "{record.name}"', record):
             credentials.refresh(google.auth.transport.requests.Request())
         return credentials.token, f"{credentials.expiry:%Y-%m-%dT%H:%M:%SZ}" if credentials.expiry else None
 
     def _client(self, place: dict[str, str]) -> tuple[Any, Any]:
-        """(Google's client, the types of its requests), made once: each signs in by itself."""
+        """(Google's client, the types of its requests), made once, since each client signs in."""
         key = (place["project"], place.get("key"))
         if key not in self._opened:
             self._opened[key] = _client(place)
         return self._opened[key]
 
-    def _what_is_missing(self, record: Record) -> str | None:
-        seen = self.look(record)
-        if seen.state == "ready":
+    def _creation_progress(self, record: Record) -> str | None:
+        observed = self.look(record)
+        if observed.state == "ready":
             return None
-        if seen.state in ("broken", "gone", "deleting"):
+        if observed.state in ("broken", "gone", "deleting"):
             raise ClusterError(
-                f'Google could not make cluster "{record.name}"{f" ({seen.reason})" if seen.reason else ""}; remove '
-                f"what there is of it with: steppe cluster delete -c {record.name}"
+                f'Google could not make cluster "{record.name}"{f" ({observed.reason})" if observed.reason else ""}; '
+                f"remove what there is of it with: steppe cluster delete -c {record.name}"
             )
-        return seen.reason or "Google makes the control plane and the nodes; this takes about five minutes"
+        return observed.reason or "Google makes the control plane and the nodes; this takes about five minutes"
 
-    def _what_is_left(self, record: Record) -> str | None:
-        seen = self.look(record)
-        if seen.state == "gone":
+    def _deletion_progress(self, record: Record) -> str | None:
+        observed = self.look(record)
+        if observed.state == "gone":
             return None
-        return seen.reason or "Google deletes the nodes and the control plane; this takes about five minutes"
+        return observed.reason or "Google deletes the nodes and the control plane; this takes about five minutes"
 
 
 def _cluster(record: Record) -> dict[str, Any]:
-    """The cluster as Google's API writes it."""
+    """The cluster in the format of Google's API."""
     spec, labels = record.spec, dict([MANAGED, (ID_LABEL, record.id)])
     is_spread = _is_region(record.place["location"])
     node: dict[str, Any] = {
@@ -189,7 +189,7 @@ def _cluster(record: Record) -> dict[str, Any]:
 
 
 def _accelerator(spec: ClusterSpec) -> dict[str, Any]:
-    # Counts are 64-bit numbers, which JSON for Google's API writes as text.
+    # Counts are 64-bit integers, which are strings in the JSON of Google's API.
     shared = {
         "gpuSharingStrategy": "TIME_SHARING",
         "maxSharedClientsPerGpu": str(spec.clients_per_gpu),
@@ -202,7 +202,7 @@ def _accelerator(spec: ClusterSpec) -> dict[str, Any]:
     }
 
 
-def _seen(cluster: Any, place: dict[str, str]) -> ObservedCluster:
+def _observed(cluster: Any, place: dict[str, str]) -> ObservedCluster:
     reasons = [condition.message for condition in cluster.conditions if condition.message]
     return ObservedCluster(
         cluster.name,
@@ -228,7 +228,7 @@ def _client(place: dict[str, str]) -> tuple[Any, Any]:
 
 
 def _credentials(place: dict[str, str]) -> Any:
-    """Those of the key that the project is linked to, else those that are set up on this machine."""
+    """The credentials of the linked key, else the default ones of this machine."""
     try:
         import google.auth
         from google.auth.exceptions import GoogleAuthError
@@ -243,13 +243,13 @@ def _credentials(place: dict[str, str]) -> Any:
         return google.auth.default(scopes=[SCOPE])[0]
     except (GoogleAuthError, ValueError) as error:
         raise UserError(
-            f"there are no credentials for Google's cloud ({_one_line(error)}); link the project to a service "
+            f"there are no credentials for Google's cloud ({clause(error)[:300]}); link the project to a service "
             'account\'s key with "steppe init -r PROJECT-ID", or run: gcloud auth application-default login'
         ) from None
 
 
 def _endpoint() -> str:
-    """Google's address, or another that is named for tests; a token is never sent unencrypted over a network."""
+    """Google's address, or another one for tests; a token is never sent unencrypted over a network."""
     endpoint = os.environ.get(ENDPOINT_VARIABLE, ENDPOINT).rstrip("/")
     parts = urlsplit(endpoint)
     if parts.scheme == "https":
@@ -263,8 +263,8 @@ def _endpoint() -> str:
 
 
 @contextlib.contextmanager
-def _in_sentences(what: str, record: Record | None) -> Iterator[None]:
-    """Google's exceptions as one sentence each."""
+def _errors_as_sentences(what: str, record: Record | None) -> Iterator[None]:
+    """Turns each of Google's exceptions into one sentence."""
     import requests
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError
@@ -290,21 +290,17 @@ def _in_sentences(what: str, record: Record | None) -> Iterator[None]:
     except exceptions.GoogleAPICallError as error:
         raise ClusterError(f"Google could not {what}: {_message(error)}") from None
     except GoogleAuthError as error:
-        raise ClusterError(f"cannot {what}: Google's sign-in failed ({_one_line(error)})") from None
+        raise ClusterError(f"cannot {what}: Google's sign-in failed ({clause(error)[:300]})") from None
     except (exceptions.RetryError, requests.RequestException, OSError) as error:
-        raise ClusterError(f"cannot {what}: {_endpoint()} cannot be reached ({_one_line(error)})") from None
+        raise ClusterError(f"cannot {what}: {_endpoint()} cannot be reached ({clause(error)[:300]})") from None
 
 
 def _message(error: Any) -> str:
-    return _one_line(error.message or error).rstrip(".")
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+    return clause(error.message or error)[:300]
 
 
 def _is_region(location: str) -> bool:
-    """`europe-west1` is a region, `europe-west1-b` one of its zones."""
+    """Whether a location is a region, such as europe-west1, and not a zone, such as europe-west1-b."""
     return re.fullmatch(r"[a-z]+-[a-z]+\d+", location) is not None
 
 

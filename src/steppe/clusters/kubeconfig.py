@@ -1,4 +1,4 @@
-"""Clusters that are there already: a context of a kubeconfig file, registered under a name."""
+"""Existing clusters: a context of a kubeconfig file, registered under a name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Kubeconfig:
     is_deletable = False
 
     def place(self, spec: ClusterSpec) -> dict[str, str]:
-        """The file and the context in it: the given ones, else those that kubectl would use."""
+        """The file and the context: the given ones, else those that kubectl would use."""
         found = {path: read(path) for path in files(spec.kubeconfig)}
         currents = [content["current-context"] for content in found.values() if content.get("current-context")]
         context = spec.context or next(iter(currents), None)
@@ -37,14 +37,14 @@ class Kubeconfig:
         raise UserError(f'no context "{context}" in {_listed(found)}{did_you_mean(context, known) or there}')
 
     def requests(self, record: Record) -> list[ProviderRequest]:
-        """Nothing is sent: the cluster is there."""
+        """No requests: the cluster exists."""
         return []
 
     def create(self, record: Record, tell: Tell) -> None:
-        """Nothing to do: the cluster is there."""
+        """Does nothing: the cluster exists."""
 
     def look(self, record: Record) -> ObservedCluster:
-        """Whether the context is still in its file; the cluster itself is not asked."""
+        """Ready if the context is still in its file; the cluster itself is not asked."""
         path, context = Path(record.place["kubeconfig"]), record.place["context"]
         try:
             content = read(path)
@@ -55,11 +55,11 @@ class Kubeconfig:
         return ObservedCluster(record.name, "ready", place=record.place)
 
     def discover(self) -> list[ObservedCluster]:
-        """None: a person's contexts are no clusters of Steppe's until they are registered."""
+        """No clusters: a user's contexts are not shown until they are registered."""
         return []
 
     def delete(self, record: Record, tell: Tell) -> None:
-        """Nothing to do: the cluster stays."""
+        """Does nothing: the cluster stays."""
 
     def kubeconfig(self, record: Record) -> dict[str, Any]:
         """The user's own file."""
@@ -67,7 +67,7 @@ class Kubeconfig:
 
 
 def files(named: str | None = None) -> list[Path]:
-    """The one that is named, else those that kubectl would read; only those that exist."""
+    """The named file, else those that kubectl would read; only files that exist."""
     parts = [named] if named else os.environ.get(VARIABLE, "").split(os.pathsep)
     given = [Path(part).expanduser().absolute() for part in parts if part]
     candidates = given or [Path.home() / ".kube" / "config"]
@@ -105,13 +105,13 @@ def namespace_of(content: dict[str, Any], context: str) -> str | None:
 
 
 def authority_of(content: dict[str, Any]) -> str | None:
-    """The certificate authority of the first cluster: no two clusters have the same."""
+    """The certificate authority of the first cluster, which identifies a cluster."""
     clusters = content.get("clusters") or [{}]
     return (clusters[0].get("cluster") or {}).get("certificate-authority-data")
 
 
 def with_command(name: str, server: str, authority: str, arguments: list[str]) -> dict[str, Any]:
-    """A kubeconfig for a cloud's cluster that holds no secret: a command gets a fresh token whenever one is needed."""
+    """A kubeconfig without a secret for a cloud's cluster: a command gets a token whenever one is needed."""
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -123,7 +123,7 @@ def with_command(name: str, server: str, authority: str, arguments: list[str]) -
                     "exec": {
                         "apiVersion": "client.authentication.k8s.io/v1beta1",
                         "command": sys.executable,
-                        # -P: what lies in the folder where kubectl happens to be run must not be imported.
+                        # -P: modules in the current folder of kubectl must not be imported.
                         "args": ["-P", "-m", "steppe", *arguments],
                         "env": None,
                         "interactiveMode": "Never",

@@ -1,4 +1,4 @@
-"""Making and deleting clusters: whatever the provider, nothing is deleted that Steppe did not make, unless forced."""
+"""Making and deleting clusters; for every provider, a cluster that Steppe did not make is deleted only by force."""
 
 from __future__ import annotations
 
@@ -22,53 +22,52 @@ PROVIDERS = ("gke", "eks", "kind", "k3d", "kubeconfig")
 
 @dataclass(frozen=True)
 class ClusterEntry:
-    """A cluster as a list shows it."""
+    """A cluster in a list."""
 
     record: Record
     seen: ObservedCluster
     is_known: bool
-    """Whether Steppe remembers it; one that is only seen at its provider can be deleted by force, and not used."""
+    """Whether Steppe has a record of it; another cluster of a provider can be deleted by force, but not used."""
 
     @property
     def is_deletable(self) -> bool:
-        """Whether it can be deleted at all, and not only forgotten."""
+        """Whether its provider can delete it; if not, it can only be forgotten."""
         return registry.provider(self.record.provider).is_deletable
 
     @property
     def where(self) -> str:
-        """Its place in one word."""
+        """Its location in one word."""
         return self.record.where
 
     @property
     def state(self) -> str:
-        """Its state now; what Steppe is about to do is known before the provider shows it."""
+        """Its state now; "creating" before the provider shows it."""
         is_begun = self.record.state == "creating" and self.seen.state != "broken"
         return self.record.state if is_begun else self.seen.state
 
     @property
     def is_own(self) -> bool:
-        """Whether this very cluster was made by Steppe from here, or is gone; a namesake without a label is not."""
+        """Whether Steppe made this cluster from here, or it is gone; another of the same name lacks the label."""
         is_same = self.seen.state == "gone" or self.seen.id == self.record.id
         return self.is_known and self.record.is_owned and is_same
 
 
 def plan(spec: ClusterSpec, name: str | None = None, made_for: str = "", *, dry_run: bool = False) -> Record:
-    """What would be made of a spec; nothing is made or remembered. A dry run needs no cloud project."""
+    """The record of a cluster to be made; nothing is made or stored. A dry run needs no cloud project."""
     if name is None and spec.name is None:
         raise UserError("the cluster has no name; give one with -n")
     name = name or registry.hyphenated(spec.name or "")
     registry.valid_name(name)
-    spec = spec.model_copy(update={"name": name, "provider": _provider_of(spec)})
-    assert spec.provider is not None
-    if dry_run and spec.provider == "gke" and spec.project is None and linked(Path.cwd()).project is None:
+    chosen = _provider_of(spec)
+    spec = spec.model_copy(update={"name": name, "provider": chosen})
+    if dry_run and chosen == "gke" and spec.project is None and linked(Path.cwd()).project is None:
         spec = spec.model_copy(update={"project": PROJECT})
-    assert spec.provider is not None
-    if spec.subnets and spec.provider != "eks":
-        raise UserError(f'subnets are a setting of provider "eks"; leave them out for "{spec.provider}"')
-    provider = registry.provider(spec.provider)
+    if spec.subnets and chosen != "eks":
+        raise UserError(f'subnets are a setting of provider "eks"; leave them out for "{chosen}"')
+    provider = registry.provider(chosen)
     return Record(
         name,
-        spec.provider,
+        chosen,
         spec,
         is_owned=provider.is_deletable,
         id=secrets.token_hex(4),
@@ -80,15 +79,15 @@ def plan(spec: ClusterSpec, name: str | None = None, made_for: str = "", *, dry_
 
 
 def requests(record: Record) -> list[ProviderRequest]:
-    """What `create` would send."""
+    """The requests that `create` would send."""
     return registry.provider(record.provider).requests(record)
 
 
 def create(record: Record, tell: Tell) -> Reachable:
-    """Makes the cluster that was planned, or goes on making it where that was interrupted."""
+    """Makes a planned cluster, or resumes making it after an interruption."""
     provider = registry.provider(record.provider)
     if registry.knows(record.name):
-        record = _begun(record)
+        record = _unfinished(record)
         seen = provider.look(record)
         if provider.is_deletable and seen.state != "gone" and seen.id != record.id:
             raise ClusterError(
@@ -101,7 +100,7 @@ def create(record: Record, tell: Tell) -> Reachable:
                 f'there is a cluster "{record.name}" at {record.provider} already that Steppe does not know; choose '
                 "another name, or register it with --provider kubeconfig"
             )
-        # Before the first request: whatever happens then, it is known what to look for.
+        # Stored before the first request, so that an interrupted cluster can be found.
         registry.write(record)
     try:
         provider.create(record, tell)
@@ -116,14 +115,14 @@ def create(record: Record, tell: Tell) -> Reachable:
 
 
 def ensure(name: str, spec: ClusterSpec | None, tell: Tell, made_for: str = "") -> Reachable:
-    """The cluster of that name; made from `spec` first where there is none yet, `made_for` an experiment or not."""
+    """The cluster of that name; if there is none, it is made from `spec`, and belongs to the experiment `made_for`."""
     if spec is None or (registry.knows(name) and registry.read(name).state == "ready"):
         return registry.find(name)
     return create(plan(spec, name, made_for), tell)
 
 
 def delete(entry: ClusterEntry, tell: Tell, *, force: bool = False) -> None:
-    """Deletes a cluster and forgets it; one that Steppe did not make only by force, one of a kubeconfig never."""
+    """Deletes a cluster and its record: by force if Steppe did not make it; never one of a kubeconfig."""
     record = entry.record
     provider = registry.provider(record.provider)
     if provider.is_deletable:
@@ -137,14 +136,14 @@ def delete(entry: ClusterEntry, tell: Tell, *, force: bool = False) -> None:
 
 
 def forget(name: str) -> Record | None:
-    """Removes a cluster from what is remembered, and asks and changes nothing at its provider.
+    """Removes the record of a cluster without asking its provider.
 
-    Returns what was remembered; None where that could not be read.
+    Returns the record; None if it could not be read.
     """
     try:
         record = registry.read(name)
     except SteppeError:
-        # One whose file is damaged can be forgotten all the same.
+        # A damaged record can still be forgotten.
         if not registry.knows(name):
             raise
         record = None
@@ -153,7 +152,7 @@ def forget(name: str) -> Record | None:
 
 
 def check_deletable(entry: ClusterEntry, force: bool) -> None:
-    """Refuses to delete what Steppe did not make, unless forced."""
+    """Raises UserError for a cluster that Steppe did not make, unless forced."""
     if force or entry.is_own or entry.seen.state == "gone":
         return
     name = entry.record.name
@@ -169,7 +168,7 @@ def check_deletable(entry: ClusterEntry, force: bool) -> None:
 
 
 def entry(name: str) -> ClusterEntry:
-    """The cluster of that name, known or seen at a provider."""
+    """The cluster of that name, registered or found at a provider."""
     if registry.knows(name):
         record = registry.read(name)
         return ClusterEntry(record, registry.provider(record.provider).look(record), is_known=True)
@@ -192,7 +191,7 @@ def entry(name: str) -> ClusterEntry:
 
 
 def entries() -> tuple[list[ClusterEntry], list[str]]:
-    """(every cluster that is known or can be seen, what could not be asked and why)."""
+    """(every cluster that is registered or visible, why some providers could not be asked)."""
     notes: list[str] = []
     records = []
     for name in registry.names():
@@ -201,7 +200,7 @@ def entries() -> tuple[list[ClusterEntry], list[str]]:
         except SteppeError as error:
             notes.append(str(error))
     with ThreadPoolExecutor(8) as pool:
-        # A cloud that does not answer must not keep the others waiting.
+        # A cloud that does not answer must not delay the others.
         looking = [(record, pool.submit(registry.provider(record.provider).look, record)) for record in records]
         found = []
         for record, future in looking:
@@ -209,7 +208,7 @@ def entries() -> tuple[list[ClusterEntry], list[str]]:
                 seen = future.result()
             except SteppeError as error:
                 notes.append(str(error))
-                # It is taken for what it was; nothing is deleted that could not be asked for.
+                # Its last state is assumed; a cluster in state "unknown" is not deleted.
                 seen = ObservedCluster(record.name, "unknown", id=record.id, place=record.place)
             found.append(ClusterEntry(record, seen, is_known=True))
     others, more = _discovered({(each.record.provider, each.record.name) for each in found})
@@ -217,7 +216,7 @@ def entries() -> tuple[list[ClusterEntry], list[str]]:
 
 
 def _discovered(known: set[tuple[str, str]]) -> tuple[list[ClusterEntry], list[str]]:
-    """(clusters that are seen at their providers but not known, what could not be asked)."""
+    """(clusters that are visible at their providers but not registered, why some could not be asked)."""
     found, notes = [], []
     for name in PROVIDERS:
         try:
@@ -235,7 +234,7 @@ def _discovered(known: set[tuple[str, str]]) -> tuple[list[ClusterEntry], list[s
 
 
 def _provider_of(spec: ClusterSpec) -> str:
-    """The given provider, or the only one that the rest of the spec can mean."""
+    """The given provider, or the only one that fits the rest of the spec."""
     if spec.provider is not None:
         return spec.provider
     if spec.kubeconfig is not None or spec.context is not None:
@@ -245,8 +244,8 @@ def _provider_of(spec: ClusterSpec) -> str:
     raise UserError(f"the cluster has no provider; give --provider {quoted(PROVIDERS)}")
 
 
-def _begun(planned: Record) -> Record:
-    """What is remembered of a cluster that is being made by the same spec."""
+def _unfinished(planned: Record) -> Record:
+    """The record of a cluster that is being made from the same spec; UserError if there is another of that name."""
     record = registry.read(planned.name)
     if record.state != "creating":
         raise UserError(
@@ -262,7 +261,7 @@ def _begun(planned: Record) -> Record:
 
 
 def _clean_up(record: Record, tell: Tell) -> None:
-    """After a failure: where no cluster came of it, nothing is left behind, and nothing is remembered."""
+    """After a failure without a cluster: deletes what was made for it, and its record."""
     provider = registry.provider(record.provider)
     with contextlib.suppress(SteppeError):
         if provider.look(record).state == "gone":

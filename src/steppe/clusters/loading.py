@@ -12,7 +12,7 @@ from steppe.specs.running.cluster import ClusterSpec
 
 
 def load(file: str | Path | None, fields: dict[str, Any], sets: list[str], start: Path) -> ClusterSpec:
-    """The cluster in `file`, then `fields` (None is not given), then each `path=value` of `sets`."""
+    """The cluster in `file`, overridden by `fields` that are not None, then by each `path=value` of `sets`."""
     data: Any = {}
     origins = Origins()
     if file is not None:

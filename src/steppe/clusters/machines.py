@@ -1,4 +1,4 @@
-"""From so many CPUs, so much memory and such GPUs to the name of a cloud's machine type."""
+"""The machine types of clouds for a number of CPUs, an amount of memory and a kind of GPU."""
 
 from __future__ import annotations
 
@@ -14,43 +14,29 @@ GOOGLE_WHOLE = {
     "nvidia-h100-80gb": "a3-highgpu-*",
     "nvidia-h100-mega-80gb": "a3-megagpu-*",
 }
-"""GPUs that Google sells only as part of a machine type."""
+"""GPUs that Google offers only as part of a machine type."""
 
 _SIZES = {2: "large", 4: "xlarge", 8: "2xlarge", 16: "4xlarge", 32: "8xlarge", 48: "12xlarge", 64: "16xlarge"}
 _SIZES |= {96: "24xlarge", 128: "32xlarge"}
 _FAMILIES = {2: "c6i", 4: "m6i", 8: "r6i"}
 """Amazon's families by their GB of memory per CPU, cheapest first."""
-_GPU_MACHINES = {
-    "nvidia-tesla-t4": [
-        ("g4dn.xlarge", 4, 16, 1),
-        ("g4dn.2xlarge", 8, 32, 1),
-        ("g4dn.4xlarge", 16, 64, 1),
-        ("g4dn.8xlarge", 32, 128, 1),
-        ("g4dn.12xlarge", 48, 192, 4),
-        ("g4dn.metal", 96, 384, 8),
-    ],
-    "nvidia-a10g": [
-        ("g5.xlarge", 4, 16, 1),
-        ("g5.2xlarge", 8, 32, 1),
-        ("g5.4xlarge", 16, 64, 1),
-        ("g5.8xlarge", 32, 128, 1),
-        ("g5.12xlarge", 48, 192, 4),
-        ("g5.48xlarge", 192, 768, 8),
-    ],
-    "nvidia-l4": [
-        ("g6.xlarge", 4, 16, 1),
-        ("g6.2xlarge", 8, 32, 1),
-        ("g6.4xlarge", 16, 64, 1),
-        ("g6.8xlarge", 32, 128, 1),
-        ("g6.12xlarge", 48, 192, 4),
-        ("g6.48xlarge", 192, 768, 8),
-    ],
+_GPU_SIZES = [
+    ("xlarge", 4, 16, 1),
+    ("2xlarge", 8, 32, 1),
+    ("4xlarge", 16, 64, 1),
+    ("8xlarge", 32, 128, 1),
+    ("12xlarge", 48, 192, 4),
+]
+_GPU_FAMILIES = {
+    "nvidia-tesla-t4": ("g4dn", ("metal", 96, 384, 8)),
+    "nvidia-a10g": ("g5", ("48xlarge", 192, 768, 8)),
+    "nvidia-l4": ("g6", ("48xlarge", 192, 768, 8)),
 }
-"""Amazon's machines by their GPU: (type, CPUs, GB, GPUs), smallest first."""
+"""Amazon's machines by their GPU: their family and its largest size; all sizes are (name, CPUs, GB, GPUs)."""
 
 
 def google_machine(spec: ClusterSpec) -> str:
-    """The machine type on GKE: the given one, or a custom one of exactly these CPUs and this memory."""
+    """The machine type on GKE: the given one, or a custom one with exactly these CPUs and this memory."""
     if spec.machine_type is not None:
         return spec.machine_type
     whole = GOOGLE_WHOLE.get(spec.gpu_type or "") if spec.gpus_per_node else None
@@ -60,7 +46,7 @@ def google_machine(spec: ClusterSpec) -> str:
             "cpus_per_node and memory_per_node"
         )
     if spec.cpus_per_node is None or spec.memory_per_node is None:
-        # Only N1 machines take GPUs that are bought one by one.
+        # Only N1 machines can be combined with GPUs.
         return "n1-standard-4" if spec.gpus_per_node else GOOGLE_DEFAULT
     cpus, megabytes = spec.cpus_per_node, round(spec.memory_per_node * 4) * 256
     if spec.gpus_per_node:
@@ -81,7 +67,7 @@ def google_machine(spec: ClusterSpec) -> str:
 
 
 def amazon_machine(spec: ClusterSpec) -> str:
-    """The instance type on EKS: the given one, or the smallest that has at least all that is asked for."""
+    """The instance type on EKS: the given one, or the smallest with at least these CPUs, this memory and these GPUs."""
     if spec.machine_type is not None:
         return spec.machine_type
     cpus, memory = spec.cpus_per_node or 0, spec.memory_per_node or 0.0
@@ -98,13 +84,14 @@ def amazon_machine(spec: ClusterSpec) -> str:
 
 def _gpu_machine(spec: ClusterSpec, cpus: int, memory: float) -> str:
     kind = spec.gpu_type or "nvidia-tesla-t4"
-    if kind not in _GPU_MACHINES:
-        known = did_you_mean(kind, _GPU_MACHINES) or f"; those known by name are {quoted(_GPU_MACHINES)}"
+    if kind not in _GPU_FAMILIES:
+        known = did_you_mean(kind, _GPU_FAMILIES) or f"; those known by name are {quoted(_GPU_FAMILIES)}"
         raise UserError(f'unknown gpu_type "{kind}" on eks{known}; for another one give its machine_type')
-    for machine, has_cpus, has_memory, has_gpus in _GPU_MACHINES[kind]:
-        # More GPUs than asked for would be paid for and not used.
+    family, largest = _GPU_FAMILIES[kind]
+    for size, has_cpus, has_memory, has_gpus in [*_GPU_SIZES, largest]:
+        # The number of GPUs must be equal: more of them would be paid for and not used.
         if cpus <= has_cpus and memory <= has_memory and spec.gpus_per_node == has_gpus:
-            return machine
+            return f"{family}.{size}"
     raise UserError(
         f"no machine on eks has {spec.gpus_per_node} of {kind} with {cpus} CPUs and {memory:g} GB; give a machine_type"
     )

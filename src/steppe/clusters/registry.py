@@ -1,4 +1,4 @@
-"""The clusters that Steppe knows: one small file each in the user's own settings, so that all projects share them."""
+"""The registered clusters: one small file each in the user's settings, so that all projects share them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from steppe.specs.loading.validation import validate
 from steppe.specs.running.cluster import ClusterSpec
 
 FOLDER_VARIABLE = "STEPPE_CLUSTERS"
-"""The environment variable that names another folder for what is remembered of clusters."""
-# What every provider takes, Google's being the strictest.
+"""The environment variable that names another folder for the records of clusters."""
+# The names that every provider accepts; Google is the strictest.
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
 def find(name: str) -> Reachable:
-    """How to talk to the cluster of that name; an error names the nearest one there is."""
+    """How to reach the cluster of that name; an error suggests the nearest registered name."""
     record = read(name)
     if record.state != "ready":
         way_out = {
@@ -37,7 +37,7 @@ def find(name: str) -> Reachable:
 
 
 def reach(record: Record) -> Reachable:
-    """How to talk to a cluster that is ready, by the user's own kubeconfig or by one that Steppe writes."""
+    """How to reach a cluster that is ready, by the user's own kubeconfig or by one that Steppe writes."""
     from steppe.clusters import kubeconfig
 
     if record.provider == kubeconfig.NAME:
@@ -53,7 +53,7 @@ def reach(record: Record) -> Reachable:
 
 @functools.cache
 def provider(name: str) -> Provider:
-    """The provider of that name, one for all; its client library is imported only when it is used."""
+    """The only instance of the provider of that name; its client library is imported when it is used."""
     from steppe.clusters.eks import Eks
     from steppe.clusters.gke import Gke
     from steppe.clusters.kind import K3d, Kind
@@ -64,7 +64,7 @@ def provider(name: str) -> Provider:
 
 
 def token(name: str) -> tuple[str, str | None]:
-    """(a fresh token for a cloud's cluster, until when it holds)."""
+    """(a new token for a cloud's cluster, its expiry)."""
     record = read(name)
     make = getattr(provider(record.provider), "token", None)
     if make is None:
@@ -74,18 +74,18 @@ def token(name: str) -> tuple[str, str | None]:
 
 
 def names() -> list[str]:
-    """The names of all known clusters."""
+    """The names of all registered clusters."""
     root = folder()
     return sorted(path.stem for path in root.glob("*.json") if _NAME.fullmatch(path.stem)) if root.is_dir() else []
 
 
 def knows(name: str) -> bool:
-    """Whether there is a cluster of that name."""
+    """Whether a cluster of that name is registered."""
     return _NAME.fullmatch(hyphenated(name)) is not None and _path(name).is_file()
 
 
 def read(name: str) -> Record:
-    """What is remembered of a cluster."""
+    """The record of a cluster."""
     if not knows(name):
         others = names()
         listing = '; "steppe cluster list" shows those there are' if others else '; make one: "steppe cluster create"'
@@ -103,7 +103,7 @@ def read(name: str) -> Record:
 
 
 def write(record: Record) -> None:
-    """Remembers a cluster."""
+    """Stores the record of a cluster."""
     valid_name(record.name)
     data = dataclasses.asdict(dataclasses.replace(record, spec=None))  # type: ignore[arg-type]
     data["spec"] = record.spec.model_dump(mode="json", exclude_none=True)
@@ -111,14 +111,14 @@ def write(record: Record) -> None:
 
 
 def forget(name: str) -> None:
-    """Removes what is remembered of a cluster, and the kubeconfig that Steppe wrote for it."""
+    """Removes the record of a cluster, and the kubeconfig that Steppe wrote for it."""
     for path in (kubeconfig_path(name), _path(name)):
         with storing(path):
             path.unlink(missing_ok=True)
 
 
 def write_kubeconfig(record: Record) -> dict[str, Any]:
-    """Writes and gives the way to reach a cluster that a provider made."""
+    """Writes and returns the kubeconfig of a cluster that a provider made."""
     import yaml
 
     content = provider(record.provider).kubeconfig(record)
@@ -127,12 +127,12 @@ def write_kubeconfig(record: Record) -> dict[str, Any]:
 
 
 def kubeconfig_path(name: str) -> Path:
-    """Where Steppe keeps the way to a cluster that it made."""
+    """The path of the kubeconfig of a cluster that Steppe made."""
     return folder() / f"{hyphenated(name)}.kubeconfig"
 
 
 def folder() -> Path:
-    """Where all this is kept."""
+    """The folder of all records."""
     if os.environ.get(FOLDER_VARIABLE):
         return Path(os.environ[FOLDER_VARIABLE]).expanduser().absolute()
     settings = os.environ.get("XDG_CONFIG_HOME")
@@ -140,12 +140,12 @@ def folder() -> Path:
 
 
 def hyphenated(name: str) -> str:
-    """A name from a file as a cluster can have it: files are called small_cluster, and no cloud takes the "_"."""
+    """A name from a file as a valid name of a cluster: file names have "_", which no cloud accepts."""
     return name.replace("_", "-")
 
 
 def valid_name(name: str) -> str:
-    """The name itself where every provider takes it, else an error that says what a name is made of."""
+    """The name if every provider accepts it; else UserError with the rules."""
     if not _NAME.fullmatch(name):
         valid = hyphenated(name)
         raise UserError(
@@ -161,7 +161,7 @@ def _path(name: str) -> Path:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Writes a file in one step that nobody else may read: the kubeconfig of a local cluster holds its keys."""
+    """Writes a file atomically that only the user may read: the kubeconfig of a local cluster holds its keys."""
     temporary = path.parent / temporary_name(path.name)
     with storing(path):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

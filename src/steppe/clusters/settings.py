@@ -1,4 +1,4 @@
-"""The cloud project that a project is linked to: `steppe init -r` writes it down, the key itself stays where it is."""
+"""The cloud project that a project is linked to by `steppe init -r`; the key itself stays where it is."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ KEY_FIELD = "service_account_key"
 
 @dataclass(frozen=True)
 class CloudLink:
-    """What steppe.json says of the cloud."""
+    """The cloud settings in steppe.json."""
 
     project: str | None = None
     key: str | None = None
-    """The path of the service account's key file; without one the credentials that are set up on this machine."""
+    """The path of the service account's key file; without one the default credentials of this machine are used."""
 
 
 def linked(start: Path) -> CloudLink:
-    """The cloud project of the project that `start` lies in; an empty link where there is none."""
+    """The link of the project that contains `start`; empty if there is none."""
     root = find_project(start)
     about = read_project(root) if root else {}
     if not isinstance(about, dict):
@@ -32,7 +32,7 @@ def linked(start: Path) -> CloudLink:
 
 
 def checked_key(path: str | Path) -> Path:
-    """The absolute path of a service account's key; what is no such key is refused before anything is sent."""
+    """The absolute path of a service account's key; UserError if the file is not one."""
     path = Path(path).expanduser().absolute()
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

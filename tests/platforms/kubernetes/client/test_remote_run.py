@@ -70,21 +70,21 @@ THOUSAND = [pod("driver"), *(pod("worker", number) for number in range(1000))]
 JOBS = [made("Job", f"{RUN}-{role}", role) for role in ("driver", "worker")]
 
 
-def test_a_run_that_answers_is_looked_at_without_its_workers():
+def test_a_driver_that_answers_is_the_only_pod_asked_for():
     server = cluster_of("jobs", [*THOUSAND, *JOBS], said={"status": {"state": "running"}, "is_over": False})
     assert look(server).is_alive
     assert server.sent == 1
     assert server.requested == ["Pod", "Secret"]
 
 
-def test_of_a_thousand_workers_some_are_looked_at_while_the_driver_is_away():
+def test_only_some_of_a_thousand_workers_are_examined_without_a_driver():
     server = cluster_of("jobs", [*THOUSAND, *JOBS])
     assert look(server).phase == "its Pod is starting"
     assert server.sent <= 1 + len(JOBS) + workloads.MOST_PODS
 
 
 @pytest.mark.parametrize("code", [401, 403])
-def test_who_may_not_ask_pods_is_told_so(code):
+def test_a_user_who_may_not_ask_pods_gets_an_error(code):
     forbidden = KubeError('"ann" may not get pods/proxy in namespace "space" of cluster "lab"', code)
     with pytest.raises(KubeError, match=r"may not get pods/proxy"):
         look(cluster_of("jobs", [pod("driver"), *JOBS], said=forbidden))
@@ -99,7 +99,7 @@ BLOCKED = 'the cluster "lab" refuses: error trying to reach service: dial tcp 10
 
 
 @pytest.mark.parametrize("engine", ["jobs", "kuberay"])
-def test_a_driver_that_runs_and_is_not_heard_says_why(engine):
+def test_a_running_driver_without_an_answer_is_explained(engine):
     ray = ray_job(jobDeploymentStatus="Running")
     server = cluster_of(engine, [pod("driver", 0, running_for(40.0)), *JOBS, ray], KubeError(BLOCKED, 503))
     health = look(server)
@@ -114,7 +114,7 @@ def test_a_driver_that_runs_and_is_not_heard_says_why(engine):
     ("seconds", "why"),
     [(5.0, BLOCKED), (40.0, BLOCKED.replace("i/o timeout", "connect: connection refused"))],
 )
-def test_a_driver_that_may_be_starting_is_not_complained_of(seconds, why):
+def test_a_starting_driver_is_not_reported_as_silent(seconds, why):
     server = cluster_of("jobs", [pod("driver", 0, running_for(seconds)), *JOBS], KubeError(why, 503))
     assert look(server).phase == "its Pod is starting"
 
@@ -128,7 +128,7 @@ def ending(seconds: float, number: int = 0) -> Json:
     return left
 
 
-def test_a_driver_that_its_node_does_not_let_go_is_told_with_the_way_out():
+def test_a_driver_on_a_lost_node_is_reported_with_the_kubectl_command():
     said = (
         f"Pod {RUN}-driver-0 on node node-7 does not end, as Pods of a lost node do; when the node is really gone: "
         f"kubectl delete pod {RUN}-driver-0 --namespace space --force"
@@ -139,7 +139,7 @@ def test_a_driver_that_its_node_does_not_let_go_is_told_with_the_way_out():
     assert look(cluster_of("jobs", [ending(60.0), waiting, *JOBS])).phase == said
 
 
-def test_a_driver_that_has_time_left_to_end_or_is_replaced_already_is_not_complained_of():
+def test_an_ending_or_replaced_driver_is_not_reported_as_stuck():
     assert look(cluster_of("jobs", [ending(-10.0), *JOBS])).phase == "its Pod is being replaced"
     assert look(cluster_of("jobs", [ending(60.0), pod("driver", 1), *JOBS])).phase == "its Pod is starting"
 
@@ -162,7 +162,7 @@ def answer(**joined: tuple[int, int, int]) -> Json:
 
 @pytest.mark.parametrize("joined", [{"worker": (0, 2, 0)}, {"server": (0, 1, 0), "worker": (0, 2, 0)}])
 @pytest.mark.parametrize("engine", ["jobs", "kuberay"])
-def test_workers_whose_image_cannot_be_pulled_are_trouble_where_none_has_joined(engine, joined):
+def test_a_missing_worker_image_is_trouble_if_no_worker_has_joined(engine, joined):
     objects = [pod("driver"), pod("worker", 1, NOT_PULLED), pod("worker", 2, NOT_PULLED), *JOBS, ray_job()]
     health = look(cluster_of(engine, objects, said=answer(**joined)))
     assert health.is_alive
@@ -173,19 +173,19 @@ def test_workers_whose_image_cannot_be_pulled_are_trouble_where_none_has_joined(
 
 @pytest.mark.parametrize("joined", [(1, 2, 1), (0, 2, 1)])
 @pytest.mark.parametrize("engine", ["jobs", "kuberay"])
-def test_the_trouble_of_one_worker_ends_nothing_where_another_has_joined(engine, joined):
+def test_trouble_of_one_worker_is_not_final_if_another_has_joined(engine, joined):
     objects = [pod("driver"), pod("worker", 1, NOT_PULLED), pod("worker", 2), *JOBS, ray_job()]
     health = look(cluster_of(engine, objects, said=answer(worker=joined)))
     assert health.phase.startswith(f"{joined[0]} of 2 workers are ready: the image steppe:1 of Pod {RUN}-worker-1")
     assert health.trouble == ""
 
 
-def test_a_quota_that_is_enough_for_the_driver_only_is_trouble():
+def test_a_quota_with_room_for_the_driver_only_is_trouble():
     health = look(cluster_of("jobs", [pod("driver"), *JOBS, NO_ROOM], said=answer(worker=(0, 2, 0))))
     assert health.trouble.startswith("the namespace has no room for a Pod: exceeded quota: small, requested: pods=1")
 
 
-def test_a_parameter_server_that_is_missing_is_trouble_though_another_has_joined():
+def test_a_missing_parameter_server_is_trouble_even_if_another_has_joined():
     objects = [pod("driver"), pod("server", 1), pod("server", 2, NOT_PULLED), pod("worker"), *JOBS]
     objects.append(made("Job", f"{RUN}-server", "server"))
     health = look(cluster_of("jobs", objects, said=answer(server=(1, 2, 1), worker=(1, 1, 1))))
@@ -199,7 +199,7 @@ def queued(role: str) -> Json:
     return job
 
 
-def test_a_driver_or_workers_in_a_queue_are_told_as_such():
+def test_queued_drivers_and_workers_are_reported_as_queued():
     health = look(cluster_of("jobs", [queued("driver"), queued("worker")]))
     assert (health.phase, health.is_queued) == (f'Job {RUN}-driver waits for its turn in queue "team"', True)
     health = look(cluster_of("jobs", [pod("driver"), JOBS[0], queued("worker")], said=answer(worker=(0, 2, 0))))
@@ -208,7 +208,7 @@ def test_a_driver_or_workers_in_a_queue_are_told_as_such():
     assert look(cluster_of("kuberay", [ray_job(jobDeploymentStatus="Suspended")])).is_queued
 
 
-def test_workers_that_have_given_up_are_final():
+def test_workers_that_have_given_up_are_trouble():
     gone = ended_job("Complete", role="worker")
     health = look(cluster_of("jobs", [pod("driver"), JOBS[0], gone], said=answer(worker=(0, 2, 1))))
     assert health.trouble == f"the Pods of Job {RUN}-worker have given up waiting for the driver; stop and resume it"
@@ -217,7 +217,7 @@ def test_workers_that_have_given_up_are_final():
 
 
 @pytest.mark.parametrize("kind", ["Complete", "Failed"])
-def test_workers_of_one_job_that_have_given_up_end_nothing_while_those_of_another_train(kind):
+def test_workers_that_have_given_up_are_no_trouble_while_another_job_trains(kind):
     gone = ended_job(kind, role="worker")
     gone["metadata"]["name"] = f"{RUN}-worker-2"
     server = cluster_of("jobs", [pod("driver"), pod("worker"), *JOBS, gone], said=answer(worker=(6, 7, 7)))
@@ -232,14 +232,14 @@ def test_workers_of_one_job_that_have_given_up_end_nothing_while_those_of_anothe
     assert f"Job {RUN}-worker-2 " in look(server).trouble
 
 
-def test_workers_whose_jobs_have_all_given_up_are_final():
+def test_workers_are_trouble_once_all_their_jobs_have_given_up():
     both = [ended_job("Complete", role="worker") for _ in range(2)]
     both[1]["metadata"]["name"] = f"{RUN}-worker-2"
     health = look(cluster_of("jobs", [pod("driver"), JOBS[0], *both], said=answer(worker=(0, 7, 7))))
     assert "have given up waiting for the driver" in health.trouble
 
 
-def test_a_lack_that_ends_the_run_is_told_before_workers_that_have_given_up():
+def test_a_missing_server_is_reported_before_workers_that_have_given_up():
     gone, server = ended_job("Complete", role="worker"), made("Job", f"{RUN}-server", "server")
     gone["metadata"]["name"] = f"{RUN}-worker-2"
     objects = [pod("driver"), pod("worker"), pod("server", 1, NOT_PULLED), *JOBS, gone, server]
@@ -247,7 +247,7 @@ def test_a_lack_that_ends_the_run_is_told_before_workers_that_have_given_up():
     assert f"Pod {RUN}-server-1" in health.trouble
 
 
-def test_workers_that_are_on_their_way_are_counted():
+def test_starting_workers_are_counted():
     health = look(cluster_of("jobs", [pod("driver"), pod("worker"), *JOBS], said=answer(worker=(0, 1, 0))))
     assert (health.phase, health.trouble) == ("0 of 1 workers are ready", "")
 
@@ -260,7 +260,7 @@ def test_the_one_worker_of_a_thousand_that_does_not_run_is_found():
     assert server.sent <= 1 + len(JOBS) + 2 * workloads.MOST_PODS
 
 
-def test_missing_workers_are_not_looked_at_every_second(monkeypatch):
+def test_missing_workers_are_not_examined_every_second(monkeypatch):
     now = 1000.0
     set_clock(monkeypatch, monotonic=lambda: now)
     server = cluster_of("jobs", [pod("driver"), pod("worker", 1, NOT_PULLED), *JOBS], said=answer(worker=(1, 2, 1)))
@@ -275,7 +275,7 @@ def test_missing_workers_are_not_looked_at_every_second(monkeypatch):
     assert "Job" in server.requested
 
 
-def test_a_first_worker_is_seen_at_once():
+def test_the_first_worker_is_noticed_at_once():
     server = cluster_of("jobs", [pod("driver"), pod("worker", 1, NOT_PULLED), *JOBS], said=answer(worker=(0, 2, 0)))
     run = RemoteRun(server, RUN)
     assert run.look().trouble
@@ -284,14 +284,14 @@ def test_a_first_worker_is_seen_at_once():
 
 
 @pytest.mark.parametrize(("engine", "is_final"), [("jobs", False), ("kuberay", True)])
-def test_while_the_driver_is_away_only_kuberays_workers_can_be_what_it_waits_for(engine, is_final):
+def test_without_a_driver_only_workers_of_kuberay_are_trouble(engine, is_final):
     health = look(cluster_of(engine, [pod("driver"), pod("worker", 1, NOT_PULLED), *JOBS, ray_job()]))
     assert "the image steppe:1 of Pod" in health.phase
     assert bool(health.trouble) == is_final
 
 
 @pytest.mark.parametrize("engine", ["jobs", "kuberay"])
-def test_a_driver_that_moves_is_not_ended_by_one_of_its_workers(engine):
+def test_trouble_of_one_worker_does_not_end_a_moving_driver(engine):
     objects = [pod("driver"), pod("worker", 1, NOT_PULLED), pod("worker", 2), *JOBS, ray_job()]
     assert look(cluster_of(engine, objects)).trouble == ""
 
@@ -301,7 +301,7 @@ PENDING = [[], [pod("driver", 0, NOT_PULLED)], [pod("driver", 0, {"terminated": 
 
 @pytest.mark.parametrize("drivers", [*PENDING, [pod("driver")]])
 @pytest.mark.parametrize("read", [RemoteRun.log, RemoteRun.files])
-def test_no_reader_takes_the_disk_from_a_driver_that_is_to_come(monkeypatch, read, drivers):
+def test_no_reader_is_started_that_would_block_the_disk_of_a_driver(monkeypatch, read, drivers):
     monkeypatch.setattr(RemoteRun, "_reader", lambda self: pytest.fail("a reader would be started"))
     with pytest.raises(ClusterError, match=r"its files cannot be read now: .*; try again when its driver answers"):
         read(RemoteRun(cluster_of("jobs", [*drivers, *JOBS]), RUN))
@@ -309,14 +309,14 @@ def test_no_reader_takes_the_disk_from_a_driver_that_is_to_come(monkeypatch, rea
 
 @pytest.mark.parametrize("drivers", [*PENDING, [pod("driver")]])
 @pytest.mark.parametrize("pods", [{"results": "s3://bucket/runs"}, {"access_mode": "ReadWriteMany"}])
-def test_a_reader_that_takes_no_disk_from_a_driver_shows_the_files_meanwhile(monkeypatch, pods, drivers):
+def test_a_reader_shows_the_files_if_it_blocks_no_disk(monkeypatch, pods, drivers):
     monkeypatch.setattr(RemoteRun, "_reader", lambda self: contextlib.nullcontext("reader"))
     server = cluster_of("jobs", [*drivers, *JOBS], pods=pods)
     server.answers = shown_by_the_reader
     assert RemoteRun(server, RUN).files() == []
 
 
-def test_who_follows_a_log_waits_for_the_driver_without_a_reader(monkeypatch):
+def test_following_a_log_waits_for_the_driver_without_a_reader(monkeypatch):
     monkeypatch.setattr(RemoteRun, "_reader", lambda self: pytest.fail("a reader would be started"))
     run = RemoteRun(cluster_of("jobs", JOBS, pods={"results": "s3://bucket/runs"}), RUN)
     with pytest.raises(ClusterError, match="its files cannot be read now"):
@@ -333,7 +333,7 @@ def ended_driver() -> Json:
 
 
 @pytest.mark.parametrize("engine", ["jobs", "kuberay"])
-def test_a_reader_shows_the_files_where_no_driver_will(monkeypatch, engine):
+def test_a_reader_shows_the_files_if_no_driver_will(monkeypatch, engine):
     @contextlib.contextmanager
     def reader(self: RemoteRun) -> Any:
         yield "reader"
@@ -355,20 +355,20 @@ def ended_job(kind: str, message: str = "", role: str = "driver") -> Json:
 
 
 @pytest.mark.parametrize("stored", ["completed", "paused", "stopped"])
-def test_a_job_that_completed_and_whose_pod_is_gone_is_seen_by_its_results(monkeypatch, stored):
+def test_the_status_of_a_completed_job_without_pods_comes_from_its_results(monkeypatch, stored):
     monkeypatch.setattr(RemoteRun, "_status_of_results", lambda self: {"state": stored})
     health = look(cluster_of("jobs", [ended_job("Complete")]))
     assert (health.status, health.is_alive, health.trouble) == ({"state": stored}, False, "")
 
 
-def test_a_job_that_failed_and_whose_pod_is_gone_has_failed(monkeypatch):
+def test_a_failed_job_without_pods_is_a_failed_run(monkeypatch):
     monkeypatch.setattr(RemoteRun, "_status_of_results", lambda self: {"state": "running"})
     health = look(cluster_of("jobs", [ended_job("Failed", "backoff limit reached")]))
     assert (health.status, health.is_alive) == ({"state": "running"}, False)
     assert health.trouble == f"Job {RUN}-driver has failed: backoff limit reached"
 
 
-def test_a_job_that_failed_is_told_even_if_its_results_cannot_be_read(monkeypatch):
+def test_a_failed_job_is_reported_even_if_its_results_are_unreadable(monkeypatch):
     def unreadable(self: RemoteRun) -> Json:
         raise ClusterError("the results cannot be read")
 
@@ -378,7 +378,7 @@ def test_a_job_that_failed_is_told_even_if_its_results_cannot_be_read(monkeypatc
     assert "has failed: backoff limit reached" in health.trouble
 
 
-def test_a_job_that_failed_says_what_its_last_pod_died_of():
+def test_a_failed_job_reports_the_end_of_its_last_pod():
     words = json.dumps({"status": {"state": "running", "reason": "exit code 7"}, "is_over": False})
     dead = pod("driver", 0, {"terminated": {"exitCode": 1, "reason": "OOMKilled", "message": words}})
     health = look(cluster_of("jobs", [dead, ended_job("Failed", "backoff limit reached")]))
@@ -398,7 +398,7 @@ def beside(driver: Json, **ended: Any) -> Json:
 OUT_OF_MEMORY = {"reason": "OOMKilled", "exitCode": 137}
 
 
-def test_a_simulator_that_has_ended_is_told_while_its_driver_looks_for_it():
+def test_an_ended_simulator_is_reported_while_its_driver_runs():
     door = {"status": {"state": "running", "phase": "training"}, "is_over": False}
     health = look(cluster_of("jobs", [beside(pod("driver"), **OUT_OF_MEMORY), *JOBS], door))
     assert health.is_alive
@@ -416,7 +416,7 @@ def test_a_simulator_that_has_ended_is_told_while_its_driver_looks_for_it():
         ({"exitCode": 2}, "has ended: exit code 2"),
     ],
 )
-def test_a_failure_for_want_of_a_simulator_says_what_became_of_it(is_answering, ended, said):
+def test_a_failure_without_a_simulator_reports_how_that_ended(is_answering, ended, said):
     words = {"status": {"state": "failed", "reason": "the environment is away"}, "is_over": True}
     state = None if is_answering else {"terminated": {"exitCode": 3, "message": json.dumps(words)}}
     health = look(cluster_of("jobs", [beside(pod("driver", 0, state), **ended), *JOBS], words))
@@ -425,21 +425,21 @@ def test_a_failure_for_want_of_a_simulator_says_what_became_of_it(is_answering, 
     )
 
 
-def test_a_simulator_that_has_ended_well_or_beside_a_run_that_completed_is_not_told():
+def test_a_simulator_that_ended_well_or_after_a_completed_run_is_not_reported():
     words = {"status": {"state": "completed", "reason": "done"}, "is_over": True}
     assert look(cluster_of("jobs", [beside(pod("driver"), exitCode=143), *JOBS], words)).status["reason"] == "done"
     words["status"] = {"state": "failed", "reason": "its own"}
     assert look(cluster_of("jobs", [beside(pod("driver"), exitCode=0), *JOBS], words)).status["reason"] == "its own"
 
 
-def test_waiting_for_the_end_of_a_thousand_pods_asks_for_one_of_them():
+def test_waiting_until_a_thousand_pods_are_gone_lists_one_of_them():
     server, labels = cluster_of("jobs", [*THOUSAND]), {naming.RUN: RUN}
     assert Kube.wait_until_gone(server, "Pod", labels, seconds=0.0) == [THOUSAND[0]["metadata"]["name"]]
     assert server.sent == 1
     assert Kube.wait_until_gone(server, "Pod", labels | {naming.ROLE: "nobody"}) == []
 
 
-def test_an_empty_page_is_not_the_end_of_pods(monkeypatch):
+def test_an_empty_page_does_not_mean_that_all_pods_are_gone(monkeypatch):
     # A server may look at some objects only, and say that there are more.
     server = cluster_of("jobs", [*THOUSAND])
     everything = server.listed
@@ -447,12 +447,12 @@ def test_an_empty_page_is_not_the_end_of_pods(monkeypatch):
     assert Kube.wait_until_gone(server, "Pod", {naming.RUN: RUN}, seconds=0.0)
 
 
-def test_without_anything_that_makes_pods_the_run_is_not_alive():
+def test_a_run_without_a_workload_is_not_alive():
     assert not look(cluster_of("jobs", [])).is_alive
     assert not look(cluster_of("kuberay", [])).is_alive
 
 
-def test_a_ray_job_says_what_it_waits_for():
+def test_a_ray_job_reports_its_phase():
     assert "waits for the KubeRay operator" in look(cluster_of("kuberay", [ray_job()])).phase
     assert look(cluster_of("kuberay", [ray_job(jobDeploymentStatus="Initializing")])).phase == "waiting for a Pod"
 
@@ -475,7 +475,7 @@ def test_an_image_without_rays_dashboard_is_named():
         ("FAILED", "running", False, "RayJob steppe-first-12345678 has ended: out of luck"),
     ],
 )
-def test_a_ray_job_that_has_ended_is_seen_by_its_results(monkeypatch, job, stored, is_alive, trouble):
+def test_the_status_of_an_ended_ray_job_comes_from_its_results(monkeypatch, job, stored, is_alive, trouble):
     phase = "Complete" if job == "SUCCEEDED" else "Failed"
     server = cluster_of("kuberay", [ray_job(jobDeploymentStatus=phase, jobStatus=job, message="out of luck")])
     monkeypatch.setattr(RemoteRun, "_status_of_results", lambda self: {"state": stored})

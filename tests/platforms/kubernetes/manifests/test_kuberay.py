@@ -86,7 +86,7 @@ def test_a_ray_job_has_only_fields_that_kuberay_knows(ray_planned):
 
 
 @pytest.mark.parametrize("fields", [{}, {"num_workers": 7, "ray": {"gpus_per_worker": 0.33}, "name": "9_a.B" * 20}])
-def test_kuberay_takes_it(ray_planned, fields):
+def test_kuberay_accepts_the_ray_job(ray_planned, fields):
     job = job_of(ray_planned(**fields))
     jsonschema.Draft7Validator(closed(schema_of())).validate({"spec": job["spec"]})
     assert refusal_of(job) is None
@@ -102,7 +102,7 @@ def test_kuberay_takes_it(ray_planned, fields):
         (lambda job: job["spec"]["rayClusterSpec"]["headGroupSpec"].update(resources={"CPU": "1"}), "rayStartParams"),
     ],
 )
-def test_the_stand_in_of_its_operator_refuses_what_it_would(ray_planned, change, refusal):
+def test_the_fake_operator_refuses_the_same_mistakes_as_kuberay(ray_planned, change, refusal):
     job = job_of(ray_planned())
     change(job)
     assert refusal in refusal_of(job)
@@ -128,7 +128,7 @@ def test_its_pods_are_valid(ray_planned, version):
         kubernetes_validate.validate(made, version, strict=True)
 
 
-def test_it_replaces_the_jobs_and_belongs_to_the_root(ray_planned):
+def test_the_ray_job_replaces_the_jobs_and_is_owned_by_the_root(ray_planned):
     plan = ray_planned()
     made = render(plan, owner_uid="uid")
     assert [each["kind"] for each in made] == [
@@ -149,13 +149,13 @@ def test_run_modes_without_ray_are_jobs_whatever_the_engine(ray_planned, mode):
     assert root(plan)["metadata"]["annotations"][naming.ENGINE] == "jobs"
 
 
-def test_a_cluster_can_ask_for_it_for_all_its_experiments(planned):
+def test_a_cluster_can_choose_kuberay_for_all_its_experiments(planned):
     plan = planned({"kubernetes": {"engine": "kuberay"}}, run_mode="distributed")
     assert job_of(plan)["metadata"]["name"] == plan.name
 
 
 @pytest.mark.parametrize("name", ["x", "A_very.long-name_of-an_experiment.with-signs" * 2, "1"])
-def test_kuberay_takes_its_name(ray_planned, name):
+def test_kuberay_accepts_the_name_of_every_experiment(ray_planned, name):
     found = job_of(ray_planned(name=name))["metadata"]["name"]
     assert len(found) <= 47
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", found)
@@ -187,12 +187,12 @@ def test_only_the_head_has_the_results_and_a_token(ray_planned):
         assert mounted == {"experiment", "memory", "steppe-tmp"}
 
 
-def test_kuberay_says_what_containers_run(ray_planned):
+def test_kuberay_sets_the_commands_of_containers(ray_planned):
     for group in groups_of(ray_planned()):
         assert not {"command", "args"} & set(container_of(group))
 
 
-def test_ray_asks_for_a_token(ray_planned):
+def test_ray_demands_a_token(ray_planned):
     assert job_of(ray_planned())["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
     made = job_of(ray_planned())
     assert not kuberay.is_too_old_for(made)
@@ -224,7 +224,7 @@ def test_workers_share_a_gpu_by_fractions(ray_planned):
     assert json.loads(group["rayStartParams"]["resources"].strip("'")) == {"steppe_worker": 3}
 
 
-def test_the_queue_and_what_pods_are_told_pass_through(ray_planned):
+def test_queue_and_pod_settings_reach_the_ray_job(ray_planned):
     own = {
         "queue": "team",
         "node_selector": {"pool": "a"},
@@ -243,13 +243,13 @@ def test_the_queue_and_what_pods_are_told_pass_through(ray_planned):
     assert variables_of(container_of(head_of(plan)))["RAY_JOB_STOP_WAIT_TIME_S"] == "90"
 
 
-def test_modules_are_where_the_driver_works(ray_planned):
+def test_the_driver_works_in_the_folder_of_the_modules(ray_planned):
     plan = ray_planned(modules={"mine.py": "x = 1\n"})
     assert job_of(plan)["spec"]["entrypoint"].startswith("cd /steppe/modules && exec python3 ")
     assert all("modules" in volumes_of(group) for group in groups_of(plan))
 
 
-def test_ray_understands_how_it_is_started(ray_planned):
+def test_ray_accepts_its_start_parameters(ray_planned):
     scripts = pytest.importorskip("ray.scripts.scripts")
     plan = ray_planned(ray={"gpus_per_worker": 0.5})
     parsed = []
@@ -319,7 +319,7 @@ def drive(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("told", [(pods.RAY_VARIABLE, "127.0.0.1:1"), ("STEPPE_POD_HAS_SIDECARS", "1")])
-def test_a_training_that_ends_without_a_word_begins_again_in_the_same_pod(drive, tmp_path, told):
+def test_a_training_that_dies_restarts_in_the_same_pod(drive, tmp_path, told):
     count = tmp_path / "count"
     training = f"""
         import pathlib, sys
@@ -333,7 +333,7 @@ def test_a_training_that_ends_without_a_word_begins_again_in_the_same_pod(drive,
     assert not roles.DRIVER_FILE.exists()
 
 
-def test_a_training_that_fails_for_good_does_not_begin_again(drive):
+def test_a_training_that_failed_for_good_does_not_restart(drive):
     assert drive("import sys; sys.exit(3)").wait(60) == 3
 
 

@@ -77,7 +77,7 @@ def test_tokens_are_in_no_manifest_that_is_printed(planned):
     assert TOKENS["door"] not in as_yaml(render(plan))
 
 
-def test_yaml_is_what_was_rendered(planned):
+def test_the_yaml_has_the_same_content_as_the_manifests(planned):
     manifests = render(planned(run_mode="distributed"))
     text = as_yaml(manifests, "two\nlines")
     assert text.startswith("# two\n# lines\n---\n")
@@ -93,7 +93,7 @@ def test_no_pod_gets_a_token_of_the_cluster_or_runs_as_root(planned):
             assert pod["securityContext"]["runAsNonRoot"] is True
 
 
-def test_threads_agree_with_the_cpus_that_are_promised(planned):
+def test_threads_match_the_requested_cpus(planned):
     plan = planned(run_mode="multi-threaded", num_workers=6, kubernetes={"driver": {"cpus": 4.5, "memory": 2}})
     container = container_of(plan, "driver")
     assert container["resources"]["requests"] == {"cpu": "4500m", "memory": "2048Mi"}
@@ -101,7 +101,7 @@ def test_threads_agree_with_the_cpus_that_are_promised(planned):
     assert {variables_of(container)[name] for name in ("OMP_NUM_THREADS", "STEPPE_CORES")} == {"4"}
 
 
-def test_without_more_words_a_threaded_driver_has_a_cpu_for_each_worker(planned):
+def test_a_threaded_driver_has_a_cpu_for_each_worker_by_default(planned):
     assert (
         container_of(planned(run_mode="multi-threaded", num_workers=6), "driver")["resources"]["requests"]["cpu"]
         == "6000m"
@@ -132,7 +132,7 @@ def test_workers_share_a_gpu_by_fractions(planned, share, workers, pods, gpus, m
     ("workers", "shape"),
     [(7, [("worker", 2, 3), ("worker-2", 1, 1)]), (8, [("worker", 2, 3), ("worker-2", 1, 2)]), (9, [("worker", 3, 3)])],
 )
-def test_async_starts_as_many_workers_as_it_is_told_however_they_share_gpus(planned, workers, shape):
+def test_async_starts_the_exact_number_of_workers_that_share_gpus(planned, workers, shape):
     plan = planned(run_mode="async", num_workers=workers, ray={"gpus_per_worker": 0.33})
     made = [job for job in jobs(plan) if job["metadata"]["labels"][naming.ROLE] == "worker"]
     found = []
@@ -146,7 +146,7 @@ def test_async_starts_as_many_workers_as_it_is_told_however_they_share_gpus(plan
     assert sum(pods * members for _, pods, members in found) == workers
 
 
-def test_modules_have_keys_that_a_config_map_takes(planned):
+def test_modules_have_valid_keys_in_a_config_map(planned):
     paths = ["levels/eins (1).txt", "levels/eins_(1).txt", "größe.py", "x" * 300 + ".py"]
     plan = planned(modules=dict.fromkeys(paths, "text"))
     keys = [key for key in root(plan)["data"] if key.startswith("module-")]
@@ -157,12 +157,12 @@ def test_modules_have_keys_that_a_config_map_takes(planned):
     assert {item["path"]: item["key"] for item in volume["configMap"]["items"]} == dict(zip(paths, keys, strict=True))
 
 
-def test_a_cluster_says_how_many_workers_share_a_gpu_at_most(planned):
+def test_a_cluster_limits_how_many_workers_share_a_gpu(planned):
     plan = planned({"clients_per_gpu": 10}, run_mode="async", num_workers=20, ray={"gpus_per_worker": 0.1})
     assert variables_of(container_of(plan, "worker"))["STEPPE_POD_MEMBERS"] == "10"
 
 
-def test_an_experiment_says_it_before_its_cluster(planned):
+def test_the_experiments_limit_of_workers_on_a_gpu_precedes_the_clusters(planned):
     ray = {"gpus_per_worker": 0.1, "workers_per_gpu": 5}
     plan = planned({"clients_per_gpu": 10}, run_mode="async", num_workers=20, ray=ray)
     assert variables_of(container_of(plan, "worker"))["STEPPE_POD_MEMBERS"] == "5"
@@ -190,14 +190,14 @@ def test_on_a_cluster_that_shares_gpus_each_pod_asks_for_its_parts(planned, prov
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0, 2.0])
-def test_gke_shares_no_more_than_one_part_with_a_pod(planned, share):
+def test_gke_refuses_more_than_one_part_of_a_gpu_for_a_pod(planned, share):
     cluster = {"provider": "gke", "gpus_per_node": 1, "gpu_sharing": True}
     plan = planned(cluster, run_mode="async", ray={"gpus_per_worker": share})
     with pytest.raises(UserError, match=r"gives each Pod one of a GPU's 3 parts; ask for 0\.33 or less"):
         jobs(plan)
 
 
-def test_what_the_specs_add_reaches_the_pods(planned):
+def test_settings_of_both_specs_reach_the_pods(planned):
     cluster = {
         "kubernetes": {
             "image": "registry/steppe:1",
@@ -241,7 +241,7 @@ def test_what_the_specs_add_reaches_the_pods(planned):
     assert beside == ["registry/steppe:1", "registry/world:1"]
 
 
-def test_a_remote_environment_stands_beside_whoever_opens_it(planned):
+def test_simulators_run_beside_all_pods_that_open_environments(planned):
     own = {"sidecars": [{"image": "world:1"}]}
     beside = {
         mode: [
@@ -252,7 +252,7 @@ def test_a_remote_environment_stands_beside_whoever_opens_it(planned):
     assert beside == {"single": [2], "multi-threaded": [2], "distributed": [2, 1, 2], "async": [2, 2]}
 
 
-def test_a_driver_knows_that_a_simulator_keeps_its_pod(planned):
+def test_a_driver_knows_that_it_has_sidecars(planned):
     for sidecars, told in (([{"image": "world:1"}], "1"), ([], None)):
         driver = job_of(planned(kubernetes={"sidecars": sidecars}), "driver")
         container = driver["spec"]["template"]["spec"]["containers"][0]
@@ -269,12 +269,12 @@ def test_the_root_holds_the_experiment_and_the_users_modules(planned):
     assert found == {"worlds/__init__.py": "", "worlds/a.py": "x = 1\n"}
 
 
-def test_modules_that_are_too_large_are_named_with_a_way_out(planned):
+def test_modules_that_are_too_large_are_refused_with_a_remedy(planned):
     with pytest.raises(UserError, match=r"take 2\.0 MB, and a cluster takes 1 MB; .*kubernetes\.image"):
         root(planned(modules={"big.py": "#" * 2_000_000}))
 
 
-def test_what_modules_read_goes_along_as_it_is(planned):
+def test_files_that_modules_read_are_included_unchanged(planned):
     manifest = root(planned(modules={"worlds/__init__.py": "", "worlds/level.bin": b"\xff\x00"}))
     ((key, content),) = manifest["binaryData"].items()
     assert (key.endswith("worlds_level.bin"), base64.b64decode(content)) == (True, b"\xff\x00")
@@ -291,7 +291,7 @@ def test_what_modules_read_goes_along_as_it_is(planned):
         ("distributed", {"driver", "server", "worker"}),
     ],
 )
-def test_large_files_go_in_pieces_to_all_that_learn(planned, packed, mode, roles, monkeypatch, tmp_path):
+def test_large_files_go_in_pieces_to_all_pods_that_learn(planned, packed, mode, roles, monkeypatch, tmp_path):
     content = np.random.default_rng(1).bytes(2_500_000)
     plan = planned(files=[packed("/home/me/good.safetensors", content)], run_mode=mode)
     maps = {
@@ -321,13 +321,13 @@ def test_large_files_go_in_pieces_to_all_that_learn(planned, packed, mode, roles
     assert unpack("/home/me/good.safetensors") == content
 
 
-def test_another_content_is_in_config_maps_of_other_names(planned, packed):
+def test_config_maps_of_other_content_have_other_names(planned, packed):
     one, same, other = (planned(files=[packed("x", content)]).carried for content in (b"1", b"1", b"2"))
     assert one == same
     assert not one.keys() & other.keys()
 
 
-def test_one_pod_writes_the_results(planned):
+def test_only_the_driver_can_write_the_results(planned):
     for mode in MODES:
         for job in jobs(planned(run_mode=mode)):
             mounts = job["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
@@ -347,7 +347,7 @@ def test_a_reader_runs_the_image_that_wrote_the_results(planned):
     assert container["image"] == "other:1"
 
 
-def test_readers_at_once_have_names_of_their_own_and_like_the_same_node(planned):
+def test_simultaneous_readers_have_different_names_and_prefer_one_node(planned):
     plan = planned()
     first, second = (reader(plan, suffix=suffix) for suffix in ("a", "b"))
     assert [pod["metadata"]["name"] for pod in (first, second)] == [f"{plan.name}-reader-a", f"{plan.name}-reader-b"]
@@ -358,13 +358,13 @@ def test_readers_at_once_have_names_of_their_own_and_like_the_same_node(planned)
     assert "affinity" not in reader(planned(kubernetes={"results": "s3://bucket"}))["spec"]
 
 
-def test_the_crew_is_never_given_up_by_its_job(planned):
+def test_the_job_of_workers_never_gives_up(planned):
     plan = planned(run_mode="async", num_workers=2)
     # The largest that Kubernetes takes: it counts all restarts since the start.
     assert job_of(plan, "worker")["spec"]["backoffLimit"] == 2**31 - 1
 
 
-def test_what_a_driver_hands_over_is_not_counted_against_it(planned):
+def test_a_replaced_driver_is_not_counted_as_failed(planned):
     rules = job_of(planned(), "driver")["spec"]["podFailurePolicy"]["rules"]
     codes = {rule["action"]: rule["onExitCodes"]["values"] for rule in rules if "onExitCodes" in rule}
     assert codes == {"FailJob": [3], "Ignore": [4]}
@@ -385,7 +385,7 @@ def policy_of(plan):
 @pytest.mark.parametrize(
     ("run_mode", "of_own_pods"), [("single", None), ("async", [8471]), ("distributed", "any"), ("multi-threaded", None)]
 )
-def test_other_pods_of_the_cluster_reach_nothing_but_the_door(planned, run_mode, of_own_pods):
+def test_other_pods_of_the_cluster_reach_only_the_status_server(planned, run_mode, of_own_pods):
     plan = planned(run_mode=run_mode)
     (policy,) = policy_of(plan)
     own = {"matchLabels": {naming.RUN: plan.name}}
@@ -405,7 +405,7 @@ def test_an_experiment_can_do_without_a_network_policy(planned):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_containers_write_to_their_volumes_only(planned, mode):
+def test_containers_can_write_to_their_volumes_only(planned, mode):
     plan = planned(run_mode=mode)
     pods = [job["spec"]["template"]["spec"] for job in jobs(plan)] + [reader(plan)["spec"]]
     for pod in pods:
@@ -417,7 +417,7 @@ def test_containers_write_to_their_volumes_only(planned, mode):
         assert {"name": mounts["/tmp"], "emptyDir": {}} in pod["volumes"]
 
 
-def test_a_simulators_own_image_may_write_beside_itself_unless_that_is_forbidden(planned):
+def test_a_simulators_own_image_is_writable_unless_forbidden(planned):
     own = {"worker": {"image": "registry.example.com/team/simulator:7"}}
     for asked, (driver, worker) in ((None, (True, False)), (True, (True, True)), (False, (False, False))):
         plan = planned(run_mode="async", kubernetes=own | {"read_only_root": asked})
@@ -427,7 +427,7 @@ def test_a_simulators_own_image_may_write_beside_itself_unless_that_is_forbidden
             assert ("/tmp" in [mount["mountPath"] for mount in container["volumeMounts"]]) is expected
 
 
-def test_a_tmp_of_ones_own_stays(planned):
+def test_a_tmp_volume_of_the_user_is_kept(planned):
     volumes = {"volumes": [{"name": "mine", "emptyDir": {}}], "volume_mounts": [{"name": "mine", "mountPath": "/tmp"}]}
     mounts = container_of(planned(kubernetes=volumes), "driver")["volumeMounts"]
     assert [mount["name"] for mount in mounts if mount["mountPath"] == "/tmp"] == ["mine"]

@@ -72,24 +72,24 @@ def test_manifests_of_every_run_mode_are_valid(planned, mode, version):
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("mode", MODES)
-def test_manifests_that_are_printed_are_valid_for_any_server(planned, mode, version):
+def test_printed_manifests_are_valid_for_every_server(planned, mode, version):
     for manifest in render(planned(run_mode=mode), for_any_server=True):
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
 @pytest.mark.parametrize("without", ["results", None])
 @pytest.mark.parametrize("mode", MODES)
-def test_manifests_are_valid_with_everything_that_can_be_said(planned, mode, without):
+def test_manifests_with_every_field_are_valid(planned, mode, without):
     said = {name: value for name, value in EVERYTHING.items() if name != without}
     for manifest in all_of(planned(run_mode=mode, kubernetes=said)):
         kubernetes_validate.validate(manifest, NEWEST, strict=True)
 
 
-def test_everything_that_can_be_said_is_said_above():
+def test_the_test_data_has_every_field():
     assert set(EVERYTHING) == set(KubernetesSpec.model_fields)
 
 
-def test_a_field_that_kubernetes_does_not_have_is_found(planned):
+def test_validation_finds_an_unknown_field(planned):
     job = copy.deepcopy(render(planned())[-1])
     job["spec"]["template"]["spec"]["containers"][0]["imagePulPolicy"] = "Always"
     with pytest.raises(kubernetes_validate.ValidationError, match="imagePulPolicy"):

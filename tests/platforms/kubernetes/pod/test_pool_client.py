@@ -44,21 +44,21 @@ def worker(tmp_path, monkeypatch):
         assert each.process.returncode is not None
 
 
-def test_one_that_hangs_while_it_makes_its_environment_is_stuck(worker):
+def test_a_worker_that_hangs_while_it_makes_its_environment_is_stuck(worker):
     stuck = worker(STUCK)
     wait_until(lambda: stuck.is_stuck(0.5), "the worker is stuck", seconds=60)
     assert not stuck.is_stuck(3600.0)
     assert stuck.process.poll() is None
 
 
-def test_one_that_has_made_its_environment_is_not(worker):
+def test_a_worker_that_has_made_its_environment_is_not_stuck(worker):
     waiting = worker("import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n")
     wait_until(lambda: waiting.is_stuck(3600.0) or waiting._has_made, "the environment is made", seconds=60)
     assert not waiting.is_stuck(0.0)
     assert waiting.process.poll() is None
 
 
-def test_the_learner_hears_of_it(worker, monkeypatch):
+def test_the_learner_is_told_about_a_stuck_worker(worker, monkeypatch):
     heard = []
     monkeypatch.setattr(
         "steppe.runners.engines.asynchronous.worker.connection.decline",
@@ -108,7 +108,7 @@ sys.exit(1)
 """
 
 
-def test_a_ray_that_cannot_join_ends_its_pod_with_what_it_said(serve, capfd):
+def test_a_ray_that_cannot_join_ends_its_pod_with_its_error(serve, capfd):
     assert serve(lambda rays: HERE, ray=MISMATCH) == 1
     said = capfd.readouterr().out.strip().splitlines()
     assert said[-1] == (
@@ -118,12 +118,12 @@ def test_a_ray_that_cannot_join_ends_its_pod_with_what_it_said(serve, capfd):
     assert said.count("Local node IP: 10.0.0.7") == pool_client.EARLY_DEATHS
 
 
-def test_a_ray_that_has_worked_for_a_while_is_begun_again(serve, monkeypatch):
+def test_a_ray_that_has_run_for_a_while_is_restarted(serve, monkeypatch):
     monkeypatch.setattr(pool_client, "EARLY_SECONDS", 0.0)
     assert serve(lambda rays: OVER if rays > pool_client.EARLY_DEATHS else HERE) == 0
 
 
-def test_a_driver_that_is_away_for_long_is_waited_for_and_one_that_is_gone_is_not(serve, monkeypatch, capfd):
+def test_a_silent_driver_is_waited_for_until_a_day_has_passed(serve, monkeypatch, capfd):
     now = [0.0]
 
     def sleep(seconds):

@@ -70,7 +70,7 @@ BEGIN = "status.write_text(json.dumps({'state': 'running', 'started': 2.0}))\n"
         (BEGIN + "sys.exit(0)", 0),
     ],
 )
-def test_a_training_that_has_begun_is_replaced_as_often_as_it_takes(
+def test_a_training_that_has_begun_is_replaced_without_limit(
     driver: DriverOf, tmp_path: Path, training: str, exit_code: int
 ) -> None:
     write_status(tmp_path, state="running", started=1.0)
@@ -81,7 +81,9 @@ def test_a_training_that_has_begun_is_replaced_as_often_as_it_takes(
     ("ended", "shown"),
     [("completed", "running"), ("paused", "pausing"), ("stopped", "running"), ("failed", "running")],
 )
-def test_a_run_that_writes_its_report_is_finishing(driver: DriverOf, tmp_path: Path, ended: str, shown: str) -> None:
+def test_a_run_is_finishing_while_it_writes_its_report(
+    driver: DriverOf, tmp_path: Path, ended: str, shown: str
+) -> None:
     write_status(tmp_path, state="paused", started=1.0, finished=1.5)
     made = driver(f"status.write_text(json.dumps({{'state': {ended!r}, 'started': 2.0, 'finished': 3.0}}))")
     # That of an earlier start is no end of this one.
@@ -102,7 +104,7 @@ def test_a_run_that_writes_its_report_is_finishing(driver: DriverOf, tmp_path: P
         (None, roles.LINGER_FOR_MISSING_SECONDS),
     ],
 )
-def test_a_driver_tells_its_end_until_those_who_are_missing_have_come(
+def test_a_finished_driver_waits_longer_for_missing_pods(
     driver: DriverOf, monkeypatch: pytest.MonkeyPatch, joined: Json | None, seconds: float
 ) -> None:
     monkeypatch.setenv("STEPPE_POD_RUN_MODE", "async")
@@ -119,7 +121,7 @@ def test_a_driver_tells_its_end_until_those_who_are_missing_have_come(
     [("2", roles.LINGER_SECONDS), ("1", roles.LINGER_FOR_MISSING_SECONDS)],
     ids=["this", "an earlier"],
 )
-def test_an_end_that_an_earlier_pod_has_told_is_not_told_for_long_again(
+def test_a_driver_does_not_wait_long_if_an_earlier_pod_has_done_so(
     driver: DriverOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, seconds: float
 ) -> None:
     monkeypatch.setenv("STEPPE_POD_RUN_MODE", "async")
@@ -132,7 +134,7 @@ def test_an_end_that_an_earlier_pod_has_told_is_not_told_for_long_again(
     assert lingered == [seconds]
 
 
-def test_a_pod_that_has_only_waited_says_for_whom(driver: DriverOf, tmp_path: Path) -> None:
+def test_a_pod_that_could_not_start_reports_that_another_runs(driver: DriverOf, tmp_path: Path) -> None:
     write_status(tmp_path, state="running", started=1.0)
     driver(f"sys.exit({ELSEWHERE})").run()
     words = json.loads((tmp_path / "last-words").read_text())

@@ -35,23 +35,23 @@ def ask(folder):
         yield ask
 
 
-def test_the_door_calls_files_as_a_run_folder_does():
+def test_the_status_server_and_the_run_folder_use_the_same_file_names():
     assert (doors.STATUS_FILE, doors.LOG_FILE, doors.REQUEST_FILE) == (STATUS_FILE, LOG_FILE, REQUEST_FILE)
 
 
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN + "x"])
 @pytest.mark.parametrize(("method", "path"), [("GET", "/status"), ("GET", "/files/log.txt"), ("POST", "/ask")])
-def test_nothing_is_said_without_the_token(ask, method, path, token):
+def test_every_request_needs_the_token(ask, method, path, token):
     assert ask(path, method, token)[0] == 401
 
 
-def test_the_status_is_the_runs_own_and_what_the_pod_knows(ask):
+def test_the_status_has_the_runs_own_and_the_facts_of_the_pod(ask):
     code, data = ask("/status")
     assert code == 200
     assert json.loads(data) == {"status": {"state": "running", "timestep": 5}, "is_over": False}
 
 
-def test_the_log_is_read_from_where_it_was_left(ask):
+def test_the_log_can_be_read_from_an_offset(ask):
     assert ask("/log?from=6") == (200, b"second\n")
     assert ask("/log?from=1000") == (200, b"")
 
@@ -64,14 +64,14 @@ def test_files_are_listed_with_size_and_checksum(ask, folder):
     assert files["policy/weights"]["size"] == len(whole)
 
 
-def test_one_file_can_be_listed_alone(ask, folder):
+def test_a_single_file_can_be_listed(ask, folder):
     (one,) = json.loads(ask("/files?name=policy/weights")[1])["files"]
     assert one in json.loads(ask("/files")[1])["files"]
     for name in (".hidden", "../run/log.txt", "nothing"):
         assert json.loads(ask(f"/files?name={name}")[1])["files"] == []
 
 
-def test_a_checksum_follows_the_file(ask, folder):
+def test_a_changed_file_has_a_new_checksum(ask, folder):
     ask("/files")
     (folder / "log.txt").write_text("another\n")
     files = {each["path"]: each["sha256"] for each in json.loads(ask("/files")[1])["files"]}
@@ -89,7 +89,7 @@ def test_a_part_of_a_file_can_be_fetched(ask, folder):
 @pytest.mark.parametrize(
     "name", [".hidden", "../run/log.txt", "policy/../log.txt/../../x", "/etc/passwd", "policy", "", "link"]
 )
-def test_nothing_else_is_shown(ask, folder, tmp_path, name):
+def test_other_files_are_not_shown(ask, folder, tmp_path, name):
     (tmp_path / "x").write_text("outside")
     (folder / "link").symlink_to(tmp_path / "x")
     assert ask(f"/files/{name}")[0] == 404
@@ -101,12 +101,12 @@ def test_a_request_reaches_the_run(ask, folder):
 
 
 @pytest.mark.parametrize("body", ["", "[]", '{"action": "rm"}', "{"])
-def test_a_request_that_makes_no_sense_is_refused(ask, folder, body):
+def test_an_invalid_request_is_refused(ask, folder, body):
     assert ask("/ask", "POST", body=body)[0] == 400
     assert RunFolder(folder).asked() is None
 
 
-def test_a_driver_tells_who_has_joined_the_training_that_it_runs(tmp_path, monkeypatch):
+def test_a_driver_reports_who_has_joined_its_current_training(tmp_path, monkeypatch):
     monkeypatch.setattr(roles, "token", lambda key: TOKEN)
     driver = roles.Driver()
     driver._joined_file = tmp_path / "joined.json"
@@ -140,7 +140,7 @@ def ended(connection):
         return True
 
 
-def test_half_requests_take_no_threads_and_keep_nobody_out(folder):
+def test_incomplete_requests_take_no_threads_and_block_nobody(folder):
     door = StatusServer(folder, TOKEN, lambda: {"is_over": False}, takes_requests=True)
     with opened(door) as ask:
         before = threading.active_count()
@@ -154,7 +154,7 @@ def test_half_requests_take_no_threads_and_keep_nobody_out(folder):
             assert connections[-1].recv(12) == b"HTTP/1.1 200"
 
 
-def test_a_client_that_drips_is_cut_when_its_time_is_over(folder):
+def test_a_slow_request_is_dropped_at_its_deadline(folder):
     door = StatusServer(folder, TOKEN, dict, takes_requests=True, request_seconds=1.0)
     sent = {
         "head": b"GET /status HTTP/1.1\r\nX: ",
@@ -181,13 +181,13 @@ def test_a_client_that_drips_is_cut_when_its_time_is_over(folder):
 @pytest.mark.parametrize(
     "sent", [b"POST /ask HTTP/1.1\r\nContent-Length: 4000\r\n\r\n", b"\0\xff nothing of HTTP\r\n\r\n"]
 )
-def test_the_token_is_looked_at_before_the_rest_of_a_request(folder, sent):
+def test_the_token_is_checked_before_the_rest_of_a_request(folder, sent):
     door = StatusServer(folder, TOKEN, dict, takes_requests=True)
     with opened(door), half_requests(door.port, 1, sent) as (connection,):
         assert connection.recv(12) == b"HTTP/1.1 401"
 
 
-def test_what_is_too_long_is_refused_before_it_has_come(folder):
+def test_an_oversized_request_is_refused_before_it_has_arrived(folder):
     door = StatusServer(folder, TOKEN, dict, takes_requests=True)
     long_body = f"POST /ask HTTP/1.1\r\n{TOKEN_HEADER}: {TOKEN}\r\nContent-Length: 10000000\r\n\r\n".encode()
     with opened(door), half_requests(door.port, 1, long_body) as (connection,):
@@ -208,7 +208,7 @@ def test_a_request_that_fails_ends_no_thread(folder):
         assert ask("/log?from=0")[0] == 200
 
 
-def test_those_who_work_for_a_driver_read_what_they_must_know_and_nothing_else(folder, tmp_path):
+def test_the_token_of_workers_is_valid_for_their_configuration_only(folder, tmp_path):
     pool_file = tmp_path / "crew.json"
     pool_file.write_text('{"plan": {"num_envs": 1}, "hung": []}')
     facts = {"is_over": False, "session": "one", "status": {"state": "running"}}
@@ -225,12 +225,12 @@ def test_those_who_work_for_a_driver_read_what_they_must_know_and_nothing_else(f
         assert not (folder / REQUEST_FILE).exists()
 
 
-def test_without_workers_no_empty_token_opens_anything(folder):
+def test_an_empty_token_is_invalid_without_workers(folder):
     with opened(StatusServer(folder, TOKEN, dict, takes_requests=True)) as ask:
         assert ask("/crew", token="")[0] == 401
 
 
-def test_a_door_can_be_closed_while_a_client_comes(folder):
+def test_the_server_can_close_while_a_client_connects(folder):
     """The client wakes the door's thread, which then notices the end before it is told of it."""
     door = StatusServer(folder, TOKEN, dict, takes_requests=False)
     port = door.open(0, "127.0.0.1")

@@ -51,7 +51,7 @@ def held(google: GoogleStorage, url: str, name: str = "large") -> bytes:
     return google.buckets[BUCKET][f"{url.rpartition('/')[2]}/{name}"][0]
 
 
-def test_what_is_stored_has_the_checksums_that_google_tells(url):
+def test_objects_have_the_checksums_that_google_reports(url):
     data = os.urandom(PART)
     ObjectStore(url).write("large", data)
     client, root = client_of(url)
@@ -60,7 +60,7 @@ def test_what_is_stored_has_the_checksums_that_google_tells(url):
     client.pipe_file(f"{root}/other", data, consistency="md5")
 
 
-def test_everything_is_found_where_a_listing_has_many_pages(google, url):
+def test_a_listing_with_many_pages_is_complete(google, url):
     store = ObjectStore(url)
     folder = url.rpartition("/")[2]
     for number in range(2345):
@@ -76,7 +76,7 @@ def test_everything_is_found_where_a_listing_has_many_pages(google, url):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("code", [429, 503])
-def test_what_passes_is_waited_for(google, url, code):
+def test_temporary_errors_are_retried(google, url, code):
     store = ObjectStore(url)
     google.refusals.extend([code, code])
     store.write("a", b"first")
@@ -85,7 +85,7 @@ def test_what_passes_is_waited_for(google, url, code):
 
 
 @pytest.mark.faults
-def test_one_write_a_second_is_enough(google, url, tmp_path, monkeypatch):
+def test_syncing_works_with_one_write_a_second(google, url, tmp_path, monkeypatch):
     """As Google has it for each name: the index is written twice or more for each change."""
     monkeypatch.setattr(result_sync, "SILENT_SECONDS", 0.0)
     google.seconds_between_writes = 1.0
@@ -100,7 +100,7 @@ def test_one_write_a_second_is_enough(google, url, tmp_path, monkeypatch):
 
 
 @pytest.mark.faults
-def test_an_upload_that_is_cut_off_goes_on(google, url, monkeypatch):
+def test_an_interrupted_upload_resumes(google, url, monkeypatch):
     monkeypatch.setattr(object_store, "BLOCK", PART)
     data = os.urandom(3 * PART + 4567)
     # In the first part before anything could be kept, in the second in its middle, and in the last.
@@ -110,7 +110,7 @@ def test_an_upload_that_is_cut_off_goes_on(google, url, monkeypatch):
     assert not google.cuts
 
 
-def test_an_upload_that_google_forgets_is_begun_again(google, url, monkeypatch):
+def test_an_upload_that_google_has_lost_is_restarted(google, url, monkeypatch):
     monkeypatch.setattr(object_store, "BLOCK", PART)
     data, forgotten = os.urandom(3 * PART), []
 
@@ -124,7 +124,7 @@ def test_an_upload_that_google_forgets_is_begun_again(google, url, monkeypatch):
     assert held(google, url) == data
 
 
-def test_an_upload_that_is_forgotten_each_time_is_not_said_to_lack_a_bucket(google, url, monkeypatch):
+def test_an_upload_that_is_always_lost_is_not_reported_as_a_missing_bucket(google, url, monkeypatch):
     monkeypatch.setattr(object_store, "BLOCK", PART)
     with pytest.raises(StoreError, match=r"it has forgotten an upload that was begun$") as raised:
         upload(url, os.urandom(2 * PART), google.uploads.clear)
@@ -165,7 +165,7 @@ def refusal(url: str) -> str:
     return said
 
 
-def test_an_account_that_may_not_write_is_told_which_role_it_needs(google, url):
+def test_an_account_without_write_access_learns_the_role_it_needs(google, url):
     google.denied = {"storage.objects.create"}
     said = refusal(url)
     assert said.startswith(f"cannot write {url}/a: access is denied (trainer@cloud-7.iam.gserviceaccount.com does not ")
@@ -174,19 +174,19 @@ def test_an_account_that_may_not_write_is_told_which_role_it_needs(google, url):
     assert "http://" not in said
 
 
-def test_an_account_that_may_not_list_is_told_which_role_it_needs(google, url):
+def test_an_account_without_list_access_learns_the_role_it_needs(google, url):
     google.denied = {"storage.objects.list"}
     with pytest.raises(StoreError, match=r"cannot list .*access is denied.*roles/storage\.objectUser"):
         ObjectStore(url).sizes()
 
 
-def test_a_bucket_that_is_not_there_is_to_be_made(cloud):
+def test_a_missing_bucket_is_an_error_with_the_command_to_make_it(cloud):
     assert refusal(cloud.place("nowhere")).endswith(
         "there is no such bucket; make it first (gcloud storage buckets create)"
     )
 
 
-def test_a_key_file_that_is_not_there_is_named(url, monkeypatch):
+def test_a_missing_key_file_is_an_error_that_names_it(url, monkeypatch):
     monkeypatch.setenv(GOOGLE_KEY, "/secrets/key.json")
     said = refusal(url)
     assert said.startswith(f"cannot open {url}: there are no credentials for it")
@@ -195,7 +195,7 @@ def test_a_key_file_that_is_not_there_is_named(url, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["not JSON", '{"type": "service_account"}', "{}"])
-def test_a_key_file_that_is_none_is_named(url, tmp_path, monkeypatch, text):
+def test_an_invalid_key_file_is_an_error(url, tmp_path, monkeypatch, text):
     (tmp_path / "key.json").write_text(text)
     monkeypatch.setenv(GOOGLE_KEY, str(tmp_path / "key.json"))
     said = refusal(url)
@@ -203,14 +203,14 @@ def test_a_key_file_that_is_none_is_named(url, tmp_path, monkeypatch, text):
     assert "key.json" in said or "missing fields" in said
 
 
-def test_a_key_that_was_taken_back_is_told(cloud, url, tmp_path, monkeypatch):
+def test_a_revoked_key_is_an_error(cloud, url, tmp_path, monkeypatch):
     """Another key of the same account: Google knows it no more."""
     key = write_key(tmp_path / "key.json", f"http://127.0.0.1:{cloud.port}")
     monkeypatch.setenv(GOOGLE_KEY, str(key))
     assert "not accepted (invalid_grant: Invalid JWT Signature); mount a Secret" in refusal(url)
 
 
-def test_without_any_key_it_is_told_what_to_mount(url, tmp_path, monkeypatch):
+def test_an_error_without_a_key_explains_what_to_mount(url, tmp_path, monkeypatch):
     monkeypatch.delenv(GOOGLE_KEY)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(StoreError, match=rf"kubernetes\.volume_mounts, and .*{GOOGLE_KEY}") as raised:
@@ -219,7 +219,7 @@ def test_without_any_key_it_is_told_what_to_mount(url, tmp_path, monkeypatch):
     assert not raised.value.is_final
 
 
-def test_a_sign_in_that_cannot_be_reached_is_no_wrong_key(cloud, url, tmp_path, monkeypatch):
+def test_an_unreachable_sign_in_is_not_reported_as_a_wrong_key(cloud, url, tmp_path, monkeypatch):
     key = tmp_path / "key.json"
     key.write_text(key_at(Path(cloud.keys[GOOGLE_KEY]), "http://127.0.0.1:9"))
     monkeypatch.setenv(GOOGLE_KEY, str(key))
@@ -228,7 +228,7 @@ def test_a_sign_in_that_cannot_be_reached_is_no_wrong_key(cloud, url, tmp_path, 
     assert not raised.value.is_final
 
 
-def test_a_user_may_sign_in_in_another_way(google, url, monkeypatch):
+def test_the_users_own_settings_of_the_sign_in_are_kept(google, url, monkeypatch):
     from fsspec.config import conf
 
     monkeypatch.setitem(conf, "gs", {"token": "anon"})
@@ -237,7 +237,7 @@ def test_a_user_may_sign_in_in_another_way(google, url, monkeypatch):
 
 
 @pytest.mark.faults
-def test_a_store_that_takes_everything_and_says_nothing_is_noticed(google, url, monkeypatch):
+def test_a_store_that_never_answers_is_an_error(google, url, monkeypatch):
     monkeypatch.setattr(store_client, "ANSWER_SECONDS", 0.5)
     store = ObjectStore(url)
     google.is_silent = True
@@ -247,7 +247,7 @@ def test_a_store_that_takes_everything_and_says_nothing_is_noticed(google, url, 
 
 
 @pytest.mark.faults
-def test_trouble_for_good_is_told_without_tracebacks(google, url, caplog, capfd):
+def test_permanent_errors_are_reported_without_tracebacks(google, url, caplog, capfd):
     google.refusals.extend([503] * 100)
     with caplog.at_level(logging.WARNING), pytest.raises(StoreError, match=r"cannot write .*: We encountered"):
         ObjectStore(url).write("a", b"x")
@@ -257,13 +257,13 @@ def test_trouble_for_good_is_told_without_tracebacks(google, url, caplog, capfd)
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch):
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs.core", None)
     with pytest.raises(MissingExtra, match=r'pip install "steppe\[storage\]"'):
         ObjectStore("gs://bucket/run")
 
 
-def test_a_proxy_is_gone_through(cloud, google, url, monkeypatch):
+def test_the_configured_proxy_is_used(cloud, google, url, monkeypatch):
     """The stand-in is the proxy as well: only there does Google's own name lead to it."""
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)

@@ -77,12 +77,12 @@ def stored(url) -> dict[str, bytes]:
     return found
 
 
-def test_files_are_called_as_a_run_calls_them():
+def test_the_sync_and_the_run_use_the_same_file_names():
     assert (result_sync.NOTE_FILE, result_sync.REQUEST_FILE) == (pod_run.NOTE_FILE, store.REQUEST_FILE)
     assert result_sync.LAST == (store.SPEC_FILE, pod_run.NOTE_FILE, store.STATUS_FILE)
 
 
-def test_what_is_stored_is_what_the_run_has(place, tmp_path):
+def test_the_store_has_the_files_of_the_run(place, tmp_path):
     folder = tmp_path / "run"
     sync = new_sync(place, folder)
     for timestep in (10, 20, 30):
@@ -96,7 +96,7 @@ def test_what_is_stored_is_what_the_run_has(place, tmp_path):
     assert ObjectStore(place).read_index().writer is None
 
 
-def test_another_pod_goes_on_with_what_is_stored(place, tmp_path):
+def test_another_pod_resumes_from_the_store(place, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     sync = new_sync(place, first)
     train(first, 10)
@@ -152,7 +152,7 @@ def kill_at(sync: ResultSync, moment: int, monkeypatch, *, after: bool) -> None:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("after", [False, True])
-def test_a_writer_that_is_killed_at_any_moment_leaves_a_run_to_resume(url, tmp_path, monkeypatch, after):
+def test_a_writer_killed_at_any_moment_leaves_a_run_that_can_resume(url, tmp_path, monkeypatch, after):
     in_blocks_of(4096, monkeypatch)
     moment = 0
     while True:
@@ -192,7 +192,7 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_a_run_to_resume(url, tmp_p
 
 @pytest.mark.faults
 @pytest.mark.parametrize("after", [False, True])
-def test_a_first_writer_that_is_killed_leaves_all_or_nothing(url, tmp_path, monkeypatch, after):
+def test_the_first_writer_leaves_all_or_nothing_if_it_is_killed(url, tmp_path, monkeypatch, after):
     moment, was_killed = 0, True
     while was_killed:
         moment += 1
@@ -214,7 +214,7 @@ def test_a_first_writer_that_is_killed_leaves_all_or_nothing(url, tmp_path, monk
 
 
 @pytest.mark.faults
-def test_a_pod_that_is_killed_in_the_middle_of_an_upload_leaves_the_checkpoint_before(remote, tmp_path):
+def test_a_pod_killed_during_an_upload_leaves_the_last_checkpoint(remote, tmp_path):
     folder = tmp_path / "run"
     sync = new_sync(remote, folder)
     train(folder, 10)
@@ -250,7 +250,7 @@ def test_a_pod_that_is_killed_in_the_middle_of_an_upload_leaves_the_checkpoint_b
 
 
 @pytest.mark.faults
-def test_a_pod_that_finds_another_writing_stops(place, tmp_path):
+def test_a_pod_stops_if_another_has_become_the_writer(place, tmp_path):
     first = new_sync(place, tmp_path / "first")
     train(tmp_path / "first", 10)
     first.sync()
@@ -261,7 +261,7 @@ def test_a_pod_that_finds_another_writing_stops(place, tmp_path):
     assert json.loads(stored(place)["status.json"]) == {"timestep": 10}
 
 
-def test_a_pod_waits_for_the_one_before_to_let_go(url, tmp_path, monkeypatch):
+def test_a_pod_waits_until_the_last_writer_has_released_the_run(url, tmp_path, monkeypatch):
     monkeypatch.setattr(result_sync, "SILENT_SECONDS", 3600.0)
     first = new_sync(url, tmp_path / "first")
     train(tmp_path / "first", 10)
@@ -277,7 +277,7 @@ def test_a_pod_waits_for_the_one_before_to_let_go(url, tmp_path, monkeypatch):
     assert contents(tmp_path / "second") == contents(tmp_path / "first")
 
 
-def test_a_pod_that_is_to_end_waits_no_more(url, tmp_path, monkeypatch):
+def test_a_pod_that_must_end_stops_waiting(url, tmp_path, monkeypatch):
     monkeypatch.setattr(result_sync, "SILENT_SECONDS", 30.0)
     new_sync(url, tmp_path / "first")
     with pytest.raises(Interrupted):
@@ -286,11 +286,11 @@ def test_a_pod_that_is_to_end_waits_no_more(url, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("harm", ["changed", "half", "gone"])
 @pytest.mark.parametrize("name", ["status.json", "metrics.jsonl", "checkpoints/20/state.safetensors"])
-def test_damage_in_the_store_is_noticed(url, tmp_path, harm, name):
+def test_damaged_objects_are_detected(url, tmp_path, harm, name):
     see_damage(url, tmp_path, harm, name)
 
 
-def test_a_half_object_on_a_real_server_is_noticed(remote, tmp_path):
+def test_a_truncated_object_on_a_real_server_is_detected(remote, tmp_path):
     see_damage(remote, tmp_path, "half", "checkpoints/20/state.safetensors")
 
 
@@ -318,7 +318,7 @@ def see_damage(place, tmp_path, harm, name) -> None:
         assert checkpoints.load_latest(tmp_path / "other").timestep == 10
 
 
-def test_an_index_that_is_damaged_is_no_empty_store(url, tmp_path):
+def test_a_damaged_index_is_an_error_and_not_an_empty_store(url, tmp_path):
     sync = new_sync(url, tmp_path / "run")
     sync.settle()
     sync.store.write(INDEX, b'{"format": "steppe-res')
@@ -326,13 +326,13 @@ def test_an_index_that_is_damaged_is_no_empty_store(url, tmp_path):
         new_sync(url, tmp_path / "other")
 
 
-def test_an_index_leads_nowhere_else():
+def test_an_index_cannot_name_files_elsewhere():
     index = Index(files={"../../etc/passwd": object_store.StoredObject(1, "")})
     with pytest.raises(ValueError, match="elsewhere"):
         Index.parse(index.text().encode())
 
 
-def test_an_object_that_vanished_is_stored_again_at_the_end(url, tmp_path):
+def test_a_lost_object_is_stored_again_at_the_end(url, tmp_path):
     folder = tmp_path / "run"
     notes: list[str] = []
     sync = new_sync(url, folder, notes)
@@ -344,7 +344,7 @@ def test_an_object_that_vanished_is_stored_again_at_the_end(url, tmp_path):
     assert "is stored again" in notes[-1]
 
 
-def test_a_store_that_was_emptied_is_filled_again(url, tmp_path):
+def test_an_emptied_store_is_filled_again(url, tmp_path):
     folder = tmp_path / "run"
     sync = new_sync(url, folder)
     train(folder, 10)
@@ -355,7 +355,7 @@ def test_a_store_that_was_emptied_is_filled_again(url, tmp_path):
 
 
 @pytest.mark.faults
-def test_a_store_that_is_away_is_waited_for(cloud, remote, tmp_path, monkeypatch):
+def test_an_unreachable_store_is_waited_for(cloud, remote, tmp_path, monkeypatch):
     gate = Gate(cloud.port)
     gate.open()
     at(cloud.address(gate.port), monkeypatch)
@@ -398,7 +398,7 @@ def known(cloud, url, monkeypatch) -> dict[str, object]:
     return {} if index is None else dict(index.files)
 
 
-def test_a_keeper_stores_at_each_checkpoint(url, tmp_path):
+def test_the_thread_stores_at_each_checkpoint(url, tmp_path):
     thread = SyncThread(ResultSync(ObjectStore(url), tmp_path / "run", "first"), lambda: None, seconds=1000)
     (tmp_path / "run").mkdir()
     thread.begin()
@@ -412,7 +412,7 @@ def test_a_keeper_stores_at_each_checkpoint(url, tmp_path):
     thread.finish()
 
 
-def test_a_keeper_ends_the_training_where_another_pod_writes(url, tmp_path):
+def test_the_thread_ends_the_training_if_another_pod_writes(url, tmp_path):
     (tmp_path / "run").mkdir()
     ended = threading.Event()
     thread = SyncThread(ResultSync(ObjectStore(url), tmp_path / "run", "first"), ended.set, seconds=0.05)
@@ -430,9 +430,7 @@ def test_a_keeper_ends_the_training_where_another_pod_writes(url, tmp_path):
         (BUCKET, False, "there are no credentials for it"),
     ],
 )
-def test_a_store_that_cannot_be_used_is_found_before_the_training(
-    cloud, tmp_path, monkeypatch, bucket, has_keys, sentence
-):
+def test_an_unusable_store_is_an_error_before_the_training(cloud, tmp_path, monkeypatch, bucket, has_keys, sentence):
     # Nobody is asked whether this machine is one of the cloud's.
     at({"AWS_EC2_METADATA_DISABLED": "true", "NO_GCE_CHECK": "true", "HOME": str(tmp_path)}, monkeypatch)
     for name in () if has_keys else cloud.keys:
@@ -441,7 +439,7 @@ def test_a_store_that_cannot_be_used_is_found_before_the_training(
         SyncThread(ResultSync(ObjectStore(cloud.place(bucket)), tmp_path / "run", "first"), lambda: None).begin()
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch):
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     # As if it had never been imported, and could not be.
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     monkeypatch.setitem(sys.modules, "s3fs", None)
@@ -454,7 +452,7 @@ def test_an_unknown_kind_of_store_is_refused():
         ObjectStore("nowhere://bucket/run")
 
 
-def test_two_experiments_never_share_a_place():
+def test_every_experiment_has_its_own_place_in_the_store():
     places = {
         stored_at(results, run, token)
         for results in ("s3://bucket/a", "s3://bucket/b")

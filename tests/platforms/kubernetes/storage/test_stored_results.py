@@ -30,7 +30,7 @@ URL = "s3://bucket/path"
         ("abfs://container/path", "abfs://container/path"),
     ],
 )
-def test_a_store_is_a_url_with_a_bucket(given, kept):
+def test_results_is_a_url_with_a_bucket(given, kept):
     assert KubernetesSpec(results=given).results == kept
 
 
@@ -49,7 +49,7 @@ def test_a_store_is_a_url_with_a_bucket(given, kept):
         "memory://results",
     ],
 )
-def test_anything_else_is_refused(given):
+def test_other_urls_are_refused(given):
     with pytest.raises(ValidationError, match="is no object storage; write s3://bucket/path"):
         KubernetesSpec(results=given)
 
@@ -67,13 +67,13 @@ def test_results_in_object_storage_need_no_claim(planned):
     assert told["STEPPE_POD_HEAD"] == plan.name
 
 
-def test_an_experiment_may_say_how_much_of_the_node_it_uses(planned):
+def test_storage_limits_the_disk_space_on_the_node(planned):
     (driver,) = rendering.jobs(planned(kubernetes={"results": URL, "storage": 2.0}))
     assert {"name": "results", "emptyDir": {"sizeLimit": "2048Mi"}} in driver["spec"]["template"]["spec"]["volumes"]
 
 
 @pytest.mark.parametrize("role", ["reader", "eraser"])
-def test_a_reader_has_the_credentials(planned, role):
+def test_a_reader_of_object_storage_has_the_credentials(planned, role):
     plan = planned(cluster={"kubernetes": {"results": URL, "env_from_secrets": ["keys"]}})
     pod = rendering.reader(plan, role=role)
     assert pod["metadata"]["name"] == f"{plan.name}-{role}"
@@ -85,7 +85,7 @@ def test_a_reader_has_the_credentials(planned, role):
     assert not any(mount.get("readOnly") for mount in container["volumeMounts"] if mount["name"] == "results")
 
 
-def test_without_it_pods_are_as_they_were(planned):
+def test_without_object_storage_readers_get_no_credentials(planned):
     plan = planned(kubernetes={"env_from_secrets": ["keys"]})
     assert "PersistentVolumeClaim" in [manifest["kind"] for manifest in rendering.render(plan)]
     (container,) = rendering.reader(plan)["spec"]["containers"]
@@ -101,7 +101,7 @@ def test_without_it_pods_are_as_they_were(planned):
         (URL, "gs://bucket/path", "set kubernetes.results to s3://bucket/path"),
     ],
 )
-def test_results_stay_where_they_are(planned, before, after, sentence):
+def test_the_place_of_results_cannot_change(planned, before, after, sentence):
     plans = [planned(kubernetes={} if results is None else {"results": results}) for results in (before, after)]
     with pytest.raises(StateError, match=sentence):
         stored_results.check_location(*plans)
@@ -136,7 +136,7 @@ def ask(url, tmp_path):
         yield ask
 
 
-def test_a_reader_shows_what_is_stored(sync, ask):
+def test_a_reader_shows_the_stored_files(sync, ask):
     assert json.loads(ask("/status")[1]) == {"status": {"state": "completed", "timestep": 5}, "role": "reader"}
     files = {each["path"]: each for each in json.loads(ask("/files")[1])["files"]}
     whole = (sync.folder / "policy" / "weights").read_bytes()
@@ -150,11 +150,11 @@ def test_a_reader_shows_what_is_stored(sync, ask):
 
 
 @pytest.mark.parametrize("name", [".pod.json", "../run/log.txt", "/etc/passwd", "policy", "", "other"])
-def test_a_reader_shows_nothing_else(sync, ask, name):
+def test_a_reader_shows_no_other_files(sync, ask, name):
     assert ask(f"/files/{name}")[0] == 404
 
 
-def test_a_reader_shows_what_has_changed_meanwhile(sync, ask):
+def test_a_reader_shows_changed_files(sync, ask):
     assert ask("/log") == (200, b"first\nsecond\n")
     again = ResultSync(sync.store, sync.folder, "again")
     again.claim()
@@ -163,7 +163,7 @@ def test_a_reader_shows_what_has_changed_meanwhile(sync, ask):
     assert ask("/log") == (200, b"third\n")
 
 
-def test_a_reader_knows_what_a_killed_writer_has_stored(sync, ask):
+def test_a_reader_shows_the_versions_that_a_killed_writer_has_stored(sync, ask):
     """An object that was announced may be the old one, the new one, or not there."""
     index = sync.store.read_index()
     new = b"another\n"
@@ -178,7 +178,7 @@ def test_a_reader_knows_what_a_killed_writer_has_stored(sync, ask):
     assert ask("/files/log.txt") == (200, new)
 
 
-def test_a_reader_says_what_is_damaged(sync, ask, url):
+def test_a_reader_reports_damaged_files(sync, ask, url):
     sync.store.write("policy/weights", b"half")
     code, body = ask("/files/policy/weights")
     assert code == 502
@@ -186,7 +186,7 @@ def test_a_reader_says_what_is_damaged(sync, ask, url):
     assert ask("/files/log.txt")[0] == 200
 
 
-def test_a_reader_without_its_store_answers_all_the_same(tmp_path):
+def test_a_reader_answers_without_its_store(tmp_path):
     server = StoredStatusServer("nowhere://bucket/run", tmp_path, TOKEN, {"role": "reader"})
     assert server.status() == {"status": None, "role": "reader"}
 
@@ -211,7 +211,7 @@ def test_a_run_is_not_over_before_it_is_stored(sync, url, tmp_path, monkeypatch)
     assert run.shown() == {"state": "completed", "timestep": 5}
 
 
-def test_what_is_wrong_with_the_store_is_logged_with_the_run(sync, url, tmp_path):
+def test_problems_of_the_store_are_in_the_log_of_the_run(sync, url, tmp_path):
     (sync.folder / "experiment.json").write_text("{}")
     sync = ResultSync(sync.store, sync.folder, "again")
     sync.claim()
@@ -225,7 +225,7 @@ def test_what_is_wrong_with_the_store_is_logged_with_the_run(sync, url, tmp_path
     assert "policy/weights is damaged or gone" in log
 
 
-def test_a_store_that_cannot_be_used_fails_the_run(tmp_path):
+def test_an_unusable_store_fails_the_run(tmp_path):
     run = StoredRun("nowhere://bucket/run", tmp_path / "run", "first", lambda: None)
     with pytest.raises(Exception, match="results cannot be stored in nowhere://bucket/run"):
         run.begin()
