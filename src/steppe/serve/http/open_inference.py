@@ -25,7 +25,7 @@ from steppe.serve.messages.fields import (
     reward_field,
     text_field,
 )
-from steppe.serve.messages.tensors import from_numbers, one_small, word_of
+from steppe.serve.messages.tensors import datatype_of, from_numbers, small_vector
 from steppe.serve.question_batches import Batcher
 from steppe.serve.routing.graph import PolicyGraph
 
@@ -72,7 +72,7 @@ class OpenInferenceHandlers:
 
     def model(self, request: HttpRequest) -> HttpReply:
         """GET /v2/models/NAME"""
-        return as_json(described(self._endpoint.metadata(request.model, request.version)))
+        return as_json(metadata_json(self._endpoint.metadata(request.model, request.version)))
 
     def model_ready(self, request: HttpRequest) -> HttpReply:
         """GET /v2/models/NAME/ready"""
@@ -83,7 +83,7 @@ class OpenInferenceHandlers:
     def index(self, request: HttpRequest) -> HttpReply:
         """POST /v2/repository/index: the models that can be asked for, the endpoint itself first."""
         wants_ready = optional_flag(parsed(request.body), "ready") if request.body else None
-        return as_json(listed(self._endpoint, wants_ready is True))
+        return as_json(model_index(self._endpoint, wants_ready is True))
 
     async def load(self, request: HttpRequest) -> HttpReply:
         """POST /v2/repository/models/NAME/load: looks for newer versions, or puts `version` into service."""
@@ -115,7 +115,7 @@ class OpenInferenceHandlers:
         feedback = read_feedback(parsed(request.body))
         self._form_of(request.model)
         receipt = await self._endpoint.feedback(feedback)
-        return as_json(receipted(receipt, self._endpoint.graph), label=receipt.policy)
+        return as_json(receipt_json(receipt, self._endpoint.graph), label=receipt.policy)
 
     def _read(
         self, message: dict[str, Any], rest: memoryview | None, request: HttpRequest
@@ -144,7 +144,7 @@ class OpenInferenceHandlers:
         self, tensor: dict[str, Any], rest: memoryview | None, form: InferSignature, model: str | None
     ) -> np.ndarray:
         if rest is None and form.is_vector and tensor.get("name") == form.input and "parameters" not in tensor:
-            quick = one_small(tensor.get("data"), tensor.get("shape"), tensor.get("datatype"))
+            quick = small_vector(tensor.get("data"), tensor.get("shape"), tensor.get("datatype"))
             # The result is what `check` would return.
             if quick is not None and quick.shape[1] == form.size:
                 return quick
@@ -167,9 +167,9 @@ class OpenInferenceHandlers:
             array = answer.actions if name == ACTION else answer.outputs
             if array is None:
                 continue
-            tensor: dict[str, Any] = {"name": name, "shape": array.shape, "datatype": word_of(array.dtype)}
+            tensor: dict[str, Any] = {"name": name, "shape": array.shape, "datatype": datatype_of(array.dtype)}
             if as_bytes:
-                blobs.append(raw(array))
+                blobs.append(tensor_bytes(array))
                 tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
             else:
                 tensor["data"] = array.tolist() if array.ndim == 1 else array.ravel().tolist()
@@ -178,7 +178,7 @@ class OpenInferenceHandlers:
             "model_name": question.model or self._endpoint.name,
             "model_version": answer.version,
             "id": answer.id,
-            "parameters": labels(answer),
+            "parameters": answer_parameters(answer),
             "outputs": outputs,
         }
         if blobs:
@@ -186,7 +186,7 @@ class OpenInferenceHandlers:
         return as_json(message, label=answer.policy)
 
 
-def listed(endpoint: Endpoint, wants_ready: bool) -> list[dict[str, str]]:
+def model_index(endpoint: Endpoint, wants_ready: bool) -> list[dict[str, str]]:
     """The repository's index: the endpoint itself first, then the nodes of its graph."""
     models = []
     for name in endpoint.models():
@@ -197,7 +197,7 @@ def listed(endpoint: Endpoint, wants_ready: bool) -> list[dict[str, str]]:
     return [each for each in models if not wants_ready or each["state"] == "READY"]
 
 
-def described(metadata: Metadata) -> dict[str, Any]:
+def metadata_json(metadata: Metadata) -> dict[str, Any]:
     """A model's metadata in the protocol's format, with Steppe's own facts under "properties"."""
 
     def tensors(side: Any) -> list[dict[str, Any]]:
@@ -213,9 +213,9 @@ def described(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def labels(answer: PolicyAnswer) -> dict[str, Any]:
+def answer_parameters(answer: PolicyAnswer) -> dict[str, Any]:
     """Route, policy and propensity of an answer, as parameters, which cannot hold lists."""
-    return {"route": written(answer.route), "policy": answer.policy, "propensity": answer.propensity}
+    return {"route": route_text(answer.route), "policy": answer.policy, "propensity": answer.propensity}
 
 
 def read_feedback(message: dict[str, Any]) -> Feedback:
@@ -223,18 +223,18 @@ def read_feedback(message: dict[str, Any]) -> Feedback:
     return feedback_of(message, reward_field(message), text_field(message, "id"), message.get("truth"))
 
 
-def written(route: Iterable[tuple[str, int]]) -> str:
+def route_text(route: Iterable[tuple[str, int]]) -> str:
     """A route as text: the index of the branch at each router on the path."""
     return "/".join([f"{name}={branch}" for name, branch in route])
 
 
-def receipted(receipt: Receipt, graph: PolicyGraph) -> dict[str, Any]:
+def receipt_json(receipt: Receipt, graph: PolicyGraph) -> dict[str, Any]:
     """A receipt in JSON."""
     return {
         "applied": receipt.applied,
         "id": receipt.id,
         "policy": receipt.policy,
-        "route": written(graph.indexed(receipt.route)),
+        "route": route_text(graph.indexed(receipt.route)),
         "episode_return": receipt.episode_return,
     }
 
@@ -249,7 +249,7 @@ def check_supported(parameters: dict[str, Any], output: str) -> None:
             )
 
 
-def raw(array: np.ndarray) -> bytes:
+def tensor_bytes(array: np.ndarray) -> bytes:
     """The array's bytes in the protocol's format: little-endian, in row order."""
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
