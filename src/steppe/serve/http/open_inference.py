@@ -54,7 +54,7 @@ class OpenInferenceHandlers:
     def __init__(self, endpoint: Endpoint, batcher: Batcher, gate: Gate, version: str) -> None:
         self._endpoint, self._batcher, self._gate = endpoint, batcher, gate
         self._server = {"name": "steppe", "version": version, "extensions": EXTENSIONS}
-        self._forms: dict[str | None, InferSignature] = {}
+        self._signatures: dict[str | None, InferSignature] = {}
         """Signatures of the models that exist."""
 
     def server(self, request: HttpRequest) -> HttpReply:
@@ -113,7 +113,7 @@ class OpenInferenceHandlers:
     async def feedback(self, request: HttpRequest) -> HttpReply:
         """POST /v2/models/NAME/feedback"""
         feedback = read_feedback(parsed(request.body))
-        self._form_of(request.model)
+        self._signature_of(request.model)
         receipt = await self._endpoint.feedback(feedback)
         return as_json(receipt_json(receipt, self._endpoint.graph), label=receipt.policy)
 
@@ -122,17 +122,17 @@ class OpenInferenceHandlers:
     ) -> tuple[Question, dict[str, bool]]:
         """(question, wanted outputs -> whether as bytes)."""
         model = request.model
-        form = self._forms.get(model) or self._form_of(model)
+        signature = self._signatures.get(model) or self._signature_of(model)
         inputs = message.get("inputs")
         if type(inputs) is not list or len(inputs) != 1 or type(inputs[0]) is not dict:
-            raise UserError(f'"inputs" must be a list of one tensor, "{form.input}"')
-        observations = self._observations(inputs[0], rest, form, model)
+            raise UserError(f'"inputs" must be a list of one tensor, "{signature.input}"')
+        observations = self._observations(inputs[0], rest, signature, model)
         if len(message) == 1:
-            wanted = form.all_as_numbers
+            wanted = signature.all_as_numbers
             return Question(observations, model=model, version=request.version, outputs=OUTPUTS in wanted), wanted
         id = text_field(message, "id")
         parameters = object_field(message, "parameters")
-        wanted = _wanted(message, parameters, form.outputs)
+        wanted = _wanted(message, parameters, signature.outputs)
         if not parameters:
             return Question(observations, id, model=model, version=request.version, outputs=OUTPUTS in wanted), wanted
         if parameters.get("sequence_id") == 0:
@@ -141,24 +141,29 @@ class OpenInferenceHandlers:
         return question_of(parameters, observations, id, model, request.version, OUTPUTS in wanted), wanted
 
     def _observations(
-        self, tensor: dict[str, Any], rest: memoryview | None, form: InferSignature, model: str | None
+        self, tensor: dict[str, Any], rest: memoryview | None, signature: InferSignature, model: str | None
     ) -> np.ndarray:
-        if rest is None and form.is_vector and tensor.get("name") == form.input and "parameters" not in tensor:
+        if (
+            rest is None
+            and signature.is_vector
+            and tensor.get("name") == signature.input
+            and "parameters" not in tensor
+        ):
             quick = small_vector(tensor.get("data"), tensor.get("shape"), tensor.get("datatype"))
             # The result is what `check` would return.
-            if quick is not None and quick.shape[1] == form.size:
+            if quick is not None and quick.shape[1] == signature.size:
                 return quick
-        return self._endpoint.check(_tensor(tensor, form.input, rest), model)
+        return self._endpoint.check(_tensor(tensor, signature.input, rest), model)
 
-    def _form_of(self, model: str | None) -> InferSignature:
+    def _signature_of(self, model: str | None) -> InferSignature:
         metadata = self._endpoint.metadata(model)
         observation, outputs = metadata.inputs[0], tuple(each.name for each in metadata.outputs)
         is_vector = observation.datatype == "FP32" and len(observation.shape) == 2
-        form = InferSignature(
+        signature = InferSignature(
             observation.name, outputs, dict.fromkeys(outputs, False), is_vector, observation.shape[-1]
         )
-        self._forms[model] = form
-        return form
+        self._signatures[model] = signature
+        return signature
 
     def _reply(self, answer: PolicyAnswer, question: Question, wanted: dict[str, bool]) -> HttpReply:
         outputs: list[dict[str, Any]] = []
