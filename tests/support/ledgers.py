@@ -1,4 +1,4 @@
-"""What a ledger holds, read past its interface."""
+"""The rows of a ledger, read past its interface."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ class Contents(NamedTuple):
     """Every row that an endpoint has written."""
 
     rewards: list[tuple[str, str | None, str]]
-    """(the decision's key, its episode, what tells the reward from others) of each."""
+    """(decision's key, its episode, end of the reward's identity) of each."""
     decisions: list[tuple[Any, ...]]
     """(key, sequence, feedback, total, learned, ended, policy) of each."""
     arms: Any
 
 
 def contents(ledger: Any) -> Contents:
-    """All of a ledger that nobody writes into."""
+    """All rows of a ledger into which nobody writes."""
     ledger.open()
-    with ledger._answering() as cursor:
-        rewards = ledger._rows(cursor, "SELECT key, identity FROM steppe_rewards", ())
+    with ledger._cursor() as cursor:
+        rewards = cursor.execute("SELECT key, identity FROM steppe_rewards").fetchall()
         columns = "key, sequence, feedback, total, learned, ended, policy"
-        decisions = ledger._rows(cursor, f"SELECT {columns} FROM steppe_decisions", ())
+        decisions = cursor.execute(f"SELECT {columns} FROM steppe_decisions").fetchall()
     arms = ledger.arms()
     ledger.close()
     sequences = {key: sequence for key, sequence, *_ in decisions}
